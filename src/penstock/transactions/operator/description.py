@@ -45,7 +45,7 @@ def described(
     waits_for = obstacle or "a coordinator"
     if not is_complete:
         waits_for = "the rest of its messages"
-    elif verdict is None or held_by is not None:
+    elif verdict is None or (verdict is Verdict.COMMIT and held_by is not None):
         waits_for = ""
     elif verdict is Verdict.COMMIT and (absent := sorted(set(topics) & set(missing))):
         waits_for = f"topic {', '.join(absent)}, which does not exist"

@@ -193,14 +193,9 @@ class FileAdministration:
 def _shown(opened: OpenStore, stored: StoredTransaction) -> PendingTransaction:
     now_ms = time.time() * 1000
     held_by = opened.ready.held_by(stored) if stored.verdict is Verdict.COMMIT else None
-    delayed = stored.verdict is Verdict.COMMIT and stored.deliver_at_ms is not None and stored.deliver_at_ms > now_ms
-    waits_for = ""
-    if stored.verdict is Verdict.DISCARD:
-        waits_for = "the discarded topic"
-    elif stored.verdict is not None and held_by is None and not delayed:
-        reason = opened.ready.reason(stored)
-        waits_for = "publication" if reason is None else f"Kafka to take it: {reason.why}"
-    return described(stored, now_ms, held_by, waits_for)
+    reason = opened.ready.reason(stored)
+    obstacle = "publication" if reason is None else f"Kafka to take it: {reason.why}"
+    return described(stored, now_ms, held_by, obstacle)
 
 
 __all__ = ["FileAccess", "FileAdministration", "KafkaAccess"]

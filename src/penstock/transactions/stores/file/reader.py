@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from penstock.errors import MessageFormatError, PenstockError, StoreDamagedError, StoreFailedError
-from penstock.transactions.model import PendingTransaction, TransactionState
+from penstock.transactions.model import PendingTransaction
+from penstock.transactions.operator.description import described as described_by
 from penstock.transactions.stores.file.log.entries import decode_entry
 from penstock.transactions.stores.file.log.frames import HEADER_BYTES, Record, SegmentHeader, decode_header, scan
 from penstock.transactions.stores.file.log.ledger import Ledger, StoredTransaction
@@ -22,7 +23,6 @@ from penstock.transactions.wire.ops import Verdict
 #: Times that it is read before what does not fit together counts as damaged, and seconds between two.
 _TRIES = 5
 _PAUSE_S = 0.2
-_STATES = {Verdict.COMMIT: TransactionState.COMMIT, Verdict.ROLLBACK: TransactionState.ROLLBACK}
 
 
 class _MovedError(Exception):
@@ -82,19 +82,19 @@ def _header(path: Path) -> SegmentHeader:
         return decode_header(file.read(HEADER_BYTES))
 
 
-def described(stored: StoredTransaction, now_ms: float, held_by: str | None, waits_for: str) -> PendingTransaction:
-    """Return a transaction as it is shown: how its age is counted, and which decisions a user knows."""
-    return PendingTransaction(
-        transaction_id=stored.transaction_id,
-        group=stored.group,
-        topics=stored.topics,
-        age_s=max(0.0, (now_ms - stored.birth_ms) / 1000),
+def described(stored: StoredTransaction, now_ms: float, held_by: str | None, obstacle: str) -> PendingTransaction:
+    """Return a transaction as operators see it; `obstacle` is what stands in its way."""
+    return described_by(
+        stored.transaction_id,
+        stored.group,
+        stored.topics,
+        birth_ms=stored.birth_ms,
+        now_ms=now_ms,
         check_count=stored.check_count,
-        # DISCARD is no state that a user knows.
-        decided=_STATES.get(stored.verdict) if stored.verdict is not None else None,
+        verdict=stored.verdict,
         deliver_at_ms=stored.deliver_at_ms,
         held_by=held_by,
-        waits_for=waits_for,
+        obstacle="the discarded topic" if stored.verdict is Verdict.DISCARD else obstacle,
     )
 
 
@@ -106,18 +106,8 @@ def _all_described(waiting: Sequence[StoredTransaction]) -> list[PendingTransact
         head = stored if stored.line is None else heads.setdefault(stored.line, stored)
         is_held = head is not stored and stored.verdict is Verdict.COMMIT
         held_by = head.transaction_id if is_held else None
-        shown.append(described(stored, now_ms, held_by, "" if is_held else _waits_for(stored, now_ms)))
+        shown.append(described(stored, now_ms, held_by, "its process, to publish it"))
     return shown
-
-
-def _waits_for(stored: StoredTransaction, now_ms: float) -> str:
-    if stored.verdict is None:
-        return ""
-    if stored.verdict is Verdict.DISCARD:
-        return "the discarded topic"
-    if stored.deliver_at_ms is not None and stored.deliver_at_ms > now_ms:
-        return "its time"
-    return "its process, to publish it"
 
 
 __all__ = ["described", "read_pending"]

@@ -9,15 +9,14 @@ import sqlalchemy as sa
 
 from penstock.errors import DecisionNotStoredError, TransactionError, TransactionRefusedError
 from penstock.transactions.connections import cause_of
-from penstock.transactions.model import DiscardedTransaction, PendingTransaction, TransactionState
+from penstock.transactions.model import DiscardedTransaction, PendingTransaction
 from penstock.transactions.operator.audit import Act, Audited
+from penstock.transactions.operator.description import described
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.shards.relay_queries import reason_of_discard
 from penstock.transactions.stores.sql.writer import Decision
 from penstock.transactions.wire.ops import Author, Verdict
-
-_STATES = {schema.COMMIT: TransactionState.COMMIT, schema.ROLLBACK: TransactionState.ROLLBACK}
 
 
 class SqlAdministration:
@@ -170,25 +169,19 @@ class SqlAdministration:
 
 
 def _described(row: Any, topics: tuple[str, ...]) -> PendingTransaction:
-    waits_for = ""
-    if row.state == schema.DISCARD:
-        waits_for = "the discarded topic"
-    elif row.state != schema.PREPARED and row.held_by is None:
-        waits_for = "a coordinator"
-        if row.deliver_at_ms is not None and row.deliver_at_ms > row.now_ms:
-            waits_for = "its time"
-        elif row.held_why is not None:
-            waits_for = f"Kafka to take it: {row.held_why}"
-    return PendingTransaction(
-        transaction_id=row.id,
-        group=row.producer_group,
-        topics=topics,
-        age_s=max(0.0, row.age),
+    verdict = None if row.state == schema.PREPARED else Verdict(row.state)
+    obstacle = "" if row.held_why is None else f"Kafka to take it: {row.held_why}"
+    return described(
+        row.id,
+        row.producer_group,
+        topics,
+        birth_ms=float(row.now_ms) - float(row.age) * 1000,
+        now_ms=float(row.now_ms),
         check_count=row.check_count,
-        decided=_STATES.get(row.state),
+        verdict=verdict,
         deliver_at_ms=row.deliver_at_ms,
         held_by=row.held_by,
-        waits_for=waits_for,
+        obstacle="the discarded topic" if verdict is Verdict.DISCARD else obstacle,
     )
 
 
