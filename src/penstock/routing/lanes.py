@@ -70,8 +70,12 @@ class KeyState(Enum):
     FAILED = "failed"
 
 
+# Looked up once: in Python 3.11 a member of an enum costs as much as a call.
+WAITING = KeyState.WAITING
 #: Another thread has the head, and will end the state.
 _OUT = (KeyState.DEFERRED, KeyState.SENDING)
+#: The message is done.
+_FINISHED = (KeyState.HANDLED, KeyState.DONE)
 
 
 class ParkedKey(Generic[OwnerT, RecordT]):
@@ -123,7 +127,7 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         self.batch_keys: tuple[Hashable, ...] = ()
         self.awaits_token = False
         self.since = 0.0
-        self.state = KeyState.WAITING
+        self.state = WAITING
         self.due_at = 0.0
         self.error: BaseException | None = None
 
@@ -155,6 +159,11 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         return self.state in _OUT
 
     @property
+    def is_finished(self) -> bool:
+        """Whether the head's message is done."""
+        return self.state in _FINISHED
+
+    @property
     def tries(self) -> int:
         """How often the head was handed over."""
         return self.tries_behind_others + self.attempts
@@ -181,7 +190,7 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         self.attempts = 0
         self.tries_behind_others = self.tries_of_waiting.popleft() if self.tries_of_waiting else 0
         self.tried_alone = max(0, self.tried_alone - 1)
-        self.state = KeyState.WAITING
+        self.state = WAITING
         self.due_at = 0.0
 
 
@@ -250,4 +259,4 @@ class Lane(Generic[OwnerT, RecordT]):
         return throttled.runs[0].owner if throttled is not None and throttled.runs else None
 
 
-__all__ = ["KeyState", "Lane", "ParkedKey", "Run", "ThrottledRuns"]
+__all__ = ["WAITING", "KeyState", "Lane", "ParkedKey", "Run", "ThrottledRuns"]

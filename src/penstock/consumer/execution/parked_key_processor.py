@@ -13,7 +13,7 @@ from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.failures.parking import NotDue, Parking
 from penstock.consumer.handlers.route import Failed, RateLimited
 from penstock.message import Message
-from penstock.routing import KeyState
+from penstock.routing.lanes import WAITING, KeyState
 
 
 class ParkedKeyProcessor:
@@ -35,14 +35,13 @@ class ParkedKeyProcessor:
         while parked.waiting:
             item = fetch, _, record = parked.waiting[0]
             slot.fetch = fetch
-            if parked.is_out:
-                # Also where its assignment is gone: who resolves it must find this head, and the key is not handled
-                # twice at once.
+            if parked.state is not WAITING or not fetch.assignment.active:
+                if self._goes_on(lane, key, parked, slot):
+                    continue
                 return True
-            if self._is_through(lane, key, parked, slot):
-                continue
             now, route = self._now(), fetch.assignment.route
-            if not _may_be_tried(key, parked, now):
+            # A head that waits for its first try waits for a limit, which may have changed.
+            if now < parked.due_at and (parked.attempts or isinstance(key, NotDue)):
                 return True
             if isinstance(key, NotDue):
                 not_due, key = key, key.key
@@ -65,14 +64,17 @@ class ParkedKeyProcessor:
         del lane.parked[key]
         return True
 
-    def _is_through(self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, slot: ExecutionSlot) -> bool:
-        """Take note of a head that is done with, or whose completion failed; return whether it was one of these."""
-        state = parked.state
-        if state in (KeyState.HANDLED, KeyState.DONE) or not parked.waiting[0][0].assignment.active:
-            slot.handled += state is KeyState.HANDLED
+    def _goes_on(self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, slot: ExecutionSlot) -> bool:
+        """Act on a head that does not wait, or whose assignment is gone; return whether the key goes on."""
+        if parked.is_out:
+            # Also where its assignment is gone: who resolves it must find this head, and the key is not handled twice
+            # at once.
+            return False
+        if parked.is_finished or not parked.waiting[0][0].assignment.active:
+            slot.handled += parked.state is KeyState.HANDLED
             self._parking.next_head(parked, slot)
             return True
-        if state is KeyState.FAILED:
+        if parked.state is KeyState.FAILED:
             self._parking.fail_head(lane, key, parked, Failed(parked.take_error()), slot)
             return True
         return False
@@ -107,13 +109,6 @@ class ParkedKeyProcessor:
         else:
             self._admission.done((item,), slot)
             self._parking.next_head(parked, slot)
-
-
-def _may_be_tried(key: Hashable, parked: ConsumerParked, now: float) -> bool:
-    if parked.state in (KeyState.STOPPING, KeyState.HELD, KeyState.UNSCHEDULED):
-        return False
-    # A head that waits for its first try waits for a limit, which may have changed.
-    return now >= parked.due_at or not (parked.attempts or isinstance(key, NotDue))
 
 
 def _join_own_key(lane: ConsumerLane, not_due: NotDue, parked: ConsumerParked, item: Item) -> bool:

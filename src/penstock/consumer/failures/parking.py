@@ -114,7 +114,7 @@ class Parking:
     def next_head(self, parked: ConsumerParked, slot: ExecutionSlot) -> None:
         """Go on to the message behind a head that is done with."""
         fetch, _, record = parked.waiting[0]
-        if parked.state not in (KeyState.HANDLED, KeyState.DONE):
+        if not parked.is_finished:
             fetch.assignment.tracker.park(-1, -size_in_bytes(record))
         parked.next_head()
         slot.record = None
