@@ -182,15 +182,15 @@ class Group:
 class Ledger:
     """A sink that tells its ledger."""
 
-    def __init__(self, topic: str = "orders") -> None:
+    def __init__(self, topic: str = "orders", offset: int = 3) -> None:
         self.asked = 0
-        self._topic = topic
+        self._ledger = {(topic, 0): offset}
 
     def position(self, _query: str) -> Offsets:
         self.asked += 1
         if self.asked == 1:
             raise ConnectionError("secret-of-the-url")
-        return {(self._topic, 0): 3}
+        return self._ledger
 
 
 def test_metrics_equal_the_reports_and_end_with_the_publisher(recorded: Recorded) -> None:
@@ -349,7 +349,7 @@ def test_an_apps_sink_shows_its_progress_as_statistics_metrics_and_offsets_of_a_
     group = f"shown-{topic}"
     produce(broker.bootstrap_servers, topic, [(b"%d" % number, b"v") for number in range(20)])
     at_end = ends(broker.bootstrap_servers, topic, 2)
-    ledger = Ledger(topic)
+    ledger = Ledger(topic, 0)
     ledger.asked = 1
     app = App("shows", bootstrap_servers=broker.bootstrap_servers, telemetry=recorded.telemetry())
     app.sink(topic, name="store", trigger="available now", group=group, options={"maxOffsetsPerTrigger": "15"})(

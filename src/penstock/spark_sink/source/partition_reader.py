@@ -48,7 +48,7 @@ _TAKE = 4_000
 _FIRST_TAKE = 16
 _GROWTH = 4
 
-#: Seconds one wait for the first record is_permanent; only then is the deadline looked at.
+#: Seconds one wait for the first record lasts; only then is the deadline looked at.
 _WAIT_S = 0.5
 
 #: Seconds an answer about a log's first offset may take.
