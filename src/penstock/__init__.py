@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.app import App, RunningApp
+    from penstock.app import App
     from penstock.clients.rights import MissingRightError
     from penstock.consumer import (
         CallNext,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         TransactionRefusedError,
     )
     from penstock.message import Message
+    from penstock.running import RunningApp
     from penstock.telemetry import Telemetry
     from penstock.transactions import (
         Coordinator,
@@ -60,7 +61,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "penstock.app": ("App", "RunningApp"),
+    "penstock.app": ("App",),
+    "penstock.running": ("RunningApp",),
     "penstock.clients.rights": ("MissingRightError",),
     "penstock.consumer": (
         "CallNext",

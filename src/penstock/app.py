@@ -24,11 +24,12 @@ from penstock.consumer import (
 from penstock.consumer.handlers.decoding import DecoderSpec
 from penstock.consumer.handlers.functions import require_yield
 from penstock.consumer.handlers.handler import Filter
+from penstock.consumer.handlers.lifespan import Lifespan
 from penstock.consumer.handlers.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.ordering import KeyFunction
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
-from penstock.running import Lifespan, RunningApp, coordinator_of, run_until_signal
+from penstock.running import RunningApp, coordinator_of, run_until_signal
 from penstock.spark_sink.queries.app_sinks import AppSinks
 from penstock.spark_sink.queries.sink_specs import SinkFunction, SinkSpec, in_first_process, require_own_names
 from penstock.transactions import Coordinator
@@ -395,6 +396,3 @@ class App:
             StoppedError: messages that were taken in were not done in time, or a second signal did not wait for them.
         """
         run_until_signal(self.name, self.start)
-
-
-__all__ = ["App", "RunningApp"]

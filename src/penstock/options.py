@@ -115,20 +115,3 @@ def names(option: str, value: str | Iterable[str]) -> tuple[str, ...]:
     for name in given:
         not_empty(option, name)
     return tuple(dict.fromkeys(given))
-
-
-__all__ = [
-    "LONGEST_S",
-    "ClientConfig",
-    "a_boolean",
-    "a_callable",
-    "a_plain_function",
-    "choice",
-    "names",
-    "not_empty",
-    "not_negative",
-    "positive",
-    "positive_int",
-    "reserved",
-    "seconds",
-]

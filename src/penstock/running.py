@@ -322,6 +322,3 @@ def run_until_signal(name: str, start: Callable[[], RunningApp]) -> None:
     finally:
         for one, what in former.items():
             signal.signal(one, what)
-
-
-__all__ = ["Lifespan", "RunningApp", "run_until_signal"]

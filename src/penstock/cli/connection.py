@@ -78,6 +78,3 @@ def _pair(text: str, place: str, number: int) -> tuple[str, str]:
             f"{place} takes NAME=VALUE, but number {number} of them is not so; write security.protocol=SASL_SSL"
         )
     return name.strip(), value if place == "--config" else value.strip()
-
-
-__all__ = ["CONFIG_VARIABLE", "BootstrapServers", "ClientSettings", "ConfigFile", "client_settings"]

@@ -83,6 +83,3 @@ def time_text(milliseconds: int) -> str:
         return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):  # a producer may claim any time
         return UNKNOWN
-
-
-__all__ = ["UNKNOWN", "lines", "printable", "time_text"]

@@ -275,6 +275,3 @@ def _raise_for_left(outcome: Outcome, topic: str) -> None:
             f"{outcome.left.total()} of {topic} could not go anywhere and stay: {each}; "
             "look at them with `penstock dlq show`, or name a topic for them with --to"
         )
-
-
-__all__ = ["dlq"]

@@ -53,6 +53,3 @@ def _print(process: int, said: dict[str, Any]) -> None:
         typer.echo(f"  {one['text']}" + (f", key {one['key']}" if one.get("key") else ""))
     for one in said["sinks"]:
         typer.echo(f"  {one['text']}")
-
-
-__all__ = ["explain"]

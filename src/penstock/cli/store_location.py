@@ -77,6 +77,3 @@ class StoreLocation(NamedTuple):
         """Refuse an option that only a store in Kafka has."""
         if not self.is_kafka:
             raise ConfigurationError(f"{option} is for a store in Kafka: leave it out, or --sql and --file")
-
-
-__all__ = ["File", "Prefix", "Servers", "Sql", "StoreLocation"]

@@ -267,6 +267,3 @@ def _print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*map(Text, row))
     Console().print(table)
-
-
-__all__ = ["tx"]

@@ -102,6 +102,3 @@ class FileOperator:
             f"the file store in {self._folder} is changed by the process that has it, and from here only looked at: "
             f"call store.administration().{call} there"
         )
-
-
-__all__ = ["FileOperator"]

@@ -98,6 +98,3 @@ class SqlOperator:
 def _signed(actor: str, why: str) -> str:
     """Return who it was and why: the table `penstock_audit` has one column for both."""
     return f"{actor}: {why}" if why else actor
-
-
-__all__ = ["SqlOperator"]

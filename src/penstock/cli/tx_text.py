@@ -184,16 +184,3 @@ def _content(value: bytes | None) -> str:
         return printable(value.decode())
     except UnicodeDecodeError:
         return f"0x{value.hex()}"
-
-
-__all__ = [
-    "act_line",
-    "age_text",
-    "decided_line",
-    "described_lines",
-    "discarded_letter",
-    "discarded_lines",
-    "discarded_rows",
-    "found_lines",
-    "pending_rows",
-]

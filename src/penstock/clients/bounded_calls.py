@@ -199,6 +199,3 @@ class Disposable:
             _log.info("what was left behind by %s did not close well", self._thread.name, exc_info=raised())
         finally:
             self._left._one_less()  # noqa: SLF001 - the counter's other half
-
-
-__all__ = ["MOST_LEFT_BEHIND", "Call", "Disposable", "LeftBehind", "NotAnsweredError", "TooManyLeftBehindError"]

@@ -128,6 +128,3 @@ def cause_of(said: str) -> Cause:
         if re.search(pattern, said):
             return Cause(words, remedy, may_pass)
     return Cause(words)
-
-
-__all__ = ["Cause", "ClientWords", "cause_of"]

@@ -65,6 +65,3 @@ class ClientLog:
             if len(self._said) > _MOST_KINDS:
                 self._said.popitem(last=False)
         return left_out
-
-
-__all__ = ["EVERY_S", "ClientLog"]

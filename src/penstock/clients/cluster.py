@@ -240,6 +240,3 @@ class KafkaCluster:
         if self._admin is None:
             self._admin = admin_client(self._bootstrap_servers, self._config)
         return self._admin
-
-
-__all__ = ["Answer", "Clock", "Cluster", "ConsumerClient", "KafkaCluster", "ProducerClient"]

@@ -36,6 +36,3 @@ def _destroy(client: list[Any]) -> None:
     client.clear()
     # What lies in the circle with it was found and kept, and would be found anywhere again, without a second `__del__`.
     gc.collect()
-
-
-__all__ = ["DestroyedElsewhere"]

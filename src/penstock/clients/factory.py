@@ -123,6 +123,3 @@ def _made(make: Callable[[dict[str, Any]], ClientT], config: dict[str, Any]) -> 
             client.poll(0)
         return client
     raise ClientRefusedError(f"the Kafka client refused its configuration: {said}; correct that key in config")
-
-
-__all__ = ["admin", "client_log", "consumer", "log_of", "producer", "settings"]

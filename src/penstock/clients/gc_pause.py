@@ -36,6 +36,3 @@ def imports_set_aside(kind: str) -> None:
         _set_aside.add(kind)
         gc.collect()
         gc.freeze()
-
-
-__all__ = ["collection_put_off", "imports_set_aside"]

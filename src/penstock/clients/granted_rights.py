@@ -105,6 +105,3 @@ def _held(asked: Future[Any]) -> Sequence[str] | None:
         return () if is_missing_right(error) else None
     names = [one.name for one in operations or ()]
     return names if _TOLD in names else None
-
-
-__all__ = ["AskedRights", "Rights", "missing_rights", "require_rights"]

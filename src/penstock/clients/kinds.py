@@ -97,6 +97,3 @@ class Kind(Enum):
     def taken(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return what this kind takes of a configuration."""
         return {key: value for key, value in config.items() if key not in self.value}
-
-
-__all__ = ["CONSUMER_SETTINGS", "PRODUCER_SETTINGS", "Kind"]

@@ -66,6 +66,3 @@ def not_answered(
     if cause is None or not cause.remedy:
         said += "; check the address, that the broker runs, and its security settings"
     return BrokerConnectionError(f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s: {said}")
-
-
-__all__ = ["first_answer", "not_answered"]

@@ -196,6 +196,3 @@ def cause_of(error: KafkaException, poll: Callable[[float], object]) -> KafkaErr
         except KafkaException as told:
             found = told.args[0]
     return found
-
-
-__all__ = ["RENEW_AFTER_S", "ClientRenewal", "LastingProducer", "cause_of"]

@@ -175,21 +175,3 @@ def principal_of(config: ClientConfig) -> str:
     """Return whom the broker takes a client for, as far as its configuration tells."""
     user = config.get("sasl.username")
     return f"User:{user}" if user else THIS_CLIENT
-
-
-__all__ = [
-    "THIS_CLIENT",
-    "Grantable",
-    "MissingRightError",
-    "Operation",
-    "Resource",
-    "Right",
-    "concerns_a_group",
-    "group_right",
-    "is_missing_right",
-    "lacking_text",
-    "missing_right_text",
-    "principal_of",
-    "topic_right",
-    "transactional_right",
-]

@@ -192,6 +192,3 @@ def require_travelling(key: str, value: object) -> None:
         raise ConfigurationError(
             f"config[{key!r}] is a {type(value).__name__}, which cannot travel to Spark's executors; {remedy}"
         )
-
-
-__all__ = ["NoTokenError", "require_travelling", "with_tokens"]

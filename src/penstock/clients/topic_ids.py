@@ -95,6 +95,3 @@ class AskedTopicIds:
                 failures = {topic: f"{why}; {words.cause}" for topic, why in failures.items()}
         told = {topic: one for topic, one in ids.items() if one is not None}
         return TopicIds(told, frozenset(absent), failures)
-
-
-__all__ = ["AskedTopicIds", "TopicIds", "described", "id_of"]

@@ -169,16 +169,3 @@ class Assignments:
         """Return the present assignments."""
         with self._lock:
             return list(self._current.values())
-
-
-__all__ = [
-    "Assignment",
-    "Assignments",
-    "ConsumerLane",
-    "ConsumerParked",
-    "ConsumerRun",
-    "ConsumerThrottled",
-    "Fetch",
-    "Item",
-    "PauseReason",
-]

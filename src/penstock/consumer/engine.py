@@ -375,6 +375,3 @@ def _report_commit(telemetry: ConsumerTelemetry, partitions: Sequence[TopicParti
     topics = [one.topic for one in partitions]
     for topic in dict.fromkeys(topics):
         telemetry.committed(topic, topics.count(topic), error)
-
-
-__all__ = ["Engine"]

@@ -133,6 +133,3 @@ class LingerUntil:
 
 
 LaneProcessing = Generator[Work, Outcome, LingerUntil | None]
-
-
-__all__ = ["ExecutionSlot", "LaneProcessing", "LingerUntil", "Outcome", "Work", "complete_finished"]

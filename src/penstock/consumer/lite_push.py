@@ -336,6 +336,3 @@ class LitePushConsumer:
             self.stop()
         finally:
             self.close()
-
-
-__all__ = ["UNCHANGED", "LitePushConsumer", "Unchanged"]

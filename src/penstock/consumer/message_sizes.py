@@ -52,6 +52,3 @@ def _header_bytes(record: Record) -> int:
     if not headers:
         return 0
     return sum([_HEADER_BYTES + len(name) + len(content or b"") for name, content in headers])
-
-
-__all__ = ["OVERHEAD_BYTES", "size_in_bytes", "total_size_in_bytes"]

@@ -207,19 +207,3 @@ def _last(record: Record, name: str) -> bytes | None:
     except UnicodeDecodeError:
         return None
     return found
-
-
-__all__ = [
-    "DUE",
-    "ORIGIN",
-    "ROUND",
-    "TRIES",
-    "RetriedRecord",
-    "RetryHeaders",
-    "former_retry_topics",
-    "headers",
-    "origin_of",
-    "retry_topic",
-    "retry_topics",
-    "tries_before",
-]

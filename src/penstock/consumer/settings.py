@@ -174,6 +174,3 @@ class ConsumerSettings:
 #: a batch is when it is compressed: a message that came compressed must fit again, and what fits in alone must not fail
 #: in company.
 _PRODUCER_DEFAULTS = {"message.max.bytes": 1_000_000_000, "compression.type": "zstd", "batch.size": 65_536}
-
-
-__all__ = ["ConsumerSettings"]

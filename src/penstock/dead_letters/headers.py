@@ -257,22 +257,3 @@ def _integer(value: HeaderValue, size: int) -> int | None:
         return None
     number = int.from_bytes(value, "big", signed=True)
     return number if number >= 0 else None
-
-
-__all__ = [
-    "HEADERS_LOST",
-    "MAX_STACK_CHARS",
-    "MAX_TEXT_CHARS",
-    "REPLAYED_FROM",
-    "RETRY_PREFIX",
-    "DeadLetterFormat",
-    "DeadLetterOrigin",
-    "HeaderList",
-    "HeaderValue",
-    "default_topic",
-    "own_headers",
-    "read",
-    "replayed",
-    "strip",
-    "write",
-]

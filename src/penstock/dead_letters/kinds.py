@@ -52,6 +52,3 @@ def _kind_of(letter: DeadLetter) -> tuple[str, str]:
         return _UNKNOWN, _UNKNOWN
     partition = "" if origin.partition is None else f" {origin.partition}"
     return f"{origin.topic or _UNKNOWN}{partition}", origin.exception or _UNKNOWN
-
-
-__all__ = ["Kind", "count"]

@@ -243,6 +243,3 @@ def _letter(message: Message) -> DeadLetter:
         milliseconds if kind else -1,
         origin,
     )
-
-
-__all__ = ["BATCH", "REPLAY_GROUP", "DeadLetter", "DeadLetterLog"]

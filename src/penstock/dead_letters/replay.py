@@ -311,6 +311,3 @@ class Replay:
         )
         gone = {KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}  # noqa: SLF001 - public codes of the library
         return BrokerConnectionError(text) if error.code() in gone else PenstockError(text)
-
-
-__all__ = ["Choice", "Left", "Outcome", "Replay"]

@@ -162,6 +162,3 @@ class Reporter:
         # that ends in time takes this daemon thread with it.
         time.sleep(_CHILD_END_S)
         os._exit(1)
-
-
-__all__ = ["Child", "DemoError", "Reporter"]

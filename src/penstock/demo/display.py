@@ -95,6 +95,3 @@ class _Lines:
             soft_wrap=True,
             highlight=False,
         )
-
-
-__all__ = ["Counts", "Display", "display"]

@@ -184,6 +184,3 @@ def _minutes(cell: str, columns: Columns, place: str) -> int:
         raise ConfigurationError(
             f"{place}: column {columns.delay} must hold minutes as a number, and does not; correct that line"
         ) from error
-
-
-__all__ = ["Columns", "Flight", "read_csv", "read_package", "read_schedule", "write_schedule"]

@@ -203,6 +203,3 @@ def _interruptible() -> Iterator[None]:
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-__all__ = ["run"]

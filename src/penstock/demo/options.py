@@ -36,6 +36,3 @@ class DemoOptions:
         if self.input is not None:
             return read_csv(self.input, self.columns)
         return read_package(whole_year=self.whole_year)
-
-
-__all__ = ["DemoOptions"]

@@ -11,7 +11,7 @@ from typing import Self
 
 import tenacity
 
-from penstock.app import App, RunningApp
+from penstock.app import App
 from penstock.consumer import retry
 from penstock.demo.checks.fold import FlightFold
 from penstock.demo.children import Child, DemoError
@@ -19,6 +19,7 @@ from penstock.demo.display import Counts, Display
 from penstock.demo.senders.airline import AirlineSettings
 from penstock.demo.senders.plan import SENDERS, Plan
 from penstock.devbroker import spark_environment
+from penstock.running import RunningApp
 from penstock.transactions import Coordinator
 
 TOPIC = "departures"
@@ -200,6 +201,3 @@ class Stage:
         policy = retry(attempts=ATTEMPTS, wait=tenacity.wait_fixed(_RETRY_WAIT_S))
         app.handler(TOPIC, order="key", retry=policy, on_failure="dead_letter")(self._fold.handle)
         return app
-
-
-__all__ = ["ATTEMPTS", "DEAD_LETTERS", "PARTITIONS", "TOPIC", "Stage", "Workplace"]

@@ -109,6 +109,3 @@ def _is_end(message: Message, topic: str) -> bool:
     if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's public name for it
         return True
     raise BrokerConnectionError(f"topic {topic} cannot be read: {reason(error)}; look at the broker's log")
-
-
-__all__ = ["PublishedFlights", "read_to_end"]

@@ -228,6 +228,3 @@ def _read_bitmap(base: int, content: bytes) -> Iterator[range]:
         stop = len(flags) if end == -1 else end
         yield range(base + at, base + stop)
         at = flags.find("1", stop)
-
-
-__all__ = ["MAX_METADATA_CHARS", "OffsetMap", "decode", "encode", "encode_flags", "owner_of"]

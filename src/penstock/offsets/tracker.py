@@ -291,6 +291,3 @@ class Tracker:
             # Done by a former owner and not fetched again yet: it must outlive this owner too.
             gaps += [range(max(done.start, position), done.stop) for done in restored.done if done.stop > position]
         return CommitPoint(watermark, encode(watermark, gaps, max_chars, self._owner))
-
-
-__all__ = ["Block", "CommitPoint", "Tracker"]

@@ -15,6 +15,3 @@ def lane_of(key: bytes, lanes: int, space: int = 0) -> int:
     `lanes / gcd(lanes, partitions)` lanes.
     """
     return xxh3_64_intdigest(key, space) % lanes
-
-
-__all__ = ["lane_of"]

@@ -257,6 +257,3 @@ class Lane(Generic[OwnerT, RecordT]):
             return parked.waiting[0][0]
         throttled = self.throttled.get(key) if self.throttled else None
         return throttled.runs[0].owner if throttled is not None and throttled.runs else None
-
-
-__all__ = ["WAITING", "KeyState", "Lane", "ParkedKey", "Run", "ThrottledRuns"]

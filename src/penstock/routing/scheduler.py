@@ -149,6 +149,3 @@ class Scheduler(Generic[OwnerT, RecordT]):
     def idle(self) -> bool:
         """Whether no lane is ready or held; keys and runs that wait in one and lanes that linger do not count."""
         return not any(lane.claim.locked() for lane in self.lanes)
-
-
-__all__ = ["LANES_PER_WORKER", "Scheduler"]

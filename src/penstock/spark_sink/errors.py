@@ -49,6 +49,3 @@ def error_of(kind: type[PenstockError], message: str) -> PenstockError:
     error = kind.__new__(kind)
     error.args = (message,)
     return error
-
-
-__all__ = ["DataLossError", "SchemaMismatchError", "SessionStoppedError", "error_of", "errors_in"]

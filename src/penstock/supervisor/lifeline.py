@@ -50,6 +50,3 @@ def _watch(descriptor: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_GRACE_S)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-__all__ = ["LIFELINE_VARIABLE", "Lifeline", "end_with_parent"]

@@ -57,6 +57,3 @@ class PrefixedOutput:
         with contextlib.suppress(OSError):
             while rest:
                 rest = rest[os.write(self._sink, rest) :]
-
-
-__all__ = ["PrefixedOutput"]

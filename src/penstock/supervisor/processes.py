@@ -249,6 +249,3 @@ def _how(code: int) -> str:
         return f"was ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"was ended by signal {-code}"
-
-
-__all__ = ["Processes", "RestartPolicy", "run_processes"]

@@ -37,6 +37,3 @@ class SignalEvent:
             # For the next who waits.
             self._token.put(None)
         return True
-
-
-__all__ = ["SignalEvent"]

@@ -119,6 +119,3 @@ class ConsumerTelemetry:
         if error is not None:
             span.set_status(StatusCode.ERROR)
         span.end(now)
-
-
-__all__ = ["ConsumerTelemetry"]

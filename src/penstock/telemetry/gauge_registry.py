@@ -135,6 +135,3 @@ def registry_of(telemetry: Telemetry, shown: Sequence[ObservedMetric[ReadingT]],
             registry.make_instruments(telemetry.meter())
             _registries.setdefault(_GLOBAL if is_global else given, {})[label] = registry
     return registry
-
-
-__all__ = ["GaugeRegistry", "Observed", "registry_of"]

@@ -220,6 +220,3 @@ def _note_error(span: Span, error: BaseException) -> str:
 
 def _key_text(key: bytes) -> str:
     return key[:_MAX_KEY_CHARS].decode("utf-8", "backslashreplace")[:_MAX_KEY_CHARS]
-
-
-__all__ = ["Processing", "error_type"]

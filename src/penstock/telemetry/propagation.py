@@ -115,6 +115,3 @@ def _trace_state(text: str) -> TraceState:
             return _NO_STATE
         pairs[found[1]] = found[2]
     return TraceState(list(pairs.items())) if pairs else _NO_STATE
-
-
-__all__ = ["TRACEPARENT", "TRACESTATE", "context_of", "extract", "inject"]

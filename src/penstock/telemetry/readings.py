@@ -181,5 +181,3 @@ METRICS: tuple[ObservedMetric[Reading], ...] = (
         lambda it: _by(names.COMMIT_OUTCOME, {"ok": it.commits, "failed": it.failed_commits}),
     ),
 )
-
-__all__ = ["METRICS", "Kind", "ObservedMetric", "Point", "Reading", "ReadingT"]

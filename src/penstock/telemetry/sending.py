@@ -49,6 +49,3 @@ class SendSpans:
             injected = inject(given, set_span_in_context(span, context))
             span.end()
         return injected
-
-
-__all__ = ["SendSpans"]

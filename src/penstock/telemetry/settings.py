@@ -61,6 +61,3 @@ def scope_version() -> str:
         return version("penstock")
     except PackageNotFoundError:
         return ""
-
-
-__all__ = ["Telemetry", "scope_version"]

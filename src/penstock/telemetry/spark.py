@@ -83,6 +83,3 @@ class SparkTelemetry:
     def close(self) -> None:
         """Show it no more."""
         self._registry.remove(self._observed)
-
-
-__all__ = ["SPARK_METRICS", "SparkReading", "SparkTelemetry"]

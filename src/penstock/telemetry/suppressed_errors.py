@@ -36,6 +36,3 @@ class SuppressedErrors:
             yield
         except Exception:  # noqa: BLE001 - see the module's first paragraph
             self.log()
-
-
-__all__ = ["SuppressedErrors"]

@@ -145,6 +145,3 @@ class CoordinatorTelemetry:
     def close(self) -> None:
         """Show it no more."""
         self._registry.remove(self._observed)
-
-
-__all__ = ["TRANSACTION_METRICS", "CoordinatorReading", "CoordinatorTelemetry"]

@@ -375,6 +375,3 @@ def _bytes(given: bytes | str | None) -> bytes | None:
 
 def _message(record: ClientMessage) -> Message:
     return Message(record)  # type: ignore[arg-type] # a logged message has a place
-
-
-__all__ = ["TestApp"]

@@ -357,6 +357,3 @@ class SteppedConsumer:
     def explain(self) -> list[Explanation]:
         """Return, for every assigned partition, what holds its watermark, where that message is, and since when."""
         return self.engine.explain()
-
-
-__all__ = ["SteppedClient", "SteppedClock", "SteppedConsumer", "SteppedWorker"]

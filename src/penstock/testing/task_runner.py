@@ -134,6 +134,3 @@ class TaskRunner:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-__all__ = ["TaskRunner"]

@@ -271,14 +271,3 @@ def _committed(user: UserConnection, name: str, transaction_id: str) -> bool:
 
 def _name(table: str, schema: str | None) -> str:
     return quoted(table) if schema is None else f"{quoted(schema)}.{quoted(table)}"
-
-
-__all__ = [
-    "DEFAULT_TABLE",
-    "BarrierCheck",
-    "HasId",
-    "barrier",
-    "barrier_check",
-    "clean_barrier",
-    "create_barrier_table",
-]

@@ -171,6 +171,3 @@ class BulkheadPool:
             slot.given_up = False
             self._live.append(slot)
             return True
-
-
-__all__ = ["BulkheadPool"]

@@ -252,6 +252,3 @@ def _commits_by_itself(connection: sqlite3.Connection) -> bool:
     mode = getattr(connection, "autocommit", -1)
     # -1 is sqlite3.LEGACY_TRANSACTION_CONTROL: isolation_level decides.
     return mode is True or (mode == -1 and connection.isolation_level is None)
-
-
-__all__ = ["Answer", "Kind", "UserConnection", "adopt", "cause_of", "is_lock_error", "is_no_table_error", "quoted"]

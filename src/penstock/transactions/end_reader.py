@@ -123,6 +123,3 @@ def take(consumer: Consumer, timeout_s: float, most: int) -> list[Message]:
         return []
     with collection_put_off():
         return [first, *(consumer.consume(most - 1, 0) if most > 1 else ())]
-
-
-__all__ = ["EndReader", "take"]

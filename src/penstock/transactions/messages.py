@@ -194,6 +194,3 @@ def _pairs(headers: UserHeaders) -> list[tuple[str, bytes | str | None]]:
                 f"{type(pair).__name__} that is no pair"
             )
     return cast("list[tuple[str, bytes | str | None]]", listed)
-
-
-__all__ = ["Outgoing", "Terms", "UserHeaders", "a_half", "encoded", "halves", "terms"]

@@ -206,18 +206,3 @@ class CoordinatorStatistics:
     slow_call: str = ""
     slow_call_s: float = 0.0
     missing_rights: tuple[str, ...] = ()
-
-
-__all__ = [
-    "FINISH_BUCKETS_S",
-    "CoordinatorStatistics",
-    "DiscardPolicy",
-    "DiscardedTransaction",
-    "HalfMessage",
-    "Order",
-    "PendingTransaction",
-    "ProducerStatistics",
-    "TransactionResult",
-    "TransactionState",
-    "Wait",
-]

@@ -23,6 +23,3 @@ class RationedLog:
         if now - self._said.get(kind, -_LOG_EVERY_S) >= _LOG_EVERY_S:
             self._said[kind] = now
             _log.warning(text, *args)
-
-
-__all__ = ["RationedLog"]

@@ -133,14 +133,3 @@ class Administration(Protocol):
 
     def resume(self, transaction_id: str, actor: str) -> object:
         """Bring a discarded transaction back with a fresh count of checks."""
-
-
-__all__ = [
-    "Administration",
-    "CheckSource",
-    "DecidedCallback",
-    "Prepared",
-    "PreparedCallback",
-    "SettledCallback",
-    "Store",
-]

@@ -99,6 +99,3 @@ class Admission:
 
 def _fetch_of(item: Item) -> Fetch:
     return item[0]
-
-
-__all__ = ["AFTER_BATCH", "Admission"]

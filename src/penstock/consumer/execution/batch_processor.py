@@ -225,6 +225,3 @@ def _waiting(
 
 def _offset(entry: tuple[Hashable, Item]) -> int:
     return entry[1][2].offset()
-
-
-__all__ = ["BatchProcessor"]

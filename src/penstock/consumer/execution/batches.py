@@ -42,6 +42,3 @@ def failures(failed: Failed, count: int) -> dict[int, Failed]:
 def not_for_batches() -> Failed:
     """Return the failure of a batch handler that returned a `DeferredCompletion`."""
     return Failed(PenstockError("a batch handler cannot put its completion off; return when it is done"))
-
-
-__all__ = ["available", "failures", "not_for_batches"]

@@ -306,6 +306,3 @@ class TaskPool:
         elif self.thread.is_alive():
             self._call(self._loop.stop)
             self.thread.join(_JOIN_STUCK_S if self._stuck else _JOIN_S)
-
-
-__all__ = ["TaskPool"]

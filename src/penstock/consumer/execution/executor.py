@@ -46,6 +46,3 @@ class ManualExecutor(Executor):
 
     def wake(self, queues: Sequence[int]) -> None:
         """Do nothing: lanes are taken when the driver says so."""
-
-
-__all__ = ["Executor", "LoopLag", "ManualExecutor"]

@@ -142,6 +142,3 @@ class KeyResolver:
         self._flush_at = self._now() + _FLUSH_S
         # Appended before `Scheduler.ready`: see the argument in penstock.routing.scheduler.
         self._wake(self._scheduler.ready(lanes))
-
-
-__all__ = ["KeyResolver"]

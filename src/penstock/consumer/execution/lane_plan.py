@@ -57,6 +57,3 @@ class LanePlan:
             if fetch is not None and fetch.assignment.route.kind is Kind.TASK:
                 return self.task_queue
         return lane.number if self._pinned else 0
-
-
-__all__ = ["LanePlan"]

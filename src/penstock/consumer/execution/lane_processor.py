@@ -277,6 +277,3 @@ def _of_kind(run: ConsumerRun, slot: ExecutionSlot) -> bool:
 def _repay(lane: ConsumerLane, slot: ExecutionSlot, seconds: float) -> None:
     lane.owed_s = max(0.0, lane.owed_s - seconds)
     slot.owed_s = max(0.0, slot.owed_s - seconds)
-
-
-__all__ = ["LaneProcessor"]

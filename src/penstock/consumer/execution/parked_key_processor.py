@@ -118,6 +118,3 @@ def _join_own_key(lane: ConsumerLane, not_due: NotDue, parked: ConsumerParked, i
     if own is not parked:
         own.waiting.append(item)
     return own is parked
-
-
-__all__ = ["ParkedKeyProcessor"]

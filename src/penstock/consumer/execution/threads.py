@@ -244,6 +244,3 @@ class WorkerPool:
                     break
                 worker.thread.join(max(_LOOK_S, left))
         return [worker for worker in workers if worker.thread.is_alive()]
-
-
-__all__ = ["Worker", "WorkerPool", "call"]

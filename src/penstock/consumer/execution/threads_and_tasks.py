@@ -128,6 +128,3 @@ class ThreadsAndTasks(Executor):
         threads = [] if self.threads is None else [worker.thread for worker in self.threads.workers]
         threads += [] if self.tasks is None else [self.tasks.thread]
         return any(thread.ident == ident for thread in threads)
-
-
-__all__ = ["ThreadsAndTasks"]

@@ -56,6 +56,3 @@ class Throttling:
         if throttled.dropped != self.dropped:
             throttled.dropped = self.dropped
             throttled.runs = deque(run for run in throttled.runs if run.owner.assignment.active)
-
-
-__all__ = ["Throttling"]

@@ -335,6 +335,3 @@ class DeadLetterPublisher:
 
 def _raise(error: BaseException) -> None:
     raise error
-
-
-__all__ = ["RESEND_AFTER_S", "DeadLetterPublisher", "ExhaustedMessage", "Shed"]

@@ -56,6 +56,3 @@ def _kind(error: BaseException) -> str:
 
 def _is_ours(error: BaseException) -> bool:
     return isinstance(error, PenstockError) and type(error).__module__.startswith("penstock.")
-
-
-__all__ = ["failure_text", "short_text"]

@@ -79,6 +79,3 @@ class DeadLetterLimits:
                 f"{why}: {place} is not given up and the consumer stops; find what fails every message, then start "
                 "again"
             ) from error
-
-
-__all__ = ["DeadLetterLimit", "DeadLetterLimits"]

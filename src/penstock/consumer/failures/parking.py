@@ -298,6 +298,3 @@ class Parking:
         fetch.assignment.tracker.complete(fetch.block, (index,))
         # Else it would be subtracted from the bytes in flight twice until then, and too much be fetched (I5).
         fetch.assignment.tracker.park(-1, -size_in_bytes(record))
-
-
-__all__ = ["FailedBatch", "NotDue", "Parking"]

@@ -79,6 +79,3 @@ class Timers:
                 heapq.heappop(self._heap)
                 self._cancelled -= 1
             return self._heap[0][0] if self._heap else None
-
-
-__all__ = ["Timer", "Timers"]

@@ -45,6 +45,3 @@ def _msgspec(struct: Any) -> Decoder:
 
     decode: Decoder = msgspec.json.Decoder(struct).decode
     return decode
-
-
-__all__ = ["Decoder", "DecoderSpec", "decoder_of"]

@@ -74,6 +74,3 @@ class DeferredCompletion:
                 self._on_decided = on_decided
         if outcome is not None:
             on_decided(outcome[0])
-
-
-__all__ = ["DeferredCompletion"]

@@ -68,6 +68,3 @@ def require_yield(kind: str, function: Callable[..., object], *, may_be_async: b
         raise ConfigurationError(
             f"{kind} takes a function with one `yield`, but {getattr(function, '__qualname__', function)} is none"
         )
-
-
-__all__ = ["called_by", "is_async", "name_of", "require_parameters", "require_yield"]

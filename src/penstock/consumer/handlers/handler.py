@@ -227,15 +227,3 @@ def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:
             if at in way:
                 break  # a round that does not pass here is found from one of its own topics
             way.append(at)
-
-
-__all__ = [
-    "Filter",
-    "Handler",
-    "HandlerFunction",
-    "Kind",
-    "OnFailure",
-    "handler",
-    "orderings_of",
-    "require_own_topics",
-]

@@ -38,6 +38,3 @@ def enter(lifespan: Lifespan, around: ExitStack, run_async: RunAsync | None) -> 
     span: AbstractContextManager[None] = contextmanager(lifespan)()  # type: ignore[arg-type] # asked just above
     span.__enter__()
     around.callback(span.__exit__, None, None, None)
-
-
-__all__ = ["Lifespan", "RunAsync", "enter"]

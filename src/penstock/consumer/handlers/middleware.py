@@ -159,15 +159,3 @@ def _passed_on(error: BaseException, given: object, work: object) -> BaseExcepti
         failed = PenstockError("a BatchError names messages that a middleware put into the batch; pass on those it got")
         failed.__cause__ = error
         return failed
-
-
-__all__ = [
-    "AsyncMiddleware",
-    "CallNext",
-    "Invoke",
-    "Middleware",
-    "MiddlewareSpec",
-    "PlainMiddleware",
-    "middlewares_of",
-    "wrap",
-]

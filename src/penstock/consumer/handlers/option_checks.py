@@ -95,14 +95,3 @@ def warn_without_keys(name: str, order: Order, given: Mapping[str, bool]) -> Non
         if is_given:
             # Refusing would be too much: an app may give all of its handlers the same options.
             _log.warning("handler %s: %s means nothing with order=%r", name, option, order.value)
-
-
-__all__ = [
-    "MAX_RETRY_DELAY_S",
-    "check_batch",
-    "check_paced",
-    "check_plain",
-    "check_rates",
-    "delays_of",
-    "warn_without_keys",
-]

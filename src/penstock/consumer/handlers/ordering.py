@@ -197,6 +197,3 @@ def key_of(identity: object) -> object:
     if isinstance(identity, tuple) and isinstance(identity[0], int):
         return identity[1]
     return identity
-
-
-__all__ = ["KeyFunction", "Keyless", "Order", "Ordering", "key_function", "key_of"]

@@ -126,6 +126,3 @@ class KeyRateLimiter:
             # Those that are left must wait: looking at them at each message would cost more than their memory.
             self._prune_at = max(_PRUNE_AT, 2 * len(self._begun))
         self._begun[key] = now
-
-
-__all__ = ["KeyRateLimiter", "TokenBucket"]

@@ -88,6 +88,3 @@ def retry(
         wait=wait or tenacity.wait_exponential_jitter(multiplier=0.1, max=10),
         retry=retry or tenacity.retry_if_exception_type(BaseException),
     )
-
-
-__all__ = ["RetryPolicy", "retry"]

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from penstock.consumer.handlers.handler import Handler, Kind
+from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.rate_limits import KeyRateLimiter, TokenBucket
 from penstock.consumer.handlers.retry_policy import RetryPolicy
@@ -192,6 +192,3 @@ class Route:
             )
             failure.__cause__ = error
             return Failed(failure, permanent=True)
-
-
-__all__ = ["RATE_LIMITED", "Answer", "Failed", "Invoke", "Kind", "RateLimited", "Route", "disregarded"]

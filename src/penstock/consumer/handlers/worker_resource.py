@@ -50,6 +50,3 @@ class WorkerResource(Generic[ResourceT]):
     def __repr__(self) -> str:
         """Name it."""
         return f"<WorkerResource {getattr(self._make, '__qualname__', 'resource')}>"
-
-
-__all__ = ["WorkerResource"]

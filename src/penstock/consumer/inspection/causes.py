@@ -49,6 +49,3 @@ def parked_ahead(scheduler: Scheduler[Fetch, Record], wanted: Collection[Place])
                 if place in wanted:
                     found[place] = parked
     return found
-
-
-__all__ = ["NO_PARTITION", "Causes", "Place", "parked_ahead"]

@@ -55,6 +55,3 @@ class DrainLog:
 
 def _in_flight(assignments: Iterable[Assignment]) -> int:
     return sum(one.tracker.in_flight for one in assignments)
-
-
-__all__ = ["DrainLog"]

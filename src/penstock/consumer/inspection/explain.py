@@ -224,6 +224,3 @@ def _explain(
         gaps=len(assignment.tracker.gaps()),
         **blocking,  # type: ignore[arg-type] # keys and types are those set above
     )
-
-
-__all__ = ["Explanation", "explain", "shut_out"]

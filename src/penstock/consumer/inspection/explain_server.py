@@ -131,6 +131,3 @@ def ask_all() -> list[Answer]:
             except (OSError, ValueError):
                 answers.append(Answer(_process(path), None))
     return answers
-
-
-__all__ = ["Answer", "ask_all", "explain_server", "folder"]

@@ -147,6 +147,3 @@ def partition_statistics(assignment: Assignment) -> PartitionStatistics:
         assignment.lag(watermark),
         None if assignment.paused is None else assignment.paused.value,
     )
-
-
-__all__ = ["ConsumerStatistics", "PartitionStatistics", "partition_statistics"]

@@ -110,6 +110,3 @@ def _frame(thread: int | None) -> FrameType | None:
 
 def _lines(frame: FrameType | None) -> list[str]:
     return [] if frame is None else traceback.format_stack(frame, limit=_MAX_FRAMES)
-
-
-__all__ = ["Watchdog", "stack_of"]

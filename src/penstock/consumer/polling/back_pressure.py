@@ -214,6 +214,3 @@ def _map_room(assignment: Assignment, in_flight: int, now: float, fetch_size: in
     # What was in flight at that measurement was counted as open; what came since is counted by its offsets. In a log
     # with holes messages span more offsets than they are: not as many as `dense` may be taken at once.
     return max(min(dense, _MAP_ONCE), assignment.map_room - (position - assignment.map_at))
-
-
-__all__ = ["GRACE_S", "BackPressure"]

@@ -303,6 +303,3 @@ class Commits:
 def _error_of(error: KafkaException) -> KafkaError | None:
     found = error.args[0] if error.args else None
     return found if isinstance(found, KafkaError) else None
-
-
-__all__ = ["Commits"]

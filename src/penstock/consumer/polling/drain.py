@@ -91,6 +91,3 @@ class Drain:
         # Copies, made in one step: holders of lanes change the dictionaries meanwhile.
         parked = (key for lane in self.scheduler.lanes if lane.parked for key in list(lane.parked.values()))
         return any(key.state is KeyState.WAITING and key.due_at < deadline for key in parked)
-
-
-__all__ = ["Drain"]

@@ -95,6 +95,3 @@ class Fetcher:
                 topics.setdefault(topic, Counter())[partition] += 1
         for topic, counts in topics.items():
             polled(topic, counts, seconds)
-
-
-__all__ = ["SATURATED_S", "Fetcher", "Polled"]

@@ -120,6 +120,3 @@ class Membership:
                 self.group,
             )
         return True
-
-
-__all__ = ["Membership"]

@@ -128,6 +128,3 @@ class PollLoop:
             self.membership.leave()
         except:  # noqa: E722 - as in `run`
             self.stop_request.fail(raised())
-
-
-__all__ = ["PollLoop"]

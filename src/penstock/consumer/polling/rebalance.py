@@ -132,6 +132,3 @@ class Rebalance:
 
 def _names(partitions: Sequence[TopicPartition]) -> str:
     return ", ".join(f"{one.topic}[{one.partition}]" for one in partitions)
-
-
-__all__ = ["Rebalance"]

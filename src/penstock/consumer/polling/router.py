@@ -163,6 +163,3 @@ def _rising(records: Sequence[Record]) -> Iterator[tuple[Sequence[Record], Seque
             yield records[begin:place], offsets[begin:place]
             begin = place
     yield records[begin:], offsets[begin:]
-
-
-__all__ = ["Router"]

@@ -66,6 +66,3 @@ class StopRequest:
         One time for the drain, the revocation that follows it and the end of the workers: they share it.
         """
         return min(self._drain_by, self._leave_by)
-
-
-__all__ = ["StopRequest"]

@@ -133,6 +133,3 @@ class FlightFold:
             aircraft.state.depart(flight)
         aircraft.busy = False
         return in_order
-
-
-__all__ = ["AircraftState", "FlightFold", "PoisonFlightError", "Totals", "plain_states", "plain_totals"]

@@ -142,6 +142,3 @@ def _start(spark: SparkSession, bootstrap_servers: str, topic: str, folder: Path
         .trigger(processingTime="1 second")
         .start()
     )
-
-
-__all__ = ["main", "read_totals", "totals_path"]

@@ -175,6 +175,3 @@ def _equal(name: str, wanted: int, found: int) -> Row:
 
 def _rate(name: str, per_second: float) -> Row:
     return Row(name, "", f"{per_second:,.0f}/s", None)
-
-
-__all__ = ["Facts", "KilledSender", "Rates", "Row", "SparkFacts", "differing", "kept", "table", "verdict"]

@@ -188,6 +188,3 @@ def main(arguments: Sequence[str]) -> int:
     with FlightBook(Path(settings.database)) as book:
         Airline(settings, reporter, book).run()
     return 0
-
-
-__all__ = ["Airline", "AirlineSettings", "main"]

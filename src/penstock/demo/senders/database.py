@@ -138,6 +138,3 @@ class FlightBook:
     def _rows(self, query: str, values: tuple[object, ...] = ()) -> list[Any]:
         with self._lock, closing(self._connection.execute(query, values)) as cursor:
             return cursor.fetchall()
-
-
-__all__ = ["Answers", "FlightBook", "RefusedError"]

@@ -52,6 +52,3 @@ def plan(flights: Sequence[Flight], seed: int) -> Plan:
             "another to plant as poison: give a file with more flights"
         )
     return Plan(poison=random.Random(seed).choice(others), killed=killed)  # noqa: S311 - a repeatable choice
-
-
-__all__ = ["SENDERS", "UNKNOWN_EVERY", "Plan", "left_unknown", "plan"]

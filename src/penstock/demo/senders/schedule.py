@@ -73,6 +73,3 @@ class Share:
         for tail in [tail for tail, sequence in self._waiting_for.items() if sequence in self._published]:
             del self._waiting_for[tail]
             self._released.extend(self._held.pop(tail))
-
-
-__all__ = ["Share", "share_of"]

@@ -243,6 +243,3 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-__all__ = ["BATCH_COLUMN", "LEDGER_FILE", "STAGING", "FolderLedger", "FolderState"]

@@ -172,17 +172,3 @@ def ledger_key(name: str, source: planning.TopicPartition) -> bytes:
 def ledger_partition(key: bytes) -> int:
     """Return the partition of the ledger that a record stands in."""
     return xxh3_64_intdigest(key) % PARTITIONS
-
-
-__all__ = [
-    "ANSWER_S",
-    "PARTITIONS",
-    "POLL_S",
-    "TOPIC_CONFIG",
-    "TRANSACTION_TIMEOUT_S",
-    "Entry",
-    "KafkaLedger",
-    "decode_entry",
-    "ledger_key",
-    "ledger_partition",
-]

@@ -238,6 +238,3 @@ def _producer(target: Target, transactional_id: str) -> Producer:
         "message.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000) - 5_000,
     }
     return clients.producer(target.servers, settings)
-
-
-__all__ = ["publish"]

@@ -70,6 +70,3 @@ def missing_for(target: Target, topics: Collection[str], error: KafkaException) 
     missing = missing_rights(kafka.admin_client(target.servers, target.config), needed)
     # Refused a moment ago, and given by now or not told: then any of them may have been meant.
     return missing or (needed if is_missing_right(error) else [])
-
-
-__all__ = ["Row", "Target", "missing_for"]

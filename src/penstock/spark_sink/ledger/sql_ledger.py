@@ -124,6 +124,3 @@ def advance_ledger(
             for (topic, partition), offset in sorted(offsets.items())
         ],
     )
-
-
-__all__ = ["Insert", "Owner", "advance_ledger", "ledger_table", "lock_ledger", "read_ledger", "require_ledger"]

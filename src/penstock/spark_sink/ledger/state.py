@@ -143,6 +143,3 @@ def warn_replayed(
             for part in sorted(statistics.applied)
         ),
     )
-
-
-__all__ = ["LedgerState", "OffsetStatistics", "Span", "advanced", "refuse_late", "replayed", "warn_replayed"]

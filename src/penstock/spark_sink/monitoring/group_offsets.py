@@ -188,6 +188,3 @@ def _retried(ask: Callable[[], T]) -> T:
 def _code(error: KafkaException) -> int | None:
     inner = error.args[0] if error.args else None
     return inner.code() if isinstance(inner, KafkaError) else None
-
-
-__all__ = ["GroupOffsets"]

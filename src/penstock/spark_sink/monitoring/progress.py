@@ -175,6 +175,3 @@ def _offsets(given: Any) -> Offsets:
 def _number(given: Any) -> float:
     number = float(given or 0)
     return number if math.isfinite(number) else 0.0
-
-
-__all__ = ["QueryProgress", "SinkPartition", "SinkState", "SinkStatistics"]

@@ -86,6 +86,3 @@ class ProgressListener(PublisherListener):
     def close(self) -> None:
         """Write the last offsets to the groups and show nothing any more."""
         self._publisher.close()
-
-
-__all__ = ["ProgressListener", "PublisherListener"]

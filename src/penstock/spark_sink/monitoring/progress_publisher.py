@@ -269,6 +269,3 @@ class ProgressPublisher:
         level = logging.DEBUG if kind in self._warned else logging.WARNING
         self._warned.add(kind)
         _log.log(level, "%s", what)
-
-
-__all__ = ["Advancing", "ProgressPublisher", "Shown"]

@@ -279,6 +279,3 @@ def _stops_are_no_errors() -> Iterator[None]:
         yield
     finally:
         callbacks.removeFilter(is_error)
-
-
-__all__ = ["AppSinks"]

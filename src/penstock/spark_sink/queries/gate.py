@@ -141,6 +141,3 @@ def sleep_in_jvm(batch: DataFrame, milliseconds: int) -> None:
     jvm = batch.sparkSession.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to its JVM
     if jvm is not None:
         jvm.java.lang.Thread.sleep(milliseconds)
-
-
-__all__ = ["BatchLeftError", "Gate", "sleep_in_jvm"]

@@ -183,6 +183,3 @@ def _option_text(key: str, value: Any) -> str:
     """Return a client setting as the text that Spark's options are; callbacks cannot travel to executors."""
     require_travelling(key, value)
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-__all__ = ["load", "source_config", "start_query", "start_sink", "trigger_arguments"]

@@ -130,16 +130,3 @@ def lacking_package(text: str) -> str | None:
         f"the Python of Spark's workers has no {found[1]}: set PYSPARK_PYTHON to one that has it, or ship it "
         "(docs/spark-cluster.md)"
     )
-
-
-__all__ = [
-    "FIRST_WAIT_S",
-    "JITTER",
-    "LONGEST_WAIT_S",
-    "RIGHT_WAIT_S",
-    "Restarts",
-    "is_permanent",
-    "lacking_package",
-    "lacks_right",
-    "summary_of",
-]

@@ -91,6 +91,3 @@ def in_first_process(name: str, *, alone: bool) -> bool:
         raise ConfigurationError(f"app {name} has sinks only, which run in one process; leave --processes out")
     _log.info("the sinks of %s run in process 1 only", name)
     return False
-
-
-__all__ = ["RowsFunction", "SinkFunction", "SinkSpec", "in_first_process", "require_own_names"]

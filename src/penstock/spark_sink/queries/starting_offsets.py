@@ -112,6 +112,3 @@ def _given_positions(otherwise: str) -> Callable[[TopicPartition], int | None]:
         return parse_offsets(otherwise).get
     except MessageFormatError as error:
         raise ConfigurationError(f"starting_offsets must be earliest, latest or JSON: {error}") from error
-
-
-__all__ = ["CHECKPOINTS", "begin_at", "is_remembered", "refuse_forgetful", "starting_options"]

@@ -249,6 +249,3 @@ class SupervisedQuery:
 def _progress(query: Query) -> QueryProgress | None:
     report = query.lastProgress
     return None if report is None else QueryProgress.parse(report.json)
-
-
-__all__ = ["Query", "SupervisedQuery"]

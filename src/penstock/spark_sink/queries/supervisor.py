@@ -153,6 +153,3 @@ def _answer(question: Callable[[], bool]) -> bool:
         return question()
     except Exception:  # noqa: BLE001 - the same as in `Supervisor._poll`
         return True
-
-
-__all__ = ["POLL_S", "Supervisor"]

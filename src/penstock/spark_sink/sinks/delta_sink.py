@@ -362,6 +362,3 @@ def _type_name(kind: Any) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-__all__ = ["DeltaSink"]

@@ -75,6 +75,3 @@ def _user() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # a container's user has no name
         return str(os.geteuid())
-
-
-__all__ = ["FolderRight", "local_path", "require_access"]

@@ -52,6 +52,3 @@ def offset_statistics(batch: DataFrame, ledger: Mapping[TopicPartition, int], ta
     for one in groups:
         found.add((one["topic"], int(one["partition"])), Span(one["first"], one["last"]), one["applied"])
     return found
-
-
-__all__ = ["is_applied", "offset_statistics"]

@@ -338,6 +338,3 @@ def _are_headers(kind: Any) -> bool:
 
 def _arrow(message: WriterCommitMessage) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([message._asdict()], schema=report_schema(_COMMIT_MESSAGE_DDL))
-
-
-__all__ = ["PIECE_BYTES", "PIECE_ROWS", "TARGET_TOPIC", "KafkaSink", "WriterCommitMessage", "pieces"]

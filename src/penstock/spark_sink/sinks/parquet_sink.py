@@ -235,6 +235,3 @@ def _cached(batch: DataFrame) -> Iterator[None]:
         yield
     finally:
         batch.unpersist()
-
-
-__all__ = ["ParquetSink"]

@@ -89,14 +89,3 @@ def unapplied(
             applied[part] = pc.sum(below).as_py()
             rows = rows.filter(pc.invert(below))
     return rows, applied
-
-
-__all__ = [
-    "POSITION",
-    "null_counts",
-    "offset_spans",
-    "require_columns",
-    "require_position",
-    "require_position_types",
-    "unapplied",
-]

@@ -17,6 +17,3 @@ def report_schema(columns: str) -> pa.Schema:
     """Return the Arrow schema of a report, given its columns as Spark's DDL: `name type, ...`."""
     pairs = (column.split() for column in columns.split(","))
     return pa.schema([(name, _TYPES[kind]) for name, kind in pairs])
-
-
-__all__ = ["report_schema"]

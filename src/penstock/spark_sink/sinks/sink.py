@@ -172,13 +172,3 @@ def _name_in(description: str, *facts: str) -> str:
 def _process_run() -> str:
     """Return what tells one start of a query from another under Connect: each has a process of its own there."""
     return uuid4().hex
-
-
-__all__ = [
-    "OfQuery",
-    "Origin",
-    "arrow_schema",
-    "has_ledger",
-    "ledger_positions",
-    "origin_of",
-]

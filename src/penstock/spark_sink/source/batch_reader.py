@@ -48,6 +48,3 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one task's range on an executor."""
         return read_task(self._options, partition)
-
-
-__all__ = ["BatchReader"]

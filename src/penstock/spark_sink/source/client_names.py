@@ -106,6 +106,3 @@ NAMES = sorted(_SHARED | CONSUMER_SETTINGS - OWNED.keys() - {"on_commit"})
 def nearest(name: str) -> str | None:
     """Return the setting whose name is nearest to one that is none, or None where no name is like it."""
     return next(iter(difflib.get_close_matches(name, NAMES, n=1, cutoff=0.75)), None)
-
-
-__all__ = ["NAMES", "nearest"]

@@ -48,6 +48,3 @@ def assigned_consumer(config: ClientConfig, **given: object) -> dict[str, Any]:
 def without_group(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return client settings without those of a member of a consumer group."""
     return {key: value for key, value in config.items() if not key.startswith(_OF_A_MEMBER)}
-
-
-__all__ = ["GROUP", "assigned_consumer", "without_group"]

@@ -155,6 +155,3 @@ def _login(text: str) -> Mapping[str, str]:
 
 def _refusal(name: str, instead: str) -> ConfigurationError:
     return ConfigurationError(f"the option kafka.{name} is the Java client's and cannot be translated: {instead}")
-
-
-__all__ = ["Translation", "translated"]

@@ -124,6 +124,3 @@ class MissingPartitions:
 def place(part: TopicPartition) -> str:
     """Return a partition as texts show it."""
     return f"{part[0]}[{part[1]}]"
-
-
-__all__ = ["MissingPartitions", "place"]

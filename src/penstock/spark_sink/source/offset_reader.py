@@ -257,6 +257,3 @@ def _refuse_wrong_settings(options: SourceOptions) -> None:
             f"the Kafka client refused {what}: {reason} (names are librdkafka's, which differ from the Java client's "
             "in security settings)"
         ) from None
-
-
-__all__ = ["OffsetReader", "Topics", "consumer_config"]

@@ -126,6 +126,3 @@ def _others(waiting: list[TopicPartition], stable: Offsets, born_ms: Mapping[Top
 
 def _utc(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-__all__ = ["REPEAT_S", "STALLED_S", "OpenTransactions"]

@@ -259,6 +259,3 @@ def _flag(option: str, given: Mapping[str, str], *, default: bool) -> bool:
     if text.strip().lower() not in ("true", "false"):
         raise ConfigurationError(f"the option {option} must be true or false, but is {text!r}")
     return text.strip().lower() == "true"
-
-
-__all__ = ["OPTION_NAMES", "OWNED", "SourceOptions"]

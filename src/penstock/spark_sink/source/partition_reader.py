@@ -297,6 +297,3 @@ def _headers(record: Message) -> list[tuple[str, bytes | None]] | None:
     except UnicodeDecodeError:
         # One record of many millions must not end the query, and nothing but its headers is lost.
         return list(UNREADABLE_HEADERS)
-
-
-__all__ = ["BATCH_BYTES", "BATCH_ROWS", "TASK_BYTES", "read_range"]

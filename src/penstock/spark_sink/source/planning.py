@@ -134,17 +134,3 @@ def split(
         cuts = [part.start + part.size * cut // count for cut in range(count + 1)]
         pieces += [OffsetRange(part.topic, part.partition, begin, end) for begin, end in pairwise(cuts)]
     return pieces
-
-
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "OffsetRange",
-    "Offsets",
-    "TopicPartition",
-    "from_json",
-    "limited",
-    "parse_offsets",
-    "split",
-    "to_json",
-]

@@ -183,6 +183,3 @@ def _offsets(option: str, given: Mapping[str, str]) -> Position | None:
     if not offsets:
         raise ConfigurationError(f"the option {option} names no partition; name every one that is read")
     return offsets
-
-
-__all__ = ["Position", "Since", "ending_position", "refuse_backwards", "resolve", "starting_position"]

@@ -176,6 +176,3 @@ def _require(topics: tuple[str, ...] | set[str], counts: Mapping[str, int], opti
             f"the option {option} names topics that do not exist: {', '.join(missing)}; "
             "create them first, or correct the name"
         )
-
-
-__all__ = ["Assign", "Selection", "Subscribe", "SubscribePattern", "parse_selection"]

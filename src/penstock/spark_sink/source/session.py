@@ -119,6 +119,3 @@ def environment_of(spark: SparkSession, source: str) -> Any:
     """Return the JVM's map of the environment in which a registered source runs."""
     manager: Any = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - see above
     return manager.lookupDataSource(source).dataSourceCls().envVars()
-
-
-__all__ = ["environment_of", "is_classic", "is_stopped", "new_session", "prepare_environment", "use_this_python"]

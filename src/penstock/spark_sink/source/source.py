@@ -61,6 +61,3 @@ def _refuse_other_schema(schema: StructType, options: SourceOptions) -> None:
             f"the source penstock has the columns {', '.join(fixed.fieldNames())} and takes no other schema; "
             "leave .schema(...) out and parse the value in the query"
         )
-
-
-__all__ = ["PenstockSource", "register"]

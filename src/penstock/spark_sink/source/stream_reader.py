@@ -220,6 +220,3 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _covered(options: SourceOptions, offsets: Offsets) -> set[str]:
     """Return the topics of offsets that the query still reads."""
     return {topic for topic, _ in offsets if options.selection.covers(topic)}
-
-
-__all__ = ["StreamReader"]

@@ -88,6 +88,3 @@ def read_task(options: SourceOptions, partition: InputPartition) -> Iterator[pa.
         schema = to_arrow_schema(source_schema(include_headers=options.include_headers), timezone="UTC")
         yield from read_range(options, schema, wanted)
     imports_set_aside("source")
-
-
-__all__ = ["open_transaction_text", "read_task", "report_loss", "source_schema", "tasks", "written_past"]

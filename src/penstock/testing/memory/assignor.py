@@ -51,6 +51,3 @@ def _kept(
             if place in existing and place[0] in topics[name]:
                 owners.setdefault(place, name)
     return owners
-
-
-__all__ = ["Place", "assign"]

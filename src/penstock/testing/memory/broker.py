@@ -317,6 +317,3 @@ class TestBroker:
     def heal(self, consumer: MemoryConsumer) -> None:
         """Let a consumer reach the broker again: its held requests arrive, in order."""
         consumer.heal()
-
-
-__all__ = ["TestBroker"]

@@ -40,6 +40,3 @@ class TestClock:
             raise ValueError(f"a clock does not go back: advance by {seconds!r} seconds; give zero or more")
         with self._lock:
             self._elapsed += seconds
-
-
-__all__ = ["TestClock"]

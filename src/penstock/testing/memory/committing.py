@@ -126,6 +126,3 @@ class Committing:
 def failed(code: int, text: str) -> KafkaException:
     """Return the exception of an error, to be raised."""
     return KafkaException(KafkaError(code, text))
-
-
-__all__ = ["ANSWER_S", "AnsweredPartition", "Committing", "OnCommit", "failed"]

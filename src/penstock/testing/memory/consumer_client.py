@@ -274,6 +274,3 @@ class MemoryConsumer:
 
 def _place(message: Message) -> Place:
     return message.topic() or "", message.partition() or 0
-
-
-__all__ = ["MemoryConsumer"]

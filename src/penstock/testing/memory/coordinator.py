@@ -192,6 +192,3 @@ class Coordinator:
         for offsets in self.offsets.values():
             for place in [one for one in offsets if one[0] == topic and one not in still]:
                 del offsets[place]
-
-
-__all__ = ["MAX_METADATA", "Commit", "CommitRequest", "Coordinator", "Offset"]

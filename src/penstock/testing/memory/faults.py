@@ -122,6 +122,3 @@ class Faults:
             return fault
         drawn = self._by_chance.get(operation)
         return drawn[0] if drawn is not None and self._chance.random() < drawn[1] else None
-
-
-__all__ = ["NO_ERROR", "Effect", "Fault", "Faults", "Operation", "as_error"]

@@ -194,6 +194,3 @@ def error_message(
     if offset is None:
         return Message(topic=topic, partition=partition, value=text, error=error)
     return Message(topic=topic, partition=partition, offset=offset, value=text, error=error)
-
-
-__all__ = ["FetchedPartition", "Fetcher", "error_message"]

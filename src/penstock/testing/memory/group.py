@@ -189,6 +189,3 @@ class Group:
     @staticmethod
     def _tell(member: Member, change: Change) -> None:
         member.change, member.needs_client = change, True
-
-
-__all__ = ["Change", "Gone", "Group", "Member"]

@@ -167,6 +167,3 @@ class PartitionLog:
 def _key(message: Message) -> bytes:
     key = message.key()
     return key if isinstance(key, bytes) else str(key).encode()
-
-
-__all__ = ["CREATE_TIME", "LOG_APPEND_TIME", "Headers", "LoggedTransaction", "Outcome", "PartitionLog"]

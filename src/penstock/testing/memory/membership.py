@@ -177,6 +177,3 @@ class Membership:
         """Let the group hear this client again. Under the lock."""
         if self.member is not None and self.member.gone is None:
             self._group.heard(self.member, self._clock.monotonic())
-
-
-__all__ = ["Membership"]

@@ -121,6 +121,3 @@ class MemoryProducer:
     def __len__(self) -> int:
         """How many messages are not reported yet."""
         return self._waiting
-
-
-__all__ = ["MemoryProducer"]

@@ -23,6 +23,3 @@ class BrokerState:
     faults: Faults
     chance: random.Random
     max_fetch: int
-
-
-__all__ = ["BrokerState"]

@@ -115,6 +115,3 @@ class Topics:
         turn = self._turn.get(topic, 0)
         self._turn[topic] = turn + 1
         return turn % partitions
-
-
-__all__ = ["Topics"]

@@ -73,6 +73,3 @@ class TestTransaction:
         """Commit, or abort when an exception passes through; what was ended by hand stays as it is."""
         if self._logged.outcome is Outcome.OPEN:
             self._end(Outcome.COMMITTED if kind is None else Outcome.ABORTED)
-
-
-__all__ = ["TestTransaction"]

@@ -329,6 +329,3 @@ def _claim(ids: Callable[[], list[str]]) -> str:
 
 def _nothing() -> None:
     """Nothing is left to close: the call that hangs is the closing itself."""
-
-
-__all__ = ["KafkaCoordinator"]

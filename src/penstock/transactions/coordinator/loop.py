@@ -348,6 +348,3 @@ class CoordinatorLoop:
             named = self._targets.all_targets(error, commit)
             self._unnamed = 0
         self._targets.blame(named, now)
-
-
-__all__ = ["CoordinatorLoop"]

@@ -40,6 +40,3 @@ def observe(
         return CoordinatorReading(finish_bounds=FINISH_BUCKETS_S, **shown)
 
     return CoordinatorTelemetry(telemetry, prefix, reading)
-
-
-__all__ = ["observe"]

@@ -44,6 +44,3 @@ class CoordinatorOptions:
     def policy(self) -> CheckPolicy:
         """When the producers of a transaction are asked about it, and how often."""
         return CheckPolicy(self.transaction_timeout, self.check_interval, self.check_max, self.check_backoff)
-
-
-__all__ = ["CoordinatorOptions"]

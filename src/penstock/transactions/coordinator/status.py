@@ -221,6 +221,3 @@ class StatusLog:
     def _report_lacking(self) -> None:
         what = f"{self._topic} takes nothing, so that `penstock tx ls` shows less"
         self._rights.refused(what, topic_right(Operation.WRITE, self._topic))
-
-
-__all__ = ["STALE_S", "Status", "StatusLog", "decode_status", "encode_status"]

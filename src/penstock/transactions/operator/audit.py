@@ -158,6 +158,3 @@ def read_audit(inspection: Inspection, topic: str, transaction_id: str | None = 
 def acts_on(log: list[Audited], what: str, place: str) -> Iterator[Audited]:
     """Yield what was done of a kind to what stood at a place."""
     return (one for one in log if one.act.what == what and one.act.place == place)
-
-
-__all__ = ["VERBS", "Act", "AuditLog", "Audited", "acts_on", "read_audit"]

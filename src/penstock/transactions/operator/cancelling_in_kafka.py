@@ -81,6 +81,3 @@ def _await_end(
             )
         time.sleep(_LOOK_S)
     return note.verdict
-
-
-__all__ = ["cancel"]

@@ -62,6 +62,3 @@ def described(
         held_by=held_by,
         waits_for=waits_for,
     )
-
-
-__all__ = ["described"]

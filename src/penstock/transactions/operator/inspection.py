@@ -378,6 +378,3 @@ def _discarded(message: Message) -> Discarded | None:
     except MessageFormatError:
         return None
     return Discarded(message.partition() or 0, message.offset() or 0, *found, message.timestamp()[1])
-
-
-__all__ = ["Discarded", "Found", "Inspection"]

@@ -279,6 +279,3 @@ class KafkaAdministration:
 
 def _judged(note: Note, op_offset: int) -> Decided:
     return Decided(Effect.DONE if note.op_offset == op_offset else Effect.REFUSED, note.verdict)
-
-
-__all__ = ["Decided", "Effect", "KafkaAdministration"]

@@ -121,6 +121,3 @@ def _hanging(status: Status, now_ms: float) -> str:
 
 def _merged(reasons: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {name: why for each in reasons for name, why in each.items()}
-
-
-__all__ = ["Cause", "Obstacle", "obstacles", "status_lines"]

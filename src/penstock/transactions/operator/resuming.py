@@ -109,6 +109,3 @@ def marked(discarded: Sequence[Discarded], acts: Sequence[Audited], topics: Stor
 def _life(message: Discarded) -> tuple[str, str]:
     """Return the id and the claim that this life began with, empty for the first one."""
     return message.half.transaction_id, (message.half.resumed or "").rpartition("#")[2]
-
-
-__all__ = ["Resuming", "marked", "place_of"]

@@ -37,6 +37,3 @@ def one_of(option: str, value: object, *choices: str) -> None:
     """Raise `ConfigurationError` unless a value is one of the choices."""
     if value not in choices:
         raise ConfigurationError(f"{option} must be one of {', '.join(map(repr, choices))}, but is {value!r}")
-
-
-__all__ = ["WAITS", "check_of", "one_of"]

@@ -177,6 +177,3 @@ class CheckResponder:
         with self._lock:
             self.failed += 1
         return TransactionState.UNKNOWN
-
-
-__all__ = ["CHECK_TIMEOUT_S", "VERDICTS", "Check", "CheckResponder", "TimedCheck"]

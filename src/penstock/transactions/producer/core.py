@@ -103,6 +103,3 @@ class Core:
                 skipped_checks=0,
                 lost_decisions=self._lost,
             )
-
-
-__all__ = ["Core"]

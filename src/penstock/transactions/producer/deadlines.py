@@ -87,6 +87,3 @@ class RequestDeadlines:
             for flight, until in self.awaiting_publication.copy().items():
                 if until <= now:
                     flight.give_up_publication(f"was not seen to be visible within {self._publish_timeout_s:g} s")
-
-
-__all__ = ["Awaited", "RequestDeadlines"]

@@ -343,6 +343,3 @@ def _size(half: Half) -> int:
 
 def _nobody(_: Flight) -> None:
     """Nobody waits."""
-
-
-__all__ = ["Flight", "FlightCallback"]

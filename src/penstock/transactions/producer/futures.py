@@ -190,6 +190,3 @@ class _LoopWakers:
 
 #: Whose future it is does not matter to a waker, only whose loop: so they are shared by all.
 _waker = _LoopWakers()
-
-
-__all__ = ["ResultFuture", "in_callback"]

@@ -73,6 +73,3 @@ class InFlightLimit:
             # Who leaves without taking the room hands the word on.
             if self._waiting and self._fits(0):
                 self._room.notify()
-
-
-__all__ = ["InFlightLimit"]

@@ -101,6 +101,3 @@ class ProducerLifecycle:
             finally:
                 self._deadlines.stop()
                 self._is_down.set()
-
-
-__all__ = ["ProducerLifecycle"]

@@ -73,6 +73,3 @@ def executing(run: Run, argument: object) -> Callable[[Transaction], Transaction
         return TransactionState.UNKNOWN
 
     return execute
-
-
-__all__ = ["LocalTransactionExecutor", "TransactionCheckListener", "TransactionListener", "executing"]

@@ -235,6 +235,3 @@ def _spans_of(telemetry: Telemetry | None, group: str) -> SendSpans | None:
     from penstock.telemetry import SendSpans
 
     return SendSpans(telemetry, group)
-
-
-__all__ = ["TransactionalProducer"]

@@ -307,6 +307,3 @@ def _apply(tx: Transaction, answer: object) -> None:
             f"execute must return a TransactionState or None, but returned a {type(answer).__name__}; "
             f"transaction {tx.transaction_id} is left to a check"
         )
-
-
-__all__ = ["AsyncExecute", "Execute", "TransactionSender"]

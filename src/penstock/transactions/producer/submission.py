@@ -45,6 +45,3 @@ class Submission(ResultFuture[TransactionResult]):
         else:
             half = flight.halves[0]
             self.succeed(TransactionResult(half.transaction_id, _COMMIT, half.topic))
-
-
-__all__ = ["Submission"]

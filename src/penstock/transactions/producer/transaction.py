@@ -383,6 +383,3 @@ def _raise(flight: Flight, error: BaseException | None) -> None:
         raise flight.error
     # A check finds out that the local transaction did not commit.
     _log.warning("%s", flight.error)
-
-
-__all__ = ["ProducerContext", "Transaction", "TransactionOfSeveral"]

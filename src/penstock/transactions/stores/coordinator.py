@@ -166,6 +166,3 @@ class Coordinator:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
-
-
-__all__ = ["Coordinator"]

@@ -65,6 +65,3 @@ class TargetTopics:
             )[topic]
         if partition is not None and not 0 <= partition < count:
             raise ConfigurationError(f"topic {topic} has partitions 0 to {count - 1}, but partition is {partition}")
-
-
-__all__ = ["TargetTopics"]

@@ -59,6 +59,3 @@ def decode_check_request(key: bytes | None, value: bytes | None, headers: WireHe
     if partition is None or offset is None or number is None:
         raise MessageFormatError("a check request without its half's place or its number; it is skipped")
     return CheckRequest(half_from(key, value, fields, rest), partition, offset, number)
-
-
-__all__ = ["CHECK_NUMBER", "MAX_CHECK_NUMBER", "CheckRequest", "decode_check_request", "encode_check_request"]

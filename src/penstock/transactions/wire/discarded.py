@@ -46,6 +46,3 @@ def decode_discarded(key: bytes | None, value: bytes | None, headers: WireHeader
     count = number_from(fields, CHECK_NUMBER, MAX_CHECK_NUMBER)
     reason = (fields.get(REASON) or b"").decode(errors="replace")
     return DiscardedHalf(half_from(key, value, fields, rest), reason, count or 0)
-
-
-__all__ = ["BY_OPERATOR", "EXHAUSTED", "REASON", "DiscardedHalf", "decode_discarded", "encode_discarded"]

@@ -187,15 +187,3 @@ def _decode_snapshot_half(content: bytes, start: int) -> tuple[SnapshotHalf, int
     if any("\0" in name for name, _ in named):
         raise ValueError("a header's name with a zero byte, which no Kafka client writes")
     return SnapshotHalf(offset, birth_ms, decode_half(items[0], items[1], named)), start
-
-
-__all__ = [
-    "Done",
-    "Note",
-    "Snapshot",
-    "SnapshotHalf",
-    "UnloadedPayloads",
-    "UnloadedSnapshot",
-    "decode_done",
-    "encode_done",
-]

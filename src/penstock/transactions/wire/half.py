@@ -232,22 +232,3 @@ def number_from(fields: dict[str, bytes | None], name: str, highest: int) -> int
     if not content.isdigit() or len(content) > len(str(highest)) or int(content) > highest:
         raise MessageFormatError(f"a half whose {name} is not a number from 0 to {highest}; it is refused")
     return int(content)
-
-
-__all__ = [
-    "HALF_FIELDS",
-    "MAX_GROUP_BYTES",
-    "MAX_INT32",
-    "MAX_INT64",
-    "MAX_PARTS",
-    "RESERVED_PREFIX",
-    "Half",
-    "Line",
-    "WireHeaders",
-    "decode_half",
-    "encode_half",
-    "half_from",
-    "is_topic_name",
-    "number_from",
-    "split_headers",
-]

@@ -69,6 +69,3 @@ def id_text(raw: bytes) -> str:
     """Return the text form of the 16 bytes of an id."""
     text = raw.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
-
-
-__all__ = ["ID_BYTES", "ID_LENGTH", "NO_ID", "id_bytes", "id_text", "is_id", "new_id"]

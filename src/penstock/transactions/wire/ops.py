@@ -142,6 +142,3 @@ def _decode_decisions(content: bytes, start: int, count: int, group: str, partit
     if start != len(content):
         raise ValueError(f"{count} decisions end at {start} of {len(content)} bytes")
     return ops
-
-
-__all__ = ["DECISION_BYTES", "Author", "Op", "Verdict", "decode_ops", "encode_op", "encode_ops"]

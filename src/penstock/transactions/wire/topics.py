@@ -219,6 +219,3 @@ def _await_leaders(admin: AdminClient, bootstrap_servers: str, topics: Iterable[
                 "check that all brokers run"
             ) from cause
         time.sleep(_POLL_S)
-
-
-__all__ = ["DEFAULT_PARTITIONS", "StoreTopics", "open_topics", "require_prefix"]

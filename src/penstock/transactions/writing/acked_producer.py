@@ -362,6 +362,3 @@ class AckedProducer:
 
 def _nothing() -> None:
     """Nobody wants to know."""
-
-
-__all__ = ["ANY_SIZE", "AckedProducer", "wire_headers"]

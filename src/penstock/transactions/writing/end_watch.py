@@ -135,6 +135,3 @@ class EndWatch:
         if self._sign is None and not self._ends and took_s > _SILENT_S:
             return "its end took long, and the client library does not say whether it was repeated"
         return self._sign
-
-
-__all__ = ["CONTEXT", "EndWatch", "UnknownEndError"]

@@ -27,6 +27,3 @@ class NotOpenedError(PenstockError):
 
 class GivenUpError(PenstockError):
     """The owner of the writer gave the transaction up before its end began: it comes to nothing."""
-
-
-__all__ = ["GivenUpError", "IdLostError", "NotOpenedError"]

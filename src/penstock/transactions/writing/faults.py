@@ -201,6 +201,3 @@ class AddWatch:
             found = _REFUSED.search(said)
             if found is not None and any(answer in found["why"] for answer in _TOPICS_ANSWERS):
                 self.refused[found["topic"]] = found["why"]
-
-
-__all__ = ["AddWatch", "Blame", "Blamed", "Fault", "blamed", "is_forbidden"]

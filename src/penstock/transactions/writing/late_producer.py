@@ -29,6 +29,3 @@ class LateProducer:
         """Stop it, if it was made."""
         if self._made is not None:
             self._made.stop(timeout_s)
-
-
-__all__ = ["LateProducer"]

@@ -92,6 +92,3 @@ def is_group_forbidden(consumer: Consumer) -> bool:
     """
     heard = (message.error() for message in consumer.consume(_HEARD, _HEAR_S))
     return any(error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED for error in heard)
-
-
-__all__ = ["MissingRights", "is_group_forbidden"]

@@ -50,6 +50,3 @@ def producer_settings(config: ClientConfig, transactional_id: str, *, apart: boo
         # abort of a refused message waits for seconds where others are under way behind it.
         settings["max.in.flight"] = 1
     return settings
-
-
-__all__ = ["DELIVERY_S", "TRANSACTION_TIMEOUT_MS", "producer_settings"]

@@ -44,6 +44,3 @@ class Receipt:
 
 
 Report = Callable[[KafkaError | None, Message], None]
-
-
-__all__ = ["Receipt", "Report"]

@@ -263,6 +263,3 @@ class TargetQuarantine:
             found.is_out, found.why, found.width = True, why, _ONE
             self.version += 1
         return found
-
-
-__all__ = ["TargetQuarantine"]

@@ -72,6 +72,3 @@ class Visibility:
             request_timeout=_ANSWER_S,
         )
         return {(one.topic, one.partition): told_offset(answered(future, _ANSWER_S)) for one, future in asked.items()}
-
-
-__all__ = ["Place", "Visibility"]

@@ -393,6 +393,3 @@ class TransactionalWriter:
     def _serve_log(self) -> None:
         with contextlib.suppress(KafkaException):
             self.producer.poll(0)
-
-
-__all__ = ["State", "TransactionalWriter", "Written"]

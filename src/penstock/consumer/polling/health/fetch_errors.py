@@ -99,6 +99,3 @@ class FetchErrors:
         refusal = self._refusal
         lately = refusal is not None and self._clock.monotonic() - refusal[0] < _LOG_AGAIN_S
         return refusal[1] if refusal is not None and lately else None
-
-
-__all__ = ["FetchErrors"]

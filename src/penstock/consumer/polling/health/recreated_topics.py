@@ -59,6 +59,3 @@ class RecreatedTopics:
         )
         self._router.begin_again(former, None)
         return True
-
-
-__all__ = ["RecreatedTopics"]

@@ -176,6 +176,3 @@ class RightsWatch:
             right = topic_right(Operation.READ, topic)
         self._log_missing(right, now)
         return self._text(right)
-
-
-__all__ = ["RightsWatch", "check_rights", "needed_rights"]

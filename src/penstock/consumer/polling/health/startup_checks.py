@@ -48,6 +48,3 @@ def _spec(name: str, sources: Sequence[str], partitions: Mapping[str, int], limi
     known = [limits[topic] for topic in sources if topic in limits]
     config = {"max.message.bytes": str(max(known) + _HEADERS_BYTES)} if known else {}
     return TopicSpec(name, max(partitions[topic] for topic in sources), config)
-
-
-__all__ = ["OutputTopics", "output_topics", "prepare_topics"]

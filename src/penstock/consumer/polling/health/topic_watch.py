@@ -70,6 +70,3 @@ class TopicWatch:
     def trouble(self, topic: str) -> str | None:
         """Return what is wrong with a topic, or None. Any thread."""
         return self._troubles.get(topic)
-
-
-__all__ = ["TopicWatch"]

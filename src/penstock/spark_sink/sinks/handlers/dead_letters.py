@@ -177,6 +177,3 @@ class TaskDeadLetters:
                 f"dead letters could not be written: {why}; the batch comes again: see that the topic and the brokers "
                 "are well"
             )
-
-
-__all__ = ["DeadLetterSettings", "TaskDeadLetters"]

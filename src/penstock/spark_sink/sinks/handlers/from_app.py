@@ -59,6 +59,3 @@ def sink_of(
         headers=headers,
         telemetry=settings.telemetry,
     )
-
-
-__all__ = ["HandlerEnvironment", "sink_of"]

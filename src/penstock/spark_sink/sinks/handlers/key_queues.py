@@ -343,6 +343,3 @@ def raised_where(error: BaseException) -> str:
     if not stack:
         return type(error).__name__
     return f"{type(error).__name__} ({Path(stack[-1].filename).name} line {stack[-1].lineno}, {stack[-1].name})"
-
-
-__all__ = ["GiveUp", "HandlerCall", "KeyQueues", "raised_where"]

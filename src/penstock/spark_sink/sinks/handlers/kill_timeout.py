@@ -29,6 +29,3 @@ def _seconds(text: str) -> float:
     found = _TIME.fullmatch(text.strip())
     # A number alone means milliseconds, as everywhere in Spark's times.
     return int(found[1]) * _SECONDS[found[2] or "ms"] if found else 2.0
-
-
-__all__ = ["seconds_until_killed"]

@@ -62,6 +62,3 @@ class HandlerMetrics:
         if report.rows:
             self._skew.set(report.skew, self._group)
             self._heaviest.set(report.heaviest_lane_share, self._group)
-
-
-__all__ = ["OUTCOME", "HandlerMetrics"]

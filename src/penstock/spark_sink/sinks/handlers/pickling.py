@@ -93,6 +93,3 @@ def unpack(packed: bytes) -> Any:
             f"what executors import is not what the driver has: {error}; ship the same version of the handlers' "
             "modules to both"
         ) from error
-
-
-__all__ = ["made_by", "pack", "require_packable", "unpack"]

@@ -93,6 +93,3 @@ class BatchReport(Counts):
             f"{self.dropped} dropped, {self.failed} failures; slowest task {self.slowest_s:.3f} s, "
             f"skew {self.skew:.2f}, heaviest lane {self.heaviest_lane_share:.0%}"
         )
-
-
-__all__ = ["BatchReport", "Counts", "TaskReport"]

@@ -147,6 +147,3 @@ def _records(columns: Mapping[str, pa.Array]) -> Iterator[RowRecord]:
         values("timestampType"),
         values("headers"),
     )
-
-
-__all__ = ["LANE", "OPTIONAL", "REQUIRED", "RowRecord", "lane_numbers", "records"]

@@ -179,6 +179,3 @@ class AsyncRunner:
         except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
             return Failed(raised())
         return None if returned is None else outcome_of(returned, route.handler)
-
-
-__all__ = ["AsyncRunner", "outcome_of", "run"]

@@ -322,6 +322,3 @@ def _refuse_what_cannot_be_kept(topic: str, one: Handler) -> None:
             f"{name} has deferred_timeout, but a completion cannot be put off on an executor, whose process may end "
             "before it comes; return when the message is done"
         )
-
-
-__all__ = ["HandlerSink"]

@@ -49,6 +49,3 @@ def refuse_double_runs(spark: SparkSession) -> None:
 
 def _is_on(spark: SparkSession, setting: str, default: str) -> bool:
     return str(spark.conf.get(setting, default)).strip().lower() == "true"
-
-
-__all__ = ["refuse_double_runs"]

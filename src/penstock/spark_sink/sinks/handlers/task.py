@@ -176,6 +176,3 @@ def routing(packed: bytes, names: Sequence[str]) -> Callable[..., pa.Array]:
         return lane_numbers(orderings, dict(zip(names, columns, strict=True)))
 
     return lanes
-
-
-__all__ = ["REPORT_DDL", "TaskWork", "handling", "routing"]

@@ -162,6 +162,3 @@ def _apply(connection: sa.Connection, upsert: Upsert, staged: sa.FromClause) -> 
     if connection.dialect.name == "postgresql":
         # What would be refused at the commit is refused here, where it can be found which row it was.
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
-
-
-__all__ = ["BatchTransaction", "Tables"]

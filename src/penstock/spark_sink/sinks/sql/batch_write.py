@@ -240,6 +240,3 @@ class BatchWrite:
         return Deduplication(
             settings.table, schema, validator, settings.key, settings.sum_columns, state.offsets, exact
         )
-
-
-__all__ = ["BatchWrite"]

@@ -67,6 +67,3 @@ def parse_url(text: str) -> sa.URL:
     if url.drivername in ("postgresql", "postgresql+psycopg"):
         return url.set(drivername="postgresql+psycopg")
     raise ConfigurationError(f"url names {url.drivername}, which sinks do not know; use sqlite or postgresql+psycopg")
-
-
-__all__ = ["Database", "InsertStatement", "database_of", "parse_url"]

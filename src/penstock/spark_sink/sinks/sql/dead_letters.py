@@ -216,6 +216,3 @@ def _read(consumer: Consumer, topic: str, partition: int, offset: int) -> Record
 
 def _gone(topic: str, partition: int, offset: int) -> Record:
     return FixedRecord(topic, partition, offset, None, None, (), None)
-
-
-__all__ = ["DeadLetters"]

@@ -151,6 +151,3 @@ def newest(rows: pa.Table, key: Sequence[str], sum_columns: Sequence[str]) -> pa
             index, rows.schema.field(index), grouped[f"{number}_sum"].cast(rows.schema.field(index).type)
         )
     return kept
-
-
-__all__ = ["BatchStatistics", "Deduplication", "deduplicated", "newest", "staged_schema"]

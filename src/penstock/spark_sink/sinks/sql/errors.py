@@ -105,6 +105,3 @@ def refused(error: sa.exc.SQLAlchemyError, table: str, url: sa.URL, batch_id: in
         f"{', '.join(facts)}; nothing of the batch was stored, and Spark hands it over again when the query is "
         "started anew"
     )
-
-
-__all__ = ["LostTaskError", "facts_of", "is_transient", "refused", "shown"]

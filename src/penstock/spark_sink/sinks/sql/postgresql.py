@@ -84,6 +84,3 @@ def _as_text(chunk: pa.RecordBatch) -> pa.RecordBatch:
         for column in chunk.columns
     ]
     return pa.RecordBatch.from_arrays(columns, names=chunk.schema.names)
-
-
-__all__ = ["lock_schema", "session", "stage"]

@@ -139,6 +139,3 @@ def _may(connection: sa.Connection, table: str, operation: str) -> bool:
 def _quoted(table: str, schema: str | None) -> str:
     preparer = postgresql.dialect().identifier_preparer  # type: ignore[no-untyped-call] # untyped in the library
     return ".".join(preparer.quote(one) for one in (schema, table) if one is not None)
-
-
-__all__ = ["NeededRights", "SqlRight", "is_forbidden", "require_rights"]

@@ -159,6 +159,3 @@ def _is_utf8(value: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-__all__ = ["Rejected", "RowRefusedError", "RowValidator", "concerns_a_row", "in_halves"]

@@ -301,17 +301,3 @@ def _family(kind: sa.types.TypeEngine[Any]) -> str:
 
 def _is_whole(kind: sa.types.TypeEngine[Any]) -> bool:
     return isinstance(kind, sa.Integer) or (isinstance(kind, sa.Numeric) and kind.scale == 0)
-
-
-__all__ = [
-    "ROW",
-    "SQLITE_DIGITS",
-    "Named",
-    "add_columns",
-    "casts_of",
-    "columns_of",
-    "lacks_columns",
-    "require_fitting",
-    "sql_type",
-    "whole_sums",
-]

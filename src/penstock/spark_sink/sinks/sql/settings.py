@@ -225,6 +225,3 @@ class SqlSinkSettings:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
-
-
-__all__ = ["ORDERED", "STAGING", "SqlSinkSettings"]

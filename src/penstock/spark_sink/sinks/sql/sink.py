@@ -149,6 +149,3 @@ class SqlSink(SqlSinkSettings):
         url = parse_url(self.url)
         transaction = BatchTransaction(self, Owner(origin.query, self.table), batch_id, origin.run)
         return BatchWrite(self, url, database_of(url), self.arrow_frame(schema), transaction)
-
-
-__all__ = ["SqlSink"]

@@ -68,6 +68,3 @@ def _storable(column: pa.Array) -> list[Any]:
         # Never with an exponent, as Arrow writes small ones: one number has one text.
         return [None if value is None else format(value, "f") for value in column.to_pylist()]
     return list(column.to_pylist())
-
-
-__all__ = ["lock_schema", "session", "stage"]

@@ -284,18 +284,3 @@ def staged_rows(stage: sa.Table, attempts: Sequence[int]) -> sa.Subquery:
     """Return the rows that the named attempts copied."""
     columns = [column for column in stage.c if column.name != ATTEMPT]
     return sa.select(*columns).where(stage.c[ATTEMPT].in_(attempts)).subquery()
-
-
-__all__ = [
-    "ATTEMPT",
-    "Report",
-    "StagingTask",
-    "create_stage",
-    "remove_left_over",
-    "remove_stage",
-    "require_copied",
-    "run_tasks",
-    "stage_prefix",
-    "stage_table",
-    "staged_rows",
-]

@@ -132,6 +132,3 @@ def _sum(held: sa.ColumnElement[Any], arriving: sa.ColumnElement[Any]) -> sa.Col
 
 def _names(table: sa.Table) -> list[str]:
     return [str(column.name) for column in table.columns]
-
-
-__all__ = ["NUMBER", "Upsert", "numbered", "remove_messages"]

@@ -245,6 +245,3 @@ def _has_room(partition: HalfPartition, group: str, time_s: float) -> bool:
 def _is_unanswered(partition: HalfPartition, transaction_id: str, number: int) -> bool:
     pending = _undecided(partition, transaction_id)
     return pending is not None and pending.check_count < number
-
-
-__all__ = ["WINDOW", "CheckScheduler"]

@@ -214,6 +214,3 @@ class CheckSender:
         if isinstance(error, KafkaException) and is_missing_right(error):
             self._rights.refused("it is not known whether a producer can be asked, so that none is", right)
         return None
-
-
-__all__ = ["CheckSender", "SendOutcome"]

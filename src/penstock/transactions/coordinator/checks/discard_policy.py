@@ -186,6 +186,3 @@ def _answer(policy: _Policy, half: Half, check_count: int) -> Verdict:
     text = "the discard policy returned a %s for transaction %s, no TransactionState: it counts as UNKNOWN"
     _log.error(text, type(state).__name__, transaction_id)
     return Verdict.DISCARD
-
-
-__all__ = ["Discarding", "Exhausted", "require_discard"]

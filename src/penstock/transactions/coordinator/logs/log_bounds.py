@@ -150,6 +150,3 @@ def _results(
             name = f"{key.topic}[{key.partition}]" if isinstance(key, TopicPartition) else str(key)
             failures[name] = reason(error) if isinstance(error, KafkaException) else "the client does not answer"
     return found
-
-
-__all__ = ["Bounds", "LogBounds", "Look", "topic_ids"]

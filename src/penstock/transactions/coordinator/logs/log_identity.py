@@ -151,19 +151,3 @@ _MEANS = {
         "only it held are gone. Compare what consumers got, by key or transaction."
     ),
 }
-
-__all__ = [
-    "DONE",
-    "HALF",
-    "LOGS",
-    "OP",
-    "Committed",
-    "Fate",
-    "Start",
-    "decode_ids",
-    "encode_ids",
-    "explained",
-    "known_ids",
-    "start_of",
-    "starts_of",
-]

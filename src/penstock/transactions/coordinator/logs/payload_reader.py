@@ -325,6 +325,3 @@ def _records(consumer: Consumer, most: int) -> Iterator[tuple[int, Message | Non
             yield message.offset() or 0, None
         elif error.code() != KafkaError._TRANSPORT:  # noqa: SLF001 - the library's public constants look so
             raise KafkaException(error)
-
-
-__all__ = ["PayloadReader", "PayloadsNotReadError", "Read", "Wanted"]

@@ -118,6 +118,3 @@ def _wanted(number: int, some: list[Pending], ids: Mapping[str, str]) -> Wanted:
     snapshots = {one.half.transaction_id: one.snapshot_at for one in some if one.snapshot_at is not None}
     halves = frozenset(offset for one in some if one.snapshot_at is None for offset in one.offsets)
     return Wanted(number, halves, snapshots, dict(ids))
-
-
-__all__ = ["PayloadReload", "Reader"]

@@ -175,6 +175,3 @@ def _mended(admin: AdminClient, topic: str, wrong: Mapping[str, str]) -> str | N
     except KafkaException as error:
         return reason(error)
     return None
-
-
-__all__ = ["mend_settings", "wrong_settings"]

@@ -56,6 +56,3 @@ class DoneMarks:
                 break
             marks.popleft()
         return min(self._low, min(snapshotted, default=self._low))
-
-
-__all__ = ["DoneMarks", "Mark"]

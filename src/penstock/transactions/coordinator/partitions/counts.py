@@ -106,6 +106,3 @@ class Counts:
             self.discarded += 1
         else:
             self.rolled_back += 1
-
-
-__all__ = ["Counts", "PartitionReading"]

@@ -348,6 +348,3 @@ class HalfPartition:
         if log == OP:
             return self.state.checkpoints()[1] < low
         return self.done_committed < low
-
-
-__all__ = ["HalfPartition"]

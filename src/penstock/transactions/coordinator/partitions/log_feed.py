@@ -283,6 +283,3 @@ class LogFeed:
             offset,
             refusal.value,
         )
-
-
-__all__ = ["LogFeed"]

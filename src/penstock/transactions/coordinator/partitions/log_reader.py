@@ -123,6 +123,3 @@ class LogReader:
 def is_out_of_range(error: KafkaError) -> bool:
     """Tell whether a reader stands still because the log does not have the offset that it wants."""
     return error.code() in _OUT_OF_RANGE
-
-
-__all__ = ["LogReader", "is_out_of_range"]

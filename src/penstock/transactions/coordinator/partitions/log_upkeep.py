@@ -256,6 +256,3 @@ class LogUpkeep:
         what = "what is settled stays in it, and it grows; it is tried again"
         text = "%s[%d] cannot be truncated below offset %d: %s; %s"
         self._ration.warn(f"truncate {topic}", text, topic, number, point, reason(error), what)
-
-
-__all__ = ["UPKEEP_S", "LogUpkeep"]

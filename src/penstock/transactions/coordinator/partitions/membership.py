@@ -173,6 +173,3 @@ class Membership:
             if self.owned.pop(place.partition, None) is not None:
                 self.logs.remove(place.partition)
         consumer.incremental_unassign(partitions)
-
-
-__all__ = ["Membership"]

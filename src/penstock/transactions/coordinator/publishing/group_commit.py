@@ -157,6 +157,3 @@ class Flight:
             return None
         commit, self._commit, self.state = self._commit, None, FlightState.IDLE
         return commit, found
-
-
-__all__ = ["Flight", "FlightState", "GroupCommit"]

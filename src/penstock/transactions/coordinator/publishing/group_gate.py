@@ -76,6 +76,3 @@ class GroupGate:
 
 def _nothing() -> None:
     """Nothing is left to close: the call that hangs closes by itself."""
-
-
-__all__ = ["GroupGate"]

@@ -309,6 +309,3 @@ def _in_records(snapshots: Sequence[Snapshot]) -> Iterator[Sequence[Snapshot]]:
         size += snapshotted
     if group:
         yield group
-
-
-__all__ = ["AbortedError", "InDoubtError", "NotPublishedError", "Publisher", "TooLargeError"]

@@ -306,6 +306,3 @@ class PublisherSlot:
         self._warned_at = time.monotonic()
         name, age_s = self.slow_call()
         _log.warning("%s of %s has not returned for %.1f s", name, self.transactional_id, age_s)
-
-
-__all__ = ["OPEN_LIMIT_S", "PUBLISH_LIMIT_S", "SLOW_S", "AbortedError", "CommitResult", "PublisherSlot"]

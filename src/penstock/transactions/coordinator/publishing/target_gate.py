@@ -192,6 +192,3 @@ def _publishes(pending: Pending) -> bool:
 def size_of(half: Half) -> int:
     """Return the bytes of a message as the broker judges it, about."""
     return len(half.key or b"") + len(half.value or b"") + sum(len(n) + len(v or b"") for n, v in half.headers)
-
-
-__all__ = ["TargetGate", "size_of"]

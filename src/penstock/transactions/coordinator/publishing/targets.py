@@ -110,6 +110,3 @@ class Targets:
         finally:
             self._asking.clear()
             self._heard.set()
-
-
-__all__ = ["NOT_KNOWN", "Targets"]

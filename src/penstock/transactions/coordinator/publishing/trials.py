@@ -227,6 +227,3 @@ def _refile(commit: GroupCommit, topic: str) -> None:
         for pending in batch.decided:
             if pending.half.transaction_id in set_aside and any(half.topic == topic for half in pending.halves):
                 set_aside.refile(pending, topic)
-
-
-__all__ = ["LACKING_S", "Trials"]

@@ -129,6 +129,3 @@ class Fence:
 
 def _nothing() -> None:
     """Nothing is left to close: the call that hangs closes by itself."""
-
-
-__all__ = ["Fence", "Names", "decode_claim", "encode_claim", "transactional_names"]

@@ -136,6 +136,3 @@ def recovered_partition(
         starts[DONE].fate is not Fate.INTACT,
         len(done.unreadable),
     )
-
-
-__all__ = ["DoneRead", "RecoveredPartition", "committed_at", "recovered_partition", "report_log"]

@@ -141,6 +141,3 @@ class Recoveries:
 
 def _nothing() -> None:
     """Nothing is left to close: the call that hangs closes by itself."""
-
-
-__all__ = ["Recoveries"]

@@ -270,6 +270,3 @@ class RecoveryReader:
     def _check_stopping(self) -> None:
         if self._stopping():
             raise StoppedError(f"the coordinator of {self._topics.prefix} stops while it recovers partitions")
-
-
-__all__ = ["RecoveryReader", "Step"]

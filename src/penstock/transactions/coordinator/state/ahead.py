@@ -122,6 +122,3 @@ class AheadOps:
             else:
                 del self._waiting[transaction_id]
         return dropped
-
-
-__all__ = ["Ahead", "AheadOps"]

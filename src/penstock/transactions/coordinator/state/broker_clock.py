@@ -97,6 +97,3 @@ class BrokerClock:
             return int(time_ms)
         earliest_ms = mark.append_ms + (now - mark.acknowledged) * 1000
         return int(min(max(time_ms, earliest_ms), max(self._latest_ms(now), earliest_ms)))
-
-
-__all__ = ["BrokerClock"]

@@ -37,6 +37,3 @@ def not_cancelled(transaction_id: str, stands: Verdict | None) -> TransactionRef
         Verdict.COMMIT: "it is published, or about to be: only what waits for its deliver_at is taken back",
     }.get(stands, "it is in the discarded topic, or on its way there; nobody has to cancel it")
     return TransactionRefusedError(f"transaction {transaction_id} cannot be cancelled: {why}")
-
-
-__all__ = ["may_cancel", "not_cancelled", "not_pending"]

@@ -205,6 +205,3 @@ class CheckSchedule:
         if self._later:
             times.append(self._later[0][0])
         return min(times, default=None)
-
-
-__all__ = ["INCOMPLETE_S", "CheckPolicy", "CheckSchedule", "require_checks"]

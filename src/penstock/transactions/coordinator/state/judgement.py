@@ -60,6 +60,3 @@ def is_cancellation(pending: Pending, op: Op, appended_ms: int) -> bool:
     due_ms = pending.half.deliver_at_ms
     is_early = due_ms is not None and appended_ms < due_ms
     return may_cancel(op.verdict, op.author) and pending.verdict is Verdict.COMMIT and is_early
-
-
-__all__ = ["NEED_ALL", "Refusal", "is_cancellation", "is_next_answer", "misfit", "overrules"]

@@ -130,6 +130,3 @@ def restored(place: int, snapshot: Snapshot | UnloadedSnapshot) -> Pending:
         pending.verdict = note.verdict
         pending.decided_at, pending.decided_index = note.op_offset, note.op_index
     return pending
-
-
-__all__ = ["RecoveredNotes", "live_snapshots", "restored", "without_payloads"]

@@ -80,6 +80,3 @@ def _candidates(state: PartitionState, done_end: int, gap: int) -> Iterator[Pend
 
 def _fits_snapshot(pending: Pending) -> bool:
     return pending.is_complete and pending.size_bytes <= LARGEST_BYTES
-
-
-__all__ = ["GAP", "LARGEST_BYTES", "pinning", "to_snapshot"]

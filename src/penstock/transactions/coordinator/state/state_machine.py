@@ -386,6 +386,3 @@ class PartitionState(PendingTransactions):
         self.places.take_snapshot(pending, done_from, decision)
         self._is_noted(snapshot.note)
         self.payloads.unwant(snapshot.note.transaction_id)
-
-
-__all__ = ["PartitionState"]

@@ -196,6 +196,3 @@ def _shown(opened: OpenStore, stored: StoredTransaction) -> PendingTransaction:
     reason = opened.ready.reason(stored)
     obstacle = "publication" if reason is None else f"Kafka to take it: {reason.why}"
     return described(stored, now_ms, held_by, obstacle)
-
-
-__all__ = ["FileAccess", "FileAdministration", "KafkaAccess"]

@@ -112,6 +112,3 @@ def _refusal(decision: Decide, outcome: Outcome) -> TransactionRefusedError | No
         return None
     what = f"transaction {decision.transaction_id}: its {decision.verdict.name}"
     return TransactionRefusedError(f"{what} was refused: {outcome.refused}")
-
-
-__all__ = ["Changes", "PreparedHalves"]

@@ -161,6 +161,3 @@ def _log_failure(error: TransactionError | None) -> None:
     if error is not None:
         # It is due again in an interval.
         _log.warning("%s", error)
-
-
-__all__ = ["DueQueue", "FileCheckScheduler"]

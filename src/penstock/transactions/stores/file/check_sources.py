@@ -78,6 +78,3 @@ class CheckSources:
         with self._lock:
             left = [one for one in self._sources.get(group, ()) if one is not source]
             self._sources[group] = left
-
-
-__all__ = ["CheckSources", "FileCheckSource"]

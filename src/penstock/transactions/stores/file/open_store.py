@@ -213,6 +213,3 @@ class OpenStore:
         if now - self._warned_at > _WARN_S:
             self._warned_at = now
             _log.warning("transaction %s: a %s is refused: %s", change.transaction_id, change.verdict.name, why)
-
-
-__all__ = ["FileCounts", "OpenStore"]

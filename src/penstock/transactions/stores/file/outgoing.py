@@ -45,6 +45,3 @@ def publishable(stored: StoredTransaction, halves: Sequence[Half], discarded: st
         return Publishable(name_of(stored), messages, None, discards=_name(stored, Verdict.COMMIT))
     messages = [OutboundMessage(half.topic, half.partition, half.key, half.value, half.headers) for half in halves]
     return Publishable(name_of(stored), messages, stored.line)
-
-
-__all__ = ["name_of", "publishable"]

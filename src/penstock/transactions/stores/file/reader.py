@@ -108,6 +108,3 @@ def _all_described(waiting: Sequence[StoredTransaction]) -> list[PendingTransact
         held_by = head.transaction_id if is_held else None
         shown.append(described(stored, now_ms, held_by, "its process, to publish it"))
     return shown
-
-
-__all__ = ["described", "read_pending"]

@@ -191,6 +191,3 @@ class ReadyQueue:
         if self._delayed:
             wait = min(wait, (self._delayed[0][0] - now_ms) / 1000)
         return max(wait, 0.0)
-
-
-__all__ = ["ReadyQueue"]

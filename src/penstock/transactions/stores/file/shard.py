@@ -260,6 +260,3 @@ class FileBacklog:
                 stored = self._taken.get(name)
                 if stored is not None:
                     self._opened.ready.put_back(stored)
-
-
-__all__ = ["FileBacklog", "FileShard"]

@@ -256,6 +256,3 @@ class FileStore:
             FileAccess(self.path, lambda: self.opened, self._changes),
             KafkaAccess(self.bootstrap_servers, self.prefix, self.config, self.may_publish_to),
         )
-
-
-__all__ = ["SEGMENT_BYTES", "FileStore"]

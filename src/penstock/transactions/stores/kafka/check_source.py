@@ -88,6 +88,3 @@ class KafkaCheckSource:
     def close(self) -> None:
         """Leave the group, so that another producer gets its checks at once."""
         self._consumer.close()
-
-
-__all__ = ["KafkaCheckSource"]

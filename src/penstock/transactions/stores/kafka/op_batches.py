@@ -136,6 +136,3 @@ class OpBatches:
                     f"{self._topic}[{op.half_partition}]: {cause}"
                 )
             )
-
-
-__all__ = ["OpBatches"]

@@ -131,6 +131,3 @@ def _coordinators(admin: AdminClient, topics: StoreTopics) -> int | None:
         return 0 if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND else None
     except TimeoutError:
         return None
-
-
-__all__ = ["Observation", "PublicationDiagnosis", "observer_of", "why"]

@@ -145,6 +145,3 @@ class DoneWatch:
                 callback = self._waiting.pop(note.transaction_id, None)
                 if callback is not None:
                     callback(note.verdict)
-
-
-__all__ = ["DoneWatch"]

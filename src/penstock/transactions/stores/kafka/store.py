@@ -318,6 +318,3 @@ class KafkaStore:
     def checks(self, group: str) -> KafkaCheckSource:
         """Return the checks of a producer group: its share of `<prefix>.check`."""
         return KafkaCheckSource(self._bootstrap_servers, self._config, self._topics, group)
-
-
-__all__ = ["KafkaStore", "StoredHalves"]

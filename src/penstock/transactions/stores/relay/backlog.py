@@ -42,6 +42,3 @@ class Backlog(Protocol):
 
     def put_back(self, names: Collection[str]) -> None:
         """A trial is over: what it had is held again."""
-
-
-__all__ = ["Backlog"]

@@ -125,6 +125,3 @@ class BoundedOutbound:
 def _close(made: list[Outbound]) -> None:
     while made:
         made.pop().close()
-
-
-__all__ = ["STEP_LIMIT_S", "BoundedOutbound"]

@@ -293,6 +293,3 @@ class RelayCoordinator:
             shards.close()
         except shards.transient_errors as error:
             _log.warning("shards could not be given up: %s; others take them when their leases end", cause_of(error))
-
-
-__all__ = ["RelayCoordinator"]

@@ -150,6 +150,3 @@ def _ids(message: Message) -> list[str]:
     except MessageFormatError as bad:
         _log.error("%s[%s]@%s: %s", message.topic(), message.partition(), message.offset(), bad)
         return []
-
-
-__all__ = ["DoneLog", "create_done_log", "decode_ids", "encode_ids"]

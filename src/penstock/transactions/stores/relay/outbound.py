@@ -382,6 +382,3 @@ class Outbound:
         self.groups += 1
         if self._done_offset is not None:
             self.known_to = self._done_offset + 1
-
-
-__all__ = ["InDoubtError", "Outbound"]

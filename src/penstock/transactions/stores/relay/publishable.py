@@ -96,6 +96,3 @@ def divide(
         else:
             outcome.refused[entry.transaction_id] = why
     return left
-
-
-__all__ = ["OutboundMessage", "Outcome", "Publishable", "divide", "lanes_of"]

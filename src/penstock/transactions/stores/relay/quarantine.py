@@ -280,6 +280,3 @@ class Quarantine:
             return 0.0
         due = min(map(self._targets.due, self._by_topic), default=float("inf"))
         return max(0.0, due - now)
-
-
-__all__ = ["Quarantine", "Reason"]

@@ -374,6 +374,3 @@ class Relay:
         for path in (self._trial, self._main):
             path.bound.close(max(0.0, deadline - time.monotonic()))
             path.is_open = False
-
-
-__all__ = ["MakeOutbound", "Relay"]

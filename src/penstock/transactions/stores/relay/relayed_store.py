@@ -113,6 +113,3 @@ class RelayedStore(Protocol):
             checks: the rules of checks.
             wake: called by any thread when the coordinator has something to do.
         """
-
-
-__all__ = ["CheckTerms", "RelayedStore", "StoreShards"]

@@ -70,6 +70,3 @@ class TargetProbe:
                 why = f"{resource.name}: its max.message.bytes is {limit}, too little for the markers of transactions"
                 found[resource.name] = Fault(why, whole=True)
         return found
-
-
-__all__ = ["ASK_S", "TargetProbe"]

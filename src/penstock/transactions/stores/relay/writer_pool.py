@@ -82,6 +82,3 @@ def close_all(writers: Iterable[TransactionalWriter]) -> None:
     """Discard what writers hold."""
     for writer in writers:
         writer.close()
-
-
-__all__ = ["WriterPool", "close_all"]

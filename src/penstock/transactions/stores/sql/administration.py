@@ -183,6 +183,3 @@ def _described(row: Any, topics: tuple[str, ...]) -> PendingTransaction:
         held_by=row.held_by,
         obstacle="the discarded topic" if verdict is Verdict.DISCARD else obstacle,
     )
-
-
-__all__ = ["SqlAdministration"]

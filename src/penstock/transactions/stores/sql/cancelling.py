@@ -39,6 +39,3 @@ def cancel(database: Database, transaction_id: str, group: str) -> None:
         raise not_pending(transaction_id, group)
     if not done.rowcount and standing != schema.ROLLBACK:
         raise not_cancelled(transaction_id, None if standing == schema.PREPARED else Verdict(standing))
-
-
-__all__ = ["cancel"]

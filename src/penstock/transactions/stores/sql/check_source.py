@@ -99,6 +99,3 @@ class SqlCheckSource:
                 .order_by(tx.c.asked_at)
             ).all()
         return [CheckRequest(schema.half_of(row, row.parts), row.shard, row.seq, row.question) for row in rows]
-
-
-__all__ = ["SqlCheckSource"]

@@ -115,6 +115,3 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     # One that reads first and writes later could be refused its lock when another has written in between.
     reads = connection.get_execution_options().get("penstock_reads", False)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
-
-
-__all__ = ["Database"]

@@ -25,6 +25,3 @@ def remove_heartbeat(database: Database, name: str) -> None:
     """Let somebody count as gone at once."""
     with database.begin() as connection:
         connection.execute(schema.alive.delete().where(schema.alive.c.name == name))
-
-
-__all__ = ["remove_heartbeat", "write_heartbeat"]

@@ -122,6 +122,3 @@ class Outbox:
                 "the tables of the SQL store are not there, so an outbox has nowhere to write to: start the store, a "
                 "producer or a coordinator on it, once, in the database of the connection"
             ) from error
-
-
-__all__ = ["GROUP", "Outbox"]

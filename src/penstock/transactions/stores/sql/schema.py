@@ -240,29 +240,3 @@ def half_of(row: Any, parts: int) -> Half:
         part=(row.part + 1, parts) if parts > 1 else None,
         order_key=None if row.order_key is None else bytes(row.order_key),
     )
-
-
-__all__ = [
-    "COMMIT",
-    "DISCARD",
-    "PREPARED",
-    "ROLLBACK",
-    "TAKEN",
-    "alive",
-    "answered",
-    "audit",
-    "before_it",
-    "create",
-    "decode_headers",
-    "encode_headers",
-    "half_of",
-    "is_delayed",
-    "message",
-    "message_rows",
-    "metadata",
-    "refusal",
-    "shard",
-    "shards_of",
-    "store",
-    "tx",
-]

@@ -84,6 +84,3 @@ class SettledWatch:
                     (row.id, row.state) for row in connection.execute(sa.select(tx.c.id, tx.c.state).where(wanted))
                 ]
         return found
-
-
-__all__ = ["SettledWatch"]

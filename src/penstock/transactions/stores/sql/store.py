@@ -320,6 +320,3 @@ class SqlStore:
             )
         else:
             writer.submit(request)
-
-
-__all__ = ["DEFAULT_SHARDS", "SqlStore", "StoredRow"]

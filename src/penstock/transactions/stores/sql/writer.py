@@ -292,6 +292,3 @@ def _complete(request: Request, error: Exception | None) -> None:
         request.complete(error)
     except Exception:  # noqa: BLE001 - one that fails shall not keep the others waiting
         _log.exception("a request of the SQL store could not be completed; this is an error in penstock")
-
-
-__all__ = ["Decision", "NewTransaction", "Request", "Writer"]

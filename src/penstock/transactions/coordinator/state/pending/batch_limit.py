@@ -126,6 +126,3 @@ class BatchLimit:
         if took_s > self._target_s:
             return self._limit * self._target_s / took_s if decisions > _LEAST else None
         return self._limit * _GROWTH if took_s < _EASY * self._target_s else None
-
-
-__all__ = ["BatchLimit", "message_bytes"]

@@ -90,6 +90,3 @@ class Delays:
             if due_ms > until_ms:
                 return
             yield pending
-
-
-__all__ = ["Delays"]

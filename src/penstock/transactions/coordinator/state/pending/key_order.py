@@ -59,6 +59,3 @@ class KeyOrder:
     def behind(self) -> int:
         """How many transactions stand behind another one."""
         return self._standing - len(self._lines)
-
-
-__all__ = ["KeyOrder"]

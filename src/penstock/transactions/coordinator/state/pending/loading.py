@@ -93,6 +93,3 @@ def _keys_of(pending: Pending) -> frozenset[int]:
     """Return what a transaction shares with those that must not pass it."""
     is_free = pending.half.line is not None or pending.verdict is not Verdict.COMMIT
     return frozenset() if is_free else frozenset(pending.keys)
-
-
-__all__ = ["Loading"]

@@ -160,6 +160,3 @@ class LogPlaces:
 def by_offset(some: Mapping[str, Pending]) -> OrderedDict[str, Pending]:
     """Return transactions in the order of their offsets."""
     return OrderedDict(sorted(some.items(), key=lambda one: one[1].offset))
-
-
-__all__ = ["LogPlaces", "by_offset"]

@@ -218,6 +218,3 @@ class Payloads:
                 yield from islice(behind, _MOST)
         for _, wanted in self._wanted.values():
             yield wanted
-
-
-__all__ = ["PAYLOAD_BYTES", "Payloads"]

@@ -275,6 +275,3 @@ class Pending:
         """Return all of it, to be written down again."""
         places = zip(self.offsets, self.halves, strict=True)
         return Snapshot(self.note(), tuple(SnapshotHalf(offset, self.birth_ms, half) for offset, half in places))
-
-
-__all__ = ["NOWHERE", "Parts", "Pending", "key_hashes", "payload_of", "size_of", "without_payload"]

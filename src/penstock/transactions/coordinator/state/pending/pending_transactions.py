@@ -98,6 +98,3 @@ class PendingTransactions:
             pending.snapshot_at = max(pending.snapshot_at, place)
         self.payloads.take_in(pending)
         return pending
-
-
-__all__ = ["PendingTransactions"]

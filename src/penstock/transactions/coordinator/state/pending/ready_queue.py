@@ -269,6 +269,3 @@ def _fill(chosen: dict[str, Pending], candidates: Iterable[Pending], limit: int,
         chosen[transaction_id] = pending
         room_bytes = max(0, room_bytes - size)
     return room_bytes
-
-
-__all__ = ["CommitBatch", "ReadyQueue"]

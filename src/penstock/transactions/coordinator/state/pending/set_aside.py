@@ -164,6 +164,3 @@ def _places(pending: Pending) -> tuple[_Place, ...]:
 
 def _decided(pending: Pending) -> tuple[int, int]:
     return pending.decided_at, pending.decided_index
-
-
-__all__ = ["SetAside"]

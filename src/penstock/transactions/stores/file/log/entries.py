@@ -151,6 +151,3 @@ def _unpack_half(payload: bytes, at: int) -> tuple[Half, int]:
         at += length
     named = [((name or b"").decode(), text) for name, text in zip(items[2::2], items[3::2], strict=True)]
     return decode_half(items[0], items[1], named), at
-
-
-__all__ = ["Checked", "Decided", "Entry", "Kind", "Prepared", "Settled", "decode_entry", "encode_entry"]

@@ -122,6 +122,3 @@ class OsFolder:
             descriptor = os.open(self._path / name, os.O_RDWR | os.O_CREAT, 0o600)
             self._open[name] = descriptor
         return descriptor
-
-
-__all__ = ["Folder", "OsFolder"]

@@ -192,18 +192,3 @@ def _records(data: bytes, at: int, end: int, header: SegmentHeader) -> Iterator[
 
 def _record_check(kind: int, payload: bytes, seed: int) -> int:
     return zlib.crc32(payload, seed ^ kind)
-
-
-__all__ = [
-    "FRAME_BYTES",
-    "HEADER_BYTES",
-    "RECORD_BYTES",
-    "Record",
-    "Scan",
-    "SegmentHeader",
-    "decode_header",
-    "decode_record",
-    "encode_frame",
-    "encode_header",
-    "scan",
-]

@@ -312,6 +312,3 @@ class Journal:
                 f"the file store is damaged, or was written by a later penstock: place {record.place} of its redo log "
                 f"has {error}; use the penstock that wrote it, or restore its folder from a backup"
             ) from error
-
-
-__all__ = ["Change", "Decide", "Delays", "Journal", "Outcome", "Prepare", "Settle"]

@@ -151,6 +151,3 @@ def is_discard_of_refused(stored: StoredTransaction, decision: _Decision) -> boo
 
 def _longest(times: list[int | None]) -> int | None:
     return max((time for time in times if time is not None), default=None)
-
-
-__all__ = ["Ledger", "StoredTransaction", "is_discard_of_refused"]

@@ -47,6 +47,3 @@ class FolderLock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
-
-
-__all__ = ["FolderLock"]

@@ -266,6 +266,3 @@ class RedoLog:
             f"the file store is damaged: {what}; restore its folder from a backup, or, to go on without what it "
             "held, move the folder away"
         )
-
-
-__all__ = ["MARK", "SUFFIX", "NoRoomError", "RedoLog"]

@@ -152,6 +152,3 @@ def _size_of(change: Change) -> int:
     if not isinstance(change, Prepare):
         return _OVERHEAD_BYTES
     return _OVERHEAD_BYTES + sum(len(half.key or b"") + len(half.value or b"") for half in change.halves)
-
-
-__all__ = ["ChangedCallback", "Writer"]

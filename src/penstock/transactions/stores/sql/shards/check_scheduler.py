@@ -136,6 +136,3 @@ class SqlCheckScheduler:
         with self._database.begin() as connection:
             for decision in decisions:
                 decision.write(self._database, connection)
-
-
-__all__ = ["SqlCheckScheduler"]

@@ -113,6 +113,3 @@ class SqlCounts:
             finish_times=finish_times,
             finish_seconds=finish_seconds,
         )
-
-
-__all__ = ["SqlCounts"]

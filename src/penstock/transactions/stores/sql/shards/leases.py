@@ -110,6 +110,3 @@ class Leases:
             ).scalar_one()
         self.owned[number] = epoch
         return True
-
-
-__all__ = ["Leases"]

@@ -269,6 +269,3 @@ class _Joined:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._part, name) if hasattr(self._part, name) else getattr(self._row, name)
-
-
-__all__ = ["GROUP", "RelayQueries", "Settled", "reason_of_discard"]

@@ -181,6 +181,3 @@ class SqlBacklog:
     def put_back(self, names: Collection[str]) -> None:
         """A trial is over."""
         self._queries.put_back(names, self._leases.is_mine(self._shard))
-
-
-__all__ = ["SqlBacklog", "SqlShards"]
