@@ -75,7 +75,7 @@ class BackPressure:
     _: KW_ONLY
     fetch_size: int
     #: How many messages may be fetched now, by the last `apply`.
-    fetch_limit: int = field(default=0, init=False)
+    fetch_limit: int = field(init=False)
     #: How often a partition was paused, by reason.
     pauses: dict[PauseReason, int] = field(default_factory=lambda: dict.fromkeys(PauseReason, 0), init=False)
     # Of all partitions, by the last `apply`: whether their bytes and their parked bytes are at the limit, and whether
@@ -83,6 +83,10 @@ class BackPressure:
     _bytes_full: bool = field(default=False, init=False)
     _parked_full: bool = field(default=False, init=False)
     _some_hold_few: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        """Allow a whole fetch at first."""
+        self.fetch_limit = self.fetch_size
 
     def apply(self, client: ConsumerClient, assignments: Sequence[Assignment], now: float) -> bool:
         """Pause and resume what is due; return whether the caller may fetch now, or should ask again shortly."""
