@@ -54,7 +54,7 @@ def test_a_signal_while_an_app_with_sinks_only_is_waited_for_ends_the_wait() -> 
     running = RunningApp(None, None, [], cast("AppSinks", Sinks()))
     ended: list[bool] = []
 
-    assert interrupted_everywhere(lambda: ended.append(running.wait(5)), running._stop_asked.set)
+    assert interrupted_everywhere(lambda: ended.append(running.wait(5)), running._stop_requested.set)
     assert ended == [True]
 
 

@@ -79,7 +79,7 @@ def case(part: str, right: Right, when: str) -> object:
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done every few seconds is done more often."""
-    monkeypatch.setattr(log_upkeep, "TEND_S", 0.5)
+    monkeypatch.setattr(log_upkeep, "UPKEEP_S", 0.5)
     monkeypatch.setattr(relay_coordinator, "_TRIM_S", 0.5)
     monkeypatch.setattr(target_quarantine, "_LAST_S", 1.0)
     monkeypatch.setattr(restarts, "RIGHT_WAIT_S", 0.5)

@@ -99,6 +99,10 @@ def test_a_refused_message_holds_its_key_in_its_topic_and_is_tried_alone() -> No
     assert reasons["1"].behind is None
     assert reasons["2"].behind == "1"
     assert quarantine.next_trial(0.2) == []
+    # What comes while the topic is apart says which one it stands behind, not why its topic is apart.
+    apart = quarantine.admit([entry("4a", ("sick", b"k")), entry("4b", ("sick", b"n"))], 0.2)[1]
+    assert [(reason.behind, bool(reason.why)) for reason in apart.values()] == [("1", True), (None, True)]
+    quarantine.remove(["4a", "4b"])
     # Also when the topic is back on the main path; other keys, and the same key elsewhere, pass.
     assert quarantine.next_trial(5.0) == ["1"]
     quarantine.tried(Outcome(refused={"1": "too large"}), 5.0)

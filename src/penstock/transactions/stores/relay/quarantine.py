@@ -103,13 +103,15 @@ class Quarantine:
         standing = self._held.get(entry.transaction_id)
         if standing is not None:
             return standing.reason
-        for name in entry.topics:
-            if self._targets.is_out(name):
-                return Reason(self._targets.why(name))
+        dead = next(filter(self._targets.takes_nothing, entry.topics), None)
+        if dead is not None:
+            return Reason(self._targets.why(dead))
+        # Of a topic that refuses single messages, what stands behind one of its key is not tried before that one.
         for lane in lanes_of(entry):
             for before in self._lanes.get(lane, ()):
                 return _behind(before)
-        return None
+        suspect = next(filter(self._targets.is_out, entry.topics), None)
+        return None if suspect is None else Reason(self._targets.why(suspect))
 
     def _hold(self, entry: Publishable, reason: Reason) -> None:
         held = self._held.get(entry.transaction_id)
