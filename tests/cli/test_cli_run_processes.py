@@ -255,6 +255,7 @@ def test_a_module_that_cannot_be_run_ends_the_run_with_code_2(tmp_path: Path, mo
     assert "is started again" not in done.stderr
 
 
+@pytest.mark.chaos
 def test_without_a_broker_a_run_of_processes_ends_with_code_3(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(APP.format(group="g", servers="127.0.0.1:1", topic="orders", session_ms=45_000))
 

@@ -48,6 +48,7 @@ def all_committed(broker: DevBroker, topic: str) -> bool:
     return {number: one.offset for number, one in found.items()} == ends(broker.bootstrap_servers, topic, 2)
 
 
+@pytest.mark.chaos
 def test_a_killed_broker_costs_time_and_neither_messages_nor_order(fragile: DevBroker) -> None:
     fragile.create_topic("killed", 2)
     produce(fragile.bootstrap_servers, "killed", ((b"k%d" % (i % 30), b"x") for i in range(2000)))

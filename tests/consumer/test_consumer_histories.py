@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from chaos.fleet import CLASSIC, KIP848, Member, fleet
 from chaos.scenarios import (
     aborted_tail,
@@ -33,6 +35,7 @@ def test_members_that_restart_in_turn_lose_repeat_and_reorder_nothing(
     assert report.repeats == 0
 
 
+@pytest.mark.chaos
 def test_members_that_come_and_go_lose_and_reorder_nothing(
     broker: DevBroker, new_topic: NewTopic, tmp_path: Path
 ) -> None:
@@ -65,6 +68,7 @@ def test_a_revocation_waits_for_running_handlers_so_that_nothing_is_done_twice(
     assert report.repeats == 0
 
 
+@pytest.mark.chaos
 def test_commits_go_on_after_a_partition_was_revoked_during_a_long_handler(
     broker: DevBroker, new_topic: NewTopic, tmp_path: Path
 ) -> None:

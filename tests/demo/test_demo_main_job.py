@@ -48,6 +48,7 @@ def test_a_small_input_of_the_user_keeps_every_promise(rows: Path) -> None:
     assert "recorded, checked, published once" in text
 
 
+@pytest.mark.chaos
 def test_a_lost_message_turns_its_rows_red_and_the_exit_code_to_1(rows: Path) -> None:
     code, text = run_and_print(
         DemoOptions(input=rows, columns=COLUMNS, spark=False, ignored=frozenset({ROWS // 2 + 1}))

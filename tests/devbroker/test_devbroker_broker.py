@@ -161,6 +161,7 @@ def test_a_broker_that_is_not_started_says_so() -> None:
         _ = DevBroker().bootstrap_servers
 
 
+@pytest.mark.chaos
 def test_broker_and_temporary_folder_go_when_the_process_is_killed() -> None:
     program = (
         "import time\nfrom penstock.devbroker import DevBroker\n"

@@ -74,6 +74,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Payloads]:
     return made
 
 
+@pytest.mark.chaos
 def test_delayed_messages_beyond_the_budget_are_published_once_each_when_due_in_the_order_of_their_keys(
     bench: Bench, seen: list[Payloads]
 ) -> None:
@@ -114,6 +115,7 @@ def test_delayed_messages_beyond_the_budget_are_published_once_each_when_due_in_
     assert max(one.peak for one in seen) <= BUDGET
 
 
+@pytest.mark.chaos
 def test_what_was_carried_is_read_again_from_the_done_log_where_its_half_is_deleted(
     bench: Bench, seen: list[Payloads], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def frozen(bench: Bench) -> Iterator[subprocess.Popen[str]]:
         os.kill(process.pid, signal.SIGCONT)
 
 
+@pytest.mark.chaos
 def test_a_zombie_frozen_past_its_session_publishes_nothing(bench: Bench, frozen: subprocess.Popen[str]) -> None:
     producer = bench.producer()
     for number in range(20):
