@@ -211,7 +211,7 @@ class World:
         """Choose the lower part of what is in the half log alone, now and then."""
         if self.chance.random() < 0.7:
             return []
-        lower = []
+        lower: list[Pending] = []
         for pending in self.state.only_in_half_log:
             if not pending.is_complete or len(lower) == 3:
                 break

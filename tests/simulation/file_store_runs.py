@@ -253,7 +253,7 @@ class Run:
             if state_of(journal) != self.model.state():
                 raise Lost(f"seed {self.seed}: {how} at byte {at} of {name} went unseen")
 
-    def spoil(self, content: bytearray, at: int, end: int, how: str, other: bytes) -> None:
+    def spoil(self, content: bytearray, at: int, end: int, how: str, other: bytes | bytearray) -> None:
         """Change bytes of a file between two places, or cut it at the first."""
         rest = end - at
         if how == "flip":

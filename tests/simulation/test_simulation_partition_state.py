@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from partition_world import World
-from penstock.transactions.coordinator.state import recovered_state, state_machine
+from penstock.transactions.coordinator.state import state_machine
 from penstock.transactions.coordinator.state.pending.delays import Delays
 from penstock.transactions.coordinator.state.pending.key_order import KeyOrder
 from penstock.transactions.coordinator.state.pending.log_places import LogPlaces
@@ -21,6 +21,7 @@ from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
 from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes
 from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Op
 from simulation.varied import ONE_SEED, RUNS
@@ -143,7 +144,7 @@ def takes_a_carry_for_the_decision_that_came_after_it(patch: pytest.MonkeyPatch)
     """An op is not needed any more once its transaction was snapshotted, whatever the snapshot says."""
     snapshot = PartitionState._take_snapshot
 
-    def snapshot_all(self: PartitionState, done_from: int, one: recovered_state.Snapshot) -> None:
+    def snapshot_all(self: PartitionState, done_from: int, one: Snapshot | UnloadedSnapshot) -> None:
         snapshot(self, done_from, one)
         pending = self.pending.get(one.note.transaction_id)
         if pending is not None and pending.is_op_open:
