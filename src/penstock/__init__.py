@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         TransactionRefusedError,
     )
     from penstock.message import Message
+    from penstock.outgoing import Outgoing
     from penstock.running import RunningApp
     from penstock.telemetry import Telemetry
     from penstock.transactions import (
@@ -99,6 +100,7 @@ _HOMES = {
         "TransactionRefusedError",
     ),
     "penstock.message": ("Message",),
+    "penstock.outgoing": ("Outgoing",),
     "penstock.telemetry": ("Telemetry",),
     "penstock.transactions": (
         "Coordinator",
@@ -135,6 +137,7 @@ __all__ = [
     "MissingRightError",
     "OnFailure",
     "Order",
+    "Outgoing",
     "PenstockError",
     "PublicationNotSeenError",
     "RetryLater",

@@ -22,6 +22,7 @@ from penstock.consumer import (
     handler,
 )
 from penstock.consumer.handlers.decoding import DecoderSpec
+from penstock.consumer.handlers.encoding import EncoderSpec
 from penstock.consumer.handlers.functions import require_yield
 from penstock.consumer.handlers.handler import Filter
 from penstock.consumer.handlers.lifespan import Lifespan
@@ -138,6 +139,8 @@ class App:
         key_space: str | None = None,
         filter: Filter | None = None,  # noqa: A002 - the word of the field
         decoder: DecoderSpec = None,
+        to: str | None = None,
+        encoder: EncoderSpec = None,
         batch: int = 1,
         linger: float = 0.0,
         retry: RetryPolicy | None = None,
@@ -152,7 +155,8 @@ class App:
         """Register a function for the messages of one topic or several. The function itself is returned unchanged.
 
         A plain function runs on a worker thread, an `async def` on the app's event loop. What it raises is a failure.
-        It may return a `DeferredCompletion` and finish later; anything else that it returns is ignored.
+        What it returns is published, an `Outgoing` or several in a list or by `yield`, and then its message is done;
+        what brokers refuse of it is a failure of that message. It may return a `DeferredCompletion` and finish later.
 
         Args:
             topics: names of the topics.
@@ -164,6 +168,11 @@ class App:
                 wait for each other too. None (default): the keys are the handler's own.
             filter: called with a message; where it returns false the message is done at once, and counted.
             decoder: "json", a pydantic model, a msgspec struct or a callable of bytes: makes `message.body`.
+            to: topic of what the function returns, where that is no `Outgoing`: one value, with the message's key; a
+                handler of batches returns a list with one for each message. None (default): only `Outgoing` is
+                published.
+            encoder: "json", a pydantic model, a msgspec struct or a callable: makes bytes of the values that it returns
+                and that are no bytes.
             batch: messages given at once, at most; more than 1 gives the function a list. What fails comes in batches
                 again, and each message alone before it is given up; see `BatchError`.
             linger: seconds that a batch which is not full waits for more, from the arrival of its first message.
@@ -196,6 +205,8 @@ class App:
                 key_space=key_space,
                 filter=filter,
                 decoder=decoder,
+                to=to,
+                encoder=encoder,
                 batch=batch,
                 linger=linger,
                 retry_policy=retry,

@@ -112,10 +112,11 @@ class ProducerClient(Protocol):
         value: bytes | None = ...,
         key: bytes | None = ...,
         *,
+        partition: int = ...,
         headers: Sequence[tuple[str, str | bytes | None]] = ...,
         on_delivery: DeliveryCallback = ...,
     ) -> None:
-        """Queue a message; `BufferError` where the queue is full."""
+        """Queue a message, of partition -1 for the partitioner's; `BufferError` where the queue is full."""
 
     def poll(self, timeout: float = ...) -> int:
         """Call the delivery callbacks that are due."""

@@ -118,10 +118,11 @@ class LastingProducer:
         value: bytes | None = None,
         key: bytes | None = None,
         *,
+        partition: int = -1,
         headers: Sequence[tuple[str, str | bytes | None]] = (),
         on_delivery: DeliveryCallback | None = None,
     ) -> None:
-        """Queue a message.
+        """Queue a message; of partition -1, the client's partitioner chooses one.
 
         Raises:
             KafkaException: it is not taken; of a client that failed fatally, why that was. Try again later.
@@ -139,7 +140,9 @@ class LastingProducer:
                 on_delivery(self.failure if is_purged and self.failure is not None else error, message)
 
         try:
-            self._renewal.client.produce(topic, value, key, headers=list(headers), on_delivery=delivered)
+            self._renewal.client.produce(
+                topic, value, key, partition=partition, headers=list(headers), on_delivery=delivered
+            )
         except KafkaException as error:
             self._renewal.note_failure(error)
             # The client says no more than that it failed; what it was is told by its next poll.

@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition
 from penstock.clients.cluster import Clock, Cluster
 from penstock.clients.renewal import LastingProducer
 from penstock.clients.rights import Right
-from penstock.consumer.assignments import Assignment, Assignments, Fetch
+from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, Fetch
 from penstock.consumer.execution.executor import Executor, LoopLag, ManualExecutor
 from penstock.consumer.execution.key_resolver import KeyResolver
 from penstock.consumer.execution.lane_plan import LanePlan
@@ -45,6 +45,8 @@ from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.polling.rebalance import Rebalance
 from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
+from penstock.consumer.publishing.result_publisher import RefusedResults, ResultPublisher
+from penstock.consumer.publishing.results import ResultMaker, with_results
 from penstock.consumer.retry_topics import RetryHeaders, former_retry_topics, retry_topics
 from penstock.consumer.settings import ConsumerSettings
 from penstock.message import Record
@@ -96,12 +98,14 @@ class Engine:
             fail=self.fail,
             exception_texts=settings.exception_texts,
         )
+        self.results = ResultPublisher(self._wake_lane_for)
         self.processor = LaneProcessor(
             clock,
             settings.run_seconds,
             scheduler=self.scheduler,
             timers=self.timers,
             publisher=self.dead_letter_publisher,
+            results=self.results,
             wake=self._wake,
             fail=self.fail,
         )
@@ -140,6 +144,9 @@ class Engine:
     def _wake(self, queues: Sequence[int]) -> None:
         self.executor.wake(queues)
 
+    def _wake_lane_for(self, lane: ConsumerLane, refused: RefusedResults) -> None:
+        self._wake(self.scheduler.wake(lane, refused))
+
     def _loop_lag(self) -> LoopLag:
         return self.executor.loop_lag()
 
@@ -149,6 +156,8 @@ class Engine:
         return slots if self.key_resolver is None else [*slots, self.key_resolver.slot]
 
     def _busy(self, assignments: Sequence[Assignment]) -> list[str]:
+        # Asked by the poll thread in a revocation: nobody else would learn of what brokers acknowledge meanwhile.
+        self.results.serve()
         return self.processor.busy_with(self.slots(), assignments)
 
     def _telemetry(self) -> ConsumerTelemetry | None:
@@ -162,11 +171,13 @@ class Engine:
         orderings = orderings_of(self.handlers, self.lane_plan.lanes, batches=True)
         routes: dict[str, Route] = {}
         for topic, one in self.handlers.items():
-            invoke = self._traced(one, wrap(one, middlewares))
+            maker = ResultMaker.of(one)
+            invoke = self._traced(one, wrap(one, middlewares), maker)
             routes[topic] = Route(
                 one,
                 orderings[topic],
                 invoke,
+                make_results=maker.make,
                 shares=next((route for route in routes.values() if route.handler is one), None),
             )
             for name, delay in retry_topics(self.group, topic, one.retry_delays).items():
@@ -179,6 +190,7 @@ class Engine:
             shares.handler,
             shares.ordering,
             shares.invoke,
+            make_results=shares.make_results,
             source=topic,
             shares=shares,
             not_before=partial(self._due_at, headers),
@@ -197,9 +209,11 @@ class Engine:
         wait = headers.wait(record, self.clock.time())
         return self.clock.monotonic() + wait if wait > 0 else 0.0
 
-    def _traced(self, one: Handler, invoke: Invoke) -> Invoke:
+    def _traced(self, one: Handler, invoke: Invoke, maker: ResultMaker) -> Invoke:
         if self.telemetry is None:
             return invoke
+        maker.trace = self.telemetry.sending
+        invoke = with_results(invoke, maker, is_async=one.kind is Kind.TASK)
         processing = self.telemetry.processing
         if one.kind is Kind.TASK:
             around = processing.around_async_batch if one.batch > 1 else processing.around_async
@@ -221,7 +235,7 @@ class Engine:
         )
 
     def _handled(self) -> int:
-        return sum(slot.handled for slot in self.slots())
+        return sum(slot.handled for slot in self.slots()) + self.results.handled
 
     def wake_all(self) -> None:
         """Wake all that waits in lanes: what is of dropped assignments goes, what waits for a limit asks again."""
@@ -246,14 +260,17 @@ class Engine:
         if any(one.retry_delays for one in self.handlers.values()):
             self._take_former_delays(cluster.topics())
         outputs = output_topics(self.group, self.handlers)
+        results = {one.to for one in self.handlers.values() if one.to is not None}
+        cluster.require_topics(results - outputs.keys())
         rights = RightsWatch(self.group, self.needed_rights(), cluster.principal, cluster.ask_rights)
         prepare_topics(cluster, partitions, outputs, rights)
         topics = TopicWatch(list(self.routes), cluster.ask_topic_ids)
         self.commits.on_missing_right = rights.check_now
+        producing = self.settings.producer_config()
+        make_producer = partial(LastingProducer, lambda: cluster.producer(producing), self.clock)
         if outputs:
-            producing = self.settings.producer_config()
-            producer = LastingProducer(lambda: cluster.producer(producing), self.clock)
-            self.dead_letter_publisher.connect(producer, cluster.principal)
+            self.dead_letter_publisher.connect(make_producer(), cluster.principal)
+        self.results.connect(make_producer, cluster.principal)
         if self.telemetry is not None:
             self.dead_letter_publisher.trace = self.telemetry.sending
             self.commits.on_result = partial(_report_commit, self.telemetry)
@@ -279,6 +296,8 @@ class Engine:
             executor=self.executor,
             timers=self.timers,
             publisher=self.dead_letter_publisher,
+            results=self.results,
+            assignments=self.assignments,
             router=self.router,
             fetcher=Fetcher(
                 membership=membership,
@@ -299,6 +318,7 @@ class Engine:
                 processor=self.processor,
                 router=self.router,
                 publisher=self.dead_letter_publisher,
+                results=self.results,
                 back_pressure=self.back_pressure,
                 commits=self.commits,
                 routes=routes,
@@ -326,12 +346,13 @@ class Engine:
         return ConsumerStatistics(
             received=self.router.received,
             restored=self.router.restored,
-            handled=sum(slot.handled_so_far for slot in slots),
+            handled=sum(slot.handled_so_far for slot in slots) + self.results.handled,
             failed=sum(slot.failed for slot in slots),
             retried=sum(slot.retried for slot in slots),
             dead_letters=publisher.dead_letters,
             dead_letter_failures=publisher.failures,
             retry_topic=publisher.retries,
+            published=self.results.published,
             dropped=sum(slot.dropped for slot in slots) + publisher.dropped,
             filtered=sum(slot.filtered for slot in slots),
             in_flight=sum(one.in_flight for one in partitions),
@@ -363,7 +384,12 @@ class Engine:
         loop = self.loop
         if loop is None:
             return []
-        causes = Causes(self.dead_letter_publisher.states, loop.topic_watch.trouble, loop.rights_watch.trouble)
+        causes = Causes(
+            self.dead_letter_publisher.states,
+            loop.topic_watch.trouble,
+            loop.rights_watch.trouble,
+            self.results.state_of,
+        )
         assigned = self.assignments.all()
         if not assigned and not loop.membership.leaving.is_set():
             why = loop.shut_out()

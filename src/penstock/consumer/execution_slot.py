@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from penstock.consumer.assignments import ConsumerRun, Fetch
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
-from penstock.consumer.handlers.route import Failed, Invoke
+from penstock.consumer.handlers.route import Failed, Invoke, MakeResults, Route
+from penstock.consumer.publishing.results import Results
 from penstock.message import Message, Record
 
 #: What a handler is given, and what came of it: None when it is done.
 Work = Message | list[Message]
-Outcome = Failed | DeferredCompletion | None
+Outcome = Failed | DeferredCompletion | Results | None
 
 
 class ExecutionSlot:
@@ -30,6 +31,7 @@ class ExecutionSlot:
         "handled",
         "invoke",
         "kind",
+        "make_results",
         "name",
         "owed_s",
         "record",
@@ -54,8 +56,9 @@ class ExecutionSlot:
         self.batch_count = 1
         #: The run whose messages are handled one by one and completed together, until the lane is given back.
         self.run: ConsumerRun | None = None
-        #: What is called with what the lane processor yields.
+        #: What is called with what the lane processor yields, and with what that returned.
         self.invoke: Invoke = _nothing
+        self.make_results: MakeResults = _nothing
         #: The thread, and for a task the task, that runs it: for a look at its stack.
         self.thread_id: int | None = None
         self.task: Task[None] | None = None
@@ -66,6 +69,10 @@ class ExecutionSlot:
         self.retried = 0
         self.dropped = 0
         self.filtered = 0
+
+    def enter(self, route: Route) -> None:
+        """Call what a route calls from now on."""
+        self.invoke, self.make_results = route.invoke, route.make_results
 
     def leave(self) -> None:
         """Note that the slot is between lanes."""
@@ -115,7 +122,7 @@ def complete_finished(slots: Iterable[ExecutionSlot]) -> None:
             run.owner.assignment.tracker.complete_early(run.owner.block, run.indexes[places.start : places.stop])
 
 
-def _nothing(_: object) -> None:
+def _nothing(*_: object) -> None:
     raise AssertionError("the lane processor yields only after it has set what is to be called")
 
 

@@ -48,7 +48,8 @@ class TestApp:
         app: the app. It is not changed, and may be given to several.
         broker: where it runs; one of its own when left out.
         seed: decides what is left to chance in a broker of its own: where fetches break.
-        partitions: of the topics that the app consumes and that are absent.
+        partitions: of the topics that the app consumes, or names with `to`, and that are absent.
+        topics: further topics to create, such as those of the `Outgoing` that handlers return.
         handler_timeout: real seconds that an `async def` handler may take before it is taken to hang.
 
     Raises:
@@ -64,6 +65,7 @@ class TestApp:
         *,
         seed: int = 0,
         partitions: int = 1,
+        topics: Iterable[str] = (),
         handler_timeout: float = 10.0,
     ) -> None:
         if not app.handlers:
@@ -74,6 +76,8 @@ class TestApp:
         self.app = app
         self.broker = broker or TestBroker(seed)
         self._partitions = partitions
+        named = (one.to for one in app.handlers.values() if one.to is not None)
+        self._topics = dict.fromkeys((*app.handlers, *named, *topics))
         self._handler_timeout = handler_timeout
         self._consumer: SteppedConsumer | None = None
         self._tasks: TaskRunner | None = None
@@ -99,7 +103,7 @@ class TestApp:
         if self._consumer is not None:
             raise StoppedError(f"app {self.app.name} runs already in this test; stop it first, or use restart()")
         app, settings = self.app, self.app._settings  # noqa: SLF001 - it is run as `App.start` runs it
-        self.broker.ensure_topics(TopicSpec(topic, self._partitions) for topic in app.handlers)
+        self.broker.ensure_topics(TopicSpec(topic, self._partitions) for topic in self._topics)
         middlewares = app._middlewares  # noqa: SLF001 - as above
         consumer = SteppedConsumer(app.name, app.handlers, settings, self.broker, middlewares, wait=self._wait)
         if consumer.engine.lane_plan.has_tasks:
@@ -301,6 +305,14 @@ class TestApp:
         """
         return [_message(record) for record in self.broker.records(topic)]
 
+    def published(self, topic: str) -> list[Message]:
+        """Return what is in a topic that handlers publish to, partition by partition.
+
+        Raises:
+            TopicNotFoundError: there is no such topic: name it in `topics`.
+        """
+        return self.records(topic)
+
     def dead_letters(self, topic: str) -> list[Message]:
         """Return the dead letters of a topic that the app consumes.
 
@@ -351,6 +363,7 @@ class TestApp:
             engine.router.stale,
             (engine.rebalance.assigned, engine.rebalance.revoked, engine.rebalance.lost),
             (publisher.waiting, publisher.unwritten, publisher.dead_letters, publisher.retries, publisher.failures),
+            (engine.results.waiting, engine.results.published),
             (engine.commits.succeeded, engine.commits.failed),
             [assignment.paused for assignment in engine.assignments.all()],
             self.broker.generation(engine.group),

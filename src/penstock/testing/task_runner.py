@@ -107,14 +107,15 @@ class TaskRunner:
             outcome: Outcome = None
             try:
                 returned = await cast("Awaitable[object]", worker.slot.invoke(worker.work))
+                if returned is not None and not isinstance(returned, DeferredCompletion):
+                    returned = worker.slot.make_results(returned, worker.work)
+                outcome = returned
             except (KeyboardInterrupt, asyncio.CancelledError) as error:
                 if isinstance(error, KeyboardInterrupt) or _is_cancelled():
                     raise
                 outcome = Failed(error)
             except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
                 outcome = Failed(raised())
-            else:
-                outcome = returned if isinstance(returned, DeferredCompletion) else None
             worker.go_on(outcome)
 
     def cancel(self) -> None:

@@ -45,10 +45,9 @@ class Admission:
             self.filtered(item, slot)
             return None, None
         try:
-            known = item[0].identities
-            key = known[item[1]] if known is not None and item[1] in known else route.ordering.identity(record)
+            key = _identity(item)
         except PenstockError as error:
-            return (record.topic(), record.partition(), record.offset()), Failed(error, permanent=True)
+            return _place(record), Failed(error, permanent=True)
         if route.not_before is not None and (at := route.not_before(record)) > now:
             alone = NotDue(key, (record.topic(), record.partition(), record.offset()))
             self._parking.park(lane, alone, item).due_at = at
@@ -65,6 +64,14 @@ class Admission:
             self._parking.wake_at(answer, lane, key)
             return key, None
         return key, answer
+
+    @staticmethod
+    def identity(item: Item) -> Hashable:
+        """Return the key of a message that was admitted before."""
+        try:
+            return _identity(item)
+        except PenstockError:
+            return _place(item[2])
 
     @staticmethod
     def readmit(route: Route, key: Hashable, record: Record, now: float, attempts: int) -> Answer | None:
@@ -95,6 +102,16 @@ class Admission:
         """Complete a message that the filter refused."""
         item[0].assignment.tracker.complete(item[0].block, (item[1],))
         slot.filtered += 1
+
+
+def _identity(item: Item) -> Hashable:
+    fetch, index, record = item
+    known = fetch.identities
+    return known[index] if known is not None and index in known else fetch.assignment.route.ordering.identity(record)
+
+
+def _place(record: Record) -> Hashable:
+    return record.topic(), record.partition(), record.offset()
 
 
 def _fetch_of(item: Item) -> Fetch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Generator, Hashable, Iterator
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from itertools import islice
 
 from penstock.clients.cluster import Clock
@@ -21,17 +21,23 @@ from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.failures.parking import FailedBatch, Parking
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.route import Failed, RateLimited, Route
+from penstock.consumer.publishing.result_publisher import ResultPublisher, Tries
+from penstock.consumer.publishing.results import Results
 from penstock.message import Message
 from penstock.routing import KeyState
+
+#: What came of a batch.
+BatchOutcome = Failed | Results | None
 
 
 class BatchProcessor:
     """Thread-safe: each call is for a lane that the caller holds."""
 
-    def __init__(self, clock: Clock, admission: Admission, parking: Parking) -> None:
+    def __init__(self, clock: Clock, admission: Admission, parking: Parking, results: ResultPublisher) -> None:
         self._now = clock.monotonic
         self._admission = admission
         self._parking = parking
+        self._results = results
 
     def process(
         self, lane: ConsumerLane, runs: deque[ConsumerRun], route: Route, slot: ExecutionSlot, _deadline: float
@@ -143,7 +149,7 @@ class BatchProcessor:
     @staticmethod
     def _hand_over(
         batch: list[tuple[Hashable, Item, Message]], slot: ExecutionSlot
-    ) -> Generator[Work, Outcome, Failed | None]:
+    ) -> Generator[Work, Outcome, BatchOutcome]:
         slot.record, slot.batch_count = batch[0][1][2], len(batch)
         outcome = yield [message for _, _, message in batch]
         return not_for_batches() if isinstance(outcome, DeferredCompletion) else outcome
@@ -152,11 +158,11 @@ class BatchProcessor:
         self,
         lane: ConsumerLane,
         batch: list[tuple[Hashable, Item, Message]],
-        outcome: Failed | None,
+        outcome: BatchOutcome,
         slot: ExecutionSlot,
     ) -> None:
         """Complete what is done of new messages; of each key, park the first that failed with all behind it."""
-        failed = {} if outcome is None else failures(outcome, len(batch))
+        failed = failures(outcome, len(batch)) if isinstance(outcome, Failed) else {}
         failed_batch = _failed_batch(batch, outcome, failed)
         done = []
         behind: Counter[Hashable] = Counter()
@@ -168,7 +174,7 @@ class BatchProcessor:
                 self._parking.park_unfinished(lane, key, item, failed[place], slot, failed_batch=failed_batch)
             else:
                 done.append(item)
-        self._admission.done(done, slot)
+        self._done(lane, done, outcome, slot)
         for key, count in behind.items():
             lane.parked[key].count_behind(count)
 
@@ -177,11 +183,11 @@ class BatchProcessor:
         lane: ConsumerLane,
         batch: list[tuple[Hashable, Item, Message]],
         heads: dict[Hashable, ConsumerParked],
-        outcome: Failed | None,
+        outcome: BatchOutcome,
         slot: ExecutionSlot,
     ) -> None:
         """Complete what is done of parked messages; what is behind the first that failed of its key waits on."""
-        failed = {} if outcome is None else failures(outcome, len(batch))
+        failed = failures(outcome, len(batch)) if isinstance(outcome, Failed) else {}
         failed_batch = _failed_batch(batch, outcome, failed)
         stuck: dict[Hashable, Failed] = {}
         behind: Counter[Hashable] = Counter()
@@ -193,7 +199,10 @@ class BatchProcessor:
                 behind[key] += 1
             else:
                 done.append((key, item))
-        self._admission.done([item for _, item in done], slot)
+        # Only heads have tries that count: what is behind one was handed over with it.
+        attempts = {key: head.attempts for key, head in heads.items()}
+        tries = [Tries(attempts.pop(key, 0), heads[key].since) for key, _ in done]
+        self._done(lane, [item for _, item in done], outcome, slot, tries)
         for key, _ in done:
             # Those of a key have the same order in the batch.
             self._parking.next_head(heads[key], slot)
@@ -201,9 +210,30 @@ class BatchProcessor:
             heads[key].count_behind(behind[key])
             self._parking.fail_head(lane, key, heads[key], failure, slot, failed_batch=failed_batch)
 
+    def _done(
+        self,
+        lane: ConsumerLane,
+        items: Sequence[Item],
+        outcome: BatchOutcome,
+        slot: ExecutionSlot,
+        tries: Sequence[Tries] | None = None,
+    ) -> None:
+        """Complete messages that a handler is done with, once what it returned is written."""
+        if not isinstance(outcome, Results):
+            self._admission.done(items, slot)
+        elif outcome.each is None:
+            self._results.submit(lane, items, outcome.messages, tries)
+        else:
+            # Nothing of the batch failed, so that there are results for each.
+            for place, (item, results) in enumerate(zip(items, outcome.each, strict=True)):
+                if results:
+                    self._results.submit(lane, (item,), results, None if tries is None else (tries[place],))
+                else:
+                    self._admission.done((item,), slot)
+
 
 def _failed_batch(
-    batch: list[tuple[Hashable, Item, Message]], outcome: Failed | None, failed: dict[int, Failed]
+    batch: list[tuple[Hashable, Item, Message]], outcome: BatchOutcome, failed: dict[int, Failed]
 ) -> FailedBatch | None:
     """Return a batch of several that failed as a whole, or None."""
     whole = len(failed) == len(batch) > 1 and all(one is outcome for one in failed.values())

@@ -25,7 +25,7 @@ from penstock.consumer.execution.lane_processor import LaneProcessor
 from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Work
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
-from penstock.consumer.handlers.route import Failed, disregarded
+from penstock.consumer.handlers.route import Failed
 from penstock.errors import raised
 from penstock.message import Record
 from penstock.routing import Scheduler
@@ -232,6 +232,8 @@ class TaskPool:
                                 break
                         try:
                             outcome = await slot.invoke(work)  # type: ignore[misc] # of a task: an `async def`
+                            if outcome is not None and not isinstance(outcome, DeferredCompletion):
+                                outcome = slot.make_results(outcome, work)
                         except asyncio.CancelledError as error:
                             if self._ended:
                                 raise
@@ -239,9 +241,6 @@ class TaskPool:
                             outcome = Failed(error)
                         except:  # noqa: E722 - see `raised`; a handler may raise what it likes
                             outcome = Failed(raised())
-                        else:
-                            if outcome is not None and not isinstance(outcome, DeferredCompletion):
-                                outcome = disregarded(outcome)
                         work = None
                         # Equal contexts are one object inside as a rule, so this costs next to nothing.
                         if (copied() != context or cancelling()) and not self._ended:

@@ -28,6 +28,8 @@ from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.route import Failed, RateLimited, Route
+from penstock.consumer.publishing.result_publisher import RefusedResults, ResultPublisher
+from penstock.consumer.publishing.results import Results
 from penstock.message import Message, Record
 from penstock.routing import Scheduler
 
@@ -47,6 +49,7 @@ class LaneProcessor:
         scheduler: Scheduler[Fetch, Record],
         timers: Timers,
         publisher: DeadLetterPublisher,
+        results: ResultPublisher,
         wake: Callable[[Sequence[int]], None],
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -65,8 +68,11 @@ class LaneProcessor:
         #: Deferred completions that are out, with what they belong to. Any thread may read it.
         self.deferred = self._parking.deferred
         self._admission = Admission(self._parking)
-        self._batches = BatchProcessor(clock, self._admission, self._parking)
-        self._parked_keys = ParkedKeyProcessor(clock, self._admission, self._parking, self.throttling, self._batches)
+        self._results = results
+        self._batches = BatchProcessor(clock, self._admission, self._parking, results)
+        self._parked_keys = ParkedKeyProcessor(
+            clock, self._admission, self._parking, self.throttling, batches=self._batches, results=results
+        )
 
     def give_back(self, lane: ConsumerLane, linger: LingerUntil | None) -> int | None:
         """Give a lane back as `process` returned; returns its ready queue when it is ready again."""
@@ -106,7 +112,7 @@ class LaneProcessor:
                 continue
             if route.kind is not slot.kind:
                 return None
-            slot.invoke = route.invoke
+            slot.enter(route)
             # Also where the limit was taken away since: what came first goes first.
             if lane.throttled and (throttled := lane.throttled.get(route.token_bucket)) is not None:
                 throttled.runs.append(lane.runs.popleft())
@@ -148,7 +154,10 @@ class LaneProcessor:
                 if outcome is not None:
                     self._complete(run, first, place - 1, slot)
                     item = (fetch, run.indexes[place - 1], record)
-                    self._parking.park_unfinished(lane, identity(record), item, outcome, slot)
+                    if isinstance(outcome, Results):
+                        self._results.submit(lane, (item,), outcome.messages)
+                    else:
+                        self._parking.park_unfinished(lane, identity(record), item, outcome, slot)
                     # Before the next record is begun: see `ExecutionSlot.finished`.
                     first = run.next = place
                 time = now()
@@ -172,12 +181,28 @@ class LaneProcessor:
             if owner is not None and owner.assignment.route.kind is not slot.kind:
                 return False
             key = lane.due.pop(0)
+            if isinstance(key, RefusedResults):
+                self._park_refused(lane, key, slot)
+                continue
             parked, throttled = lane.parked.get(key), lane.throttled.get(key)
             if parked is not None and not (yield from self._parked_keys.process(lane, key, parked, slot, deadline)):
                 return False
             if throttled is not None and not (yield from self._process_throttled(lane, key, throttled, slot, deadline)):
                 return False
         return True
+
+    def _park_refused(self, lane: ConsumerLane, refused: RefusedResults, slot: ExecutionSlot) -> None:
+        """Park a message whose results were refused, as one whose handler has failed."""
+        item = fetch, _, _ = refused.item
+        slot.fetch = fetch
+        if not fetch.assignment.active:
+            return
+        key = self._admission.identity(item)
+        if key in lane.parked:
+            # Its own failure is met again when it is handed over: what it stands behind comes first.
+            self._parking.append(lane, key, item)
+            return
+        self._parking.park_refused(lane, key, refused, slot)
 
     def _complete(self, run: ConsumerRun, first: int, stop: int, slot: ExecutionSlot) -> None:
         if stop > first:
@@ -199,7 +224,7 @@ class LaneProcessor:
             if self._now() >= deadline:
                 lane.due.insert(0, key)
                 return False
-            slot.invoke = route.invoke
+            slot.enter(route)
             serve = self._batches.process if route.batch > 1 else self._process_gated
             if (yield from serve(lane, throttled.runs, route, slot, deadline)):
                 self.throttling.await_token(lane, route.token_bucket, throttled)
@@ -235,6 +260,8 @@ class LaneProcessor:
             outcome = message if isinstance(message, Failed) else (yield message)
             if outcome is None:
                 self._admission.done((item,), slot)
+            elif isinstance(outcome, Results):
+                self._results.submit(lane, (item,), outcome.messages)
             else:
                 self._parking.park_unfinished(lane, key, item, outcome, slot)
         runs.popleft()
@@ -267,6 +294,8 @@ class LaneProcessor:
             if fetch is not None and fetch.assignment in assignments:
                 busy.append(slot.name)
         busy += ["a deferred completion" for fetch in list(self.deferred.values()) if fetch.assignment in assignments]
+        if self._results.has_any_of(assignments):
+            busy.append("results on their way")
         return busy
 
 

@@ -11,7 +11,10 @@ from penstock.consumer.execution.batch_processor import BatchProcessor
 from penstock.consumer.execution.throttling import Throttling
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.failures.parking import NotDue, Parking
+from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.route import Failed, RateLimited
+from penstock.consumer.publishing.result_publisher import ResultPublisher, Tries
+from penstock.consumer.publishing.results import Results
 from penstock.message import Message
 from penstock.routing.lanes import WAITING, KeyState
 
@@ -20,13 +23,21 @@ class ParkedKeyProcessor:
     """Thread-safe: each call is for a lane that the caller holds."""
 
     def __init__(
-        self, clock: Clock, admission: Admission, parking: Parking, throttling: Throttling, batches: BatchProcessor
+        self,
+        clock: Clock,
+        admission: Admission,
+        parking: Parking,
+        throttling: Throttling,
+        *,
+        batches: BatchProcessor,
+        results: ResultPublisher,
     ) -> None:
         self._now = clock.monotonic
         self._admission = admission
         self._parking = parking
         self._throttling = throttling
         self._batches = batches
+        self._results = results
 
     def process(
         self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, slot: ExecutionSlot, deadline: float
@@ -59,7 +70,7 @@ class ParkedKeyProcessor:
                 self._parking.next_head(parked, slot)
                 continue
             slot.started, slot.record, slot.batch_count = now, record, 1
-            slot.invoke = route.invoke
+            slot.enter(route)
             yield from self._try_head(lane, key, parked, answer, slot)
         del lane.parked[key]
         return True
@@ -104,7 +115,10 @@ class ParkedKeyProcessor:
         outcome = answer if isinstance(answer, Failed) else (yield answer)
         if isinstance(outcome, Failed):
             self._parking.fail_head(lane, key, parked, outcome, slot)
-        elif outcome is not None:
+        elif isinstance(outcome, Results):
+            self._results.submit(lane, (item,), outcome.messages, (Tries(parked.attempts, parked.since),))
+            self._parking.next_head(parked, slot)
+        elif isinstance(outcome, DeferredCompletion):
             self._parking.defer_head(lane, key, parked, outcome, slot)
         else:
             self._admission.done((item,), slot)

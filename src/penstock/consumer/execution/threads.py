@@ -24,7 +24,7 @@ from penstock.consumer.execution.lane_processor import LaneProcessor
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
-from penstock.consumer.handlers.route import Failed, disregarded
+from penstock.consumer.handlers.route import Failed
 from penstock.errors import raised
 from penstock.message import Record
 from penstock.routing import Scheduler
@@ -48,9 +48,11 @@ def call(slot: ExecutionSlot, work: object) -> Outcome:
     """Call a slot's handler and return what came of it."""
     try:
         returned = slot.invoke(work)
+        if returned is None or isinstance(returned, DeferredCompletion):
+            return returned
+        return slot.make_results(returned, work)
     except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
         return Failed(raised())
-    return returned if isinstance(returned, DeferredCompletion) else disregarded(returned)
 
 
 class Worker:
@@ -99,12 +101,11 @@ class Worker:
                 work = send(outcome)
                 # `call`, written out: it is most of what an empty handler costs.
                 try:
-                    outcome = slot.invoke(work)  # type: ignore[assignment] # anything but a deferral is ignored
+                    outcome = slot.invoke(work)  # type: ignore[assignment] # what else it is, is looked at below
+                    if outcome is not None and not isinstance(outcome, DeferredCompletion):
+                        outcome = slot.make_results(outcome, work)
                 except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
                     outcome = Failed(raised())
-                else:
-                    if outcome is not None and not isinstance(outcome, DeferredCompletion):
-                        outcome = disregarded(outcome)
         except StopIteration as end:
             linger = end.value
         finally:

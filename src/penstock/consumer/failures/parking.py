@@ -22,6 +22,8 @@ from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import OnFailure
 from penstock.consumer.handlers.route import Failed, Route
 from penstock.consumer.message_sizes import size_in_bytes
+from penstock.consumer.publishing.result_publisher import RefusedResults
+from penstock.consumer.publishing.results import ResultError
 from penstock.errors import PenstockError
 from penstock.routing import KeyState
 
@@ -100,6 +102,15 @@ class Parking:
         else:
             self.fail_head(lane, key, parked, outcome, slot, failed_batch=failed_batch)
 
+    def park_refused(self, lane: ConsumerLane, key: Hashable, refused: RefusedResults, slot: ExecutionSlot) -> None:
+        """Park the key of a message whose results were refused, as if its handler had failed."""
+        parked = self.park(lane, key, refused.item)
+        if refused.tries is None:
+            parked.since = self._now()
+        else:
+            parked.attempts, parked.since = refused.tries
+        self.fail_head(lane, key, parked, Failed(refused.error), slot)
+
     def park(self, lane: ConsumerLane, key: Hashable, item: Item) -> ConsumerParked:
         """Park a key that is not parked on a message."""
         parked = lane.park(key)
@@ -174,6 +185,8 @@ class Parking:
         handler = route.handler
         slot.failed += 1
         parked.attempts += 1
+        if isinstance(error, ResultError) and not failure.permanent:
+            failure = Failed(error, permanent=True)
         now = self._now()
         place = f"{assignment}@{record.offset()}"
         parked.batch_keys = () if failed_batch is None else failed_batch.keys

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 from penstock.errors import ConfigurationError
 
@@ -30,7 +31,33 @@ def name_of(function: object) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
 
 
-def require_parameters(kind: str, function: Callable[..., object], what: str, count: int) -> None:
+def is_async_generator(function: Callable[..., object]) -> bool:
+    """Tell whether calling this gives an asynchronous generator."""
+    return inspect.isasyncgenfunction(called_by(function))
+
+
+def collected(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that returns in a list what a generator function yields; another function as it is."""
+    if inspect.isgeneratorfunction(called_by(function)):
+
+        @functools.wraps(function)
+        def call(given: object) -> list[object]:
+            return list(function(given))
+
+        return call
+    if is_async_generator(function):
+
+        @functools.wraps(function)
+        async def await_all(given: object) -> list[object]:
+            return [one async for one in function(given)]
+
+        return await_all
+    return function
+
+
+def require_parameters(
+    kind: str, function: Callable[..., object], what: str, count: int, *, may_yield: bool = False
+) -> None:
     """Check that a function can be called with so many arguments, and does its work when it is.
 
     Args:
@@ -38,12 +65,13 @@ def require_parameters(kind: str, function: Callable[..., object], what: str, co
         function: the function.
         what: the arguments, in words.
         count: how many they are, by position.
+        may_yield: whether it may have a `yield`.
 
     Raises:
         ConfigurationError: it cannot, or it has a `yield`.
     """
     called = called_by(function)
-    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+    if not may_yield and (inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)):
         raise ConfigurationError(f"{kind} {name_of(function)} has a `yield`: called, it would do nothing; take it out")
     try:
         signature = inspect.signature(function)

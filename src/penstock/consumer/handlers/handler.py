@@ -8,7 +8,8 @@ from enum import Enum
 
 from penstock import options as check
 from penstock.consumer.handlers.decoding import Decoder, DecoderSpec, decoder_of
-from penstock.consumer.handlers.functions import is_async, name_of, require_parameters
+from penstock.consumer.handlers.encoding import Encoder, EncoderSpec, encoder_of
+from penstock.consumer.handlers.functions import collected, is_async, is_async_generator, name_of, require_parameters
 from penstock.consumer.handlers.option_checks import (
     check_batch,
     check_plain,
@@ -64,6 +65,8 @@ class Handler:
         key_space: name of the key space it shares with others, or None for one of its own.
         filter: which messages are handled at all.
         decoder: makes a message's `body` of its value, or None.
+        to: topic of what it returns, where that is no `Outgoing`; or None.
+        encoder: makes the value of what it returns, or None.
         batch: how many messages are given at once, at most; 1 gives messages, more gives lists.
         linger: seconds that a batch which is not full waits, from the arrival of its first message.
         retry: whether and when a failed message is tried again.
@@ -84,6 +87,8 @@ class Handler:
     key_space: str | None
     filter: Filter | None
     decoder: Decoder | None
+    to: str | None
+    encoder: Encoder | None
     batch: int
     linger: float
     retry: RetryPolicy
@@ -110,6 +115,8 @@ def handler(
     key_space: str | None = None,
     filter: Filter | None = None,  # noqa: A002 - the word of the field
     decoder: DecoderSpec = None,
+    to: str | None = None,
+    encoder: EncoderSpec = None,
     batch: int = 1,
     linger: float = 0.0,
     retry_policy: RetryPolicy | None = None,
@@ -124,17 +131,19 @@ def handler(
     """Check what a user gave for a handler and return it in one piece.
 
     `function` is called with each message, on a worker thread, or on the event loop where it is an `async def`. What it
-    raises is a failure. It may return a `DeferredCompletion`; anything else that it returns is ignored. The options are
-    those of `App.handler`, where they are explained; `retry_policy` is called `retry` there.
+    raises is a failure; what it returns is published, or is a `DeferredCompletion`. The options are those of
+    `App.handler`, where they are explained; `retry_policy` is called `retry` there.
 
     Raises:
         ConfigurationError: one of them is wrong.
     """
     check.a_callable("handler", function)
-    require_parameters("handler", function, "a message", 1)
+    require_parameters("handler", function, "a message", 1, may_yield=True)
     check_plain({"filter": filter, "decoder": decoder, "key": key})
     if filter is not None:
         check.a_callable("filter", filter)
+    if to is not None:
+        check.not_empty("to", to)
     if key_space is not None:
         check.not_empty("key_space", key_space)
     if retry_policy is not None and not isinstance(retry_policy, RetryPolicy):
@@ -150,14 +159,16 @@ def handler(
     check_rates(order, rate, key_rate)
     fate, letters, letter_format = _on_failure(on_failure, dead_letter_topic, dead_letter_format)
     return Handler(
-        function=function,
-        kind=Kind.TASK if is_async(function) else Kind.THREAD,
+        function=collected(function),
+        kind=Kind.TASK if is_async(function) or is_async_generator(function) else Kind.THREAD,
         order=order,
         keyless=keyless,
         key=key_function(key),
         key_space=key_space,
         filter=filter,
         decoder=decoder_of(decoder),
+        to=to,
+        encoder=encoder_of(encoder),
         batch=batch,
         linger=linger,
         retry=retry_policy or retry(),
@@ -210,6 +221,11 @@ def orderings_of(handlers: Mapping[str, Handler], lanes: int, *, batches: bool =
 def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:
     """Raise `ConfigurationError` where handlers would feed each other what they give up, or themselves."""
     for topic, one in handlers.items():
+        if one.to == topic:
+            raise ConfigurationError(
+                f"handler {one.name} consumes {topic} and publishes to it: one message would go round for ever; give "
+                "`to` another topic"
+            )
         retries = retry_topics(group, topic, one.retry_delays)
         for name in retries.keys() & handlers.keys():
             raise ConfigurationError(

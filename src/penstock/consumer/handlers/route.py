@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.rate_limits import KeyRateLimiter, TokenBucket
 from penstock.consumer.handlers.retry_policy import RetryPolicy
+from penstock.consumer.publishing.results import Results
 from penstock.consumer.retry_topics import RetriedRecord, tries_before
-from penstock.errors import MessageFormatError, PenstockError, raised
+from penstock.errors import MessageFormatError, raised
 from penstock.message import DecodedMessage, Message, Record, RetriedMessage
 
 Invoke = Callable[..., object]
+#: Makes what is published of what a handler returned for what it was given.
+MakeResults = Callable[[object, Any], Results | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +31,6 @@ class Failed:
 
     error: BaseException = field(repr=False)
     permanent: bool = False
-
-
-def disregarded(returned: object) -> Failed | None:
-    """Return what came of a message whose handler returned something that means nothing here: it is done.
-
-    Save for a coroutine: nobody has begun its work, and nobody would.
-    """
-    if not inspect.iscoroutine(returned):
-        return None
-    returned.close()
-    return Failed(
-        PenstockError(
-            "the handler returned a coroutine, and nothing of it has run: make the handler itself an `async def`, or "
-            "let what is around it await"
-        ),
-        permanent=True,
-    )
 
 
 class RateLimited:
@@ -66,6 +52,7 @@ class Route:
         handler: the handler.
         ordering: its order over the consumer's lanes.
         invoke: the handler's function with whatever is put around it.
+        make_results: makes what is published of what that returns.
         source: for a retry topic, the topic whose messages wait there.
         shares: another route of the same handler, whose limits it shares: of another topic, or, for a retry topic, of
             that topic.
@@ -82,6 +69,7 @@ class Route:
         "key_rate_limiter",
         "kind",
         "linger",
+        "make_results",
         "not_before",
         "ordering",
         "retried",
@@ -96,6 +84,7 @@ class Route:
         ordering: Ordering,
         invoke: Invoke,
         *,
+        make_results: MakeResults,
         source: str | None = None,
         shares: Route | None = None,
         not_before: Callable[[Record], float] | None = None,
@@ -112,6 +101,7 @@ class Route:
         self.key_rate_limiter: KeyRateLimiter = (
             KeyRateLimiter(handler.key_rate) if shares is None else shares.key_rate_limiter
         )
+        self.make_results = make_results
         self.source = source
         self.not_before = not_before
         self.retried = retried

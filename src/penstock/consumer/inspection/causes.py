@@ -25,12 +25,14 @@ class Causes:
     Attributes:
         publishing: where messages are that go to another topic, in words, by their places.
         topic_trouble: returns what is wrong with a topic, in words, or None.
+        results: returns where what a handler returned for a message is, in words, or None.
         missing_rights: returns which rights are missing that a topic comes to a halt without, in words, or None.
     """
 
     publishing: Mapping[Place, str]
     topic_trouble: Callable[[str], str | None]
     missing_rights: Callable[[str], str | None]
+    results: Callable[[Assignment, int], str | None]
 
 
 def parked_ahead(scheduler: Scheduler[Fetch, Record], wanted: Collection[Place]) -> dict[Place, ConsumerParked]:

@@ -149,6 +149,8 @@ def _with_causes(
     place = (assignment, explanation.blocking_offset)
     if (words := causes.publishing.get(place)) is not None:
         return replace(explanation, state="dead letter", detail=words)
+    if (words := causes.results(*place)) is not None:
+        return replace(explanation, state="publishing", detail=words)
     if place in ahead and (head := _head(ahead[place])) is not None:
         first = (head[0].assignment, head[2].offset())
         detail = f"it waits for {first[0]}@{first[1]} of its key"

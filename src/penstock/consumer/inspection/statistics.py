@@ -56,6 +56,7 @@ class ConsumerStatistics:
         dead_letters: messages written to a dead-letter topic.
         dead_letter_failures: dead letters that could not be written, each time it was tried.
         retry_topic: messages written to a retry topic.
+        published: messages written that handlers returned.
         dropped: messages given up by the handler's choice.
         filtered: messages that a handler's filter refused.
         in_flight: messages taken in and not done.
@@ -85,6 +86,7 @@ class ConsumerStatistics:
     dead_letters: int
     dead_letter_failures: int
     retry_topic: int
+    published: int
     dropped: int
     filtered: int
     in_flight: int

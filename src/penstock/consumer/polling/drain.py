@@ -15,6 +15,7 @@ from penstock.consumer.polling.back_pressure import BackPressure
 from penstock.consumer.polling.commits import Commits
 from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
+from penstock.consumer.publishing.result_publisher import ResultPublisher
 from penstock.message import Record
 from penstock.routing import KeyState, Scheduler
 
@@ -30,6 +31,7 @@ class Drain:
     processor: LaneProcessor
     router: Router
     publisher: DeadLetterPublisher
+    results: ResultPublisher
     back_pressure: BackPressure
     commits: Commits
     routes: Sequence[Route]
@@ -79,6 +81,8 @@ class Drain:
             waits.append("completions are put off")
         if self.publisher.unwritten:
             waits.append("dead letters or messages for a retry topic are not written")
+        if self.results.waiting:
+            waits.append("what handlers returned is not written")
         if any(route.token_bucket.next_release(now) is not None for route in self.routes):
             waits.append("some wait for their handler's rate")
         if self._has_retries_before(deadline):

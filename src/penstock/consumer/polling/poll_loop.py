@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.clients.cluster import Clock
+from penstock.consumer.assignments import Assignments
 from penstock.consumer.execution.executor import Executor
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.timers import Timers
@@ -24,10 +25,13 @@ from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.consumer.polling.membership import Membership
 from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
+from penstock.consumer.publishing.result_publisher import ResultPublisher
 from penstock.errors import raised
 
 #: Seconds to wait for a message before timers and commits are served again.
 _POLL_S = 0.05
+#: The same where handlers are at work that return messages.
+_RESULT_S = 0.005
 #: Seconds that what was sent to other topics may take to be acknowledged when the group is left.
 _FLUSH_S = 1.0
 
@@ -43,6 +47,8 @@ class PollLoop:
     executor: Executor
     timers: Timers
     publisher: DeadLetterPublisher
+    results: ResultPublisher
+    assignments: Assignments
     router: Router
     fetcher: Fetcher
     commits: Commits
@@ -78,6 +84,7 @@ class PollLoop:
         self.timers.serve(now)
         self._release_tokens(now)
         self.publisher.serve()
+        self.results.serve()
         self.commits.tick(client, now)
         self.router.flush_due()
         recreated = self.topic_watch.check(now)
@@ -96,8 +103,11 @@ class PollLoop:
 
     def _poll_timeout(self, now: float) -> float:
         """Return the seconds that may be spent waiting for a message."""
-        if self.publisher.waiting or self._workers_wanted:
+        if self.publisher.waiting or self.results.waiting or self._workers_wanted:
             return SATURATED_S
+        if self.results.is_used and any(one.tracker.in_flight for one in self.assignments.all()):
+            # What their handlers return is sent by this thread.
+            return _RESULT_S
         times = [route.token_bucket.next_release(now) for route in self.routes]
         times.append(self.timers.next_due())
         due = min((time for time in times if time is not None), default=now + _POLL_S)
@@ -125,6 +135,7 @@ class PollLoop:
         self.membership.leaving.set()
         try:
             self.publisher.flush(_FLUSH_S)
+            self.results.flush(_FLUSH_S)
             self.membership.leave()
         except:  # noqa: E722 - as in `run`
             self.stop_request.fail(raised())

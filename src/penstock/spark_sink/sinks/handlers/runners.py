@@ -14,8 +14,8 @@ from concurrent.futures import Executor
 from typing import cast
 
 from penstock.consumer.handlers.deferred import DeferredCompletion
-from penstock.consumer.handlers.handler import Handler, Kind
-from penstock.consumer.handlers.route import Failed, disregarded
+from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.route import Failed
 from penstock.errors import SinkError, raised
 from penstock.spark_sink.sinks.handlers.key_queues import HandlerCall, KeyQueues
 
@@ -53,21 +53,31 @@ def _called(call: HandlerCall) -> Failed | None:
         returned = call.route.invoke(call.work)
     except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
         return Failed(raised())
-    return None if returned is None else outcome_of(returned, call.route.handler)
+    return None if returned is None else outcome_of(returned, call)
 
 
-def outcome_of(returned: object, handler: Handler) -> Failed | None:
+def outcome_of(returned: object, call: HandlerCall) -> Failed | None:
     """Return what came of a message whose handler returned something.
 
     Raises:
-        SinkError: it is a completion to come, for which no task can wait.
+        SinkError: it is a completion to come, for which no task can wait, or something to publish.
     """
+    name = call.route.handler.name
     if isinstance(returned, DeferredCompletion):
         raise SinkError(
-            f"{handler.name} returned a DeferredCompletion, which cannot be put off on an executor: the task's process "
+            f"{name} returned a DeferredCompletion, which cannot be put off on an executor: the task's process "
             "may end before it comes; return when the message is done, or make the handler an `async def`"
         )
-    return disregarded(returned)
+    try:
+        made = call.route.make_results(returned, call.work)
+    except:  # noqa: E722 - as in `_called`
+        return Failed(raised())
+    if made is not None:
+        raise SinkError(
+            f"{name} returned messages, and a HandlerSink publishes nothing; write them with a KafkaSink, or run the "
+            "handler in an app"
+        )
+    return None
 
 
 class AsyncRunner:
@@ -178,4 +188,4 @@ class AsyncRunner:
             return Failed(error)
         except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
             return Failed(raised())
-        return None if returned is None else outcome_of(returned, route.handler)
+        return None if returned is None else outcome_of(returned, call)

@@ -313,6 +313,10 @@ def _refuse_what_cannot_be_kept(topic: str, one: Handler) -> None:
             f"{name} has on_failure='hold', but a batch ends only when all of its messages are done; use 'stop', "
             "'dead_letter' or 'drop', or a consumer"
         )
+    if one.to is not None:
+        raise ConfigurationError(
+            f"{name} has to={one.to!r}, but a HandlerSink publishes nothing; write with a KafkaSink, or use a consumer"
+        )
     if one.rate is not None or one.key_rate is not None:
         raise ConfigurationError(
             f"{name} has a rate, which executors cannot share; bound a query by maxOffsetsPerTrigger and its trigger"

@@ -1,0 +1,231 @@
+"""The result publisher: it writes what handlers return; then the messages that it was returned for are done.
+
+Holders of lanes put results here in the order of their keys (`submit`); the poll thread alone sends them, in that order
+and with one idempotent producer, and serves their delivery reports. So the results of a key stand in the order of its
+messages, without a wait between two messages. While brokers are away the producer keeps what it has: its messages do
+not time out.
+
+What a broker refuses is a failure of the message it was returned for. That message has left its lane, so the refusal is
+put on the lane like a key that is woken, and the lane's next holder parks the message as if its handler had failed. A
+message counts as done, and is committed, only when brokers have all its results: a process that ends in between leaves
+it to its next owner.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException
+
+from penstock.clients.kafka import reason
+from penstock.clients.renewal import LastingProducer
+from penstock.clients.rights import THIS_CLIENT, Operation, is_missing_right, missing_right_text, topic_right
+from penstock.consumer.assignments import Assignment, ConsumerLane, Item
+from penstock.consumer.publishing.results import Result
+from penstock.errors import PenstockError
+
+#: What is reported of a message that a producer had which failed for ever.
+_FAILED_FOR_EVER = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._FATAL})  # noqa: SLF001 - the client library's names of its local errors look so
+
+
+class ResultRefusedError(PenstockError):
+    """A broker refused what a handler returned."""
+
+
+class Tries(NamedTuple):
+    """How often a message was handed over to its handler before, and since when on the engine's clock."""
+
+    attempts: int
+    since: float
+
+
+class Unpublished:
+    """Messages of one assignment whose results are not all written: one message, or those of a batch."""
+
+    __slots__ = ("error", "items", "lane", "left", "results", "sent", "tries")
+
+    def __init__(
+        self, lane: ConsumerLane, items: Sequence[Item], results: Sequence[Result], tries: Sequence[Tries] | None
+    ) -> None:
+        self.lane = lane
+        self.items = items
+        #: Of each item, where some were tried before.
+        self.tries = tries
+        self.results = results
+        #: How many of the results the producer was given.
+        self.sent = 0
+        #: How many of them no broker has acknowledged or refused yet.
+        self.left = len(results)
+        #: Why the first of them was refused.
+        self.error: ResultRefusedError | None = None
+
+    @property
+    def assignment(self) -> Assignment:
+        """What the messages were fetched from."""
+        return self.items[0][0].assignment
+
+
+class RefusedResults:
+    """Put on a lane in place of a woken key: a message whose results were refused."""
+
+    __slots__ = ("error", "item", "tries")
+
+    def __init__(self, item: Item, tries: Tries | None, error: ResultRefusedError) -> None:
+        self.item = item
+        self.tries = tries
+        self.error = error
+
+
+class ResultPublisher:
+    """Takes results from holders of lanes; everything else is the poll thread's.
+
+    Args:
+        wake: puts a refusal on a lane, and has the lane served.
+    """
+
+    def __init__(self, wake: Callable[[ConsumerLane, RefusedResults], None]) -> None:
+        self._wake = wake
+        self._make_producer: Callable[[], LastingProducer] | None = None
+        self._producer: LastingProducer | None = None
+        self._principal = THIS_CLIENT
+        # Appended by holders of lanes, taken by the poll thread.
+        self._queue: deque[Unpublished] = deque()
+        # What the producer has. The poll thread's; others read copies, made in one step.
+        self._sent: dict[Unpublished, None] = {}
+        # What a producer had that failed for ever: nobody knows whether it was written. In the order of sending.
+        self._again: deque[tuple[Unpublished, Result]] = deque()
+        #: Whether a handler ever returned something. Written by holders of lanes.
+        self.is_used = False
+        #: Messages whose results are all written, and results that were written. The poll thread's.
+        self.handled = 0
+        self.published = 0
+
+    def connect(self, make_producer: Callable[[], LastingProducer], principal: str = THIS_CLIENT) -> None:
+        """Take what makes the producer, at the first result, and whom the brokers take it for. Before the start."""
+        self._make_producer, self._principal = make_producer, principal
+
+    def submit(
+        self,
+        lane: ConsumerLane,
+        items: Sequence[Item],
+        results: Sequence[Result],
+        tries: Sequence[Tries] | None = None,
+    ) -> None:
+        """Have results written, and then these messages of one assignment done. By the holder of their lane."""
+        self.is_used = True
+        self._queue.append(Unpublished(lane, items, results, tries))
+
+    @property
+    def waiting(self) -> int:
+        """How many submissions are not written yet. Any thread."""
+        return len(self._queue) + len(self._sent)
+
+    def has_any_of(self, assignments: Sequence[Assignment]) -> bool:
+        """Tell whether results of these assignments are on their way. Any thread."""
+        return any(one.assignment in assignments for one in (*self._queue.copy(), *self._sent.copy()))
+
+    def state_of(self, assignment: Assignment, offset: int) -> str | None:
+        """Return where the results of a message are, in words; None where none are on their way. Any thread."""
+        for one in (*self._sent.copy(), *self._queue.copy()):
+            if one.assignment is assignment and any(record.offset() == offset for _, _, record in one.items):
+                topics = ", ".join(sorted({result.topic for result in one.results}))
+                return f"what its handler returned is being written to {topics}"
+        return None
+
+    def serve(self) -> None:
+        """Send what was submitted, and serve delivery reports."""
+        if self._queue or self._again:
+            self._send_waiting(self._connected())
+        if self._sent and self._producer is not None:
+            self._producer.poll(0)
+
+    def flush(self, timeout: float) -> None:
+        """Wait for deliveries of what was sent, at most `timeout` seconds."""
+        if self._producer is not None and self._sent:
+            self._producer.flush(timeout)
+
+    def _connected(self) -> LastingProducer:
+        if self._producer is None:
+            if self._make_producer is None:
+                raise AssertionError("the engine connects before it handles messages")
+            self._producer = self._make_producer()
+        return self._producer
+
+    def _send_waiting(self, producer: LastingProducer) -> None:
+        """Send as much as the producer takes, in the order in which it was submitted."""
+        while self._again:
+            if not self._send(producer, *self._again[0]):
+                return
+            self._again.popleft()
+        while self._queue:
+            one = self._queue[0]
+            if not one.sent and not one.assignment.active:
+                # Its next owner handles it again.
+                self._queue.popleft()
+                continue
+            self._sent[one] = None
+            while one.sent < len(one.results):
+                # Before: a refusal at once may be the last answer that it waits for.
+                one.sent += 1
+                if not self._send(producer, one, one.results[one.sent - 1]):
+                    one.sent -= 1
+                    return
+            self._queue.popleft()
+
+    def _send(self, producer: LastingProducer, one: Unpublished, result: Result) -> bool:
+        """Give the producer a result; return whether it is done with: taken or refused. Else it is tried again soon."""
+        partition = -1 if result.partition is None else result.partition
+        try:
+            producer.produce(
+                result.topic,
+                result.value,
+                result.key,
+                partition=partition,
+                headers=result.headers,
+                on_delivery=partial(self._delivered, one, result),
+            )
+        except BufferError:
+            return False
+        except KafkaException as error:
+            if producer.failure is not None:
+                # A new client is made once all that the failed one had was reported.
+                return False
+            self._answered(one, result, error.args[0])
+        return True
+
+    def _delivered(self, one: Unpublished, result: Result, error: KafkaError | None, _message: object) -> None:
+        if error is not None and (error.fatal() or error.code() in _FAILED_FOR_EVER):
+            self._again.append((one, result))
+        else:
+            self._answered(one, result, error)
+
+    def _answered(self, one: Unpublished, result: Result, error: KafkaError | None) -> None:
+        if error is None:
+            self.published += 1
+        elif one.error is None:
+            one.error = self._refusal(result.topic, error)
+        one.left -= 1
+        if one.left:
+            return
+        # Before it is gone: who waits for what is on its way must see the offsets done, or the lane woken.
+        for place, item in enumerate(one.items):
+            if one.error is None:
+                fetch, index, _ = item
+                fetch.assignment.tracker.complete(fetch.block, (index,))
+                self.handled += 1
+            else:
+                tries = None if one.tries is None else one.tries[place]
+                self._wake(one.lane, RefusedResults(item, tries, one.error))
+        del self._sent[one]
+
+    def _refusal(self, topic: str, error: KafkaError) -> ResultRefusedError:
+        if is_missing_right(error):
+            right = topic_right(Operation.WRITE, topic)
+            what = f"what a handler returned cannot be written to {topic}"
+            return ResultRefusedError(f"{missing_right_text(what, [right], self._principal)} ({reason(error)})")
+        return ResultRefusedError(
+            f"{topic} does not take what a handler returned: {reason(error)}; mend the handler or the topic"
+        )

@@ -1,0 +1,229 @@
+"""Results: what a handler returned, as the messages that are to be written."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.errors import MessageFormatError, raised
+from penstock.outgoing import Outgoing
+
+if TYPE_CHECKING:
+    from penstock.consumer.handlers.encoding import Encoder
+    from penstock.consumer.handlers.handler import Handler
+    from penstock.message import Message
+
+_log = logging.getLogger(__name__)
+
+Headers = list[tuple[str, str | bytes | None]]
+
+
+class ResultError(MessageFormatError):
+    """What a handler returned cannot be published, now or at another try."""
+
+
+class Result(NamedTuple):
+    """A message as it is written."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    headers: Headers
+    partition: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a handler returned, as messages.
+
+    Attributes:
+        messages: for the message that it was given, or for a batch as a whole.
+        each: or for each message of a batch, in their order.
+    """
+
+    messages: Sequence[Result] = field(default=(), repr=False)
+    each: Sequence[Sequence[Result]] | None = field(default=None, repr=False)
+
+
+#: Adds a trace to the headers of a message for a topic.
+Trace = Callable[[str, Headers], Headers]
+
+
+class ResultMaker:
+    """Makes results of what one handler returns. Thread-safe.
+
+    Args:
+        handler: its name, for messages to the user.
+        to: the topic of plain values, or None where only `Outgoing` is published.
+        encoder: encodes values, or None.
+        is_batch: whether the handler gets lists.
+    """
+
+    def __init__(self, handler: str, to: str | None, encoder: Encoder | None, *, is_batch: bool) -> None:
+        self._handler = handler
+        self._to = to
+        self._encoder = encoder
+        self._is_batch = is_batch
+        #: Set before the start, where telemetry is on.
+        self.trace: Trace | None = None
+        self._has_warned = False
+
+    @classmethod
+    def of(cls, handler: Handler) -> ResultMaker:
+        """Return what makes the results of a handler."""
+        return cls(handler.name, handler.to, handler.encoder, is_batch=handler.batch > 1)
+
+    def make(self, returned: object, work: Message | list[Message]) -> Results | None:
+        """Return what is to be written; None for nothing. What was made before stays as it is.
+
+        Raises:
+            ResultError: something of it cannot be a message.
+            Exception: what a generator or the encoder raised.
+        """
+        if isinstance(returned, Results):
+            return returned
+        if inspect.iscoroutine(returned):
+            # Nobody has begun its work, and nobody would.
+            returned.close()
+            raise ResultError(
+                "the handler returned a coroutine, and nothing of it has run: make the handler itself an `async def`, "
+                "or let what is around it await"
+            )
+        if self._is_batch and isinstance(work, list):
+            return self._of_batch(returned, work)
+        key = None if isinstance(work, list) else work.key
+        found = list(self._several(returned, key))
+        return Results(found) if found else None
+
+    def _of_batch(self, returned: object, work: list[Message]) -> Results | None:
+        each = returned if isinstance(returned, list) and len(returned) == len(work) else None
+        if each is None or any(isinstance(one, Outgoing) for one in each):
+            if self._to is not None and not _are_outgoing(returned):
+                raise ResultError(
+                    f"handler {self._handler} returned {_what(returned)} for {len(work)} messages; return a list with "
+                    "a value for each of them, None for those without, or penstock.Outgoing"
+                )
+            found = list(self._several(returned, None))
+            return Results(found) if found else None
+        by_message = [
+            () if one is None else list(self._several(one, message.key))
+            for one, message in zip(each, work, strict=True)
+        ]
+        return Results(each=by_message) if any(by_message) else None
+
+    def _several(self, returned: object, key: bytes | None) -> Iterator[Result]:
+        if isinstance(returned, Outgoing):
+            yield self._result(returned)
+        elif isinstance(returned, Iterator) or _are_outgoing(returned):
+            for one in returned:  # type: ignore[attr-defined] # an iterator, or a list
+                if one is not None:
+                    yield self._one(one, key)
+        else:
+            yield from self._plain(returned, key)
+
+    def _one(self, one: object, key: bytes | None) -> Result:
+        if isinstance(one, Outgoing):
+            return self._result(one)
+        if self._to is None:
+            raise ResultError(
+                f"handler {self._handler} returned {_what(one)} among its messages; make it a penstock.Outgoing, or "
+                "name the topic with to="
+            )
+        return self._result(Outgoing(self._to, one, key))
+
+    def _plain(self, returned: object, key: bytes | None) -> Iterator[Result]:
+        if self._to is not None:
+            yield self._result(Outgoing(self._to, returned, key))
+        elif returned is not None and not self._has_warned and returned not in ([], ()):
+            self._has_warned = True
+            _log.warning(
+                "handler %s returned %s, which is not published: return penstock.Outgoing, name the topic with to=, or "
+                "return None; this is said once",
+                self._handler,
+                _what(returned),
+            )
+
+    def _result(self, outgoing: Outgoing) -> Result:
+        topic, value, key, headers, partition = outgoing
+        if not isinstance(topic, str) or not topic:
+            raise ResultError(f"handler {self._handler} returned a message for the topic {topic!r}; name one")
+        if partition is not None and (not isinstance(partition, int) or isinstance(partition, bool) or partition < 0):
+            raise ResultError(
+                f"handler {self._handler} returned a message for partition {partition!r} of {topic}; give its number "
+                "or None"
+            )
+        written: Headers = []
+        if headers:
+            pairs: Iterable[object] = headers.items() if isinstance(headers, Mapping) else headers
+            try:
+                written = [(name, content) for name, content in pairs]  # type: ignore[misc,has-type] # tried
+            except (TypeError, ValueError):
+                raise self._not_a("headers of pairs of a name and a value", topic, headers) from None
+            if not all(isinstance(name, str) and isinstance(content, str | bytes | None) for name, content in written):
+                raise self._not_a("headers of text, each with text, bytes or None", topic, headers)
+        if self.trace is not None:
+            written = self.trace(topic, written)
+        return Result(topic, self._encoded(topic, value), self._key(topic, key), written, partition)
+
+    def _key(self, topic: str, key: object) -> bytes | None:
+        if key is None or isinstance(key, bytes):
+            return key
+        if isinstance(key, str):
+            return key.encode()
+        raise self._not_a("a key of bytes, text or None", topic, key)
+
+    def _encoded(self, topic: str, value: object) -> bytes | None:
+        if value is None or isinstance(value, bytes):
+            return value
+        if self._encoder is not None:
+            try:
+                value = self._encoder(value)
+            except:  # noqa: E722 - see `raised`; the user's code, whose text may quote the value
+                error = raised()
+                raise ResultError(
+                    f"a value of handler {self._handler} for {topic} cannot be encoded: {type(error).__name__}; mend "
+                    "the handler or the encoder"
+                ) from error
+        if isinstance(value, str):
+            return value.encode()
+        if value is None or isinstance(value, bytes):
+            return value
+        if isinstance(value, bytearray | memoryview):
+            return bytes(value)
+        raise self._not_a("a value of bytes, text or None", topic, value)
+
+    def _not_a(self, wanted: str, topic: str, found: object) -> ResultError:
+        more = "" if self._encoder is not None else ", or give the handler an encoder, such as encoder='json'"
+        return ResultError(
+            f"handler {self._handler} returned {_what(found)} for {topic}, not {wanted}; return that{more}"
+        )
+
+
+def _are_outgoing(returned: object) -> bool:
+    """Tell whether it is a list or tuple of messages; an `Outgoing` is a tuple too, and is none of them."""
+    return isinstance(returned, list | tuple) and any(isinstance(one, Outgoing) for one in returned)
+
+
+def _what(found: object) -> str:
+    """Name what was returned by its type: its content is payload."""
+    name = type(found).__name__
+    return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
+
+
+def with_results(invoke: Callable[..., object], maker: ResultMaker, *, is_async: bool) -> Callable[..., object]:
+    """Return a function that makes results of what another returns, within what is put around it."""
+
+    def made(returned: object, work: Any) -> object:
+        return returned if returned is None or isinstance(returned, DeferredCompletion) else maker.make(returned, work)
+
+    async def await_and_make(work: Any) -> object:
+        return made(await cast("Awaitable[object]", invoke(work)), work)
+
+    def call_and_make(work: Any) -> object:
+        return made(invoke(work), work)
+
+    return await_and_make if is_async else call_and_make
