@@ -26,9 +26,9 @@ from penstock.dead_letters.headers import read
 from penstock.dead_letters.reader import DeadLetter
 from penstock.errors import PenstockError
 from penstock.message import Message
+from penstock.outgoing import Outgoing
 from penstock.telemetry import Telemetry
 from penstock.testing import TestApp
-from penstock.transactions.messages import Outgoing
 from penstock.transactions.stores.file.log.frames import Record as FileRecord
 from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
 from penstock.transactions.wire.half import Half

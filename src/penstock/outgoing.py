@@ -1,27 +1,30 @@
-"""`Outgoing`: a message that a handler returns to have it published."""
+"""`Outgoing`: a message that is to be published, by a handler that returns it or in a transaction."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
-#: Names and values, in their order; or a mapping of them.
-OutgoingHeaders = Iterable[tuple[str, str | bytes | None]] | Mapping[str, str | bytes | None]
+#: Names and values in their order, or a mapping of them.
+UserHeaders = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
 
 
-class Outgoing(NamedTuple):
-    """A message that a handler returns; it is published, and only then the message it was returned for is done.
+@dataclass(slots=True)
+class Outgoing:
+    """A message to publish.
 
     Attributes:
-        topic: where it goes.
-        value: bytes, or text, which is written as UTF-8; None is a tombstone. Anything else needs an `encoder`.
-        key: bytes or text; None for a message without a key.
-        headers: names and values, or a mapping.
-        partition: its partition; None leaves it to the client's partitioner, by the key.
+        topic: where it is published; the topic must exist.
+        value: bytes, or text, which is written as UTF-8; None is a tombstone. A handler with an `encoder` may return
+            anything that it takes.
+        key: its key, bytes or text; or None.
+        headers: its headers; names in a transaction must not begin with `penstock-`.
+        partition: the partition to publish to; Kafka's partitioner chooses where it is None.
     """
 
     topic: str
-    value: object
-    key: str | bytes | None = None
-    headers: OutgoingHeaders = ()
+    value: Any = field(repr=False)
+    key: bytes | str | None = field(default=None, repr=False)
+    headers: UserHeaders = field(default=(), repr=False)
     partition: int | None = None

@@ -13,7 +13,7 @@ from penstock.consumer.execution.executor import ManualExecutor
 from penstock.consumer.execution.threads import call
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome
 from penstock.consumer.handlers.deferred import DeferredCompletion
-from penstock.consumer.handlers.route import Failed, disregarded
+from penstock.consumer.handlers.route import Failed
 from penstock.dead_letters.headers import HeaderList
 from penstock.message import FixedRecord
 from penstock.testing import TestClock
@@ -135,9 +135,11 @@ class SteppedEngine:
 
         try:
             returned = asyncio.run(handle())
+            if returned is None or isinstance(returned, DeferredCompletion):
+                return returned
+            return slot.make_results(returned, work)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's failure
             return Failed(error)
-        return returned if isinstance(returned, DeferredCompletion) else disregarded(returned)
 
     def pass_time(self, seconds: float) -> None:
         """Move the clock, do what is due then, and serve what became ready by it."""

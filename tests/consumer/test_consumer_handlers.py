@@ -57,16 +57,15 @@ def test_whatever_is_awaited_runs_on_the_loop_and_all_else_on_threads(
     assert handler(function).kind is kind
 
 
-def test_a_function_with_a_yield_is_no_handler() -> None:
+def test_a_function_with_a_yield_is_a_handler_of_its_kind() -> None:
     def yields(message: Message) -> Iterator[None]:
         yield
 
     async def yields_later(message: Message) -> AsyncIterator[None]:
         yield
 
-    for function in (yields, yields_later, functools.partial(yields)):
-        with pytest.raises(ConfigurationError, match="has a `yield`"):
-            handler(function)
+    for function, kind in ((yields, Kind.THREAD), (yields_later, Kind.TASK), (functools.partial(yields), Kind.THREAD)):
+        assert handler(function).kind is kind
 
 
 @pytest.mark.parametrize("option", ["filter", "decoder", "key"])

@@ -8,11 +8,11 @@ from functools import partial
 import pytest
 from transaction_tools import Bench
 
+from penstock.outgoing import Outgoing
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.coordinator.state.judgement import Refusal
 from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.coordinator.state.state_machine import PartitionState
-from penstock.transactions.messages import Outgoing
 from penstock.transactions.wire.done_records import Note
 from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ids import new_id

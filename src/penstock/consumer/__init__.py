@@ -6,6 +6,7 @@ from penstock.clients.rights import Grantable, Operation, Resource, Right
 from penstock.consumer.failures.limits import DeadLetterLimit
 from penstock.consumer.handlers.decoding import Decoder, DecoderSpec
 from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.encoding import Encoder, EncoderSpec
 from penstock.consumer.handlers.handler import Filter, Handler, HandlerFunction, Kind, OnFailure, handler
 from penstock.consumer.handlers.middleware import (
     AsyncMiddleware,
@@ -38,6 +39,8 @@ __all__ = [
     "Decoder",
     "DecoderSpec",
     "DeferredCompletion",
+    "Encoder",
+    "EncoderSpec",
     "Explanation",
     "Filter",
     "Grantable",

@@ -25,6 +25,7 @@ from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.handler import Handler, Kind, orderings_of
 from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
+from penstock.consumer.handlers.results import ResultMaker, with_results
 from penstock.consumer.handlers.route import Invoke, Route
 from penstock.consumer.inspection.causes import NO_PARTITION, Causes
 from penstock.consumer.inspection.drain_report import DrainLog
@@ -46,7 +47,6 @@ from penstock.consumer.polling.rebalance import Rebalance
 from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
 from penstock.consumer.publishing.result_publisher import RefusedResults, ResultPublisher
-from penstock.consumer.publishing.results import ResultMaker, with_results
 from penstock.consumer.retry_topics import RetryHeaders, former_retry_topics, retry_topics
 from penstock.consumer.settings import ConsumerSettings
 from penstock.message import Record

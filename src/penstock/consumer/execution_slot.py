@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from penstock.consumer.assignments import ConsumerRun, Fetch
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, Invoke, MakeResults, Route
-from penstock.consumer.publishing.results import Results
 from penstock.message import Message, Record
 
 #: What a handler is given, and what came of it: None when it is done.

@@ -7,7 +7,7 @@ readers, only after its decision is COMMIT. What is not decided is asked of the 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from penstock.transactions.messages import Outgoing, UserHeaders
+from penstock.outgoing import Outgoing, UserHeaders
 from penstock.transactions.model import (
     CoordinatorStatistics,
     DiscardPolicy,

@@ -11,31 +11,11 @@ from typing import cast
 from penstock.errors import ConfigurationError
 from penstock.message import Headers
 from penstock.options import not_negative
+from penstock.outgoing import Outgoing, UserHeaders
 from penstock.transactions.wire.half import MAX_PARTS, RESERVED_PREFIX, Half, is_topic_name
-
-UserHeaders = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
 
 #: The longest time that is taken for one: a hundred years.
 _LONGEST_S = 100 * 365 * 24 * 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A message to send in a transaction.
-
-    Attributes:
-        topic: where it is published; the topic must exist.
-        value: its value, or None for a tombstone; text is encoded as UTF-8.
-        key: its key, or None; text is encoded as UTF-8.
-        headers: its headers; names must not begin with `penstock-`.
-        partition: the partition to publish to; Kafka's partitioner chooses where it is None.
-    """
-
-    topic: str
-    value: bytes | str | None = field(repr=False)
-    key: bytes | str | None = field(default=None, repr=False)
-    headers: UserHeaders = field(default=(), repr=False)
-    partition: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

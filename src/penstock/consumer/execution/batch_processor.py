@@ -20,9 +20,9 @@ from penstock.consumer.execution.batches import failures, not_for_batches
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.failures.parking import FailedBatch, Parking
 from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited, Route
 from penstock.consumer.publishing.result_publisher import ResultPublisher, Tries
-from penstock.consumer.publishing.results import Results
 from penstock.message import Message
 from penstock.routing import KeyState
 

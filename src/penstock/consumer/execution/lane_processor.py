@@ -27,9 +27,9 @@ from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Ling
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
+from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited, Route
 from penstock.consumer.publishing.result_publisher import RefusedResults, ResultPublisher
-from penstock.consumer.publishing.results import Results
 from penstock.message import Message, Record
 from penstock.routing import Scheduler
 

@@ -12,9 +12,9 @@ from penstock.consumer.execution.throttling import Throttling
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.failures.parking import NotDue, Parking
 from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited
 from penstock.consumer.publishing.result_publisher import ResultPublisher, Tries
-from penstock.consumer.publishing.results import Results
 from penstock.message import Message
 from penstock.routing.lanes import WAITING, KeyState
 

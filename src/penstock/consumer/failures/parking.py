@@ -20,10 +20,10 @@ from penstock.consumer.failures.failure_text import failure_text
 from penstock.consumer.failures.timers import Timer, Timers
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import OnFailure
+from penstock.consumer.handlers.results import ResultError
 from penstock.consumer.handlers.route import Failed, Route
 from penstock.consumer.message_sizes import size_in_bytes
 from penstock.consumer.publishing.result_publisher import RefusedResults
-from penstock.consumer.publishing.results import ResultError
 from penstock.errors import PenstockError
 from penstock.routing import KeyState
 

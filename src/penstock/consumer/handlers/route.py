@@ -9,8 +9,8 @@ from typing import Any
 from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.rate_limits import KeyRateLimiter, TokenBucket
+from penstock.consumer.handlers.results import ResultMaker, Results
 from penstock.consumer.handlers.retry_policy import RetryPolicy
-from penstock.consumer.publishing.results import Results
 from penstock.consumer.retry_topics import RetriedRecord, tries_before
 from penstock.errors import MessageFormatError, raised
 from penstock.message import DecodedMessage, Message, Record, RetriedMessage
@@ -52,7 +52,7 @@ class Route:
         handler: the handler.
         ordering: its order over the consumer's lanes.
         invoke: the handler's function with whatever is put around it.
-        make_results: makes what is published of what that returns.
+        make_results: makes what is published of what that returns; by default as the handler says.
         source: for a retry topic, the topic whose messages wait there.
         shares: another route of the same handler, whose limits it shares: of another topic, or, for a retry topic, of
             that topic.
@@ -84,7 +84,7 @@ class Route:
         ordering: Ordering,
         invoke: Invoke,
         *,
-        make_results: MakeResults,
+        make_results: MakeResults | None = None,
         source: str | None = None,
         shares: Route | None = None,
         not_before: Callable[[Record], float] | None = None,
@@ -101,7 +101,7 @@ class Route:
         self.key_rate_limiter: KeyRateLimiter = (
             KeyRateLimiter(handler.key_rate) if shares is None else shares.key_rate_limiter
         )
-        self.make_results = make_results
+        self.make_results = make_results or ResultMaker.of(handler).make
         self.source = source
         self.not_before = not_before
         self.retried = retried

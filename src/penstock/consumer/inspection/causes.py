@@ -32,7 +32,7 @@ class Causes:
     publishing: Mapping[Place, str]
     topic_trouble: Callable[[str], str | None]
     missing_rights: Callable[[str], str | None]
-    results: Callable[[Assignment, int], str | None]
+    results: Callable[[Assignment, int], str | None] = lambda _assignment, _offset: None
 
 
 def parked_ahead(scheduler: Scheduler[Fetch, Record], wanted: Collection[Place]) -> dict[Place, ConsumerParked]:

@@ -24,7 +24,7 @@ from penstock.clients.kafka import reason
 from penstock.clients.renewal import LastingProducer
 from penstock.clients.rights import THIS_CLIENT, Operation, is_missing_right, missing_right_text, topic_right
 from penstock.consumer.assignments import Assignment, ConsumerLane, Item
-from penstock.consumer.publishing.results import Result
+from penstock.consumer.handlers.results import Result
 from penstock.errors import PenstockError
 
 #: What is reported of a message that a producer had which failed for ever.
@@ -177,13 +177,12 @@ class ResultPublisher:
 
     def _send(self, producer: LastingProducer, one: Unpublished, result: Result) -> bool:
         """Give the producer a result; return whether it is done with: taken or refused. Else it is tried again soon."""
-        partition = -1 if result.partition is None else result.partition
         try:
             producer.produce(
                 result.topic,
                 result.value,
                 result.key,
-                partition=partition,
+                partition=result.partition,
                 headers=result.headers,
                 on_delivery=partial(self._delivered, one, result),
             )

@@ -13,7 +13,8 @@ from typing import cast
 
 from penstock.errors import ConfigurationError
 from penstock.options import a_plain_function
-from penstock.transactions.messages import Outgoing, Terms, UserHeaders, a_half, encoded, terms
+from penstock.outgoing import Outgoing, UserHeaders
+from penstock.transactions.messages import Terms, a_half, encoded, terms
 from penstock.transactions.model import TransactionResult, TransactionState, Wait
 from penstock.transactions.producer.arguments import WAITS, one_of
 from penstock.transactions.producer.flight import Flight

@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from penstock.errors import BufferFullError, PublicationNotSeenError, TransactionError
-from penstock.transactions.messages import Outgoing, Terms, UserHeaders, halves
+from penstock.outgoing import Outgoing, UserHeaders
+from penstock.transactions.messages import Terms, halves
 from penstock.transactions.model import HalfMessage, TransactionResult, TransactionState, Wait
 from penstock.transactions.producer.core import Core
 from penstock.transactions.producer.flight import Flight, FlightCallback

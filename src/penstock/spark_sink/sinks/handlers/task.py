@@ -26,7 +26,6 @@ from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.route import Route
 from penstock.consumer.handlers.worker_resource import WorkerResource
-from penstock.consumer.publishing.results import ResultMaker
 from penstock.errors import SinkError
 from penstock.spark_sink.sinks.handlers import runners
 from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings, TaskDeadLetters
@@ -82,8 +81,7 @@ class TaskWork:
         lanes: Counter[int] = Counter()
         orderings = orderings_of(self.handlers, 1)
         routes = {
-            topic: Route(one, orderings[topic], wrap(one, self.middlewares), make_results=ResultMaker.of(one).make)
-            for topic, one in self.handlers.items()
+            topic: Route(one, orderings[topic], wrap(one, self.middlewares)) for topic, one in self.handlers.items()
         }
         dead_letters = TaskDeadLetters(self.dead_letters, lambda: queues.counts, _producer)
         queues = KeyQueues(

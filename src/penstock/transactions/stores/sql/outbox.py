@@ -9,8 +9,9 @@ from datetime import datetime
 from typing import Protocol
 
 from penstock.errors import ConfigurationError
+from penstock.outgoing import UserHeaders
 from penstock.transactions.connections import adopt, is_no_table_error
-from penstock.transactions.messages import UserHeaders, a_half, terms
+from penstock.transactions.messages import a_half, terms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.wire.half import Half

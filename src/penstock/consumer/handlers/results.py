@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.errors import MessageFormatError, raised
@@ -26,14 +26,15 @@ class ResultError(MessageFormatError):
     """What a handler returned cannot be published, now or at another try."""
 
 
-class Result(NamedTuple):
-    """A message as it is written."""
+@dataclass(slots=True)
+class Result:
+    """A message as it is written; -1 leaves its partition to the partitioner."""
 
     topic: str
-    value: bytes | None
-    key: bytes | None
-    headers: Headers
-    partition: int | None
+    value: bytes | None = field(repr=False)
+    key: bytes | None = field(repr=False)
+    headers: Headers = field(repr=False)
+    partition: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class ResultMaker:
             )
 
     def _result(self, outgoing: Outgoing) -> Result:
-        topic, value, key, headers, partition = outgoing
+        topic, headers, partition = outgoing.topic, outgoing.headers, outgoing.partition
         if not isinstance(topic, str) or not topic:
             raise ResultError(f"handler {self._handler} returned a message for the topic {topic!r}; name one")
         if partition is not None and (not isinstance(partition, int) or isinstance(partition, bool) or partition < 0):
@@ -167,7 +168,13 @@ class ResultMaker:
                 raise self._not_a("headers of text, each with text, bytes or None", topic, headers)
         if self.trace is not None:
             written = self.trace(topic, written)
-        return Result(topic, self._encoded(topic, value), self._key(topic, key), written, partition)
+        return Result(
+            topic,
+            self._encoded(topic, outgoing.value),
+            self._key(topic, outgoing.key),
+            written,
+            -1 if partition is None else partition,
+        )
 
     def _key(self, topic: str, key: object) -> bytes | None:
         if key is None or isinstance(key, bytes):
@@ -204,7 +211,7 @@ class ResultMaker:
 
 
 def _are_outgoing(returned: object) -> bool:
-    """Tell whether it is a list or tuple of messages; an `Outgoing` is a tuple too, and is none of them."""
+    """Tell whether it is a list or tuple of messages."""
     return isinstance(returned, list | tuple) and any(isinstance(one, Outgoing) for one in returned)
 
 
