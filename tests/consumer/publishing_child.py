@@ -1,0 +1,28 @@
+"""An app that returns what it is given, one to three messages for each: run as a process of its own, to be killed."""
+
+from __future__ import annotations
+
+import sys
+
+import penstock
+
+servers, source, target = sys.argv[1:]
+app = penstock.App(
+    f"group-{source}",
+    bootstrap_servers=servers,
+    workers=4,
+    commit_interval=0.2,
+    config={
+        "session.timeout.ms": 6000,
+    },
+)
+
+
+@app.handler(source, to=target)
+def copy(message: penstock.Message) -> list[penstock.Outgoing]:
+    """Return a message one to three times, numbered."""
+    value = message.value or b""
+    return [penstock.Outgoing(target, b"%s/%d" % (value, part), message.key) for part in range(1 + int(value) % 3)]
+
+
+app.run()

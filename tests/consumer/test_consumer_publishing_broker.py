@@ -1,0 +1,101 @@
+"""What handlers return, on a real broker: processes are killed, the broker is killed, and nothing is missing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Message
+
+from kafka_tools import committed, ends, produce, read_all
+from penstock.devbroker import DevBroker
+from waiting import wait_until
+
+CHILD = Path(__file__).with_name("publishing_child.py")
+KEYS, MESSAGES = 40, 4_000
+NewTopic = Callable[..., str]
+
+
+@contextmanager
+def child(servers: str, source: str, target: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, CHILD, servers, source, target], stdout=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def feed(servers: str, source: str) -> None:
+    produce(servers, source, ((b"k%d" % (number % KEYS), b"%d" % number) for number in range(MESSAGES)))
+
+
+def is_done(servers: str, source: str) -> bool:
+    group = committed(servers, f"group-{source}", source, 3)
+    return {partition: one.offset for partition, one in group.items()} == ends(servers, source, 3)
+
+
+def judge(messages: list[Message]) -> None:
+    """Require every result, and of each key the order of its messages; a redelivery begins anew from a lower one."""
+    by_key: dict[bytes, list[tuple[int, int]]] = {}
+    for message in messages:
+        number, part = (message.value() or b"").split(b"/")
+        by_key.setdefault(message.key() or b"", []).append((int(number), int(part)))
+    assert len(by_key) == KEYS
+    for key, seen in by_key.items():
+        first = int(key[1:])
+        wanted = [(number, part) for number in range(first, MESSAGES, KEYS) for part in range(1 + number % 3)]
+        assert sorted(set(seen)) == wanted
+        place = {one: at for at, one in enumerate(wanted)}
+        highest = -1
+        for one in seen:
+            assert place[one] <= highest + 1, f"{key!r} jumped over a result"
+            highest = max(highest, place[one])
+
+
+def test_a_process_killed_in_mid_stream_loses_no_result_and_keeps_the_order(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    servers, source, target = broker.bootstrap_servers, new_topic(partitions=3), new_topic(partitions=2)
+    feed(servers, source)
+
+    def written() -> int:
+        return sum(ends(servers, target, 2).values())
+
+    for more in (500, 1_000):
+        before = written()
+        with child(servers, source, target) as process:
+            wait_until(lambda wanted=before + more: written() >= wanted)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert not is_done(servers, source), "it was killed too late"
+    with child(servers, source, target) as process:
+        wait_until(lambda: is_done(servers, source), timeout=90, interval=0.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+    judge(read_all(servers, target))
+
+
+@pytest.mark.chaos
+def test_a_broker_killed_in_mid_stream_costs_time_and_neither_results_nor_order() -> None:
+    with DevBroker(start_timeout=150) as broker:
+        servers, source, target = broker.bootstrap_servers, "source", "target"
+        broker.create_topic(source, partitions=3)
+        broker.create_topic(target, partitions=2)
+        with child(servers, source, target) as process:
+            feed(servers, source)
+            wait_until(lambda: sum(ends(servers, target, 2).values()) > 0)
+            pid = broker.pid
+            broker.kill()
+            broker.restart()
+            assert broker.pid != pid
+            wait_until(lambda: is_done(servers, source), timeout=120, interval=0.2)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        judge(read_all(servers, target))
