@@ -24,4 +24,4 @@ def invoice(message: penstock.Message) -> Iterator[object]:
     """Return the invoice of an order, with the order's key, and a line for the audit log."""
     order = cast("dict[str, Any]", message.body)
     yield {"order": order["id"], "sum": order["price"] * order["copies"]}
-    yield penstock.Outgoing("audit", f"invoiced {order['id']}", headers={"partition": str(message.partition)})
+    yield penstock.Outgoing("audit", b"invoiced %d" % order["id"], headers={"partition": str(message.partition)})
