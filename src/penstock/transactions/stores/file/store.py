@@ -15,12 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock.clients.kafka import admin_client
-from penstock.errors import (
-    ConfigurationError,
-    StoppedError,
-    StoreFailedError,
-    TransactionRefusedError,
-)
+from penstock.errors import ConfigurationError, StoppedError, StoreFailedError, TransactionRefusedError
 from penstock.options import ClientConfig, not_empty, positive_int, seconds
 from penstock.transactions.coordinator.state.cancelling import not_cancelled, not_pending
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback

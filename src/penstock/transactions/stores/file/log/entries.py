@@ -92,11 +92,7 @@ def encode_entry(entry: Entry) -> tuple[int, bytes]:
 
 
 def decode_entry(kind: int, payload: bytes) -> Entry:
-    """Read a record.
-
-    Raises:
-        MessageFormatError: it is of an unknown kind, cut, too long, or a field is not what it must be.
-    """
+    """Read a record. Raises `MessageFormatError`."""
     try:
         if kind == Kind.PREPARED:
             return _prepared(payload)
