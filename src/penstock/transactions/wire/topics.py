@@ -45,15 +45,10 @@ _STATUS = {"retention.ms": _ONE_HOUR_MS, "segment.ms": str(10 * 60 * 1000)}
 
 @dataclass(frozen=True, slots=True)
 class StoreTopics:
-    """The topics of one store.
-
-    Attributes:
-        prefix: what their names begin with.
-        partitions: number of partitions of half, op and done.
-        check_partitions: number of partitions of the check topic.
-    """
+    """The topics of one store."""
 
     prefix: str
+    #: Of half, op and done.
     partitions: int = DEFAULT_PARTITIONS
     check_partitions: int = CHECK_PARTITIONS
 
@@ -118,12 +113,7 @@ class StoreTopics:
 
 
 def require_prefix(prefix: object, longest: str = ".discarded") -> None:
-    """Raise `ConfigurationError` unless a store's topics can begin with a prefix.
-
-    Args:
-        prefix: the prefix.
-        longest: what the longest of the names has behind it.
-    """
+    """Raise `ConfigurationError` unless names can begin with a prefix: `longest` is how the longest of them ends."""
     if not isinstance(prefix, str) or _PREFIX.fullmatch(prefix) is None:
         raise ConfigurationError(f"prefix must be a name made of letters, digits, '.', '_' and '-', but is {prefix!r}")
     most = _MAX_TOPIC_NAME - len(longest)
@@ -145,19 +135,9 @@ def open_topics(
 ) -> StoreTopics:
     """Create the topics of a store where they are absent, and return them with their real partition counts.
 
-    Args:
-        admin: an admin client.
-        bootstrap_servers: Kafka's addresses.
-        prefix: what the names of the topics begin with.
-        partitions: of half, op and done, if they have to be created.
-        needs: what the caller does with them, by the last part of their names, to be told where they are not seen.
-        principal: who the caller is, to be told then.
-
-    Raises:
-        BrokerConnectionError: no broker answered.
-        MissingRightError: one is not to be seen, or is missing and may not be created.
-        ConfigurationError: the prefix is no topic name, or the counts of half, op and done differ.
-        PenstockError: the broker refused to create one.
+    Where one is not to be seen, the error tells what the principal lacks: it needs them for `needs`, by the last part
+    of their names. Raises `ConfigurationError` where the prefix is no topic name, or the counts of half, op and done
+    differ; else as `ensure_topics`.
     """
     require_prefix(prefix)
     topics = StoreTopics(prefix, partitions)
