@@ -191,11 +191,7 @@ class FileStore:
         self._changes.decide(decision, callback)
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
-        """Store the answer to a check and return once it is durable.
-
-        Raises:
-            DecisionNotStoredError: it is not known to be durable; the check is asked again.
-        """
+        """Store the answer to a check and return once it is durable, or raise `DecisionNotStoredError`."""
         half, now_ms = request.half, int(time.time() * 1000)
         # An answer that came second is counted as refused, and nothing is wrong with it.
         with contextlib.suppress(TransactionRefusedError):

@@ -111,9 +111,6 @@ class Decision:
         of its coordinator take it, which mark it before.
         """
         tx = schema.tx
-        named = tx.c.id == self.transaction_id
-        if self.group is not None:
-            named &= tx.c.producer_group == self.group
         done = connection.execute(
             _decide(database, of_group=self.group is not None, cancels=may_cancel(self.verdict, self.author)),
             {
@@ -127,6 +124,9 @@ class Decision:
         self.refused_by = None
         if done.rowcount or self._discards_refused(database, connection):
             return
+        named = tx.c.id == self.transaction_id
+        if self.group is not None:
+            named &= tx.c.producer_group == self.group
         standing = connection.execute(sa.select(tx.c.state, tx.c.settled_at).where(named)).first()
         self.refused_by = -1 if standing is None else int(standing.state)
         self.under_way = standing is not None and standing.settled_at is None and standing.state == schema.COMMIT
@@ -192,12 +192,7 @@ def _decide(database: Database, *, of_group: bool, cancels: bool) -> sa.Executab
 
 
 class Writer:
-    """One thread that writes what is submitted, in its order. Thread-safe.
-
-    Args:
-        database: where to.
-        name: what the thread's name ends with.
-    """
+    """One thread that writes what is submitted, in its order. Thread-safe."""
 
     def __init__(self, database: Database, name: str) -> None:
         self._database = database
@@ -251,11 +246,7 @@ class Writer:
 
     def _write(self, batch: list[Request]) -> None:
         error = _refusal() if self._too_late else self._attempt(batch)
-        if error is None:
-            for request in batch:
-                _complete(request, None)
-            return
-        if self._too_late:
+        if error is None or self._too_late:
             for request in batch:
                 _complete(request, error)
             return

@@ -28,26 +28,17 @@ _REFUSALS_KEPT_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A transaction that was settled.
-
-    Attributes:
-        state: how.
-        answered: its answered checks, the one that decided included.
-        age_s: seconds since its birth.
-    """
+    """A transaction that was settled."""
 
     state: int
+    #: Its answered checks, the one that decided included.
     answered: int
+    #: Since its birth.
     age_s: float
 
 
 class RelayQueries:
-    """The transactions of shards, in statements. Used by the coordinator's thread.
-
-    Args:
-        database: where they are.
-        discarded: topic for those whose checks are exhausted.
-    """
+    """The transactions of shards, in statements. Used by the coordinator's thread."""
 
     def __init__(self, database: Database, discarded: str) -> None:
         self._database = database
@@ -86,11 +77,7 @@ class RelayQueries:
         return [self._publishable(row, parts.get(row.id, [])) for row in rows]
 
     def settle(self, ids: Sequence[str]) -> list[Settled]:
-        """Mark transactions as settled; those that are already, or are unknown, are left alone.
-
-        Args:
-            ids: as `ready` gave them out, and the done log holds them.
-        """
+        """Mark transactions, by their names in the done log, as settled; those that are already are left alone."""
         settled = []
         for start in range(0, len(ids), GROUP):
             some = ids[start : start + GROUP]
@@ -193,10 +180,7 @@ class RelayQueries:
             tx.c.held_until <= now,
             sa.or_(
                 tx.c.state == schema.DISCARD,
-                sa.and_(
-                    tx.c.state == schema.COMMIT,
-                    sa.or_(tx.c.deliver_at_ms.is_(None), tx.c.deliver_at_ms <= now * 1000),
-                ),
+                (tx.c.state == schema.COMMIT) & sa.or_(tx.c.deliver_at_ms.is_(None), tx.c.deliver_at_ms <= now * 1000),
             ),
             sa.or_(tx.c.order_key.is_(None), ~in_the_way),
         )
@@ -218,7 +202,7 @@ class RelayQueries:
                 headers = schema.decode_headers(part.headers)
                 messages.append(OutboundMessage(part.topic, part.partition, key, value, headers))
             else:
-                half = schema.half_of(_Joined(row, part), len(parts))
+                half = schema.half_of(row, part, len(parts))
                 headers = tuple(encode_discarded(half, reason_of_discard(row.author), row.check_count))
                 messages.append(OutboundMessage(self._discarded, None, key, value, headers))
         if row.state == schema.DISCARD:
@@ -258,14 +242,3 @@ def _other_id(transaction_id: str) -> str:
     One that is resumed later and commits is not taken for published because it was discarded once.
     """
     return id_text(bytes(octet ^ 0xFF for octet in id_bytes(transaction_id)))
-
-
-class _Joined:
-    """A transaction's row and a message's row as one."""
-
-    def __init__(self, row: Any, part: Any) -> None:
-        self._row = row
-        self._part = part
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._part, name) if hasattr(self._part, name) else getattr(self._row, name)
