@@ -41,12 +41,7 @@ class _Lane:
 
 
 class OpBatches:
-    """Writes decisions. Thread-safe.
-
-    Args:
-        sends: how records are sent.
-        topic: the op topic.
-    """
+    """Writes decisions into the op topic. Thread-safe."""
 
     def __init__(self, sends: AckedProducer, topic: str) -> None:
         self._sends = sends

@@ -29,11 +29,7 @@ _ENDING_S = 1.0
 class BoundedOutbound:
     """One `Outbound` at a time, made, used and closed by a disposable thread. Used by one thread, which never waits.
 
-    Args:
-        make: makes one; called by the disposable thread.
-        name: of the thread, and in messages.
-        left: counts threads that are left behind.
-        wake: called by the disposable thread when a call ends.
+    The disposable thread calls `make`, and `wake` when a call ends; `left` counts those that are left behind.
     """
 
     def __init__(self, make: Callable[[], Outbound], name: str, left: LeftBehind, wake: Callable[[], object]) -> None:
@@ -77,8 +73,7 @@ class BoundedOutbound:
     def ended(self) -> Call[Any] | None:
         """Return the call if it has ended; then another may be started.
 
-        Raises:
-            NotAnsweredError: it did not go on for too long, and was left behind.
+        Raises `NotAnsweredError` where it did not go on for too long, and was left behind.
         """
         call = self._call
         if call is None:

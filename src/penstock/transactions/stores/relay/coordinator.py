@@ -60,12 +60,7 @@ class _RelayCounts(NamedTuple):
 
 
 class RelayCoordinator:
-    """Settles what was decided in a store, and asks about what was not. Thread-safe.
-
-    Args:
-        store: the store; it is started and stopped with this.
-        options: times, limits and policies.
-    """
+    """Settles what was decided in a store, and asks about what was not; starts and stops the store. Thread-safe."""
 
     def __init__(self, store: RelayedStore, options: CoordinatorOptions) -> None:
         self._store = store
