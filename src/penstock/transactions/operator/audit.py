@@ -20,15 +20,9 @@ from penstock.errors import PenstockError, StoppedError
 from penstock.options import ClientConfig
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.wire.ops import Verdict
-from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.wire.topics import BROKER_TIME, KEPT, StoreTopics
 from penstock.transactions.writing.acked_producer import AckedProducer
 
-_KEPT = {
-    "cleanup.policy": "delete",
-    "retention.ms": "-1",
-    "retention.bytes": "-1",
-    "message.timestamp.type": "LogAppendTime",
-}
 #: Seconds that a record may take to be acknowledged.
 _ANSWER_S = 20.0
 #: What decisions are called in the log.
@@ -86,7 +80,7 @@ class AuditLog:
         ensure_topics(
             self._admin,
             self._bootstrap_servers,
-            [TopicSpec(self._topic, 1, _KEPT)],
+            [TopicSpec(self._topic, 1, KEPT | BROKER_TIME)],
             needs={self._topic: (Operation.READ, Operation.WRITE)},
             principal=principal_of(self._config),
         )

@@ -26,14 +26,14 @@ CHECK_PARTITIONS = 8
 _INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 #: The store deletes below its checkpoints itself: nothing pending may be lost to retention.
-_KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 #: What is deleted gives its place on the disk back when its whole segment is: Kafka's own are a gigabyte large.
 _SEGMENTS = {"segment.bytes": str(16 << 20)}
 #: The broker's clock gives a half its birth time: producers' clocks do not count.
-_BROKER_TIME = {"message.timestamp.type": "LogAppendTime"}
+BROKER_TIME = {"message.timestamp.type": "LogAppendTime"}
 #: A check request or a discarded record is a half with a few headers more, and a half may be written down again in the
 #: done log: whatever fits as a half must fit here.
-_ROOM = {"max.message.bytes": str(2 << 20)}
+ROOM = {"max.message.bytes": str(2 << 20)}
 #: Characters of a topic's name.
 _MAX_TOPIC_NAME = 249
 _PREFIX = re.compile(r"[a-zA-Z0-9._-]+")
@@ -145,13 +145,13 @@ def open_topics(
         admin,
         bootstrap_servers,
         [
-            TopicSpec(topics.half, partitions, _KEPT | _SEGMENTS | _BROKER_TIME),
-            TopicSpec(topics.op, partitions, _KEPT | _SEGMENTS | _BROKER_TIME),
-            TopicSpec(topics.done, partitions, _KEPT | _SEGMENTS | _ROOM),
-            TopicSpec(topics.check, CHECK_PARTITIONS, {"retention.ms": _ONE_HOUR_MS, **_ROOM}),
-            TopicSpec(topics.discarded, partitions, {**_KEPT, **_ROOM}),
+            TopicSpec(topics.half, partitions, KEPT | _SEGMENTS | BROKER_TIME),
+            TopicSpec(topics.op, partitions, KEPT | _SEGMENTS | BROKER_TIME),
+            TopicSpec(topics.done, partitions, KEPT | _SEGMENTS | ROOM),
+            TopicSpec(topics.check, CHECK_PARTITIONS, {"retention.ms": _ONE_HOUR_MS, **ROOM}),
+            TopicSpec(topics.discarded, partitions, {**KEPT, **ROOM}),
             # A store of an earlier version has none, and may be in the hands of a user who may not create topics.
-            TopicSpec(topics.status, 1, _STATUS | _SEGMENTS | _BROKER_TIME, is_optional=True),
+            TopicSpec(topics.status, 1, _STATUS | _SEGMENTS | BROKER_TIME, is_optional=True),
         ],
         needs={f"{prefix}.{name}": operations for name, operations in needs.items()},
         principal=principal,

@@ -94,27 +94,27 @@ class BoundedOutbound:
             _log.warning("%s has not gone on for %.0f s, after %.0f s", call.label, silent_s, call.age_s)
         return None
 
-    def leave(self) -> None:
-        """Give the outbound up, with whatever it is doing; it is closed by its own thread, if that ever returns."""
+    def leave(self) -> Call[None] | None:
+        """Give the outbound up, with whatever it is doing; it is closed by its own thread, if that ever returns.
+
+        Returns the closing, unless it comes behind something else, or there is nothing to close.
+        """
         thread, self._thread, self._call = self._thread, None, None
         made, self._made = self._made, []
-        if thread is not None:
-            if thread.running is not None:
-                thread.leave(lambda: _close(made))
-            else:
-                thread.start(f"close of {self._name}", lambda: _close(made))
-                thread.close()
+        if thread is None:
+            return None
+        if thread.running is not None:
+            thread.leave(lambda: _close(made))
+            return None
+        closing = thread.start(f"close of {self._name}", lambda: _close(made))
+        thread.close()
+        return closing
 
     def close(self, limit_s: float) -> None:
         """Close it as `leave` does, and wait at most so many seconds until it is closed."""
-        thread, made = self._thread, self._made
-        if thread is None or thread.running is not None:
-            self.leave()
-            return
-        self._thread, self._call, self._made = None, None, []
-        call = thread.start(f"close of {self._name}", lambda: _close(made))
-        thread.close()
-        call.done(limit_s)
+        closing = self.leave()
+        if closing is not None:
+            closing.done(limit_s)
 
 
 def _close(made: list[Outbound]) -> None:

@@ -19,11 +19,11 @@ from penstock.errors import MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.end_reader import EndReader
 from penstock.transactions.wire.ids import ID_BYTES, id_bytes, id_text
+from penstock.transactions.wire.topics import KEPT
 from penstock.transactions.writing.missing_rights import MissingRights
 
 _log = logging.getLogger("penstock.transactions")
 
-_KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 #: Seconds in which the broker shall have said where the log begins and ends, and have given it all.
 _ANSWER_S = 5.0
 _READ_S = 15.0
@@ -93,7 +93,7 @@ def create_done_log(bootstrap_servers: str, config: ClientConfig, topic: str, pa
     """Create a done log where it is absent, and return its number of partitions. Raises as `ensure_topics`."""
     admin = admin_client(bootstrap_servers, config)
     needs = {topic: (Operation.READ, Operation.WRITE, Operation.DELETE)}
-    specs = [TopicSpec(topic, partitions, _KEPT)]
+    specs = [TopicSpec(topic, partitions, KEPT)]
     return ensure_topics(admin, bootstrap_servers, specs, needs=needs, principal=principal_of(config))[topic]
 
 

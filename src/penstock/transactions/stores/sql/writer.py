@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol, cast
@@ -227,21 +228,17 @@ class Writer:
 
     def _run(self) -> None:
         while True:
-            first = self._requests.get()
-            batch = [] if first is None else [first]
-            last = first is None
-            while not last and len(batch) < _BATCH:
-                try:
-                    request = self._requests.get_nowait()
-                except Empty:
-                    break
-                if request is None:
-                    last = True
-                else:
+            batch: list[Request] = []
+            request = self._requests.get()
+            with suppress(Empty):
+                while request is not None:
                     batch.append(request)
+                    if len(batch) == _BATCH:
+                        break
+                    request = self._requests.get_nowait()
             if batch:
                 self._write(batch)
-            if last:
+            if request is None:
                 return
 
     def _write(self, batch: list[Request]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,8 +74,7 @@ class RelayQueries:
             rows = connection.execute(
                 sa.select(tx).where(self._is_ready(number)).order_by(tx.c.decided_seq).limit(GROUP)
             ).all()
-            parts = self._parts(connection, [row.id for row in rows])
-        return [self._publishable(row, parts.get(row.id, [])) for row in rows]
+            return self._publishables(connection, rows)
 
     def settle(self, ids: Sequence[str]) -> list[Settled]:
         """Mark transactions, by their names in the done log, as settled; those that are already are left alone."""
@@ -130,10 +130,7 @@ class RelayQueries:
                     .values(taken_until=schema.TAKEN, held_until=now + _HELD_S)
                     .returning(*tx.c)
                 ).all()
-                parts = self._parts(connection, [row.id for row in rows])
-                for row in rows:
-                    entry = self._publishable(row, parts.get(row.id, []))
-                    found[entry.transaction_id] = entry
+                found.update((entry.transaction_id, entry) for entry in self._publishables(connection, rows))
         return found
 
     def put_back(self, names: Iterable[str], mine: sa.ColumnElement[bool]) -> None:
@@ -185,14 +182,14 @@ class RelayQueries:
             sa.or_(tx.c.order_key.is_(None), ~in_the_way),
         )
 
-    def _parts(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the messages of transactions."""
-        message = schema.message
-        parts: dict[str, list[Any]] = {}
-        wanted = sa.select(message).where(message.c.tx.in_(ids)).order_by(message.c.tx, message.c.part)
-        for part in connection.execute(wanted) if ids else ():
-            parts.setdefault(part.tx, []).append(part)
-        return parts
+    def _publishables(self, connection: sa.Connection, rows: Sequence[Any]) -> list[Publishable]:
+        """Return transactions with their messages."""
+        message, parts = schema.message, defaultdict[str, list[Any]](list)
+        of_rows = message.c.tx.in_([row.id for row in rows])
+        wanted = sa.select(message).where(of_rows).order_by(message.c.tx, message.c.part)
+        for part in connection.execute(wanted) if rows else ():
+            parts[part.tx].append(part)
+        return [self._publishable(row, parts[row.id]) for row in rows]
 
     def _publishable(self, row: Any, parts: Sequence[Any]) -> Publishable:
         messages, name = [], row.id if row.state == schema.COMMIT else _other_id(row.id)
