@@ -55,7 +55,7 @@ class Audited(NamedTuple):
 class AuditLog:
     """The audit log of one store. Used by one thread.
 
-    Its topic is made at the first act, and what `sends` returns is started by then.
+    Its topic is made at the first act; `sends` returns a producer that is started.
     """
 
     def __init__(

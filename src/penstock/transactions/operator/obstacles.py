@@ -38,7 +38,7 @@ class Obstacle:
 def obstacles(
     half_partition: int, pending: Iterable[Pending], statuses: Sequence[Status], now_ms: float
 ) -> dict[str, Obstacle]:
-    """Return what stands in the way of the decided ones of what is pending in one half partition, by id.
+    """Return, by id, what stands in the way of the decided transactions among those pending in one half partition.
 
     Of each coordinator the latest status counts; the time is in milliseconds since the epoch.
     """

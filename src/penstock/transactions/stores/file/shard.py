@@ -31,7 +31,7 @@ _GROUP = 1_000
 class FileShard:
     """What a file store holds: one shard, of the one coordinator that the store has.
 
-    Raises `ConfigurationError` where it has one already. `wake` is called by any thread.
+    Raises `ConfigurationError` where the store has one already. `wake` is called by any thread.
     """
 
     count = 1

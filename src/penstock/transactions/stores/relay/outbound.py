@@ -57,13 +57,11 @@ _IDS_PER_RECORD = 8_000
 
 
 class InDoubtError(PenstockError):
-    """It is not known what became of a Kafka transaction, or who publishes now: make sure of that and `open` again.
-
-    The faults are of the topics that are to blame for it.
-    """
+    """It is not known what became of a Kafka transaction, or who publishes now: make sure of that and `open` again."""
 
     def __init__(self, text: str, faults: Mapping[str, Fault] | None = None) -> None:
         super().__init__(text)
+        #: Of the topics that are to blame for it.
         self.faults: Mapping[str, Fault] = faults or {}
 
 

@@ -72,7 +72,7 @@ class Quarantine:
         return not self._held
 
     def admit(self, entries: Sequence[Publishable], now: float) -> tuple[Sequence[Publishable], dict[str, Reason]]:
-        """Divide what is to be published: what goes with the healthy, and the reasons of what is held from now on."""
+        """Divide what is to be published: what goes with the healthy, and by name why the rest is held from now on."""
         if not self._held and not self._targets:
             return entries, {}
         # What is held of those that go back to the main path goes by trials still, and keeps what must not pass it.

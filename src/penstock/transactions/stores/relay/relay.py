@@ -112,7 +112,7 @@ class Relay:
         return self._main.bound.is_busy or not self._main.is_open
 
     def step(self, *, takes: bool = True) -> bool:
-        """Go on as far as that goes without waiting, and begin something new if it `takes`; tell whether it did."""
+        """Go on as far as that goes without waiting, with something new only if it `takes`; tell whether it went on."""
         done = False
         while self._step_once(takes=takes):
             done = True
