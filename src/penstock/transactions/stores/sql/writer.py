@@ -63,7 +63,7 @@ def insert(new: Sequence[NewTransaction], database: Database, connection: sa.Con
         for one in new
     ]
     # Who repeats this after an error whose transaction was committed all the same finds it there.
-    connection.execute(_insert_tx(database), rows)
+    connection.execute(database.once("tx", lambda: _insert_tx(database)), rows)
     messages = [row for one in new for row in schema.message_rows(one.halves)]
     connection.execute(
         database.once("message", lambda: database.insert(schema.message).on_conflict_do_nothing()), messages
@@ -71,24 +71,16 @@ def insert(new: Sequence[NewTransaction], database: Database, connection: sa.Con
 
 
 def _insert_tx(database: Database) -> sa.Executable:
-    def make() -> sa.Executable:
-        constants = {
-            "seq": database.next,
-            "birth": database.now,
-            "state": sa.literal_column(str(schema.PREPARED), sa.SmallInteger),
-            **dict.fromkeys(
-                ("check_count", "question", "taken_until", "held_until", "held_count"),
-                sa.literal_column("0", sa.Integer),
-            ),
-        }
-        given = ("id", "shard", "producer_group", "order_key", "immunity", "deliver_at_ms")
-        return (
-            database.insert(schema.tx)
-            .values(**constants, **{name: sa.bindparam(name) for name in given})
-            .on_conflict_do_nothing()
-        )
-
-    return database.once("tx", make)
+    zero = ("check_count", "question", "taken_until", "held_until", "held_count")
+    constants = {
+        "seq": database.next,
+        "birth": database.now,
+        "state": sa.literal_column(str(schema.PREPARED), sa.SmallInteger),
+        **dict.fromkeys(zero, sa.literal_column("0", sa.Integer)),
+    }
+    given = ("id", "shard", "producer_group", "order_key", "immunity", "deliver_at_ms")
+    row = database.insert(schema.tx).values(**constants, **{name: sa.bindparam(name) for name in given})
+    return row.on_conflict_do_nothing()
 
 
 @dataclass(slots=True)
@@ -112,8 +104,10 @@ class Decision:
         of its coordinator take it, which mark it before.
         """
         tx = schema.tx
+        of_group, cancels = self.group is not None, may_cancel(self.verdict, self.author)
+        statement = database.once(f"decide {of_group} {cancels}", lambda: _decide(database, of_group, cancels))
         done = connection.execute(
-            _decide(database, of_group=self.group is not None, cancels=may_cancel(self.verdict, self.author)),
+            statement,
             {
                 "wanted_id": self.transaction_id,
                 "wanted_group": self.group,
@@ -172,24 +166,21 @@ class Decision:
         return f"{what}: {Verdict(self.refused_by).name} was decided before, and the first decision stands"
 
 
-def _decide(database: Database, *, of_group: bool, cancels: bool) -> sa.Executable:
-    def make() -> sa.Executable:
-        tx = schema.tx
-        is_open: sa.ColumnElement[bool] = tx.c.state == schema.PREPARED
-        if cancels:
-            is_open = sa.or_(is_open, schema.is_delayed(database))
-        statement = tx.update().where(tx.c.id == sa.bindparam("wanted_id"), is_open)
-        if of_group:
-            statement = statement.where(tx.c.producer_group == sa.bindparam("wanted_group"))
-        return statement.values(
-            state=sa.bindparam("verdict"),
-            author=sa.bindparam("by"),
-            actor=sa.bindparam("who"),
-            decided_seq=database.next,
-            question=0,
-        )
-
-    return database.once(f"decide {of_group} {cancels}", make)
+def _decide(database: Database, of_group: bool, cancels: bool) -> sa.Executable:
+    tx = schema.tx
+    is_open: sa.ColumnElement[bool] = tx.c.state == schema.PREPARED
+    if cancels:
+        is_open = sa.or_(is_open, schema.is_delayed(database))
+    statement = tx.update().where(tx.c.id == sa.bindparam("wanted_id"), is_open)
+    if of_group:
+        statement = statement.where(tx.c.producer_group == sa.bindparam("wanted_group"))
+    return statement.values(
+        state=sa.bindparam("verdict"),
+        author=sa.bindparam("by"),
+        actor=sa.bindparam("who"),
+        decided_seq=database.next,
+        question=0,
+    )
 
 
 class Writer:

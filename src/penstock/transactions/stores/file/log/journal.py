@@ -143,7 +143,7 @@ class Journal:
         ]
 
     def _made(self, entry: Entry, record: Record) -> Outcome:
-        changed = self._applied(entry, record)
+        changed = self.ledger.apply(entry, record.place, record.size)
         if isinstance(entry, Settled) or (isinstance(entry, Decided) and entry.verdict is Verdict.ROLLBACK):
             for stored in changed:
                 self._ended[stored.transaction_id] = stored.verdict or Verdict.COMMIT
@@ -283,10 +283,7 @@ class Journal:
         return entry.halves
 
     def _apply(self, record: Record) -> None:
-        self._applied(self._decode(record), record)
-
-    def _applied(self, entry: Entry, record: Record) -> list[StoredTransaction]:
-        return self.ledger.apply(entry, record.place, record.size)
+        self.ledger.apply(self._decode(record), record.place, record.size)
 
     def _decode(self, record: Record) -> Entry:
         try:
