@@ -41,12 +41,9 @@ class _Slot:
 
 
 class BulkheadPool:
-    """Runs calls on a fixed number of daemon threads. Thread-safe; `tend` must be called now and then.
+    """Runs calls on `count` daemon threads. Thread-safe; `tend` must be called now and then.
 
-    Args:
-        count: calls at a time.
-        limit_s: seconds after which a call is given up.
-        name: what the names of its threads begin with.
+    A call that takes longer than `limit_s` seconds is given up. The names of the threads begin with `name`.
     """
 
     def __init__(self, count: int, limit_s: float, name: str) -> None:
@@ -70,12 +67,10 @@ class BulkheadPool:
             return self._is_short()
 
     def submit(self, label: str, call: Callable[[], None], on_given_up: Callable[[], None] | None = None) -> None:
-        """Run a call when a slot is free.
+        """Run a call when a slot is free; `label` says in the log what it is.
 
-        Args:
-            label: what the call is, for the log.
-            call: it must catch its own exceptions; one that gets out is logged, whatever it is, and ends no thread.
-            on_given_up: called by `tend` if the call is past its limit.
+        The call must catch its own exceptions; one that gets out is logged, whatever it is, and ends no thread.
+        `on_given_up` is called by `tend` if the call is past its limit.
         """
         self._tasks.put((label, call, on_given_up))
         with self._lock:

@@ -42,12 +42,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a statement brought.
-
-    Attributes:
-        rows: what it returned.
-        count: how many rows it changed.
-    """
+    """What a statement brought: the rows it returned, and how many it changed."""
 
     rows: list[tuple[Any, ...]] = field(repr=False)
     count: int
@@ -184,12 +179,8 @@ class _SqlAlchemy:
 def adopt(connection: object) -> UserConnection:
     """Return a user's connection in the one form.
 
-    Args:
-        connection: a `sqlite3.Connection`, a `psycopg.Connection`, or a `Connection` or `Session` of SQLAlchemy that
-            leads to SQLite or PostgreSQL.
-
-    Raises:
-        ConfigurationError: it is something else.
+    It is a `sqlite3.Connection`, a `psycopg.Connection`, or a `Connection` or `Session` of SQLAlchemy that leads to
+    SQLite or PostgreSQL; whatever else raises `ConfigurationError`.
     """
     if isinstance(connection, sqlite3.Connection):
         return _Sqlite(connection)

@@ -16,7 +16,6 @@ class NotOpenedError(PenstockError):
     """The producer cannot start now: try again.
 
     Args:
-        text: why.
         rights: what is missing for it, if that is the reason.
     """
 

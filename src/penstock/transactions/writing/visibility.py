@@ -28,9 +28,7 @@ Place = tuple[str, int]
 class Visibility:
     """Waits until readers of committed records see what one producer published. Used by one thread.
 
-    Args:
-        admin: asks the brokers.
-        own: the place that nobody else holds up.
+    `own` is the place that nobody else holds up.
     """
 
     def __init__(self, admin: AdminClient, own: Place) -> None:
