@@ -49,16 +49,9 @@ VERDICTS = {
 class CheckResponder:
     """Answers the checks of one producer group in this process.
 
-    One thread takes checks and a few slots run the user's function. A check that hangs costs its slot until the
-    time limit, and nobody else anything; answered late, its answer still counts. A transaction that is being checked
-    here is not checked a second time meanwhile.
-
-    Args:
-        store: where answers go and checks come from.
-        group: the producer group.
-        check: the user's function. If it raises, the answer is UNKNOWN.
-        workers: threads that run it.
-        timeout_s: seconds after which a check that has not returned is given up.
+    One thread takes checks and a few slots run the user's function; if that raises, the answer is UNKNOWN. A check that
+    hangs costs its slot until the time limit, and nobody else anything; answered late, its answer still counts. A
+    transaction that is being checked here is not checked a second time meanwhile.
     """
 
     def __init__(
@@ -80,11 +73,7 @@ class CheckResponder:
         self.skipped = 0
 
     def start(self) -> None:
-        """Start listening for checks.
-
-        Raises:
-            ConfigurationError: the settings do not do for a consumer.
-        """
+        """Start listening for checks; settings that do not do for a consumer raise `ConfigurationError`."""
         source = self._store.checks(self._group)
         name = f"penstock-checks-{self._group}"
         self._thread = threading.Thread(target=self._listen, args=(source,), name=name, daemon=True)

@@ -29,7 +29,6 @@ class RequestDeadlines:
     """Who waits, and until when. Thread-safe.
 
     Args:
-        name: what the thread's name ends with.
         answer_timeout_s: seconds to wait for an answer; infinite where the store keeps the time itself.
         publish_timeout_s: seconds to wait for a publication, from its stored decision on.
     """
