@@ -59,13 +59,9 @@ class CheckSender:
     """Sends checks and the coordinator's own decisions. Used by the coordinator's thread; never waits for Kafka.
 
     Args:
-        admin: tells which groups have live producers.
         sends: idempotent sends; the coordinator's transactions do not touch the op log, for an open one would hold
             back its readers.
-        topics: the store's topics.
-        ration: where to say what could repeat without end.
         clock: the broker's time, which marks tell.
-        rights: where it is noted what the coordinator lacks.
     """
 
     def __init__(

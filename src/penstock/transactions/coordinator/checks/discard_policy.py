@@ -77,7 +77,6 @@ class Discarding:
     Args:
         policy: `"topic"`, `"commit"`, `"rollback"`, or a function. One that raises has said UNKNOWN.
         timeout_s: seconds that a function may take; one that takes longer has said UNKNOWN.
-        name: what the names of threads end with.
     """
 
     def __init__(self, policy: DiscardPolicy, timeout_s: float, name: str) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP, encode_ids
-from penstock.transactions.coordinator.logs.payload_reload import PayloadReload, Reader
+from penstock.transactions.coordinator.logs.payload_reader import PayloadReader
+from penstock.transactions.coordinator.logs.payload_reload import PayloadReload
 from penstock.transactions.coordinator.logs.truncation import DoneMarks, Mark
 from penstock.transactions.coordinator.partitions.counts import Counts, PartitionReading
 from penstock.transactions.coordinator.partitions.log_feed import LogFeed
@@ -39,15 +40,7 @@ _NAMED = 20
 class HalfPartition:
     """Drives the state and the checks of one half partition. Used by the coordinator's thread.
 
-    Args:
-        number: the half partition.
-        recovered: what it starts from.
-        policy: when to check.
-        counts: the coordinator's counts.
-        log: where refusals are said.
-        may_publish_to: whether a half may name a topic as its target.
-        clock: the broker's time.
-        reader: reads payloads that were dropped from memory; without one, all stay there.
+    `reader` reads payloads that were dropped from memory; without one, all stay there.
     """
 
     def __init__(
@@ -60,7 +53,7 @@ class HalfPartition:
         log: RationedLog,
         may_publish_to: Callable[[str], bool],
         clock: BrokerClock,
-        reader: Reader | None = None,
+        reader: PayloadReader | None = None,
     ) -> None:
         self.number = number
         self.state = PartitionState(recovered.half_position, recovered.op_position)
@@ -74,13 +67,7 @@ class HalfPartition:
         self.clock = clock
         #: Takes the records of the half and op logs in.
         self.feed = LogFeed(
-            number,
-            self.state,
-            self.schedule,
-            counts=counts,
-            log=log,
-            may_publish_to=may_publish_to,
-            clock=clock,
+            number, self.state, self.schedule, counts=counts, log=log, may_publish_to=may_publish_to, clock=clock
         )
         #: When the coordinator last marked the op log, in monotonic seconds.
         self.ticked_at = float("-inf")
@@ -182,11 +169,9 @@ class HalfPartition:
             self.done_committed = batch.done_checkpoint
 
     def settled_in_doubt(self, done_end: int, outcome: tuple[list[Pending], list[Pending]]) -> None:
-        """Take in what the done log told after a Kafka transaction ended in doubt.
+        """Take in what the done log, read to `done_end`, told after a Kafka transaction ended in doubt.
 
-        Args:
-            done_end: the end of the done log as it was read.
-            outcome: what is settled, and what is pending since.
+        `outcome`: what is settled, and what is pending since.
         """
         settled, begun = outcome
         now_ms = self.clock.now_ms(time.monotonic())
@@ -199,10 +184,7 @@ class HalfPartition:
     def next_batch(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> CommitBatch | None:
         """Choose what the next Kafka transaction settles here, and what it snapshots, or return None.
 
-        Args:
-            limit: most decisions to take.
-            out: names the topic for whose sake a transaction cannot be published with others now, or None.
-            room_bytes: bytes of messages to take at most.
+        The arguments are those of `PartitionState.next_batch`.
         """
         batch = self._next_batch(limit, out, room_bytes)
         return None if batch is None else self._placed(batch)
@@ -270,14 +252,9 @@ class HalfPartition:
         self.done_checkpoint = max(self.done_checkpoint, low)
 
     def make_anew(self, log: str, low: int, done_end: int) -> None:
-        """Take in that a log was deleted and made again: what is pending is kept.
+        """Take in that a log was deleted and made again, and begins at `low` now: what is pending is kept.
 
         Both logs are to be read on from the positions of the state.
-
-        Args:
-            log: which.
-            low: where it begins now.
-            done_end: where the done log ends.
         """
         state = self.state
         self.truncated_to[log] = self._cut_to[log] = low

@@ -59,12 +59,6 @@ class LogUpkeep:
     """Tends the logs. Used by the coordinator's thread; never waits.
 
     Args:
-        admin: an admin client.
-        topics: the store's topics.
-        logs: the readers of half and op.
-        counts: where to count what is lost.
-        ration: where to say what could repeat without end.
-        rights: where it is noted what the coordinator lacks.
         begun: when it began, in monotonic seconds: nothing is deleted for a while.
     """
 
