@@ -68,7 +68,7 @@ class CheckScheduler:
         self._pins: dict[int, tuple[str, float]] = {}
 
     def run(self, partition: HalfPartition, now: float) -> None:
-        """Send what is due in a partition that is owned."""
+        """Send what is due in a partition that is owned; `now` is in monotonic seconds."""
         self._discarding.tend()
         self._counts.hung_checks = self._discarding.hung
         if not partition.state.pending or not partition.is_recovered:

@@ -75,7 +75,7 @@ class LogBounds:
     def ask(self, partitions: Iterable[int], now: float) -> None:
         """Ask for the bounds of the logs of half partitions, unless an answer is on its way.
 
-        Raises `KafkaException` where the client library refuses to ask.
+        Raises `KafkaException` where the client library refuses to ask. `now` is in monotonic seconds.
         """
         wanted = list(partitions)
         if self._asked is not None or not wanted:

@@ -24,14 +24,7 @@ _RELEASE_S = 0.25
 
 
 class TargetGate:
-    """Judges targets for one coordinator. Used by its thread.
-
-    Args:
-        topics: the store's topics.
-        targets: which topics exist.
-        owned: the partitions owned now.
-        ration: where to say what could repeat without end.
-    """
+    """Judges targets for one coordinator. Used by its thread; times are monotonic seconds."""
 
     def __init__(
         self, topics: StoreTopics, targets: Targets, owned: Mapping[int, HalfPartition], ration: RationedLog
@@ -100,15 +93,7 @@ class TargetGate:
             self.quarantine.suspect(topic, str(error), now)
 
     def refuse(self, transaction_id: str, topic: str, why: str, now: float, too_large: int | None = None) -> None:
-        """Take in that a topic refused a transaction.
-
-        Args:
-            transaction_id: which.
-            topic: for whose sake it waits.
-            why: the reason.
-            now: monotonic seconds.
-            too_large: its size, where that was the reason.
-        """
+        """Take in that a topic refused a transaction; `too_large` is its size in bytes, where that was the reason."""
         if self.quarantine.refuse(transaction_id, topic, why, now, too_large):
             _log.error(
                 "transaction %s is committed and refused by %s: %s; it is tried again, and holds later ones of its key "

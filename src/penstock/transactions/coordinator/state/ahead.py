@@ -17,10 +17,7 @@ class Ahead:
     """A decision that runs ahead of its half.
 
     Attributes:
-        op: the decision.
-        offset: of its record.
         index: which decision of its record it is.
-        appended_ms: append time of its record.
         limit: the half log must be read up to here before it can be called unknown; None: not known yet.
     """
 
@@ -41,10 +38,7 @@ class AheadOps:
     """
 
     def __init__(
-        self,
-        is_pending: Callable[[str], bool],
-        waits: Callable[[Op], bool],
-        judge: Callable[[Ahead], Refusal | None],
+        self, is_pending: Callable[[str], bool], waits: Callable[[Op], bool], judge: Callable[[Ahead], Refusal | None]
     ) -> None:
         self._is_pending = is_pending
         self._waits = waits
@@ -96,11 +90,8 @@ class AheadOps:
     def sweep(self, half_end: int, half_position: int, read_to: int | None, stays: Callable[[str], bool]) -> int:
         """Refuse decisions whose half cannot come any more, and return how many there were.
 
-        Args:
-            half_end: the end of the half log, asked for after the decisions were read.
-            half_position: how far it was read.
-            read_to: the next offset of the op log when it was asked for; None: all had been read.
-            stays: whether decisions on a transaction are left alone.
+        The end of the half log was asked for after the decisions were read, when `read_to` was the next offset of the
+        op log; None: all had been read. `stays` tells whether decisions on a transaction are left alone.
         """
         dropped = 0
         for transaction_id in list(self._waiting):

@@ -81,15 +81,10 @@ class PendingTransactions:
             del self.answered[note.transaction_id]
 
     def load(self, transaction_id: str, halves: Sequence[tuple[int, Half]], place: int | None = None) -> Pending | None:
-        """Take in the payload of a transaction, which was read again.
+        """Take in the payload of a transaction, which was read again: its halves, by their offsets in the half log.
 
-        Args:
-            transaction_id: of the transaction.
-            halves: its halves, with their offsets in the half log.
-            place: offset of its snapshot in the done log, if they were read there.
-
-        Returns:
-            The transaction; None where it is settled, or was in memory, or the halves are not its own.
+        `place` is the offset of its snapshot in the done log, if they were read there. Returns the transaction; None
+        where it is settled, or was in memory, or the halves are not its own.
         """
         pending = self.pending.get(transaction_id)
         if pending is None or not pending.load(halves):

@@ -48,9 +48,7 @@ class SetAside:
     def add(self, pending: Pending, topic: str | None) -> None:
         """Set a transaction aside, behind all that were before.
 
-        Args:
-            pending: the transaction.
-            topic: for whose sake; None where it only stands behind others.
+        It waits for the sake of a topic; None: it only stands behind others.
         """
         transaction_id = pending.half.transaction_id
         pending.held = True
@@ -128,10 +126,7 @@ class SetAside:
     def take(self, topic: str, most: int, leaves: Callable[[Pending], bool]) -> list[Pending]:
         """Return what is tried next for a topic's sake, in order; nothing changes.
 
-        Args:
-            topic: the topic.
-            most: transactions to return at most.
-            leaves: whether one, and what stands behind it, is left out of this try.
+        `leaves` tells whether one, and what stands behind it, is left out of this try.
         """
         taken: list[Pending] = []
         for front in self._fronts.get(topic, {}).values():
