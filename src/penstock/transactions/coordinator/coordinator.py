@@ -45,7 +45,7 @@ from penstock.transactions.coordinator.status import StatusLog
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.topics import DEFAULT_PARTITIONS, open_topics
+from penstock.transactions.wire.topics import open_topics
 from penstock.transactions.writing.acked_producer import ANY_SIZE, AckedProducer
 from penstock.transactions.writing.missing_rights import MissingRights
 
@@ -93,10 +93,10 @@ class KafkaCoordinator:
         options: CoordinatorOptions,
         *,
         prefix: str,
-        partitions: int = DEFAULT_PARTITIONS,
-        target_latency: float = 0.02,
-        instance: str | None = None,
-        config: ClientConfig | None = None,
+        partitions: int,
+        target_latency: float,
+        instance: str | None,
+        config: ClientConfig | None,
     ) -> None:
         positive_int("partitions", partitions)
         positive("target_latency", target_latency)

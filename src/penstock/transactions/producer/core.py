@@ -33,7 +33,7 @@ class Core:
         deadlines: RequestDeadlines,
         *,
         has_check: bool,
-        spans: SendSpans | None = None,
+        spans: SendSpans | None,
     ) -> None:
         self.store = store
         self._has_check = has_check

@@ -172,12 +172,11 @@ class AckedProducer:
         value: bytes | None,
         *,
         headers: Any = None,
-        report: Report | None = None,
+        report: Report,
     ) -> bool:
         """Hand a record to the client library if it has room, and tell whether it had. Never waits.
 
-        `report` is called once, by the delivery thread; None for what is sent again anyhow where it was lost. Raises
-        `KafkaException` as `send` does.
+        `report` is called once, by the delivery thread. Raises `KafkaException` as `send` does.
         """
         producer = self._clients.client
         if self._refusing or self.is_inherited:

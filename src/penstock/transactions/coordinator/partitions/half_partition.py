@@ -186,7 +186,23 @@ class HalfPartition:
 
         The arguments are those of `PartitionState.next_batch`.
         """
-        batch = self._next_batch(limit, out, room_bytes)
+        # Before all is read that its predecessors left, what is pending is not known.
+        snapshot, now = [], time.monotonic()
+        if self.is_recovered and now >= self._snapshot_due:
+            # Not past one that is being settled: what is snapshotted would come behind its end in the done log.
+            chosen = to_snapshot(self.state, self._marks.end, GAP, now)
+            snapshot = list(takewhile(lambda one: not one.in_flight, chosen))
+            # Looking for what is old costs something; while there is more of it, it goes on without a pause.
+            self._snapshot_due = now + (0.0 if snapshot else _SNAPSHOT_S)
+        batch = self.state.next_batch(limit, out, snapshot, room_bytes)
+        is_idle = batch is None and self.is_recovered and now >= self._idle_since + _IDLE_S
+        if batch is not None or is_idle:
+            self._idle_since = now
+        if is_idle:
+            # Marks, and what was refused, move the positions too; or the logs of an idle store would grow.
+            checkpoints = self.state.checkpoints()
+            is_as_written = checkpoints == self.checkpoints and self.done_checkpoint == self.done_committed
+            return None if is_as_written else self.claim()
         return None if batch is None else self._placed(batch)
 
     def in_memory(self, some: Sequence[Pending], now: float) -> list[Pending]:
@@ -197,31 +213,11 @@ class HalfPartition:
         return list(takewhile(lambda one: one.dropped is None, some))
 
     def claim(self) -> CommitBatch:
-        """Return a batch that settles nothing: what is written is who owns the partition."""
+        """Return a batch that settles nothing: what is written are the positions, and who owns the partition."""
         return self._placed(CommitBatch([], [], *self.state.checkpoints()))
 
     def _placed(self, batch: CommitBatch) -> CommitBatch:
         batch.done_checkpoint, batch.log_ids = self.done_checkpoint, encode_ids(self.ids)
-        return batch
-
-    def _next_batch(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> CommitBatch | None:
-        # Before all is read that its predecessors left, what is pending is not known.
-        snapshot, now = [], time.monotonic()
-        if self.is_recovered and now >= self._snapshot_due:
-            # Not past one that is being settled: what is snapshotted would come behind its end in the done log.
-            chosen = to_snapshot(self.state, self._marks.end, GAP, now)
-            snapshot = list(takewhile(lambda one: not one.in_flight, chosen))
-            # Looking for what is old costs something; while there is more of it, it goes on without a pause.
-            self._snapshot_due = now + (0.0 if snapshot else _SNAPSHOT_S)
-        batch = self.state.next_batch(limit, out, snapshot, room_bytes)
-        if batch is None and self.is_recovered and now >= self._idle_since + _IDLE_S:
-            # Marks, and what was refused, move the positions too; or the logs of an idle store would grow.
-            self._idle_since = now
-            checkpoints = self.state.checkpoints()
-            is_as_written = checkpoints == self.checkpoints and self.done_checkpoint == self.done_committed
-            return None if is_as_written else CommitBatch([], [], *checkpoints)
-        if batch is not None:
-            self._idle_since = now
         return batch
 
     def mark(self, done_end: int) -> None:

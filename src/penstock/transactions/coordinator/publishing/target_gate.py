@@ -10,6 +10,7 @@ from penstock.transactions.coordinator.partitions.half_partition import HalfPart
 from penstock.transactions.coordinator.publishing.group_commit import GroupCommit
 from penstock.transactions.coordinator.publishing.publisher import NotPublishedError
 from penstock.transactions.coordinator.publishing.targets import NOT_KNOWN, Targets
+from penstock.transactions.coordinator.state.judgement import NEED_ALL
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import Half
@@ -73,7 +74,7 @@ class TargetGate:
 
     def all_targets(self, error: NotPublishedError, commit: GroupCommit) -> dict[str, str]:
         """Return all that a Kafka transaction publishes to, blamed for an error that names nobody."""
-        return {self.target_of(pending): str(error) for pending in commit.decided() if _publishes(pending)}
+        return {self.target_of(pending): str(error) for pending in commit.decided() if pending.verdict in NEED_ALL}
 
     def target_of(self, pending: Pending) -> str:
         """Return where a transaction goes: of several messages, the first one's target."""
@@ -168,10 +169,6 @@ class TargetGate:
             if not pending.in_flight and self.quarantine.is_refused(pending.half.transaction_id)
         ]
         return min(found, key=lambda one: one[0])[1:] if found else None
-
-
-def _publishes(pending: Pending) -> bool:
-    return pending.verdict is Verdict.COMMIT or pending.verdict is Verdict.DISCARD
 
 
 def size_of(half: Half) -> int:

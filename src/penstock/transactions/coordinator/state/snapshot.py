@@ -48,10 +48,10 @@ def to_snapshot(state: PartitionState, done_end: int, gap: int, now: float = 0.0
     return chosen
 
 
-def pinning(state: PartitionState, gap: int = GAP) -> Pending | None:
+def pinning(state: PartitionState) -> Pending | None:
     """Return the transaction that is too large for a snapshot and holds the logs far below their ends, or None."""
     lowest = next(iter(state.only_in_half_log), None)
-    if lowest is None or state.half_position - lowest.offset <= max(gap, 4 * len(state.pending)):
+    if lowest is None or state.half_position - lowest.offset <= max(GAP, 4 * len(state.pending)):
         return None
     return lowest if lowest.is_complete and lowest.size_bytes > LARGEST_BYTES else None
 

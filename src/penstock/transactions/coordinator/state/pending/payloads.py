@@ -11,7 +11,6 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, takewhile
-from types import MappingProxyType
 
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
@@ -47,7 +46,7 @@ class Payloads:
     `now_ms`, the broker's.
     """
 
-    def __init__(self, queue: ReadyQueue, at_risk: Mapping[str, Pending] = MappingProxyType({})) -> None:
+    def __init__(self, queue: ReadyQueue, at_risk: Mapping[str, Pending]) -> None:
         self._queue = queue
         self._at_risk = at_risk
         #: Bytes that may be in memory. The caller sets it.

@@ -78,7 +78,7 @@ class SetAside:
                     gone.append(follower)
                 else:
                     self._fronts.setdefault(topic, {})[follower.half.transaction_id] = follower
-        freed.sort(key=_decided)
+        freed.sort(key=lambda one: (one.decided_at, one.decided_index))
         return freed
 
     def _take_out(self, pending: Pending) -> list[Pending]:
@@ -155,7 +155,3 @@ class SetAside:
 
 def _places(pending: Pending) -> tuple[_Place, ...]:
     return pending.keys if pending.verdict is Verdict.COMMIT else ()
-
-
-def _decided(pending: Pending) -> tuple[int, int]:
-    return pending.decided_at, pending.decided_index
