@@ -23,8 +23,7 @@ _MESSAGES = 1_000
 class EndReader:
     """Reads logs with short-lived consumers of its own, which are nobody's member. Thread-safe: calls share nothing.
 
-    Args:
-        group: the consumer group that it asks about, and whose rights it needs.
+    The group is the one that it asks about, and whose rights it needs.
     """
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, group: str) -> None:

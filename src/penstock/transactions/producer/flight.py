@@ -60,12 +60,8 @@ class Flight:
     """One transaction on its way. Driven by its owner, completed by the store's threads.
 
     The owner, the store's threads and the thread of the deadlines meet in `_phase`, which changes under the lock alone:
-    whoever changes it calls the owner back, without the lock.
-
-    Attributes:
-        error: why its halves, or its decision, are not known to be stored, or why it was refused.
-        state: what it was ended with.
-        wait: what its owner waits for at the end.
+    whoever changes it calls the owner back, without the lock. `error` says why its halves, or its decision, are not
+    known to be stored, or why it was refused; `state` is what it was ended with.
     """
 
     __slots__ = (

@@ -29,9 +29,8 @@ _ROOM_POLL_S = 0.005
 class ProducerContext:
     """What all transactions of a producer have in common.
 
-    Attributes:
-        open: connects at the first use.
-        room_timeout_s: seconds to wait for room where too many are in flight; 0: raise at once.
+    `open` connects at the first use. Where too many are in flight, they wait `room_timeout_s` seconds; 0: they raise at
+    once.
     """
 
     core: Core

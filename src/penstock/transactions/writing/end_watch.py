@@ -73,9 +73,8 @@ class EndWatch:
     def commit(self, producer: Producer, timeout_s: float) -> None:
         """End the transaction with a commit, and return once it is known to be committed.
 
-        Raises:
-            KafkaException: it was not committed, and has to be aborted.
-            UnknownEndError: nobody knows.
+        Raises `KafkaException` where it was not committed, and has to be aborted, and `UnknownEndError` where nobody
+        knows.
         """
         begun = time.monotonic()
         try:

@@ -18,10 +18,9 @@ from penstock.transactions.writing.end_watch import ClientLog
 
 
 class Fault(NamedTuple):
-    """What is wrong with a topic, for the reason `why`.
+    """What is wrong with a topic, and why, as the broker says it.
 
-    Attributes:
-        whole: whether it takes nothing; otherwise it refuses some of its messages, nobody knows which.
+    One that is `whole` takes nothing; otherwise it refuses some of its messages, nobody knows which.
     """
 
     why: str

@@ -323,10 +323,8 @@ class TransactionalWriter:
     def commit(self) -> None:
         """End the transaction with a commit, and return once it is known to be committed.
 
-        Raises:
-            GivenUpError: its owner gave it up.
-            KafkaException: it was not committed: no end was sent, or the broker refused it.
-            UnknownEndError: nobody knows.
+        Raises `GivenUpError` where its owner gave it up, `KafkaException` where no end was sent, or the broker refused
+        it, and `UnknownEndError` where nobody knows.
         """
         with self._lock:
             if self._state is State.GIVEN_UP:

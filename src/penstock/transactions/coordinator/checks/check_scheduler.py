@@ -44,8 +44,7 @@ _CLOCK_S = 30.0
 class CheckScheduler:
     """Sends what is due. Used by the coordinator's thread.
 
-    Args:
-        half_end: tells the end of a partition's half log, as the last fetch told it.
+    `half_end` tells the end of a partition's half log, as the last fetch told it.
     """
 
     def __init__(

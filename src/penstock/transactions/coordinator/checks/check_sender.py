@@ -58,10 +58,8 @@ class SendOutcome(Enum):
 class CheckSender:
     """Sends checks and the coordinator's own decisions. Used by the coordinator's thread; never waits for Kafka.
 
-    Args:
-        sends: idempotent sends; the coordinator's transactions do not touch the op log, for an open one would hold
-            back its readers.
-        clock: the broker's time, which marks tell.
+    They are idempotent sends: the coordinator's transactions do not touch the op log, for an open one would hold back
+    its readers. What is told of a mark moves the clock, the broker's.
     """
 
     def __init__(

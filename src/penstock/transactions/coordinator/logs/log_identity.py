@@ -26,11 +26,9 @@ class Fate(Enum):
 
 
 class Committed(NamedTuple):
-    """How far a log was read, and its bounds.
+    """How far a log was read, where it begins and ends now, and the topic ids that stand beside the position.
 
-    Attributes:
-        position: the next offset to be read, or None where none is written down; of the done log, the lowest needed.
-        ids: the topic ids that stand beside the position.
+    The position is the next offset to be read, or None where none is written down; of the done log, the lowest needed.
     """
 
     position: int | None
@@ -40,11 +38,7 @@ class Committed(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where to read a log from.
-
-    Attributes:
-        lost: how many records are gone, at least.
-    """
+    """Where to read a log from, what became of it, and how many records are lost, at least."""
 
     offset: int
     fate: Fate

@@ -35,9 +35,8 @@ class PartitionReading(NamedTuple):
 class Counts:
     """What a coordinator counted. Written by its thread; other threads read single numbers, which is safe.
 
-    Attributes:
-        lock: held while settled transactions are counted and leave what is pending, and by `statistics`, so that none
-            is in both or in neither. Whoever holds it waits for nobody.
+    The lock is held while settled transactions are counted and leave what is pending, and by `statistics`, so that none
+    is in both or in neither. Whoever holds it waits for nobody.
     """
 
     committed: int = 0

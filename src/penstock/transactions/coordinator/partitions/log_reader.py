@@ -26,10 +26,8 @@ _FIRST_OP_BYTES = 1 << 20
 class LogReader:
     """Reads both logs. Used by the coordinator's thread.
 
-    Args:
-        make: makes a consumer. It must not choose a new offset by itself (`auto.offset.reset=error`): a log that is not
-            as it was would be read past in silence.
-        topics: the store's topics.
+    The consumers that `make` returns must not choose a new offset by themselves (`auto.offset.reset=error`): a log that
+    is not as it was would be read past in silence.
     """
 
     def __init__(self, make: Callable[[], Consumer], topics: StoreTopics) -> None:

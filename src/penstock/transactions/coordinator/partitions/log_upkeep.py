@@ -58,8 +58,7 @@ class _Asked(NamedTuple):
 class LogUpkeep:
     """Tends the logs. Used by the coordinator's thread; never waits.
 
-    Args:
-        begun: when it began, in monotonic seconds: nothing is deleted for a while.
+    Nothing is deleted for a while after it has `begun`, in monotonic seconds.
     """
 
     def __init__(

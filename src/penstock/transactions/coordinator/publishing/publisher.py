@@ -127,10 +127,8 @@ class Publisher:
     def open(self) -> None:
         """Make the producer and initialise it. The broker ends what a former producer of this id left open.
 
-        Raises:
-            ConfigurationError: the client library refused the settings.
-            IdLostError: it cannot, and this id is of no use any more.
-            InDoubtError: the broker did not answer in time; try again.
+        Raises as `TransactionalWriter.open` does, but `InDoubtError` where the broker did not answer in time: try
+        again.
         """
         try:
             self._writer.open(_INIT_TIMEOUT_S, _FREE_TIMEOUT_S)
@@ -156,10 +154,8 @@ class Publisher:
         """Settle what the partitions' batches hold in one Kafka transaction. After an error it can only be closed.
 
         The metadata is the coordinator's membership; `produced` is called when all is in the client library's hands.
-
-        Raises:
-            AbortedError: nothing of it is visible or ever will be.
-            InDoubtError: nothing is known; open a successor, then ask the done log.
+        Raises `AbortedError` where nothing of it is visible or ever will be, and `InDoubtError` where nothing is known:
+        open a successor, then ask the done log.
         """
         writer = self._writer
         try:

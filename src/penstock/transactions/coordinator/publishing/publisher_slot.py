@@ -63,11 +63,9 @@ ReadDone = Callable[[Mapping[int, int]], Mapping[int, DoneRead]]
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """How a Kafka transaction ended.
+    """How a Kafka transaction ended, and the seconds from its begin to the answer of its end.
 
-    Attributes:
-        error: None where it was committed for certain; else what `Publisher.publish` raised.
-        took_s: seconds from its begin to the answer of its end.
+    The error is None where it was committed for certain; else what `Publisher.publish` raised.
     """
 
     error: NotPublishedError | None
@@ -90,8 +88,7 @@ class SlotState(Enum):
 class PublisherSlot:
     """One place for a Kafka transaction under way.
 
-    Args:
-        name: what its transactional ids begin with; a number is put behind it once one is lost.
+    Its transactional ids begin with `name`; a number is put behind it once one is lost.
     """
 
     def __init__(self, make: MakePublisher, read_done: ReadDone, name: str, left: LeftBehind) -> None:

@@ -25,10 +25,8 @@ NOT_KNOWN = "is not known yet"
 class Targets:
     """The targets of one coordinator. Used by its thread, save for the looks; times are monotonic seconds.
 
-    Args:
-        ask: returns the partitions of every topic, or raises `PenstockError`; it may take seconds.
-        hidden: of topics that are not in the list, returns those that may not be seen, each with what is missing for
-            it; it may take seconds.
+    `ask` returns the partitions of every topic, or raises `PenstockError`; `hidden`, of topics that are not in the
+    list, those that may not be seen, each with what is missing for it. Both may take seconds.
     """
 
     def __init__(

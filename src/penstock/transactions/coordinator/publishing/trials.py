@@ -41,8 +41,7 @@ class _Trial(Flight):
 class Trials:
     """Tries what is set aside. Used by the coordinator's thread; waits for nothing.
 
-    Args:
-        under_way: returns the targets of the common transaction under way, or in doubt.
+    `under_way` returns the targets of the common transaction under way, or in doubt.
     """
 
     def __init__(

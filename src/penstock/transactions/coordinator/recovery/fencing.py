@@ -35,9 +35,7 @@ _NAMES = 8
 class Names:
     """What the transactional ids of one coordinator begin with.
 
-    Attributes:
-        common: of the producers that publish for all, one after the other.
-        apart: of those that try what failed before, apart from the others.
+    Producers with common ones publish for all, one after the other; the others try what failed before, apart.
     """
 
     common: list[str]
@@ -69,8 +67,7 @@ def decode_claim(topics: StoreTopics, claim: str | None) -> list[str]:
 class Fence:
     """Ends what others left open. Used by one thread at a time; it waits for no producer longer than its limit.
 
-    Args:
-        own: returns the ids of this coordinator's own producers: they are not shut out.
+    `own` returns the ids of this coordinator's own producers: they are not shut out.
     """
 
     def __init__(

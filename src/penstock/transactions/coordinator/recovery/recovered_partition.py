@@ -58,11 +58,9 @@ class RecoveredPartition:
 
 @dataclass(frozen=True, slots=True)
 class DoneRead:
-    """What was read of the done log of one half partition.
+    """What was read of the done log of one half partition, to where it ended.
 
-    Attributes:
-        records: what it says, each with its offset.
-        unreadable: offsets of records that do not read.
+    Records have their offsets; of those that do not read there is the offset alone.
     """
 
     end: int

@@ -59,8 +59,7 @@ Step = Callable[[str], None]
 class RecoveryReader:
     """Reads positions and done logs, with short-lived consumers of its own. Thread-safe: calls share nothing.
 
-    Args:
-        stopping: asked between waits; once it is true, waiting ends with `StoppedError`.
+    `stopping` is asked between waits; once it is true, waiting ends with `StoppedError`.
     """
 
     def __init__(
@@ -86,11 +85,8 @@ class RecoveryReader:
     def recover(self, partitions: Iterable[int], step: Step) -> dict[int, RecoveredPartition]:
         """Return what the new owner of half partitions starts from; waits for a predecessor's transaction to end.
 
-        `step` is called at each step, with what is done next.
-
-        Raises:
-            KafkaException: a broker does not answer; try again.
-            StoppedError: the coordinator stops.
+        `step` is called at each step, with what is done next. Raises `KafkaException` where a broker does not answer:
+        try again; and `StoppedError` where the coordinator stops.
         """
         wanted = list(partitions)
         step("asking for topic ids")

@@ -14,11 +14,9 @@ _NO_PLACE = -1
 
 @dataclass(slots=True)
 class Ahead:
-    """A decision that runs ahead of its half.
+    """A decision that runs ahead of its half: the one at `index` in the op record at `offset`.
 
-    Attributes:
-        index: which decision of its record it is.
-        limit: the half log must be read up to here before it can be called unknown; None: not known yet.
+    The half log must be read up to the limit before it can be called unknown; None: that is not known yet.
     """
 
     op: Op
@@ -31,10 +29,8 @@ class Ahead:
 class AheadOps:
     """Those of one half partition. Not thread-safe: its coordinator's thread drives it.
 
-    Args:
-        is_pending: whether a transaction is pending.
-        waits: whether a decision waits for more halves of a transaction that is pending, or for its next life.
-        judge: lets a decision take effect, or says why it is refused.
+    `waits` tells whether a decision waits for more halves of a transaction that is pending, or for its next life;
+    `judge` lets one take effect, or says why it is refused.
     """
 
     def __init__(
