@@ -143,7 +143,7 @@ class _SqlAlchemy:
         return Answer(rows, cast("sa.CursorResult[Any]", result).rowcount)
 
     def require_transaction(self) -> None:
-        raw: Any = self._raw()
+        raw: Any = self._connection().connection.dbapi_connection
         if self.kind is Kind.SQLITE and _commits_by_itself(raw):
             # The recipe of an own BEGIN in SQLAlchemy's begin event acts with the first statement.
             self.run("SELECT 1")
@@ -171,9 +171,6 @@ class _SqlAlchemy:
         import sqlalchemy as sa
 
         return self.owner if isinstance(self.owner, sa.Connection) else self.owner.connection()
-
-    def _raw(self) -> object:
-        return self._connection().connection.dbapi_connection
 
 
 def adopt(connection: object) -> UserConnection:

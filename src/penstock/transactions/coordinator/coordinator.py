@@ -142,11 +142,7 @@ class KafkaCoordinator:
         """Finish the Kafka transaction under way, give the partitions up and end. Raises as `Coordinator.stop`."""
         with self._start_lock:
             self._stopping.set()
-            thread = self._thread
-        if thread is None:
-            return
-        thread.join(timeout)
-        if thread.is_alive():
+        if not self.wait(timeout):
             raise StoppedError(f"the coordinator of {self._prefix} did not end within {timeout:g} s; it goes on ending")
         failure, self._failure = self._failure, None
         if failure is not None:

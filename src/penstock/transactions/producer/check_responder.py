@@ -105,17 +105,16 @@ class CheckResponder:
             requests = source.take(_WAIT_S)
         except KafkaException as error:
             _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, reason(error))
-            self._stopping.wait(_WAIT_S)
-            return
         except:  # noqa: E722 - see `raised`; whatever it is, the next try may succeed
             # A thread that ended here would leave the group without answers, in silence.
             _log.error("checks of group %s cannot be taken; trying again", self._group, exc_info=raised())
-            self._stopping.wait(_WAIT_S)
+        else:
+            for request in requests:
+                if self._admit(request.half.transaction_id):
+                    label = f"check {request.check_number} of transaction {request.half.transaction_id}"
+                    self._pool.submit(label, partial(self._answer, request))
             return
-        for request in requests:
-            if self._admit(request.half.transaction_id):
-                label = f"check {request.check_number} of transaction {request.half.transaction_id}"
-                self._pool.submit(label, partial(self._answer, request))
+        self._stopping.wait(_WAIT_S)
 
     def _admit(self, transaction_id: str) -> bool:
         with self._lock:

@@ -59,7 +59,7 @@ class CheckSender:
     """Sends checks and the coordinator's own decisions. Used by the coordinator's thread; never waits for Kafka.
 
     They are idempotent sends: the coordinator's transactions do not touch the op log, for an open one would hold back
-    its readers. What is told of a mark moves the clock, the broker's.
+    its readers. `clock` is the broker's time, which marks tell.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class PayloadReload:
 
     def _take_in(self, transaction_id: str, read: Read, now: float) -> list[tuple[str, Pending]]:
         state = self._settlement
-        pending = state.find(transaction_id)
+        pending = state.pending.get(transaction_id)
         if pending is None or pending.dropped is None:
             return []
         place = None

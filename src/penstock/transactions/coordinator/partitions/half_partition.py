@@ -57,7 +57,7 @@ class HalfPartition:
     ) -> None:
         self.number = number
         self.state = PartitionState(recovered.half_position, recovered.op_position)
-        self.schedule = CheckSchedule(policy, self.state.find)
+        self.schedule = CheckSchedule(policy, self.state.pending.get)
         self._counts = counts
         self._log = log
         self._may_publish_to = may_publish_to

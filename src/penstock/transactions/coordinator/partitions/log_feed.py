@@ -37,7 +37,6 @@ class _OpRecord(NamedTuple):
     """A record of the op log, read.
 
     Attributes:
-        appended_ms: its append time.
         ops: its decisions, or why it is refused.
         needs: the last half that its decisions name.
         since: when it was read, in monotonic seconds.

@@ -28,10 +28,6 @@ class PendingTransactions:
         #: Which payloads are in memory.
         self.payloads = Payloads(self.queue, self.places.at_risk)
 
-    def find(self, transaction_id: str) -> Pending | None:
-        """Return a pending transaction, or None."""
-        return self.pending.get(transaction_id)
-
     @property
     def decided(self) -> Mapping[str, Pending]:
         """Pending transactions that have a decision, in the order in which the decisions took effect."""
