@@ -165,14 +165,7 @@ class AckedProducer:
         return receipt
 
     def try_send(
-        self,
-        topic: str,
-        partition: int,
-        key: bytes | None,
-        value: bytes | None,
-        *,
-        headers: Any = None,
-        report: Report,
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None, *, headers: Any = None, report: Report
     ) -> bool:
         """Hand a record to the client library if it has room, and tell whether it had. Never waits.
 

@@ -222,12 +222,7 @@ class TransactionalWriter:
                 raise
 
     def produce_log(
-        self,
-        partition: int,
-        value: bytes,
-        delivered: Delivered | None = None,
-        *,
-        room_s: float = 0.0,
+        self, partition: int, value: bytes, delivered: Delivered | None = None, *, room_s: float = 0.0
     ) -> None:
         """Hand a record for the log of what was settled to the client library; arguments and errors as `produce`."""
         reported = partial(self._log_reported, delivered)
@@ -249,11 +244,7 @@ class TransactionalWriter:
                 return produce()
 
     def _reported(
-        self,
-        transaction_id: str,
-        delivered: Delivered | None,
-        error: KafkaError | None,
-        message: Message,
+        self, transaction_id: str, delivered: Delivered | None, error: KafkaError | None, message: Message
     ) -> None:
         if error is not None:
             self._refused(transaction_id, message.topic() or "", error)
