@@ -115,7 +115,7 @@ _MEANS = {
         "acknowledged ones among them: send them again. All that lies there now is read."
     ),
     OP: (
-        "ReadyQueue that lay there and were not read, or had not taken effect, are gone: the producers of their "
+        "Decisions that lay there and were not read, or had not taken effect, are gone: the producers of their "
         "transactions are asked. All that lies there now is read."
     ),
     DONE: (
