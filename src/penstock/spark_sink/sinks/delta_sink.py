@@ -97,11 +97,7 @@ class DeltaSink:
     storage_options: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigurationError: a setting is wrong; it is named.
-        """
+        """Check the settings; a `ConfigurationError` names a wrong one."""
         object.__setattr__(self, "path", os.fspath(self.path))
         not_empty("path", self.path)
         not_empty("name", self.name)
@@ -181,12 +177,7 @@ class DeltaSink:
     def _store(self, rows: pa.Table, stored: list[str], batch_id: int, run: str | None, *, again: bool) -> None:
         """Write what is not applied yet, in one commit, upon the version of the table whose ledger was read.
 
-        Args:
-            rows: the batch.
-            stored: the columns to store.
-            batch_id: number of the batch.
-            run: id of the query's run, where it is known.
-            again: whether this was tried before; what then stands of this batch is that try's.
+        Where this was tried before, `again`, what then stands of this batch is that try's.
         """
         schema = rows.select(stored).schema
         table = self._opened(schema)

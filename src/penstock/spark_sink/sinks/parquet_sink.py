@@ -67,11 +67,7 @@ class ParquetSink:
     name: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigurationError: a setting is wrong; it is named.
-        """
+        """Check the settings; a `ConfigurationError` names a wrong one."""
         folder = os.fspath(self.folder)
         not_empty("folder", folder)
         if self.name is not None:

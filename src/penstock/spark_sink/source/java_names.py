@@ -72,8 +72,7 @@ class Translation:
 def translated(client: Mapping[str, str]) -> Translation:
     """Return the settings in librdkafka's words; names are in lower case, without `kafka.`.
 
-    Raises:
-        ConfigurationError: a setting has no like in librdkafka, or is given under both names; it is named.
+    A `ConfigurationError` names a setting that has no like in librdkafka, or is given under both names.
     """
     mine: dict[str, str] = {}
     left_out: list[str] = []

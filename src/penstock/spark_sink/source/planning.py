@@ -48,11 +48,7 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(shaped: Any) -> Offsets:
-    """Return the offsets of a value in Spark's shape.
-
-    Raises:
-        MessageFormatError: the value has another shape; it says which part.
-    """
+    """Return the offsets of a value in Spark's shape; for another a `MessageFormatError` says which part is wrong."""
     if not isinstance(shaped, Mapping):
         raise MessageFormatError(
             f'offsets must be a JSON object {{"topic": {{"0": 42}}}}, but are a {type(shaped).__name__}'

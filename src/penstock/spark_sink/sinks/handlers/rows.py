@@ -105,11 +105,7 @@ def records(batches: Iterator[pa.RecordBatch], lanes: Counter[int]) -> Iterator[
 
 
 def lane_numbers(orderings: Mapping[str, Ordering], columns: Mapping[str, pa.Array]) -> pa.Array:
-    """Return the lane of each row.
-
-    Raises:
-        SchemaMismatchError: a row has no position, or its topic has no handler.
-    """
+    """Return the lane of each row; `SchemaMismatchError` where one has no position, or its topic no handler."""
     require_position(null_counts(columns), "handlers")
     found: list[int] = []
     topics, partitions = columns["topic"].to_pylist(), columns["partition"].to_pylist()

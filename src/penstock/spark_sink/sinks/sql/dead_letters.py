@@ -61,11 +61,7 @@ class DeadLetters:
     group: str = field(default="penstock-spark", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigurationError: a setting is wrong; it is named.
-        """
+        """Check the settings; a `ConfigurationError` names a wrong one."""
         not_empty("bootstrap_servers", self.bootstrap_servers)
         not_empty("topic", self.topic)
         not_empty("group", self.group)
@@ -161,12 +157,9 @@ class DeadLetters:
 
 
 def _partitions(admin: AdminClient, topics: set[str]) -> dict[str, int]:
-    """Return the number of partitions of those topics that there are.
+    """Return the number of partitions of those topics that there are, or raise `KafkaException` where nobody can tell.
 
     A letter for a topic that is gone has no value. So that there is none is believed when it was said several times.
-
-    Raises:
-        KafkaException: whether there is one cannot be told.
     """
     counts: dict[str, int] = {}
 

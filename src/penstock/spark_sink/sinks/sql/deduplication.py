@@ -35,10 +35,7 @@ class Deduplication:
     Attributes:
         target: name of the table, for errors.
         schema: the frame's columns as they are staged, see `staged_schema`.
-        validator: what no table can hold.
         key: columns that identify a row; empty to append.
-        sum_columns: columns that are summed.
-        ledger: next offset of each partition by the ledger.
         exact: whether every row is kept, so that one that is refused can be left out without the ones it replaced.
     """
 
@@ -81,13 +78,8 @@ def deduplicated(
 ) -> Iterator[pa.Table]:
     """Return a frame's rows in the form in which they are staged, in pieces of a bounded size.
 
-    Args:
-        deduplication: what to do.
-        batches: the frame's rows; several may come from one message.
-        statistics: counts what was seen; complete when the pieces are at their end.
-
-    Raises:
-        SchemaMismatchError: a row has no position, so it can neither be stored once nor be named.
+    The statistics are complete when the pieces are at their end. A row without a position, which can neither be stored
+    once nor be named, is a `SchemaMismatchError`.
     """
     pending: list[pa.Table] = []
     size = rows = numbered = 0
