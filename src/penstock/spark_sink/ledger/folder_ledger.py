@@ -136,7 +136,10 @@ class FolderLedger:
         Returns False where another writer has that number already; nothing is visible then, and `staged` is there
         still. Where the file system refuses, a `SinkError` says whether the batch may be lost.
         """
-        queries = {query: _to_json(state) for query, state in sorted(after.queries.items())}
+        queries = {
+            query: {"next_offsets": to_json(state.offsets), "batches": to_json(state.batches)}
+            for query, state in sorted(after.queries.items())
+        }
         held = {"format": _FORMAT, "queries": queries, "columns": dict(after.columns), "split_by": after.split_by}
         text = json.dumps(held, indent=1)
         try:
@@ -193,13 +196,6 @@ class FolderLedger:
                 continue  # its writer has published or removed it
             if old:
                 shutil.rmtree(left, ignore_errors=True)
-
-
-def _to_json(state: LedgerState) -> dict[str, Any]:
-    batches: dict[str, dict[str, str]] = {}
-    for (topic, partition), batch in sorted(state.batches.items()):
-        batches.setdefault(topic, {})[str(partition)] = batch
-    return {"next_offsets": to_json(state.offsets), "batches": batches}
 
 
 def _from_json(held: Any) -> LedgerState:

@@ -24,7 +24,7 @@ from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SessionStoppedError
 from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
 from penstock.spark_sink.monitoring.progress import SinkStatistics
-from penstock.spark_sink.monitoring.progress_publisher import ProgressPublisher
+from penstock.spark_sink.monitoring.progress_publisher import ProgressPublisher, Shown
 from penstock.spark_sink.queries.gate import BatchLeftError, Gate
 from penstock.spark_sink.queries.restarts import Restarts
 from penstock.spark_sink.queries.sink_specs import SinkSpec
@@ -188,9 +188,7 @@ class AppSinks:
         return [self._statistics(one) for one in self._supervised()]
 
     def _statistics(self, one: SupervisedQuery) -> SinkStatistics:
-        shown = self._publisher.shown(one.name) if self._publisher is not None else None
-        if shown is None:
-            return SinkStatistics(name=one.name, state=one.state)
+        shown = Shown() if self._publisher is None else self._publisher.shown(one.name)
         return SinkStatistics(
             name=one.name,
             state=one.state,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -223,11 +224,9 @@ class DeltaSink:
     def _opened(self, schema: pa.Schema | None = None) -> DeltaTable:
         """Return the table as it is now; with a schema, make it where there is none."""
         if schema is not None and not DeltaTable.is_deltatable(self.path, self._options):
-            try:
+            # Another writer may have made it in the meantime; if not, opening it tells what is the matter.
+            with suppress(DeltaError):
                 return DeltaTable.create(self.path, schema, mode="ignore", storage_options=self._options)
-            except DeltaError:
-                # Another writer may have made it in the meantime; if not, opening it tells what is the matter.
-                return DeltaTable(self.path, storage_options=self._options)
         return DeltaTable(self.path, storage_options=self._options)
 
     def _require_access(self, *, write: bool = True) -> None:

@@ -28,7 +28,6 @@ from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, Middle
 from penstock.consumer.handlers.functions import name_of
 from penstock.consumer.handlers.handler import Kind, orderings_of, require_own_topics
 from penstock.consumer.handlers.middleware import middlewares_of, wrap
-from penstock.consumer.handlers.ordering import Ordering
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
@@ -180,7 +179,8 @@ class HandlerSink:
         packed = pack(self._work())
         columns = [name for name in (*REQUIRED, *OPTIONAL) if name in batch.columns]
         lanes = self._lane_columns(columns)
-        number = arrow_udf(routing(pack(self._orderings()), lanes), "int")
+        orderings = orderings_of(self.handlers, self.parallelism * _LANES_PER_TASK)
+        number = arrow_udf(routing(pack(orderings), lanes), "int")
         tasks = (
             batch.select(*columns)
             .withColumn(LANE, number(*(col(name) for name in lanes)))
@@ -230,9 +230,6 @@ class HandlerSink:
             max_parked_bytes=self.max_parked_bytes,
             max_concurrency=self.max_concurrency,
         )
-
-    def _orderings(self) -> dict[str, Ordering]:
-        return orderings_of(self.handlers, self.parallelism * _LANES_PER_TASK)
 
     def _lane_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the columns that tell a row's lane: values are not sent for it unless a key function may look."""

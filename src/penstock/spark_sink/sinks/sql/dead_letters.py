@@ -77,9 +77,7 @@ class DeadLetters:
         reasons: dict[tuple[str, int, int], str] = {}
         for one in sorted(rejected):
             reasons.setdefault((one.topic, one.partition, one.offset), one.reason)
-        what = "dead letters cannot be written, so nothing of the batch was stored"
         try:
-            self._require_rights(what, {topic for topic, _, _ in reasons})
             self._write(reasons, self._ensure_topics({topic for topic, _, _ in reasons}))
         except KafkaException as error:
             raise SinkError(
@@ -91,20 +89,19 @@ class DeadLetters:
         except PenstockError as error:
             raise SinkError(f"dead letters could not be written: {error}; nothing of the batch was stored") from error
 
-    def _require_rights(self, what: str, topics: set[str]) -> None:
-        """Raise `MissingRightError` where the messages may not be read, or their letters not be written."""
-        admin = kafka.admin_client(self.bootstrap_servers, self.config)
+    def _ensure_topics(self, topics: set[str]) -> dict[str, int]:
+        """Make the topics of dead letters that do not exist, and return the partitions of the messages' topics.
+
+        Raises `MissingRightError` where the messages may not be read, or their letters not be written.
+        """
+        admin, principal = kafka.admin_client(self.bootstrap_servers, self.config), principal_of(self.config)
         rights = [topic_right(Operation.READ, topic) for topic in sorted(topics)]
         rights += [topic_right(Operation.WRITE, self.topic.replace("{topic}", topic)) for topic in sorted(topics)]
-        require_rights(admin, what, rights, principal_of(self.config))
-
-    def _ensure_topics(self, topics: set[str]) -> dict[str, int]:
-        """Make the topics of dead letters that do not exist, and return the partitions of the messages' topics."""
-        admin = kafka.admin_client(self.bootstrap_servers, self.config)
+        require_rights(admin, "dead letters cannot be written, so nothing of the batch was stored", rights, principal)
         partitions = _partitions(admin, topics)
         named = {self.topic.replace("{topic}", topic): partitions.get(topic, 1) for topic in topics}
         specs = [TopicSpec(name, count) for name, count in named.items()]
-        kafka.ensure_topics(admin, self.bootstrap_servers, specs, principal=principal_of(self.config))
+        kafka.ensure_topics(admin, self.bootstrap_servers, specs, principal=principal)
         return partitions
 
     def _write(self, reasons: Mapping[tuple[str, int, int], str], partitions: Mapping[str, int]) -> None:

@@ -17,15 +17,12 @@ import pyarrow.compute as pc
 from penstock.spark_sink.ledger.state import OffsetStatistics
 from penstock.spark_sink.sinks.position import null_counts, offset_spans, require_position, unapplied
 from penstock.spark_sink.sinks.sql.row_validator import Rejected, RowValidator
-from penstock.spark_sink.sinks.sql.schema import ROW
+from penstock.spark_sink.sinks.sql.schema import DIGITS, ROW
 from penstock.spark_sink.source.planning import Offsets
 
 #: Rows, and bytes of Arrow, that are gathered before they are reduced and handed on.
 _PIECE_ROWS = 256_000
 _PIECE_BYTES = 64 * 1024 * 1024
-
-#: Digits of the widest decimal.
-_DIGITS = 38
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +65,9 @@ def _of_sums(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_floating(kind):
         return pa.float64()
     if pa.types.is_decimal(kind):
-        return pa.decimal128(_DIGITS, kind.scale)
+        return pa.decimal128(DIGITS, kind.scale)
     # A sum of 64 bits would wrap around in silence.
-    return pa.decimal128(_DIGITS, 0) if pa.types.is_int64(kind) else pa.int64()
+    return pa.decimal128(DIGITS, 0) if pa.types.is_int64(kind) else pa.int64()
 
 
 def deduplicated(

@@ -24,7 +24,7 @@ ROW = "penstock_row"
 SQLITE_DIGITS = 15
 
 #: Digits of the widest decimal.
-_DIGITS = 38
+DIGITS = 38
 
 #: Types of PostgreSQL that take a text as it is; into others it must be cast, which reads it.
 _TEXTS = ("text", "character", '"char"', "name")
@@ -88,7 +88,7 @@ def _sum_type(kind: pa.DataType) -> sa.types.TypeEngine[Any]:
     """Return the type of a column that adds up what one of this type brings: a row's own would soon be full."""
     if pa.types.is_floating(kind):
         return sa.Double()
-    return sa.Numeric(_DIGITS, kind.scale) if pa.types.is_decimal(kind) else sa.BigInteger()
+    return sa.Numeric(DIGITS, kind.scale) if pa.types.is_decimal(kind) else sa.BigInteger()
 
 
 def whole_sums(schema: pa.Schema, summed: Iterable[str]) -> list[sa.CheckConstraint]:
