@@ -188,7 +188,6 @@ class FolderLedger:
 
     @staticmethod
     def _remove_left_behind(staging: Path) -> None:
-        """Remove what writers that were killed have left."""
         for left in staging.iterdir():
             try:
                 old = time.time() - left.stat().st_mtime > _LEFT_BEHIND_S

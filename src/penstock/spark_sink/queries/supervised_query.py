@@ -179,15 +179,12 @@ class SupervisedQuery:
         _log.log(level, text, self.name, self.last_error, wait_s)
 
     def _give_up(self, cause: BaseException, why: str) -> None:
-        failure = SinkError(
-            f"the query {self.name} ended: {self.last_error}; {why}. What it stored stands, mend the cause and start "
-            "again"
-        )
-        failure.__cause__ = cause
-        self.fail(failure)
+        text = f"the query {self.name} ended: {self.last_error}; {why}"
+        self.fail(SinkError(f"{text}. What it stored stands, mend the cause and start again"), cause)
 
-    def fail(self, failure: PenstockError) -> None:
+    def fail(self, failure: PenstockError, cause: BaseException) -> None:
         """Give it up."""
+        failure.__cause__ = cause
         self.failure = failure
         self.state = SinkState.FAILED
 

@@ -71,8 +71,7 @@ class Supervisor:
                 f"Spark does not answer for the query {one.name}: {summary_of(error)}; its process has ended or its "
                 "session was stopped: see its log, and start again"
             )
-            failure.__cause__ = error
-            one.fail(failure)
+            one.fail(failure, error)
 
     @property
     def ended(self) -> bool:

@@ -342,7 +342,6 @@ def _delta_types(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _quoted(name: str) -> str:
-    """Return a column's name as the merge's SQL takes it."""
     return '"' + name.replace('"', '""') + '"'
 
 

@@ -212,7 +212,6 @@ class ParquetSink:
 
 
 def _quoted(name: str) -> str:
-    """Return a column's name as Spark takes it, whatever is in it."""
     return f"`{name.replace('`', '``')}`"
 
 

@@ -123,7 +123,6 @@ def _store(name: str, value: str, client: Mapping[str, str]) -> Mapping[str, str
 
 
 def _login(text: str) -> Mapping[str, str]:
-    """Return what the line for Java's login module says."""
     wrong = _refusal("sasl.jaas.config", "it has a shape that is not understood; set sasl.username and sasl.password")
     found = _LOGIN_MODULE.fullmatch(text)
     if found is None:

@@ -192,7 +192,6 @@ class KeyQueues:
         return self._begin_batch(now) if len(self._batch) >= route.batch else None
 
     def _begin_batch(self, now: float) -> HandlerCall:
-        """Hand out the batch that was gathered."""
         gathered, self._batch = self._batch, []
         route, self._batch_route = self._batch_route, None
         if route is None:

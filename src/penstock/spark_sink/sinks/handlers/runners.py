@@ -43,7 +43,6 @@ def run(queues: KeyQueues, now: Now = time.monotonic, sleep: Callable[[float], N
 
 
 def _called(call: HandlerCall) -> Failed | None:
-    """Call a plain handler."""
     try:
         returned = call.route.invoke(call.work)
     except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure

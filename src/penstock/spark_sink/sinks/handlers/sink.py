@@ -47,22 +47,22 @@ _log = logging.getLogger("penstock.handler_sink")
 #: Lanes for each task, as many as a worker has: the largest tells how much of a batch one key is.
 _LANES_PER_TASK = 64
 
-_TYPES: Mapping[str, tuple[type[DataType], ...]] = {
-    "topic": (StringType,),
-    "partition": (IntegerType,),
-    "offset": (LongType,),
-    "key": (BinaryType,),
-    "value": (BinaryType,),
+_TYPES: Mapping[str, type[DataType]] = {
+    "topic": StringType,
+    "partition": IntegerType,
+    "offset": LongType,
+    "key": BinaryType,
+    "value": BinaryType,
 }
 
 
+@dataclass(slots=True)
 class _ProcessState:
     """What a sink knows of this process; it is not pickled."""
 
-    def __init__(self) -> None:
-        self.has_dead_letter_topics = False
-        self.metrics: HandlerMetrics | None = None
-        self.last: BatchReport | None = None
+    has_dead_letter_topics: bool = False
+    metrics: HandlerMetrics | None = None
+    last: BatchReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +149,10 @@ class HandlerSink:
                 f"the frame for the handlers of {self.group} lacks {', '.join(missing)}; give the sink the source's "
                 "columns as they are"
             )
-        for name, kinds in _TYPES.items():
-            if not isinstance(found[name], kinds):
+        for name, kind in _TYPES.items():
+            if not isinstance(found[name], kind):
                 raise SchemaMismatchError(
-                    f"column {name} is {found[name].simpleString()}, but handlers need {kinds[0]().simpleString()}; "
+                    f"column {name} is {found[name].simpleString()}, but handlers need {kind().simpleString()}; "
                     "give the sink the source's columns as they are, and parse in a decoder or in the handler"
                 )
         if self.headers and "headers" not in found:
