@@ -1,9 +1,9 @@
 """`HandlerSink`: a foreachBatch function that gives each message of a batch to the handler of its topic, on executors.
 
 Rows are routed by lane, as in the consumer: a lane's rows go to one task, in (topic, partition, offset) order, and the
-task (`task`) handles one message of a key after the other (`queues`). So a key is in one task of a batch, and batches
-follow one another: no two handlers of a key overlap (I1), and its offsets rise (I2). A task that is tried again, or a
-batch after a restart, begins at its first row: handlers see messages at least once.
+task (`task`) handles one message of a key after the other (`key_queues`). So a key is in one task of a batch, and
+batches follow one another: no two handlers of a key overlap (I1), and its offsets rise (I2). A task that is tried
+again, or a batch after a restart, begins at its first row: handlers see messages at least once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The seam between databases: how a session begins, how rows get into a staging table, how one locks.
 
-Everything else a sink says is SQLAlchemy Core and the same everywhere (`merge`).
+Everything else a sink says is SQLAlchemy Core and the same everywhere (`upsert`).
 """
 
 from __future__ import annotations

@@ -47,7 +47,6 @@ _REMOVAL_S = 2
 _REPORT = (
     "kind string, attempt bigint, topic string, partition int, first bigint, last bigint, rows bigint, reason string"
 )
-_REPORT_NAMES = [column.split()[0] for column in _REPORT.split(", ")]
 _COPIED, _SEEN, _REJECTED, _REFUSED, _LOST = "copied", "seen", "rejected", "refused", "lost"
 
 
@@ -152,9 +151,7 @@ def _copy_in_halves(
 
 
 def _report_of(attempt: int, facts: Iterable[dict[str, Any]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(
-        [dict.fromkeys(_REPORT_NAMES) | {"attempt": attempt} | fact for fact in facts], report_schema(_REPORT)
-    )
+    return pa.RecordBatch.from_pylist([{"attempt": attempt} | fact for fact in facts], report_schema(_REPORT))
 
 
 def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Report:
