@@ -16,11 +16,12 @@ from itertools import islice
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerParked, ConsumerRun, Item
 from penstock.consumer.execution.admission import AFTER_BATCH, Admission
-from penstock.consumer.execution.batches import failures, not_for_batches
+from penstock.consumer.execution.batches import failures
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.failures.parking import FailedBatch, Parking
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.route import Failed, RateLimited, Route
+from penstock.errors import PenstockError
 from penstock.message import Message
 from penstock.routing import KeyState
 
@@ -146,7 +147,9 @@ class BatchProcessor:
     ) -> Generator[Work, Outcome, Failed | None]:
         slot.record, slot.batch_count = batch[0][1][2], len(batch)
         outcome = yield [message for _, _, message in batch]
-        return not_for_batches() if isinstance(outcome, DeferredCompletion) else outcome
+        if isinstance(outcome, DeferredCompletion):
+            return Failed(PenstockError("a batch handler cannot put its completion off; return when it is done"))
+        return outcome
 
     def _finish_new(
         self,

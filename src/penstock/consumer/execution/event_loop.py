@@ -276,11 +276,7 @@ class TaskPool:
                 self._free.append(slot)
 
     def end_handlers(self, timeout: float) -> list[str]:
-        """Begin nothing more; cancel the handlers that are still under way. Returns their slots' names.
-
-        Args:
-            timeout: seconds to wait for handlers that were cancelled.
-        """
+        """Begin nothing more, cancel the handlers under way and wait for them; return their slots' names."""
         if not self.thread.is_alive():
             # Never begun, or ended: by `close`, or by what a handler's own task raised.
             return []

@@ -18,12 +18,9 @@ class LanePlan:
     """Derived from handlers and settings, and never changed.
 
     Attributes:
-        has_threads: whether there are handlers for threads.
-        has_tasks: whether there are handlers for tasks on the event loop.
         task_queue: the ready queue of lanes whose head is for a task.
         queues: how many ready queues there are: one for all threads, one for each where lanes are pinned, and one for
             tasks.
-        lanes: how many lanes there are.
     """
 
     def __init__(self, handlers: Mapping[str, Handler], settings: ConsumerSettings) -> None:

@@ -99,11 +99,7 @@ class ThreadsAndTasks(Executor):
         return super().loop_lag() if self.tasks is None else self.tasks.loop_lag()
 
     def run_async(self, awaitable: Awaitable[ResultT]) -> ResultT:
-        """Run something on the event loop and return its result.
-
-        Raises:
-            ConfigurationError: no handler is an `async def`, and so there is no loop.
-        """
+        """Run something on the event loop and return its result; `ConfigurationError` where there is no loop."""
         if self.tasks is None:
             if inspect.iscoroutine(awaitable):
                 awaitable.close()

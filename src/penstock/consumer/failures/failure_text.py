@@ -14,9 +14,7 @@ from penstock.errors import PenstockError
 def failure_text(error: BaseException, *, texts: bool) -> str:
     """Return an error with its stack and those it came from, the first cause first. Never raises.
 
-    Args:
-        error: what was raised.
-        texts: whether the texts of errors that are not ours are shown, as Python shows them.
+    With `texts`, those of errors that are not ours are shown too, as Python shows them.
     """
     if texts:
         try:

@@ -30,30 +30,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """Under which a message of a retry topic is parked until its time: it holds no key meanwhile.
+    """Under which a message of a retry topic is parked until its time: it holds no key meanwhile."""
 
-    Attributes:
-        key: the key under which it waits afterwards.
-        place: topic, partition and offset.
-    """
-
+    #: The key under which it waits afterwards.
     key: Hashable = field(repr=False)
+    #: Topic, partition and offset.
     place: tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class FailedBatch:
-    """A batch of several messages that failed as a whole.
+    """A batch of several messages that failed as a whole."""
 
-    Attributes:
-        sizes: how many messages of it each key has.
-        keys: its keys.
-        due_at: when it is tried again, or None for never, by the number of tries and the time of the first: its keys
-            come back at one time.
-    """
-
+    #: How many messages of it each key has.
     sizes: Mapping[Hashable, int] = field(repr=False)
     keys: tuple[Hashable, ...] = field(repr=False)
+    #: When it is tried again, or None for never, by the number of tries and the time of the first: its keys come back
+    #: at one time.
     due_at: dict[tuple[int, float], float | None] = field(default_factory=dict)
 
 

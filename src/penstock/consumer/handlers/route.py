@@ -19,14 +19,10 @@ Invoke = Callable[..., object]
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A message did not get done.
-
-    Attributes:
-        error: why.
-        permanent: whether another try could not help.
-    """
+    """A message did not get done."""
 
     error: BaseException = field(repr=False)
+    #: Whether another try could not help.
     permanent: bool = False
 
 
@@ -63,8 +59,6 @@ class Route:
     `retry` and the rates may be changed by any thread at any time: each is one reference, read once for each message.
 
     Args:
-        handler: the handler.
-        ordering: its order over the consumer's lanes.
         invoke: the handler's function with whatever is put around it.
         source: for a retry topic, the topic whose messages wait there.
         shares: another route of the same handler, whose limits it shares: of another topic, or, for a retry topic, of
@@ -73,22 +67,6 @@ class Route:
             for each message: from then on that time counts, whatever its header claims.
         retried: how often a record has been through the retry topic; given for retry topics only.
     """
-
-    __slots__ = (
-        "batch",
-        "gated",
-        "handler",
-        "invoke",
-        "key_rate_limiter",
-        "kind",
-        "linger",
-        "not_before",
-        "ordering",
-        "retried",
-        "retry",
-        "source",
-        "token_bucket",
-    )
 
     def __init__(
         self,
@@ -150,14 +128,9 @@ class Route:
             return Failed(raised())
 
     def admit(self, identity: Hashable, record: Record, now: float, arrival: int, attempts: int = 0) -> Answer:
-        """Return the message to hand over now, or why not.
+        """Return the message to hand over now, or why not; `identity` is the record's, by `ordering`.
 
-        Args:
-            identity: the record's identity, by `ordering`.
-            record: the record.
-            now: the time on the engine's clock.
-            arrival: its claim to be let through: the lowest of those that wait is first.
-            attempts: as for `message`.
+        `arrival` is its claim to be let through: the lowest of those that wait is first. `attempts`: as for `message`.
         """
         if (at := self.key_rate_limiter.free_at(identity)) > now:
             return at
@@ -170,12 +143,7 @@ class Route:
         return message
 
     def message(self, record: Record, attempts: int = 0) -> Message | Failed:
-        """Return what the handler is given for a record, decoded where a decoder is named.
-
-        Args:
-            record: the record.
-            attempts: how often it was tried since it was fetched.
-        """
+        """Return what the handler is given for a record that was tried `attempts` times since it was fetched."""
         if self.source is not None:
             attempts += tries_before(record, self.source)
         record = self._as_seen(record)

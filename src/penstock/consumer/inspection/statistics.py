@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from penstock.consumer.assignments import Assignment
 
@@ -109,26 +109,12 @@ class ConsumerStatistics:
         """Return what metrics are made of."""
         from penstock.telemetry import Reading
 
+        own = {one.name for one in fields(Reading)} - {"bytes_in_flight", "lag"}
+        shown: dict[str, Any] = {name: getattr(self, name) for name in own}
         return Reading(
-            lanes=self.lanes,
-            ready_lanes=self.ready_lanes,
-            workers=self.workers,
-            busy_workers=self.busy_workers,
-            in_flight=self.in_flight,
             bytes_in_flight=sum(one.bytes_in_flight for one in self.partitions),
             lag={(one.topic, one.partition): one.lag for one in self.partitions if one.lag is not None},
-            parked_keys=self.parked_keys,
-            held_keys=self.held_keys,
-            failed=self.failed,
-            retried=self.retried,
-            dead_letters=self.dead_letters,
-            dropped=self.dropped,
-            pauses=self.pauses,
-            assigned=self.assigned,
-            revoked=self.revoked,
-            lost=self.lost,
-            commits=self.commits,
-            failed_commits=self.failed_commits,
+            **shown,
         )
 
 
