@@ -27,7 +27,7 @@ class PauseReason(StrEnum):
     STOPPING = "stopping"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Assignment:
     """One incarnation of a partition.
 

@@ -131,9 +131,7 @@ class Replay:
     def run(self) -> None:
         """Replay up to the end that the topic has now; `outcome` counts along, whatever stops it.
 
-        Raises:
-            BrokerConnectionError: the broker does not answer any more.
-            PenstockError: a message could not be sent, or what was sent not be written down.
+        Raises `PenstockError` where a message could not be sent, or what was sent not be written down.
         """
         numbers = range(self._partitions[self._topic]) if self._choice.place is None else [self._choice.place[0]]
         for number in numbers:
@@ -284,9 +282,9 @@ class Replay:
     def _partition_for(self, letter: DeadLetter, target: str) -> int:
         """Return the original partition where it is known: its producer may have hashed the key another way."""
         origin = letter.origin
-        known = origin is not None and origin.topic == target and origin.partition is not None
-        number = origin.partition if known and origin is not None and origin.partition is not None else -1
-        return number if number < self._partitions[target] else -1
+        if origin is None or origin.topic != target or origin.partition is None:
+            return -1
+        return origin.partition if origin.partition < self._partitions[target] else -1
 
     def _write_down(self, tracker: Tracker, partition: int, failure: PenstockError | None) -> None:
         point = tracker.commit_point()

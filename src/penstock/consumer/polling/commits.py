@@ -43,12 +43,10 @@ _SHORTEST_MAP = 16
 
 
 class Commits:
-    """Commits the assignments' watermarks.
+    """Commits the assignments' watermarks every `interval_s` seconds, which any thread may change.
 
-    Args:
-        interval_s: seconds between periodic commits; any thread may change it.
-        complete_finished: called before commit points are computed: completes what handlers finished of the runs they
-            are still at, so that one that hangs keeps none of it from the commit.
+    `complete_finished` is called before commit points are computed: it completes what handlers finished of the runs
+    they are still at, so that one that hangs keeps none of it from the commit.
     """
 
     def __init__(
@@ -133,13 +131,8 @@ class Commits:
         a request. Its answer would come from `poll`, which here would hand over messages as well. So the group is asked
         for its offsets instead, a question that ends in time, which the coordinator answers after the commit, for both
         go one way. The commit goes out before the group is told of the revocation in any case: the client sends in
-        order.
-
-        Args:
-            client: the client.
-            assignments: what is revoked.
-            wait_s: seconds to wait until the group is known to have it. Nothing is waited for where the last commit
-                failed or stays out, for then the coordinator may be away.
+        order. It is waited `wait_s` seconds until the group is known to have it, and not at all where the last commit
+        failed or stays out, for then the coordinator may be away.
         """
         now = self._clock.monotonic()
         late = self._under_way > 0 and now - self._sent_at > _LATE_S
@@ -242,16 +235,16 @@ class Commits:
         self._under_way = 0
         self._overtaken = False
 
-    def _note_success(self, partitions: list[TopicPartition] | None) -> None:
-        refused = [one for one in partitions or () if one.error is not None]
+    def _note_success(self, partitions: list[TopicPartition]) -> None:
+        refused = [one for one in partitions if one.error is not None]
         if refused:
             self._note_failure(refused[0].error, refused)
         else:
             self.succeeded += 1
             self._failing = self._refusal_logged = False
             if self.on_result is not None:
-                self.on_result(partitions or (), None)
-        for one in partitions or ():
+                self.on_result(partitions, None)
+        for one in partitions:
             assignment = self._assignments.get(one.topic, one.partition)
             # An answer to an earlier commit does not answer the last one.
             if one.error is None and assignment is not None and assignment.committed.offset == one.offset:

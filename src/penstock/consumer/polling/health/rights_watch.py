@@ -44,10 +44,7 @@ _CONSEQUENCES = {
 def needed_rights(group: str, consumed: Iterable[str], written: Mapping[str, Iterable[str]]) -> dict[Right, list[str]]:
     """Return what a consumer has to be allowed, and of each right which topics come to a halt without it.
 
-    Args:
-        group: the consumer group.
-        consumed: topics that are read, retry topics included.
-        written: dead-letter and retry topics, each with those whose messages it takes.
+    `written` are dead-letter and retry topics, each with those whose messages it takes.
     """
     consumed = list(consumed)
     needed = {group_right(group): consumed}
@@ -57,15 +54,9 @@ def needed_rights(group: str, consumed: Iterable[str], written: Mapping[str, Ite
 
 
 def check_rights(needed: Iterable[Right], consumed: Iterable[str], cluster: Cluster) -> tuple[Rights, str]:
-    """Return which of the rights the clients have, and whom the brokers take them for.
+    """Return which of the rights the clients have, and whom the brokers take them for. Raises as `require_topics`.
 
     Those for a topic that does not exist are not known: one for dead letters or retries is created at the start.
-
-    Raises:
-        BrokerConnectionError: no broker answered.
-        MissingRightError: a topic that is read cannot even be seen.
-        TopicNotFoundError: a topic that is read does not exist.
-        ConfigurationError: the Kafka client refused its configuration.
     """
     cluster.require_topics(consumed)
     return cluster.ask_rights(needed).wait(), cluster.principal
@@ -97,8 +88,7 @@ class RightsWatch:
     def require(self, only: Iterable[Right] | None = None) -> tuple[Right, ...]:
         """Ask for these rights, or for all, and wait for the answer; return which of them are unknown.
 
-        Raises:
-            MissingRightError: some are missing; all those are named.
+        Raises `MissingRightError` where some are missing; all those are named.
         """
         try:
             found = self._ask(self._needed if only is None else only).wait()
