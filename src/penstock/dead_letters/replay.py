@@ -84,15 +84,9 @@ class Outcome:
 class Replay:
     """Sends the dead letters of one topic back to work. For one thread, and used once.
 
-    Args:
-        partitions: how many partitions every topic has.
-        to: the topic they all go to; their original ones when None.
-        limit: how many are sent at most; all when None.
-        again: whether those that an earlier replay sent are sent too.
-        dry_run: whether nothing is sent and nothing written down.
-
-    Raises:
-        ConfigurationError: the target is the dead-letter topic, or does not exist, or the place is not in the topic.
+    They go to the topics they came from, or all `to` one, `limit` of them at most. With `again`, those that an earlier
+    replay sent are sent too; in a dry run nothing is sent and nothing written down. `partitions` says how many every
+    topic has. Raises `ConfigurationError` where the target or the place cannot be.
     """
 
     def __init__(

@@ -31,21 +31,15 @@ from typing import Generic, TypeVar
 
 from penstock.routing.lanes import Lane
 
-#: Lanes for each worker. More lanes delay fewer neighbours of a slow key; taking a lane costs some
-#: microseconds, so with empty handlers many more would show.
-LANES_PER_WORKER = 64
-
 OwnerT = TypeVar("OwnerT")
 RecordT = TypeVar("RecordT")
 
 
 class Scheduler(Generic[OwnerT, RecordT]):
-    """The lanes of one consumer and the order in which they are served.
+    """The lanes of one consumer and the order in which they are served, in a ready queue for each group of workers.
 
-    Args:
-        queues: how many ready queues there are, one for each group of workers.
-        queue_of: returns the ready queue of a lane; called when the lane is queued, while nobody holds it and it has
-            work. All are in queue 0 when left out.
+    `queue_of` returns that of a lane. It is called when the lane is queued, while nobody holds it and it has work; all
+    are in queue 0 when it is left out.
     """
 
     def __init__(

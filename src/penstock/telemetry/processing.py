@@ -19,7 +19,7 @@ from opentelemetry.metrics import Histogram, Meter
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
-from penstock.errors import raised
+from penstock.errors import class_name, raised
 from penstock.message import Message
 from penstock.telemetry import names
 from penstock.telemetry.propagation import context_of
@@ -201,15 +201,9 @@ class Processing:
             self._suppressed.log()
 
 
-def error_type(error: BaseException) -> str:
-    """Return the value of `error.type`: the exception's class, with its module unless it is a builtin."""
-    kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
 def _note_error(span: Span, error: BaseException) -> str:
     """Mark the span as failed, without the exception's text, which may quote the payload; return the error's type."""
-    kind = error_type(error)
+    kind = class_name(error)
     if span.is_recording():
         span.set_attribute(names.ERROR_TYPE, kind)
         span.set_status(StatusCode.ERROR)

@@ -78,7 +78,7 @@ class ThreadsAndTasks(Executor):
     def start_loop(self) -> None:
         """Start the event loop alone, unless it runs."""
         if self.tasks is not None and self.tasks.thread.ident is None:
-            self.tasks.start()
+            self.tasks.thread.start()
 
     def wake(self, queues: Sequence[int]) -> None:
         """Have ready lanes served, given the ready queue of each lane that became ready."""

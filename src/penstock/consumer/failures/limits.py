@@ -56,8 +56,7 @@ class DeadLetterLimits:
     def check(self, place: str, error: BaseException) -> None:
         """Count a message that is about to be given up.
 
-        Raises:
-            PenstockError: it would be one too many; it is not given up, and its offset is kept.
+        Raises `PenstockError` where it would be one too many: it is not given up, and its offset is kept.
         """
         limit = self._limit
         if limit is None:

@@ -67,12 +67,9 @@ def key_function(given: str | KeyFunction | None) -> KeyFunction | None:
 class Ordering:
     """The order of one handler over a number of lanes.
 
-    Used by the poll thread and by workers; it has no state that changes.
-
-    Args:
-        key: what stands for the record's key, or None for the key itself.
-        space: number of the key space: equal keys of two spaces do not wait for each other.
-        together: messages in a row that share a lane though nothing orders them, for handlers that take batches.
+    Used by the poll thread and by workers; it has no state that changes. `space` is the number of the key space: equal
+    keys of two spaces do not wait for each other. `together` is how many messages in a row share a lane though nothing
+    orders them, for handlers that take batches.
     """
 
     def __init__(

@@ -17,8 +17,6 @@ class PartitionStatistics:
     """One assigned partition.
 
     Attributes:
-        topic: name of the topic.
-        partition: number of the partition.
         watermark: lowest offset not done: what is committed at the next tick; 0 while no position is known.
         position: next offset to fetch; 0 while it is not known.
         in_flight: messages taken in and not done.
@@ -66,13 +64,9 @@ class ConsumerStatistics:
         commits: commits the group took.
         failed_commits: commits that failed and were made again.
         pauses: how often a partition was paused, by reason.
-        assigned: partitions assigned, ever.
-        revoked: partitions revoked, ever.
-        lost: partitions lost, ever.
+        assigned: partitions assigned; `revoked` and `lost` count partitions too.
         stale: messages that arrived for a partition this process had no more; its next owner gets them.
-        workers: worker threads.
         busy_workers: threads and tasks with a message in a handler.
-        lanes: lanes.
         ready_lanes: lanes that wait for a worker.
         partitions: the partitions assigned now.
     """

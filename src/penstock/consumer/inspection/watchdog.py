@@ -37,9 +37,8 @@ class Watchdog:
         self._next = 0.0
         self._reported: dict[str, tuple[Record, float]] = {}
         self._loop_reported = False
-        #: How many messages were reported as stalled, and how often the event loop was.
+        #: How many messages were reported as stalled.
         self.stalls = 0
-        self.blocked_loops = 0
 
     def check(self, now: float) -> None:
         """Report what has been in a handler for too long."""
@@ -77,7 +76,6 @@ class Watchdog:
         lag = self._loop_lag()
         blocked = lag.seconds >= self._stall_after
         if blocked and not self._loop_reported:
-            self.blocked_loops += 1
             _log.warning(
                 "the event loop has been blocked for %.1f s: a handler calls something that waits without `await`, and "
                 "every other handler on the loop waits with it; its stack:\n%s",

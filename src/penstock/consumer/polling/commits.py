@@ -200,7 +200,7 @@ class Commits:
             self._under_way += 1
             self._sent_at = now
         except KafkaException as error:
-            self._note_failure(_error_of(error), points)
+            self._note_failure(error.args[0], points)
         return sent
 
     def _advance_idle(self, client: ConsumerClient, assignments: Sequence[Assignment]) -> None:
@@ -236,9 +236,9 @@ class Commits:
         self._overtaken = False
 
     def _note_success(self, partitions: list[TopicPartition]) -> None:
-        refused = [one for one in partitions if one.error is not None]
-        if refused:
-            self._note_failure(refused[0].error, refused)
+        error = next((one.error for one in partitions if one.error is not None), None)
+        if error is not None:
+            self._note_failure(error, [one for one in partitions if one.error is not None])
         else:
             self.succeeded += 1
             self._failing = self._refusal_logged = False
@@ -250,8 +250,8 @@ class Commits:
             if one.error is None and assignment is not None and assignment.committed.offset == one.offset:
                 assignment.acknowledged = True
 
-    def _note_failure(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
-        why = "no reason given" if error is None else reason(error)
+    def _note_failure(self, error: KafkaError, partitions: Sequence[TopicPartition]) -> None:
+        why = reason(error)
         self.failed += 1
         if self.on_result is not None:
             self.on_result(partitions, why)
@@ -259,11 +259,11 @@ class Commits:
             assignment = self._assignments.get(one.topic, one.partition)
             if assignment is not None:
                 assignment.acknowledged = False
-        if error is not None and error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
+        if error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
             self._shorten(partitions)
             return
         self._failing = True
-        if error is not None and is_missing_right(error):
+        if is_missing_right(error):
             self.on_missing_right()
             if self._refusal_logged:
                 return
@@ -291,8 +291,3 @@ class Commits:
                 "after a restart or a rebalance; set offset.metadata.max.bytes to 4096 on the brokers, and start again",
                 longest,
             )
-
-
-def _error_of(error: KafkaException) -> KafkaError | None:
-    found = error.args[0] if error.args else None
-    return found if isinstance(found, KafkaError) else None

@@ -35,9 +35,9 @@ _EVERY_S = 4.0
 #: Seconds between two log lines about the same missing right.
 _LOG_AGAIN_S = 60.0
 
-_CONSEQUENCES = {
-    Operation.READ: "nothing more of it is handled",
-    Operation.WRITE: "what is to be written there is held, with its key and its offset",
+_WHAT_IS_DENIED = {
+    Operation.READ: "read, so that nothing more of it is handled",
+    Operation.WRITE: "written, so that what is to be written there is held, with its key and its offset",
 }
 
 
@@ -114,12 +114,10 @@ class RightsWatch:
         if now >= self._next:
             self._next = now + _EVERY_S
             try:
-                self._asked = self._ask(self._wanted())
+                suspects = self._suspects_group
+                self._asked = self._ask([one for one in self._needed if suspects or one.resource is not Resource.GROUP])
             except KafkaException as error:
                 _log.info("the rights of group %s are not known: %s", self._group, reason(error))
-
-    def _wanted(self) -> list[Right]:
-        return [right for right in self._needed if self._suspects_group or right.resource is not Resource.GROUP]
 
     def _compare(self, found: Rights, now: float) -> None:
         # Where a right is not known, as while brokers are away, the last answer still counts.
@@ -141,12 +139,10 @@ class RightsWatch:
             _log.error("%s; it goes on by itself once it is given", self._text(right))
 
     def _text(self, right: Right) -> str:
-        what = (
-            f"group {self._group} can neither be joined nor commit"
-            if right.resource is Resource.GROUP
-            else f"topic {right.name} cannot be {'read' if right.operation is Operation.READ else 'written'}, so that "
-            f"{_CONSEQUENCES[right.operation]}"
-        )
+        if right.resource is Resource.GROUP:
+            what = f"group {self._group} can neither be joined nor commit"
+        else:
+            what = f"topic {right.name} cannot be {_WHAT_IS_DENIED[right.operation]}"
         return missing_right_text(what, [right], self._principal)
 
     def trouble(self, topic: str) -> str | None:
