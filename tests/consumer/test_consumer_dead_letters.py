@@ -175,7 +175,9 @@ def exhausted(count: int, on_written: Callable[[], None] = lambda: None) -> Sequ
 def test_a_dead_letter_that_is_sent_again_and_again_counts_once_against_the_limit() -> None:
     clock, timers, durable = FixedClock(), Timers(), []
     producer = BrokenProducer(refuses=6)
-    publisher = DeadLetterPublisher("g", clock, timers, DeadLetterLimits(DeadLetterLimit(consecutive=2), lambda: 0))
+    publisher = DeadLetterPublisher(
+        "g", clock, timers, DeadLetterLimits(DeadLetterLimit(consecutive=2), lambda: 0), fail=pytest.fail
+    )
     publisher.connect(producer)
     for one in exhausted(2, lambda: durable.append(clock.now)):
         publisher.publish(one)
@@ -194,7 +196,7 @@ def test_a_dead_letter_that_is_sent_again_and_again_counts_once_against_the_limi
 def test_nothing_more_is_sent_once_the_loop_has_ended() -> None:
     producer = BrokenProducer(refuses=0)
     publisher = DeadLetterPublisher(
-        "g", FixedClock(), Timers(), DeadLetterLimits(DeadLetterLimit(consecutive=1), lambda: 0)
+        "g", FixedClock(), Timers(), DeadLetterLimits(DeadLetterLimit(consecutive=1), lambda: 0), fail=pytest.fail
     )
     publisher.connect(producer)
     for one in exhausted(3):

@@ -192,12 +192,7 @@ class Engine:
     def _traced(self, one: Handler, invoke: Invoke) -> Invoke:
         if self.telemetry is None:
             return invoke
-        processing = self.telemetry.processing
-        if one.kind is Kind.TASK:
-            around = processing.around_async_batch if one.batch > 1 else processing.around_async
-        else:
-            around = processing.around_batch if one.batch > 1 else processing.around
-        return around(invoke)  # type: ignore[arg-type] # the handler's kind was asked above
+        return self.telemetry.processing.around(invoke, batches=one.batch > 1, is_async=one.kind is Kind.TASK)
 
     def _assignment(self, committed: TopicPartition) -> Assignment:
         # Below 0: the group has none, or was not heard of.

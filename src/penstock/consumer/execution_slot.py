@@ -6,6 +6,7 @@ from asyncio import Task
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
+from operator import methodcaller
 
 from penstock.consumer.assignments import ConsumerRun, Fetch
 from penstock.consumer.handlers.deferred import DeferredCompletion
@@ -16,6 +17,8 @@ from penstock.message import Message, Record
 #: What a handler is given, and what came of it: None when it is done.
 Work = Message | list[Message]
 Outcome = Failed | DeferredCompletion | None
+
+_OFFSET_OF = methodcaller("offset")
 
 
 def _nothing(_: object) -> None:
@@ -69,7 +72,7 @@ class ExecutionSlot:
             return None
         records, first = run.records, run.next
         # By offset, for they rise in a run. Never by equality: the client's records compare by all they hold.
-        place = bisect_left(records, record.offset(), first, key=_offset_of)
+        place = bisect_left(records, record.offset(), first, key=_OFFSET_OF)
         if place == len(records) or records[place] is not record:  # between two runs, or at a parked message
             return None
         return run, range(first, place)
@@ -81,10 +84,6 @@ class ExecutionSlot:
         handled = self.handled
         finished = self.finished()
         return handled + (0 if finished is None else len(finished[1]))
-
-
-def _offset_of(record: Record) -> int:
-    return record.offset()
 
 
 def complete_finished(slots: Iterable[ExecutionSlot]) -> None:

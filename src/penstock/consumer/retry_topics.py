@@ -109,7 +109,6 @@ class RetriedRecord:
         return headers_of(self.fetched)
 
     def __len__(self) -> int:
-        """Bytes of the value."""
         return len(self.fetched)
 
     def timestamp(self) -> tuple[int, int]:
@@ -176,11 +175,8 @@ def _number(record: Record, name: str) -> int | None:
 
 def _last(record: Record, name: str) -> bytes | None:
     """Return the last header of a name, or None; also where the client cannot carry the headers over."""
-    found: bytes | None = None
     try:
-        for header, value in headers_of(record) or ():
-            if header == name:
-                found = value
+        found = [value for header, value in headers_of(record) or () if header == name]
     except UnicodeDecodeError:
         return None
-    return found
+    return found[-1] if found else None

@@ -31,6 +31,10 @@ _POLL_S = 0.5
 _MAX_MESSAGE_BYTES = 1_000_000_000
 
 
+#: Takes the client's report of a message.
+Delivered = Callable[[KafkaError | None, object], None]
+
+
 class Left(Enum):
     """Why a dead letter that was chosen stays where it is."""
 
@@ -211,7 +215,7 @@ class Replay:
         acknowledged: set[int] = set()
         failures: list[PenstockError] = []
 
-        def heard(letter: DeadLetter, target: str) -> Callable[[KafkaError | None, object], None]:
+        def heard(letter: DeadLetter, target: str) -> Delivered:
             def delivered(error: KafkaError | None, _message: object) -> None:
                 if error is None:
                     acknowledged.add(letter.offset)
@@ -249,13 +253,7 @@ class Replay:
                 failures.insert(0, self._not_sent(*chosen[0], error.args[0]))
         return len(producer)
 
-    def _produce(
-        self,
-        producer: Producer,
-        letter: DeadLetter,
-        target: str,
-        delivered: Callable[[KafkaError | None, object], None],
-    ) -> None:
+    def _produce(self, producer: Producer, letter: DeadLetter, target: str, delivered: Delivered) -> None:
         headers = replayed(letter.headers, letter.topic, letter.partition, letter.offset)
         while True:
             try:

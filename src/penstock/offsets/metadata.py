@@ -65,7 +65,6 @@ class OffsetMap:
         return self.done[-1].stop if self.done else self.base
 
     def __contains__(self, offset: int) -> bool:
-        """Tell whether an offset is done, by bisection."""
         place = bisect_right(self.done, offset, key=_START) - 1
         return place >= 0 and offset < self.done[place].stop
 

@@ -97,7 +97,7 @@ class DeadLetterPublisher:
         timers: Timers,
         limits: DeadLetterLimits,
         *,
-        fail: Callable[[BaseException], None] | None = None,
+        fail: Callable[[BaseException], None],
         exception_texts: bool = False,
     ) -> None:
         self._group = group
@@ -117,7 +117,7 @@ class DeadLetterPublisher:
         self.exception_texts = exception_texts
         #: Whom the brokers take the producer for.
         self.principal = THIS_CLIENT
-        self._fail = fail or _raise
+        self._fail = fail
         #: Where each message is, in words. Any thread: operations of a `dict` are atomic.
         self.states: dict[tuple[Assignment, int], str] = {}
         #: Messages that their handler drops because no retry topic takes them. Written by the poll thread.
@@ -316,7 +316,3 @@ class DeadLetterPublisher:
     def _resend(self, one: ExhaustedMessage) -> None:
         self._held -= 1
         self._queue.append(one)
-
-
-def _raise(error: BaseException) -> None:
-    raise error

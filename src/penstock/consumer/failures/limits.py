@@ -27,7 +27,6 @@ class DeadLetterLimit:
     at_least: int = 100
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if self.consecutive is None and self.ratio is None:
             raise ConfigurationError(
                 "DeadLetterLimit() sets no limit; give consecutive= or ratio=, or leave dead_letter_limit out"

@@ -33,7 +33,6 @@ class Middleware:
     async_: AsyncMiddleware
 
     def __post_init__(self) -> None:
-        """Check that each is of its kind."""
         for option, given, wanted in (("plain", self.plain, False), ("async_", self.async_, True)):
             _require_middleware(given)
             if is_async(given) is not wanted:

@@ -80,7 +80,6 @@ class BackPressure:
     _some_hold_few: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        """Allow a whole fetch at first."""
         self.fetch_limit = self.fetch_size
 
     def apply(self, client: ConsumerClient, assignments: Sequence[Assignment], now: float) -> bool:

@@ -177,7 +177,6 @@ class Commits:
         self, client: ConsumerClient, assignments: Sequence[Assignment], now: float, map_chars: int
     ) -> list[Assignment]:
         """Send what has changed, with at most so many characters of offset maps; return of which it was sent."""
-        points: list[TopicPartition] = []
         sent: list[Assignment] = []
         self._complete_finished()
         for assignment in assignments:
@@ -189,11 +188,12 @@ class Commits:
                 assignment.committed = point
                 assignment.acknowledged = False
                 sent.append(assignment)
-                points.append(
-                    TopicPartition(assignment.topic, assignment.partition, point.offset, metadata=point.metadata)
-                )
-        if not points:
+        if not sent:
             return []
+        points = [
+            TopicPartition(one.topic, one.partition, one.committed.offset, metadata=one.committed.metadata)
+            for one in sent
+        ]
         try:
             client.commit(offsets=points, asynchronous=True)
             self._overtaken = self._overtaken or self._under_way > 0

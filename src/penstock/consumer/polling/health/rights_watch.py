@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.clients.cluster import Answer, Cluster
+from penstock.clients.cluster import Answer
 from penstock.clients.granted_rights import Rights
 from penstock.clients.kafka import reason
 from penstock.clients.rights import (
@@ -51,15 +51,6 @@ def needed_rights(group: str, consumed: Iterable[str], written: Mapping[str, Ite
     needed |= {topic_right(Operation.READ, topic): [topic] for topic in consumed}
     needed |= {topic_right(Operation.WRITE, topic): list(sources) for topic, sources in written.items()}
     return needed
-
-
-def check_rights(needed: Iterable[Right], consumed: Iterable[str], cluster: Cluster) -> tuple[Rights, str]:
-    """Return which of the rights the clients have, and whom the brokers take them for. Raises as `require_topics`.
-
-    Those for a topic that does not exist are not known: one for dead letters or retries is created at the start.
-    """
-    cluster.require_topics(consumed)
-    return cluster.ask_rights(needed).wait(), cluster.principal
 
 
 class RightsWatch:
