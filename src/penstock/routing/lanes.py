@@ -80,7 +80,6 @@ class ParkedKey(Generic[OwnerT, RecordT]):
     Save for `state` and `error` while another thread has the head: that thread writes them by `resolve`, the holder by
     `send_out` before that and by `take_error` after it, all under the lock. Waking a parked key is a hint; what happens
     to it is decided by these fields.
-
     """
 
     #: The messages in order, each with its owner and its place in the owner's block; the head is first.
