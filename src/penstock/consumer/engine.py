@@ -58,12 +58,7 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """The parts of one consumer. Nothing runs, and nothing is connected before `connect`.
-
-    Args:
-        clock: the clock of the cluster it will be connected to.
-        middlewares: functions around every handler.
-    """
+    """The parts of one consumer, by the clock of its cluster. Nothing runs or is connected before `connect`."""
 
     def __init__(
         self,
@@ -147,6 +142,14 @@ class Engine:
     def _wake_lane_for(self, lane: ConsumerLane, refused: RefusedResults) -> None:
         self._wake(self.scheduler.wake(lane, refused))
 
+    def _handled(self) -> int:
+        return self.results.handled + sum(slot.handled for slot in self.slots())
+
+    def _busy(self, assignments: Sequence[Assignment]) -> list[str]:
+        # Asked by the poll thread in a revocation: nobody else would learn of what brokers acknowledge meanwhile.
+        self.results.serve()
+        return self.processor.busy_with(self.slots(), assignments)
+
     def _loop_lag(self) -> LoopLag:
         return self.executor.loop_lag()
 
@@ -154,11 +157,6 @@ class Engine:
         """Return where messages may be in a user's function. Any thread."""
         slots = list(self.executor.slots)
         return slots if self.key_resolver is None else [*slots, self.key_resolver.slot]
-
-    def _busy(self, assignments: Sequence[Assignment]) -> list[str]:
-        # Asked by the poll thread in a revocation: nobody else would learn of what brokers acknowledge meanwhile.
-        self.results.serve()
-        return self.processor.busy_with(self.slots(), assignments)
 
     def _telemetry(self) -> ConsumerTelemetry | None:
         if self.settings.telemetry is None:
@@ -177,7 +175,7 @@ class Engine:
                 one,
                 orderings[topic],
                 invoke,
-                make_results=maker.make,
+                results_by=maker,
                 shares=next((route for route in routes.values() if route.handler is one), None),
             )
             for name, delay in retry_topics(self.group, topic, one.retry_delays).items():
@@ -190,7 +188,6 @@ class Engine:
             shares.handler,
             shares.ordering,
             shares.invoke,
-            make_results=shares.make_results,
             source=topic,
             shares=shares,
             not_before=partial(self._due_at, headers),
@@ -214,12 +211,7 @@ class Engine:
             return invoke
         maker.trace = self.telemetry.sending
         invoke = with_results(invoke, maker, is_async=one.kind is Kind.TASK)
-        processing = self.telemetry.processing
-        if one.kind is Kind.TASK:
-            around = processing.around_async_batch if one.batch > 1 else processing.around_async
-        else:
-            around = processing.around_batch if one.batch > 1 else processing.around
-        return around(invoke)  # type: ignore[arg-type] # the handler's kind was asked above
+        return self.telemetry.processing.around(invoke, batches=one.batch > 1, is_async=one.kind is Kind.TASK)
 
     def _assignment(self, committed: TopicPartition) -> Assignment:
         # Below 0: the group has none, or was not heard of.
@@ -234,9 +226,6 @@ class Engine:
             owner=owner,
         )
 
-    def _handled(self) -> int:
-        return sum(slot.handled for slot in self.slots()) + self.results.handled
-
     def wake_all(self) -> None:
         """Wake all that waits in lanes: what is of dropped assignments goes, what waits for a limit asks again."""
         self.processor.throttling.dropped += 1
@@ -248,20 +237,12 @@ class Engine:
                 self.processor.wake_key(lane, token_bucket)
 
     def connect(self, cluster: Cluster) -> PollLoop:
-        """Check the topics, make the clients and return the loop that uses them.
-
-        Raises:
-            BrokerConnectionError: no broker answered.
-            TopicNotFoundError: a topic does not exist.
-            MissingRightError: the brokers refuse what the consumer will need; all that is missing is named.
-            ConfigurationError: the Kafka client refused its configuration.
-        """
+        """Check the topics, make the clients and return the loop that uses them. Raises as `LitePushConsumer.start`."""
         partitions = cluster.require_topics(self.handlers)
         if any(one.retry_delays for one in self.handlers.values()):
             self._take_former_delays(cluster.topics())
         outputs = output_topics(self.group, self.handlers)
-        results = {one.to for one in self.handlers.values() if one.to is not None}
-        cluster.require_topics(results - outputs.keys())
+        cluster.require_topics({one.to for one in self.handlers.values() if one.to is not None} - outputs.keys())
         rights = RightsWatch(self.group, self.needed_rights(), cluster.principal, cluster.ask_rights)
         prepare_topics(cluster, partitions, outputs, rights)
         topics = TopicWatch(list(self.routes), cluster.ask_topic_ids)
@@ -335,11 +316,7 @@ class Engine:
         return needed_rights(self.group, self.routes, output_topics(self.group, self.handlers))
 
     def statistics(self, workers: int) -> ConsumerStatistics:
-        """Return the counts of this moment, from live state. Any thread.
-
-        Args:
-            workers: how many worker threads there are.
-        """
+        """Return the counts of this moment, from live state, with so many worker threads. Any thread."""
         slots, scheduler, publisher = self.slots(), self.scheduler, self.dead_letter_publisher
         complete_finished(slots)
         partitions = tuple(partition_statistics(one) for one in self.assignments.all())

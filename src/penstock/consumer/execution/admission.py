@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Hashable, Sequence
 from itertools import groupby
+from operator import itemgetter
 
-from penstock.consumer.assignments import ConsumerLane, Fetch, Item
+from penstock.consumer.assignments import ConsumerLane, Item
 from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.failures.parking import NotDue, Parking
 from penstock.consumer.handlers.route import Answer, Failed, RateLimited, Route
@@ -92,7 +93,7 @@ class Admission:
     @staticmethod
     def done(items: Sequence[Item], slot: ExecutionSlot) -> None:
         """Complete messages that a handler is done with."""
-        for fetch, same in groupby(items, key=_fetch_of):
+        for fetch, same in groupby(items, key=itemgetter(0)):
             indexes = [index for _, index, _ in same]
             fetch.assignment.tracker.complete(fetch.block, indexes)
             slot.handled += len(indexes)
@@ -112,7 +113,3 @@ def _identity(item: Item) -> Hashable:
 
 def _place(record: Record) -> Hashable:
     return record.topic(), record.partition(), record.offset()
-
-
-def _fetch_of(item: Item) -> Fetch:
-    return item[0]
