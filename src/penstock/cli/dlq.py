@@ -172,23 +172,25 @@ def replay(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
 @contextmanager
 def _topics(bootstrap_servers: str, config: ClientConfig) -> Iterator[tuple[DeadLetterLog, Mapping[str, int]]]:
     """Open a log, and tell how many partitions each topic has: that also finds out whether a broker answers."""
-    from penstock.clients.kafka import admin_client, partition_counts
+    from penstock import clients
+    from penstock.clients.topics import partition_counts
     from penstock.dead_letters.reader import DeadLetterLog
 
-    counts = partition_counts(admin_client(bootstrap_servers, config), bootstrap_servers)
+    counts = partition_counts(clients.admin(bootstrap_servers, config), bootstrap_servers)
     with DeadLetterLog(bootstrap_servers, config) as log:
         yield log, counts
 
 
 def _existing(topic: str, partitions: Mapping[str, int], bootstrap_servers: str, config: ClientConfig) -> str:
-    from penstock.clients.kafka import admin_client, require_topics
+    from penstock import clients
     from penstock.clients.rights import principal_of
+    from penstock.clients.topics import require_topics
     from penstock.errors import TopicNotFoundError
 
     if topic not in partitions:
         # It is told apart from one that this user may not see.
         with suppress(TopicNotFoundError):
-            admin = admin_client(bootstrap_servers, config)
+            admin = clients.admin(bootstrap_servers, config)
             require_topics(admin, bootstrap_servers, [topic], principal=principal_of(config))
         raise TopicNotFoundError(
             f"no topic {topic} at {bootstrap_servers}; `penstock dlq ls --all` names the dead-letter topics"
@@ -198,14 +200,15 @@ def _existing(topic: str, partitions: Mapping[str, int], bootstrap_servers: str,
 
 def _require_rights_to_replay(bootstrap_servers: str, config: ClientConfig, topic: str, to: str | None) -> None:
     """Raise `MissingRightError` for all that is missing. Original topics are not known yet: those tell when sent to."""
+    from penstock import clients
+    from penstock.clients.answers import CONNECT_TIMEOUT_S
     from penstock.clients.granted_rights import require_rights
-    from penstock.clients.kafka import CONNECT_TIMEOUT_S, admin_client
     from penstock.clients.rights import Operation, group_right, principal_of, topic_right
     from penstock.dead_letters.reader import REPLAY_GROUP
 
     needed = [topic_right(Operation.READ, topic), group_right(REPLAY_GROUP)]
     needed += [topic_right(Operation.WRITE, to)] if to is not None else []
-    admin = admin_client(bootstrap_servers, config)
+    admin = clients.admin(bootstrap_servers, config)
     require_rights(admin, f"{topic} cannot be replayed", needed, principal_of(config), CONNECT_TIMEOUT_S)
 
 

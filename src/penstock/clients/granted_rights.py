@@ -14,7 +14,8 @@ from typing import Any
 from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
-from penstock.clients.rights import MissingRightError, Resource, Right, is_missing_right
+from penstock.clients.kafka_errors import is_missing_right
+from penstock.clients.rights import MissingRightError, Resource, Right
 
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 5.0

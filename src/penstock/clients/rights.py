@@ -10,22 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from confluent_kafka import KafkaError, KafkaException
-
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
-
-#: What brokers answer to a client that lacks a right. Nothing passes by itself here: somebody has to give it.
-_REFUSALS = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        KafkaError.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
-    }
-)
-
 
 #: Stands for the principal where the configuration does not tell it, as with certificates and tokens.
 THIS_CLIENT = "User:<this client>"
@@ -149,26 +135,6 @@ def lacking_text(rights: Sequence[Grantable], principal: str) -> str:
     named = " and ".join(map(str, rights))
     commands = "; ".join(right.command(principal) for right in rights)
     return f"{principal} lacks the right {named}; an administrator gives it with: {commands}"
-
-
-def code_of(error: KafkaException | KafkaError) -> int | None:
-    """Return the code of a Kafka error; None of an exception that carries none."""
-    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
-    return inner.code() if isinstance(inner, KafkaError) else None
-
-
-def is_missing_right(error: KafkaException | KafkaError) -> bool:
-    """Tell whether a broker refused for want of a right: trying again helps once somebody has given it."""
-    return code_of(error) in _REFUSALS
-
-
-def concerns_a_group(error: KafkaException | KafkaError) -> bool:
-    """Tell whether a broker refused a group.
-
-    The client library asks for a group's coordinator even where partitions are assigned by hand; such a consumer reads
-    all the same, and passes over this answer.
-    """
-    return code_of(error) == KafkaError.GROUP_AUTHORIZATION_FAILED
 
 
 def principal_of(config: ClientConfig) -> str:

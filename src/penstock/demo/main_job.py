@@ -17,7 +17,8 @@ from types import FrameType
 from rich.console import Console
 from rich.text import Text
 
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
+from penstock import clients
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.demo.checks.fold import FlightFold, plain_states, plain_totals
 from penstock.demo.checks.totals import read_totals
 from penstock.demo.checks.verdict import Facts, KilledSender, Rates, SparkFacts, differing, kept, table, verdict
@@ -85,7 +86,7 @@ def _perform(options: DemoOptions, flights: Sequence[Flight], chosen: Plan, fold
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(DevBroker(data_dir=folder / "kafka"))
         place = Workplace(broker.bootstrap_servers, folder)
-        admin = admin_client(place.bootstrap_servers, {})
+        admin = clients.admin(place.bootstrap_servers, {})
         ensure_topics(admin, place.bootstrap_servers, [TopicSpec(TOPIC, PARTITIONS)])
         write_schedule(place.schedule, flights)
         book = stack.enter_context(FlightBook(place.database))

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
+from penstock import clients
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker.access import AccessControl
 from penstock.devbroker.java.jars import kafka_jars
 from penstock.devbroker.java.runtime import find_java
@@ -143,7 +144,7 @@ class DevBroker(AccessControl):
         """
         positive_int("partitions", partitions)
         inside = self._running_node().inside
-        admin = admin_client(inside, {})
+        admin = clients.admin(inside, {})
         ensure_topics(admin, inside, [TopicSpec(name, partitions, dict(config or {}))])
         # Whoever asks for the ends of a partition before it has a leader is refused.
         deadline = time.monotonic() + self._start_timeout_s

@@ -18,7 +18,7 @@ from typing import IO, Any
 from confluent_kafka import KafkaException
 
 from penstock import clients
-from penstock.clients.kafka import admin_client, reason
+from penstock.clients.kafka_errors import reason
 from penstock.devbroker.child import SupervisedChild
 from penstock.devbroker.java.jars import KAFKA_VERSION, last_lines
 from penstock.devbroker.java.runtime import JavaRuntime
@@ -131,7 +131,7 @@ class Node:
         names = security.passwords if security.kind.has_passwords else (ADMIN,)
         for name in names:
             if security.kind.has_passwords:
-                Rights(admin_client(self.inside, {})).set_password(name, security.passwords[name])
+                Rights(clients.admin(self.inside, {})).set_password(name, security.passwords[name])
             self.await_login(security.client_settings(name, "SCRAM-SHA-512"), deadline)
 
     def _load_transactions(self, deadline: float) -> None:
@@ -197,7 +197,7 @@ class Node:
         except OSError:
             return False
         try:
-            metadata = admin_client(self.inside, {}).list_topics(timeout=5)
+            metadata = clients.admin(self.inside, {}).list_topics(timeout=5)
         except KafkaException:
             return False  # it listens but is not ready: the caller asks again and keeps the deadline
         found: str | None = metadata.cluster_id

@@ -14,9 +14,9 @@ from confluent_kafka import TopicPartition
 
 from penstock.clients.cluster import Answer, RebalanceCallback
 from penstock.clients.granted_rights import Rights
-from penstock.clients.kafka import TopicSpec
 from penstock.clients.rights import Right
 from penstock.clients.topic_ids import TopicIds
+from penstock.clients.topics import TopicSpec
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.executor import ManualExecutor

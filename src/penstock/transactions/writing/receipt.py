@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from confluent_kafka import KafkaError, Message
 
-from penstock.clients.kafka import reason
+from penstock.clients.kafka_errors import reason
 
 
 class Receipt:

@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 
 from penstock import clients
 from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
-from penstock.clients.kafka import admin_client, reason
+from penstock.clients.kafka_errors import reason
 from penstock.errors import MessageFormatError, PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.log_bounds import Bounds, LogBounds, Look
@@ -99,7 +99,7 @@ class PayloadReader:
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, left: LeftBehind) -> None:
         self._topics = topics
-        self._new_admin = partial(admin_client, bootstrap_servers, config)
+        self._new_admin = partial(clients.admin, bootstrap_servers, config)
         settings: dict[str, Any] = {
             # Single records are read, here and there.
             "fetch.wait.max.ms": 10,

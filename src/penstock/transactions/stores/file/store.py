@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from penstock.clients.kafka import admin_client
+from penstock import clients
 from penstock.errors import (
     ConfigurationError,
     StoppedError,
@@ -91,7 +91,7 @@ class FileStore:
         self._changes = Changes(self.path, lambda: self.opened, send_timeout)
         self._lock = FolderLock(self.path)
         self._topics = StoreTopics(prefix)
-        admin = admin_client(bootstrap_servers, self.config)
+        admin = clients.admin(bootstrap_servers, self.config)
         #: Raises unless a message can be published to a topic: `TargetTopics.require`.
         self.require_target = TargetTopics(admin, bootstrap_servers, self.config, self.may_publish_to).require
         # Guards starting, stopping and the fields below; `_opened` is read without it.

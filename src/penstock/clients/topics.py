@@ -1,74 +1,27 @@
-"""What the engines share of Kafka: is a broker there, do topics exist, make the missing ones; how to fetch many.
-
-Nothing here keeps a connection.
-"""
+"""Topics: how many partitions they have, whether all are there, and the missing ones made."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeVar
 
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
-    AdminClient,
-    ConfigResource,
-    ListOffsetsResultInfo,
-    ResourceType,
-)
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # not in its __all__
 from confluent_kafka.cimpl import NewTopic
 
-from penstock.clients import admin as admin_client
-from penstock.clients.reaching import first_answer, not_answered
-from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, is_missing_right, topic_right
+from penstock.clients.answers import CONNECT_TIMEOUT_S, first_answer
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
 from penstock.errors import PenstockError, TopicNotFoundError
 
-#: Seconds a broker may take to answer before it counts as unreachable.
-CONNECT_TIMEOUT_S = 15.0
 #: Seconds that one look at the metadata may take, and between two looks.
 _METADATA_LOOK_S = 5.0
 _LOOK_S = 0.02
 
-#: What passes by itself: a leader moves, a broker starts or is away for a moment, metadata has not come round yet, an
-#: answer took too long. `KafkaError.retriable()` is false for all of them outside of a transactional producer.
-_TRANSIENT = frozenset(
-    {
-        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - the client library's public constants look so, here and below
-        KafkaError._DESTROY_BROKER,  # noqa: SLF001 - the same
-        KafkaError._RESOLVE,  # noqa: SLF001 - the same
-        KafkaError._TIMED_OUT,  # noqa: SLF001 - the same
-        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001 - the same
-        KafkaError._TRANSPORT,  # noqa: SLF001 - the same
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the same
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the same
-        KafkaError._WAIT_CACHE,  # noqa: SLF001 - the same
-        KafkaError._WAIT_COORD,  # noqa: SLF001 - the same
-        KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.KAFKA_STORAGE_ERROR,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NETWORK_EXCEPTION,
-        KafkaError.NOT_CONTROLLER,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.REPLICA_NOT_AVAILABLE,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.UNKNOWN_TOPIC_ID,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-    }
-)
-
 _log = logging.getLogger("penstock.kafka")
-
-AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,44 +36,6 @@ class TopicSpec:
     config: Mapping[str, str] = field(default_factory=dict)
     #: Whether it can be done without, where the broker refuses to create it.
     is_optional: bool = False
-
-
-def reason(error: KafkaException | KafkaError) -> str:
-    """Return the text of a Kafka error without the client library's wrapping."""
-    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
-    return f"{inner.str()} ({inner.name()})" if isinstance(inner, KafkaError) else str(inner)
-
-
-def told_offset(answer: ListOffsetsResultInfo) -> int:
-    """Return the offset in an answer of `AdminClient.list_offsets`; `KafkaException` where none was told: try again.
-
-    Where a partition has no leader for a moment, the client library (2.16, seen) may answer with an invalid offset.
-    Taken for the end of a log, it would mean that all in it is gone.
-    """
-    if answer.offset == OFFSET_INVALID:
-        raise KafkaException(
-            KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "no offset was told: the partition may have no leader yet")
-        )
-    return int(answer.offset)
-
-
-def answered(question: Future[AnswerT], timeout_s: float) -> AnswerT:
-    """Return what brokers answered to a question of an admin client, waiting `timeout_s` seconds at most.
-
-    The library's own time-out may pass unheard, as where a thread of it gets no processor: then a `KafkaException` says
-    so, so that nobody has two kinds to catch.
-    """
-    try:
-        return question.result(timeout_s)
-    except TimeoutError:
-        error = KafkaError(KafkaError._TIMED_OUT, f"the client did not answer within {timeout_s:g} s")  # noqa: SLF001 - the library's public constants look so
-        raise KafkaException(error) from None
-
-
-def is_transient(error: KafkaException | KafkaError) -> bool:
-    """Tell whether the same question may be answered a moment later, without anybody doing something about it."""
-    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
-    return isinstance(inner, KafkaError) and (inner.retriable() or inner.code() in _TRANSIENT)
 
 
 def partition_counts(
@@ -293,20 +208,3 @@ def _await_metadata(admin: AdminClient, names: set[str]) -> None:
         if all(name in known and known[name].error is None for name in names):
             return
         time.sleep(_LOOK_S)
-
-
-__all__ = [
-    "CONNECT_TIMEOUT_S",
-    "TopicSpec",
-    "admin_client",
-    "answered",
-    "ensure_topics",
-    "hidden_topics",
-    "is_transient",
-    "message_limits",
-    "not_answered",
-    "partition_counts",
-    "reason",
-    "require_topics",
-    "told_offset",
-]

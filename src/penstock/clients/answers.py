@@ -1,4 +1,4 @@
-"""Asks brokers for the first time, and does not wait where the client says that waiting is of no use."""
+"""What brokers answer to a client: waited for within limits that we hold, and no longer than waiting is of use."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo  # type: ignore[attr-defined] # not in its __all__
 
 from penstock.clients.causes import ClientWords
 from penstock.errors import BrokerConnectionError
 
 T = TypeVar("T")
 
+#: Seconds a broker may take to answer before it counts as unreachable.
+CONNECT_TIMEOUT_S = 15.0
 #: Seconds between two looks at what the client says.
 _LOOK_S = 0.02
 #: Seconds for which an address is tried whose connections end early, which a wrong protocol does.
@@ -66,3 +68,29 @@ def not_answered(
     if cause is None or not cause.remedy:
         said += "; check the address, that the broker runs, and its security settings"
     return BrokerConnectionError(f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s: {said}")
+
+
+def answered(question: Future[T], timeout_s: float) -> T:
+    """Return what brokers answered to a question of an admin client, waiting `timeout_s` seconds at most.
+
+    The library's own time-out may pass unheard, as where a thread of it gets no processor: then a `KafkaException` says
+    so, so that nobody has two kinds to catch.
+    """
+    try:
+        return question.result(timeout_s)
+    except TimeoutError:
+        error = KafkaError(KafkaError._TIMED_OUT, f"the client did not answer within {timeout_s:g} s")  # noqa: SLF001 - the library's public constants look so
+        raise KafkaException(error) from None
+
+
+def told_offset(answer: ListOffsetsResultInfo) -> int:
+    """Return the offset in an answer of `AdminClient.list_offsets`; `KafkaException` where none was told: try again.
+
+    Where a partition has no leader for a moment, the client library (2.16, seen) may answer with an invalid offset.
+    Taken for the end of a log, it would mean that all in it is gone.
+    """
+    if answer.offset == OFFSET_INVALID:
+        raise KafkaException(
+            KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "no offset was told: the partition may have no leader yet")
+        )
+    return int(answer.offset)
