@@ -41,36 +41,15 @@ def _nothing(_client: object, _partitions: list[TopicPartition]) -> None:
 
 
 class SteppedClock:
-    """The broker's clock, but for waiting: that is the driver's to decide.
-
-    Args:
-        clock: the broker's clock.
-        wait: called in place of `sleep`.
-    """
+    """The broker's clock, but for waiting: that is the driver's to decide, in `wait`."""
 
     def __init__(self, clock: TestClock, wait: Callable[[float], None]) -> None:
-        self._clock = clock
-        self._wait = wait
-
-    def monotonic(self) -> float:
-        """Return seconds that only rise."""
-        return self._clock.monotonic()
-
-    def time(self) -> float:
-        """Return seconds since the epoch."""
-        return self._clock.time()
-
-    def sleep(self, seconds: float) -> None:
-        """Let the driver decide."""
-        self._wait(seconds)
+        self.monotonic, self.time = clock.monotonic, clock.time
+        self.sleep = wait
 
 
 class SteppedClient:
-    """The consumer client in memory, with a driver that listens. It never waits for a message.
-
-    Args:
-        inner: the client.
-    """
+    """The consumer client in memory, with a driver that listens. It never waits for a message."""
 
     def __init__(self, inner: MemoryConsumer) -> None:
         self.inner = inner
@@ -80,6 +59,11 @@ class SteppedClient:
         self.on_change: Callable[[str, Sequence[Place], bool], None] = lambda _name, _places, _over: None
         #: Whether a rebalance callback is being called.
         self.in_callback = False
+        # The rest is the client's own.
+        self.committed, self.position, self.seek = inner.committed, inner.position, inner.seek
+        self.incremental_assign, self.incremental_unassign = inner.incremental_assign, inner.incremental_unassign
+        self.get_watermark_offsets = inner.get_watermark_offsets
+        self.pause, self.resume, self.close = inner.pause, inner.resume, inner.close
 
     def subscribe(
         self,
@@ -122,55 +106,9 @@ class SteppedClient:
         self.on_commit(offsets)
         return self.inner.commit(offsets=offsets, asynchronous=asynchronous)
 
-    # What is the client's own
-
-    def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
-        """Return the group's offsets."""
-        return self.inner.committed(partitions, timeout)
-
-    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Return the next offset to hand over."""
-        return self.inner.position(partitions)
-
-    def get_watermark_offsets(
-        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
-    ) -> tuple[int, int] | None:
-        """Return the first offset of the log and the one after its last."""
-        return self.inner.get_watermark_offsets(partition, timeout, cached)
-
-    def pause(self, partitions: list[TopicPartition]) -> None:
-        """Hand over nothing of these partitions."""
-        self.inner.pause(partitions)
-
-    def resume(self, partitions: list[TopicPartition]) -> None:
-        """Hand over again."""
-        self.inner.resume(partitions)
-
-    def seek(self, partition: TopicPartition) -> None:
-        """Go on from an offset."""
-        self.inner.seek(partition)
-
-    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
-        """Begin with these partitions."""
-        self.inner.incremental_assign(partitions)
-
-    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
-        """Stop with these partitions."""
-        self.inner.incremental_unassign(partitions)
-
-    def close(self) -> None:
-        """Leave the group."""
-        self.inner.close()
-
 
 class SteppedWorker:
-    """What a worker thread or a task does, step by step.
-
-    Args:
-        engine: whose lanes it serves.
-        slot: where it calls handlers.
-        queue: the scheduler's queue of its lanes.
-    """
+    """What a worker thread or a task does, step by step: it serves the lanes of a queue of the engine's scheduler."""
 
     __slots__ = ("_engine", "_processing", "assignment", "lane", "queue", "slot", "work")
 
@@ -217,16 +155,10 @@ class SteppedWorker:
 
 
 class SteppedConsumer:
-    """One consumer: its engine, its client and its workers.
+    """One consumer: its engine, its client and its workers; and the cluster that its engine sees.
 
-    Args:
-        group: the consumer group.
-        handlers: a handler for each topic.
-        settings: the options.
-        broker: where it runs.
-        middlewares: functions around every handler.
-        wait: called where a rebalance callback waits for handlers, with the seconds it would sleep: to let somebody
-            work, or to move the clock.
+    `wait` is called where a rebalance callback waits for handlers, with the seconds it would sleep: to let somebody
+    work, or to move the clock.
     """
 
     def __init__(
@@ -321,11 +253,7 @@ class SteppedConsumer:
         self._executor.slots = [*(worker.slot for worker in self.workers), *self._past]
 
     def connect(self) -> PollLoop:
-        """Check the topics, make the clients and ask to join.
-
-        Raises:
-            TopicNotFoundError: a topic does not exist.
-        """
+        """Check the topics, make the clients and ask to join; errors as `Engine.connect`."""
         self.loop = self.engine.connect(self)
         self.loop.membership.join()
         return self.loop
