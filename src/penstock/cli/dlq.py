@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
-from penstock.cli.output import log_to_stderr
+from penstock.cli.output import log_to_stderr, print_table
 from penstock.errors import ConfigurationError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.dead_letters.kinds import Kind
     from penstock.dead_letters.reader import DeadLetterLog
     from penstock.dead_letters.replay import Choice, Outcome
     from penstock.options import ClientConfig
@@ -49,6 +48,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
+    from penstock.cli.dead_letter_text import kind_row
     from penstock.dead_letters.kinds import count
 
     settings = client_settings(config, config_file)
@@ -68,8 +68,8 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     rows = sorted(
         ((name, kind) for name, found in kinds.items() for kind in found), key=lambda row: (-row[1].count, row[0])
     )
-    if rows:
-        _print_kinds(rows[:limit])
+    head = ("count", "dead-letter topic", "from", "exception", "first", "last")
+    print_table(head, [kind_row(name, kind) for name, kind in rows[:limit]])
     if len(rows) > limit:
         typer.echo(f"and {len(rows) - limit} more rows; see them with --limit {len(rows)}")
 
@@ -210,27 +210,6 @@ def _require_rights_to_replay(bootstrap_servers: str, config: ClientConfig, topi
     needed += [topic_right(Operation.WRITE, to)] if to is not None else []
     admin = clients.admin(bootstrap_servers, config)
     require_rights(admin, f"{topic} cannot be replayed", needed, principal_of(config), CONNECT_TIMEOUT_S)
-
-
-def _print_kinds(rows: list[tuple[str, Kind]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from penstock.cli.dead_letter_text import printable, time_text
-
-    table = Table("count", "dead-letter topic", "from", "exception", "first", "last", box=None)
-    for name, kind in rows:
-        cells = (
-            str(kind.count),
-            name,
-            kind.origin,
-            printable(kind.exception),
-            time_text(kind.first_ms),
-            time_text(kind.last_ms),
-        )
-        table.add_row(*map(Text, cells))
-    Console().print(table)
 
 
 def _place(text: str) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from penstock.cli.dead_letter_text import printable, time_text
+from penstock.cli.dead_letter_text import content_text, printable, time_text
 from penstock.transactions.model import DiscardedTransaction, PendingTransaction
 from penstock.transactions.operator.audit import Audited
 from penstock.transactions.operator.inspection import Discarded, Found
@@ -171,16 +171,7 @@ def _half_lines(half: Half, place: str, *, payload: bool) -> Iterator[str]:
     where = half.topic if half.partition is None else f"{half.topic}[{half.partition}]"
     yield f"  message    to {where}{part}, at {place}, {len(half.value or b'')} bytes"
     if payload:
-        yield f"    key      {_content(half.key)}"
-        yield f"    value    {_content(half.value)}"
+        yield f"    key      {content_text(half.key)}"
+        yield f"    value    {content_text(half.value)}"
         for name, value in half.headers:
-            yield f"    header   {printable(name)}  {_content(value)}"
-
-
-def _content(value: bytes | None) -> str:
-    if value is None:
-        return "(null)"
-    try:
-        return printable(value.decode())
-    except UnicodeDecodeError:
-        return f"0x{value.hex()}"
+            yield f"    header   {printable(name)}  {content_text(value)}"
