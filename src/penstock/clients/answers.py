@@ -12,6 +12,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo  # type: ignore[attr-defined] # not in its __all__
 
 from penstock.clients.causes import ClientWords
+from penstock.clients.kafka_errors import reason
 from penstock.errors import BrokerConnectionError
 
 T = TypeVar("T")
@@ -53,21 +54,14 @@ def first_answer(admin: AdminClient, bootstrap_servers: str, timeout_s: float, a
         found = answer.result()
     except KafkaException as error:
         admin.poll(0)
-        raise not_answered(bootstrap_servers, timeout_s, error, words) from error
+        said = reason(error) if words.cause is None else str(words.cause)
+        if words.cause is None or not words.cause.remedy:
+            said += "; check the address, that the broker runs, and its security settings"
+        raise BrokerConnectionError(
+            f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s: {said}"
+        ) from error
     words.clear()
     return found
-
-
-def not_answered(
-    bootstrap_servers: str, timeout_s: float, error: KafkaException, words: ClientWords | None = None
-) -> BrokerConnectionError:
-    """Return the error that says that no broker answered, and why, with the client's words where it has some."""
-    inner = error.args[0]
-    cause = None if words is None else words.cause
-    said = f"{inner.str()} ({inner.name()})" if cause is None else str(cause)
-    if cause is None or not cause.remedy:
-        said += "; check the address, that the broker runs, and its security settings"
-    return BrokerConnectionError(f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s: {said}")
 
 
 def answered(question: Future[T], timeout_s: float) -> T:

@@ -170,12 +170,7 @@ class Cluster(Protocol):
 
 
 class KafkaCluster:
-    """A real cluster.
-
-    Args:
-        bootstrap_servers: addresses of brokers, `host:port` with commas in between.
-        config: librdkafka's keys that reach the brokers (security), for the admin client.
-    """
+    """A real cluster. Of librdkafka's keys, `config` has those that an admin client needs to reach the brokers."""
 
     #: The operating system's clocks: the module has the three functions of `Clock`.
     clock: Clock = time
@@ -205,11 +200,7 @@ class KafkaCluster:
         return require_topics(admin, self._bootstrap_servers, topics, principal=self.principal)
 
     def topics(self) -> dict[str, int]:
-        """Return how many partitions each topic has that the clients may see.
-
-        Raises:
-            BrokerConnectionError: no broker answered.
-        """
+        """As `Cluster` says; `BrokerConnectionError` where no broker answered."""
         return partition_counts(clients.admin(self._bootstrap_servers, self._config), self._bootstrap_servers)
 
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
@@ -218,7 +209,7 @@ class KafkaCluster:
         ensure_topics(admin, self._bootstrap_servers, specs, principal=self.principal)
 
     def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return how many bytes a message of each topic may have; without those that are not told."""
+        """As `Cluster` says."""
         return message_limits(clients.admin(self._bootstrap_servers, self._config), topics)
 
     def ask_topic_ids(self, topics: Iterable[str]) -> Answer[TopicIds]:

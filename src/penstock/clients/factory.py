@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import confluent_kafka
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 from confluent_kafka import admin as kafka_admin
 
 from penstock.clients.causes import ClientWords
 from penstock.clients.client_log import ClientLog
 from penstock.clients.ending import DestroyedElsewhere
+from penstock.clients.kafka_errors import reason
 from penstock.clients.kinds import Kind
 from penstock.clients.tokens import with_tokens
 from penstock.errors import ConfigurationError
@@ -54,11 +55,7 @@ class ClientRefusedError(ConfigurationError):
 
 
 def consumer(bootstrap_servers: str, config: ClientConfig) -> Consumer:
-    """Return a consumer.
-
-    Args:
-        bootstrap_servers: addresses of brokers, `host:port` with commas in between.
-        config: settings by librdkafka's names; what only producers take is left out.
+    """Return a consumer; of the settings, by librdkafka's names, what only producers take is left out.
 
     Raises:
         ConfigurationError: the client library refused a setting.
@@ -110,8 +107,7 @@ def _made(make: Callable[[dict[str, Any]], ClientT], config: dict[str, Any]) -> 
         client = make(config)
         client.words = config["logger"]
     except (KafkaException, TypeError, ValueError) as error:
-        inner = error.args[0] if error.args else error
-        said = f"{inner.str()} ({inner.name()})" if isinstance(inner, KafkaError) else str(error)
+        said = reason(error) if isinstance(error, KafkaException) else str(error)
         # The library repeats some values. Any may be a secret, as one that was given under another one's name; so the
         # error is not chained either.
         for value in config.values():

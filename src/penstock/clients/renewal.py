@@ -23,19 +23,14 @@ RENEW_AFTER_S = 4.0
 #: Seconds that one poll of a flush waits.
 _FLUSH_LOOK_S = 0.1
 
-
 ClientT = TypeVar("ClientT")
 
 
 class ClientRenewal(Generic[ClientT]):
     """The client of a producer, replaced when it has failed for ever. Thread-safe.
 
-    Args:
-        make: makes a client.
-        retire: called with a client that was replaced, under the lock: it neither waits nor raises.
-        every_s: seconds between two clients at least: each asks the brokers for an id.
-        monotonic: the clock.
-        at_once: whether the first client may be replaced at once.
+    Between two clients lie at least `every_s` seconds, for each asks the brokers for an id; with `at_once` the first
+    may be replaced at once. `retire` is called with one that was replaced, under the lock: it neither waits nor raises.
     """
 
     def __init__(

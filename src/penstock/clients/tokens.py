@@ -77,14 +77,9 @@ def _answer(callback: Callable[[str | None], Any], config: str | None) -> Any:
 
 
 class Tokens:
-    """A callback for the client library. Called by one thread at a time: who makes the client, then the library's.
+    """A user's callback for the client library, asked for its first token here: `NoTokenError` where it gives none.
 
-    Args:
-        callback: the user's.
-        config: what it is given: `sasl.oauthbearer.config`.
-
-    Raises:
-        NoTokenError: it gave none.
+    Called by one thread at a time: who makes the client, then the library's. `config` is `sasl.oauthbearer.config`.
     """
 
     def __init__(self, callback: Callable[[str | None], Any], config: str | None) -> None:
@@ -135,9 +130,7 @@ class Tokens:
 def with_tokens(config: ClientConfig) -> dict[str, Any]:
     """Return a configuration whose `oauth_cb`, if it has one, is ready for the client library.
 
-    Raises:
-        ConfigurationError: it names no function, or the mechanism is not OAUTHBEARER.
-        NoTokenError: it gave no token.
+    `ConfigurationError` where it names no function or the mechanism is not OAUTHBEARER, `NoTokenError` without a token.
     """
     ready = dict(config)
     if ready.get(KEY) is not None:
@@ -178,11 +171,7 @@ def _found(named: object) -> Callable[[str | None], Any]:
 
 
 def require_travelling(key: str, value: object) -> None:
-    """Refuse a setting that cannot go to Spark's executors.
-
-    Raises:
-        ConfigurationError: it is neither text nor number.
-    """
+    """Raise `ConfigurationError` for a setting that is neither text nor number: it cannot go to Spark's executors."""
     if not isinstance(value, str | int | float | bool):
         remedy = (
             "name the function as text, 'module:function', and install its module there"

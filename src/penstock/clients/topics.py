@@ -43,8 +43,7 @@ def partition_counts(
 ) -> dict[str, int]:
     """Return the number of partitions of every topic the client may see.
 
-    Raises:
-        BrokerConnectionError: no broker answered within `timeout_s` seconds; at once where none lets the client in.
+    `BrokerConnectionError` where no broker answered within `timeout_s` seconds, at once where none lets the client in.
     """
     metadata = first_answer(admin, bootstrap_servers, timeout_s, lambda: admin.list_topics(timeout=timeout_s))
     return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
