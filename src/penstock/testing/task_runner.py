@@ -23,12 +23,8 @@ _LOOK_S = 0.01
 class TaskRunner:
     """Runs the tasks of a consumer on a private event loop, only within its calls.
 
-    Args:
-        consumer: whose tasks.
-        handler_timeout: real seconds without an end of a handler after which it is taken to hang.
-
-    Raises:
-        ConfigurationError: an event loop runs in this thread already.
+    Without an end of a handler in `handler_timeout` real seconds it is taken to hang. `ConfigurationError` where an
+    event loop runs in this thread already.
     """
 
     def __init__(self, consumer: SteppedConsumer, handler_timeout: float) -> None:
@@ -56,10 +52,9 @@ class TaskRunner:
         return self._loop.run_until_complete(wait())
 
     def work(self) -> bool:
-        """Begin tasks for ready lanes and let all tasks go on; tell whether any is under way or has ended.
+        """Begin tasks for ready lanes and let all go on; tell whether any is under way or has ended.
 
-        Raises:
-            PenstockError: a handler does not end.
+        `PenstockError` where a handler does not end.
         """
         if not self._tasks:
             self._ended_at = time.monotonic()

@@ -173,13 +173,12 @@ class MemoryConsumer:
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return the next offset to hand over; -1001 before the first message and for what is not assigned."""
         self._require_open()
+        found = []
         with self._lock:
-            assigned, found = self._fetcher.assigned, []
             for one in partitions:
-                part = assigned.get((one.topic, one.partition))
-                offset = codes.INVALID if part is None else part.position
-                found.append(TopicPartition(one.topic, one.partition, offset))
-            return found
+                part = self._fetcher.assigned.get((one.topic, one.partition))
+                found.append(TopicPartition(one.topic, one.partition, codes.INVALID if part is None else part.position))
+        return found
 
     def get_watermark_offsets(
         self, partition: TopicPartition, timeout: float = -1, cached: bool = False
