@@ -122,7 +122,7 @@ def show(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 done, 1 failed or unknown, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.tx_text import act_line, described_lines, discarded_letter, discarded_lines, found_lines
+    from penstock.cli.tx_text import act_line, discarded_letter, discarded_lines, pending_lines
     from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
     _check_ids([transaction_id])
@@ -132,10 +132,10 @@ def show(  # noqa: PLR0917 - as `ls`
     with location.open() as store:
         if isinstance(store, KafkaAdministration):
             found = store.find(transaction_id)
-            lines = [] if found is None else list(found_lines(found, store.describe(found), payload=payload))
+            lines = [] if found is None else list(pending_lines(store.describe(found), found, payload=payload))
         else:
             described = store.show(transaction_id)
-            lines = [] if described is None else list(described_lines(described))
+            lines = [] if described is None else list(pending_lines(described))
         for letter in map(discarded_letter, store.discarded()):
             if letter.about.transaction_id == transaction_id:
                 lines.extend(discarded_lines(letter, payload=payload))

@@ -18,10 +18,8 @@ _LOOK_S = 0.2
 class SqlOperator:
     """What `penstock tx` does on a SQL store, by the database's address. Used by one thread.
 
-    Raises:
-        ConfigurationError: it is no such address.
-        StoreConnectionError: the database does not answer.
-        PenstockError: there is no store.
+    `ConfigurationError` where it is no such address, `StoreConnectionError` where the database does not answer,
+    `PenstockError` where there is no store.
     """
 
     def __init__(self, url: str) -> None:

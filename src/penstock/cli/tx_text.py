@@ -79,32 +79,31 @@ def discarded_rows(found: Sequence[Letter]) -> list[tuple[str, ...]]:
     ]
 
 
-def described_lines(one: PendingTransaction) -> Iterator[str]:
-    """Return what a store that is not in Kafka tells of a pending transaction, line by line."""
+def pending_lines(one: PendingTransaction, found: Found | None = None, *, payload: bool = False) -> Iterator[str]:
+    """Return what there is to tell of a pending transaction, line by line: more where it was found in Kafka."""
+    birth = "" if found is None else f"{time_text(found.pending.birth_ms)}, "
+    decided = (_decided(one) or None) if found is None else _decision(found)
     yield f"{one.transaction_id}  pending"
     yield f"  group      {printable(one.group)}"
-    yield f"  born       {age_text(one.age_s)} ago"
+    yield f"  born       {birth}{age_text(one.age_s)} ago"
     yield f"  checks     {one.check_count} answered UNKNOWN"
-    if one.decided is not None:
-        yield f"  decided    {_decided(one)}"
+    if decided is not None:
+        yield f"  decided    {decided}"
     yield f"  waits for  {_waits(one)}"
-    yield from (f"  message    to {topic}" for topic in one.topics)
-
-
-def found_lines(found: Found, described: PendingTransaction, *, payload: bool) -> Iterator[str]:
-    """Return what there is to tell of a pending transaction, line by line."""
-    yield f"{described.transaction_id}  pending"
-    yield f"  group      {printable(described.group)}"
-    yield f"  born       {time_text(found.pending.birth_ms)}, {age_text(described.age_s)} ago"
-    yield f"  checks     {described.check_count} answered UNKNOWN"
-    decision = found.decision
-    if found.pending.verdict is not None:
-        by = "" if decision is None else f" by {_AUTHORS[decision.author]}"
-        name = "" if decision is None or not decision.actor else f" ({printable(decision.actor)})"
-        yield f"  decided    {_STANDS.get(found.pending.verdict, '')}{by}{name}"
-    yield f"  waits for  {_waits(described)}"
+    if found is None:
+        yield from (f"  message    to {topic}" for topic in one.topics)
+        return
     for half, offset in zip(found.pending.halves, found.pending.offsets, strict=True):
         yield from _half_lines(half, f"half {found.half_partition}:{offset}", payload=payload)
+
+
+def _decision(found: Found) -> str | None:
+    if found.pending.verdict is None:
+        return None
+    decision = found.decision
+    by = "" if decision is None else f" by {_AUTHORS[decision.author]}"
+    name = "" if decision is None or not decision.actor else f" ({printable(decision.actor)})"
+    return f"{_STANDS.get(found.pending.verdict, '')}{by}{name}"
 
 
 def discarded_lines(letter: Letter, *, payload: bool) -> Iterator[str]:

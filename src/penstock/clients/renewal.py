@@ -69,8 +69,7 @@ class ClientRenewal(Generic[ClientT]):
     def replace(self, failed: ClientT) -> bool:
         """Make a new client in place of one that has failed; tell whether there is another by now.
 
-        Raises:
-            ConfigurationError: the new client was refused its configuration.
+        `ConfigurationError` where the new client was refused its configuration.
         """
         with self._lock:
             if self.client is failed:

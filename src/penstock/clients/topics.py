@@ -71,14 +71,10 @@ def require_topics(
     to: Operation = Operation.READ,
     principal: str = THIS_CLIENT,
 ) -> dict[str, int]:
-    """Return the number of partitions of each named topic.
+    """Return the number of partitions of each named topic; `BrokerConnectionError` where no broker answered.
 
-    Where one cannot be seen, the error says that `principal` lacks the right `to` it.
-
-    Raises:
-        BrokerConnectionError: no broker answered.
-        MissingRightError: this client may not know of a topic; all such are named.
-        TopicNotFoundError: at least one topic does not exist; all missing ones are named.
+    `MissingRightError` names all that cannot be seen, and says that `principal` lacks the right `to` them;
+    `TopicNotFoundError` names all that do not exist.
     """
     counts = partition_counts(admin, bootstrap_servers)
     wanted = list(topics)
@@ -115,12 +111,11 @@ def ensure_topics(
     """Create the topics that do not exist and return the number of partitions of each.
 
     A topic that exists is left as it is. The replication factor is the broker's default. One that can be done without
-    and is refused is left out of what is returned, and a warning tells. Where one cannot be seen, the error says that
-    `principal` lacks what the topic is needed for, by name in `needs`.
+    and is refused is left out of what is returned, and a warning tells.
 
     Raises:
         BrokerConnectionError: no broker answered.
-        MissingRightError: this client may not create one, or not see one that is there.
+        MissingRightError: `principal` may not create one, or lacks what it is needed for, by name in `needs`.
         PenstockError: the broker refused to create one; the message says why.
     """
     wanted = {spec.name: spec for spec in specs}

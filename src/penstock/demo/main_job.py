@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import signal
 import tempfile
 import threading
@@ -12,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 from rich.text import Text
@@ -166,11 +164,8 @@ def _folder(console: Console, *, keep: bool) -> Iterator[Path]:
         finally:
             console.print(f"Kept: {path}", soft_wrap=True)
         return
-    path = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="penstock-demo-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 @contextlib.contextmanager
@@ -195,12 +190,8 @@ def _interruptible() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    former = signal.signal(signal.SIGTERM, _interrupt)
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, former)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

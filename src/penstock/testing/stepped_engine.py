@@ -6,17 +6,13 @@ when anything happens, and time moves only when the driver moves it: where the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import Message as ClientMessage
 from confluent_kafka import TopicPartition
 
-from penstock.clients.cluster import Answer, RebalanceCallback
-from penstock.clients.granted_rights import Rights
-from penstock.clients.rights import Right
-from penstock.clients.topic_ids import TopicIds
-from penstock.clients.topics import TopicSpec
+from penstock.clients.cluster import RebalanceCallback
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.executor import ManualExecutor
@@ -33,7 +29,6 @@ from penstock.testing.memory.assignor import Place
 from penstock.testing.memory.broker import TestBroker
 from penstock.testing.memory.clock import TestClock
 from penstock.testing.memory.consumer_client import MemoryConsumer
-from penstock.testing.memory.producer_client import MemoryProducer
 
 
 def _nothing(_client: object, _partitions: list[TopicPartition]) -> None:
@@ -181,48 +176,18 @@ class SteppedConsumer:
         self._past: list[ExecutionSlot] = []
         self.loop: PollLoop | None = None
         self._client: SteppedClient | None = None
+        # All of the cluster but its consumers and its clock is the broker's own.
+        self.principal, self.producer, self.topics = broker.principal, broker.producer, broker.topics
+        self.require_topics, self.ensure_topics = broker.require_topics, broker.ensure_topics
+        self.message_limits = broker.message_limits
+        self.ask_topic_ids, self.ask_rights = broker.ask_topic_ids, broker.ask_rights
         if self.engine.lane_plan.has_threads:
             self.resize(settings.workers, Kind.THREAD)
 
-    # The cluster its engine sees
-
-    @property
-    def principal(self) -> str:
-        """Whom the broker takes the clients for."""
-        return self._broker.principal
-
     def consumer(self, config: Mapping[str, Any]) -> SteppedClient:
-        """Make the client."""
+        """Make the client, as the engine asks its cluster for one."""
         self._client = SteppedClient(self._broker.consumer(config))
         return self._client
-
-    def producer(self, config: Mapping[str, Any]) -> MemoryProducer:
-        """Make a producer."""
-        return self._broker.producer(config)
-
-    def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return how many partitions each topic has."""
-        return self._broker.require_topics(topics)
-
-    def topics(self) -> dict[str, int]:
-        """Return how many partitions each topic has."""
-        return self._broker.topics()
-
-    def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
-        """Create the topics that are absent."""
-        self._broker.ensure_topics(specs)
-
-    def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return how many bytes a message of each topic may have."""
-        return self._broker.message_limits(topics)
-
-    def ask_topic_ids(self, topics: Iterable[str]) -> Answer[TopicIds]:
-        """Ask which topics there are."""
-        return self._broker.ask_topic_ids(topics)
-
-    def ask_rights(self, needed: Iterable[Right]) -> Answer[Rights]:
-        """Ask which rights are missing."""
-        return self._broker.ask_rights(needed)
 
     def _sleep(self, seconds: float) -> None:
         if self._client is not None and self._client.in_callback:
