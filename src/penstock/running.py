@@ -194,10 +194,12 @@ class RunningApp:
         self._signalled = (number, now)
         self._signals += 1
         self._stop_requested.set()
-        if self._consumer is not None:
-            self._consumer.request_stop(now=self._signals > 1)
-        if self._sinks is not None:
-            self._sinks.request_stop(now=self._signals > 1)
+        self._request_stop(now=self._signals > 1)
+
+    def _request_stop(self, *, now: bool) -> None:
+        for part in (self._consumer, self._sinks):
+            if part is not None:
+                part.request_stop(now=now)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the app has ended or a stop was requested; return whether that is so.
@@ -264,10 +266,7 @@ class RunningApp:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Stop; without draining when an exception passes through."""
-        if self._consumer is not None:
-            self._consumer.request_stop(now=kind is not None)
-        if self._sinks is not None:
-            self._sinks.request_stop(now=kind is not None)
+        self._request_stop(now=kind is not None)
         self.stop()
 
 

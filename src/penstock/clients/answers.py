@@ -28,8 +28,7 @@ _ENDS_EARLY_S = 3.0
 def first_answer(admin: AdminClient, bootstrap_servers: str, timeout_s: float, ask: Callable[[], T]) -> T:
     """Return what the first question of a client gives, asked on a thread of its own by `ask` for `timeout_s` seconds.
 
-    Raises:
-        BrokerConnectionError: no broker answered in time; or at once, where none will let this client in.
+    `BrokerConnectionError` where no broker answered in time; or at once, where none will let this client in.
     """
     words: ClientWords = getattr(admin, "words", None) or ClientWords({}, None)
     answer: Future[T] = Future()

@@ -57,9 +57,8 @@ class ClientRefusedError(ConfigurationError):
 def consumer(bootstrap_servers: str, config: ClientConfig) -> Consumer:
     """Return a consumer; of the settings, by librdkafka's names, what only producers take is left out.
 
-    Raises:
-        ConfigurationError: the client library refused a setting.
-        BrokerConnectionError: `oauth_cb` gave no token. It is a `KafkaException`, too.
+    `ConfigurationError` where the client library refused a setting; `BrokerConnectionError`, which is a
+    `KafkaException`, too, where `oauth_cb` gave no token.
     """
     return _made(Consumer, settings(Kind.CONSUMER, bootstrap_servers, config))
 
@@ -77,9 +76,8 @@ def admin(bootstrap_servers: str, config: ClientConfig) -> AdminClient:
 def settings(kind: Kind, bootstrap_servers: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a client of that kind is made from: what it takes, the addresses, and our log, rationed.
 
-    Raises:
-        ConfigurationError: no addresses, or they are given twice and differ; or `oauth_cb` cannot be used.
-        NoTokenError: `oauth_cb` gave no token.
+    `ConfigurationError` where there are no addresses, or two that differ, or `oauth_cb` cannot be used; `NoTokenError`
+    where that gave no token.
     """
     not_empty("bootstrap_servers", bootstrap_servers)
     given = config.get("bootstrap.servers", bootstrap_servers)

@@ -81,11 +81,7 @@ def require_rights(
     """Raise where a client lacks rights: tried instead, each would be told by a code, and some by a misleading one.
 
     `what` cannot be done without them, as the beginning of a sentence. What brokers tell nothing of is passed over: the
-    use itself tells.
-
-    Raises:
-        KafkaException: the client library refused to ask.
-        MissingRightError: some are missing; all those are named.
+    use itself tells. `KafkaException` where the client library refused to ask, `MissingRightError` names all missing.
     """
     if missing := missing_rights(admin, needed, timeout_s):
         raise MissingRightError(what, missing, principal)

@@ -115,12 +115,10 @@ class LastingProducer:
         headers: Sequence[tuple[str, str | bytes | None]] = (),
         on_delivery: DeliveryCallback | None = None,
     ) -> None:
-        """Queue a message.
+        """Queue a message; `BufferError` where the queue is full.
 
-        Raises:
-            KafkaException: it is not taken; of a client that failed fatally, why that was. Try again later.
-            BufferError: the queue is full.
-            ConfigurationError: a new client was refused its configuration.
+        `KafkaException` where it is not taken; of a client that failed fatally, why that was: try again later.
+        `ConfigurationError` where a new client was refused its configuration.
         """
         if self.failure is not None and not self._replace():
             raise KafkaException(self.failure)

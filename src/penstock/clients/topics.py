@@ -52,8 +52,7 @@ def partition_counts(
 def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = CONNECT_TIMEOUT_S) -> list[str]:
     """Return those topics that the brokers say nothing of because this client has no right on them.
 
-    The list of all topics leaves them out, as it does those that do not exist; asked by name, the brokers tell them
-    apart.
+    The list of all topics leaves out both them and what does not exist; asked by name, the brokers tell them apart.
     """
     names = sorted(set(topics))
     if not names:
@@ -113,10 +112,8 @@ def ensure_topics(
     A topic that exists is left as it is. The replication factor is the broker's default. One that can be done without
     and is refused is left out of what is returned, and a warning tells.
 
-    Raises:
-        BrokerConnectionError: no broker answered.
-        MissingRightError: `principal` may not create one, or lacks what it is needed for, by name in `needs`.
-        PenstockError: the broker refused to create one; the message says why.
+    `BrokerConnectionError` where no broker answered; `MissingRightError` where `principal` may not create one, or lacks
+    what it is needed for, by name in `needs`; `PenstockError` where the broker refused to create one.
     """
     wanted = {spec.name: spec for spec in specs}
     counts = partition_counts(admin, bootstrap_servers)

@@ -41,7 +41,6 @@ _LOOK_INTERVAL_S = 0.05
 
 _JVM_OPTIONS = ("-Xmx1g", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Djava.awt.headless=true")
 
-
 #: The transactional id that is initialised once at each start.
 _WARM_UP_ID = "penstock-devbroker-warm-up"
 

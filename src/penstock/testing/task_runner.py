@@ -52,10 +52,7 @@ class TaskRunner:
         return self._loop.run_until_complete(wait())
 
     def work(self) -> bool:
-        """Begin tasks for ready lanes and let all go on; tell whether any is under way or has ended.
-
-        `PenstockError` where a handler does not end.
-        """
+        """Let tasks of ready lanes begin and all go on, and tell if there was one; `PenstockError` if one hangs."""
         if not self._tasks:
             self._ended_at = time.monotonic()
         begun = self._begin()

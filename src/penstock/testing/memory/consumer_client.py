@@ -100,9 +100,7 @@ class MemoryConsumer:
         """Return up to so many messages of what is there.
 
         Where nothing is there the clock goes on by `timeout` seconds, and what is there then is returned.
-
-        Raises:
-            RuntimeError: it is closed; or nothing is there and there is no timeout, so that it would wait for ever.
+        `RuntimeError` where it is closed, or where nothing is there and without a timeout it would wait for ever.
         """
         self._require_open()
         found = self._turn(num_messages)
@@ -180,10 +178,8 @@ class MemoryConsumer:
     ) -> tuple[int, int] | None:
         """Return the first offset of the log and the one after its last.
 
-        For a reader of committed messages the end is the last stable offset, unless `cached`.
-
-        Raises:
-            KafkaException: there is no such partition, or the broker did not answer.
+        For a reader of committed messages the end is the last stable offset, unless `cached`. `KafkaException` where
+        there is no such partition, or the broker did not answer.
         """
         self._require_open()
         place = (partition.topic, partition.partition)
@@ -207,8 +203,7 @@ class MemoryConsumer:
     def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition] | None:
         """Commit offsets with their metadata; the answer to an asynchronous one comes to `on_commit`.
 
-        Raises:
-            KafkaException: it was refused, whole or in part, or no answer came within 60 s of the clock.
+        `KafkaException` where it was refused, whole or in part, or no answer came within 60 s of the clock.
         """
         self._require_open()
         points = [one for one in offsets if one.offset >= 0]

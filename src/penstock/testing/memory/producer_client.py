@@ -40,12 +40,7 @@ class MemoryProducer:
         partition: int = -1,
         on_delivery: DeliveryCallback | None = None,
     ) -> None:
-        """Queue a message.
-
-        Raises:
-            BufferError: a fault says that the queue is full.
-            KafkaException: it failed fatally before.
-        """
+        """Queue a message; `BufferError` where a fault says so, `KafkaException` where it failed fatally before."""
         with self._state.lock:
             if self._failure is not None:
                 raise KafkaException(KafkaError(codes.FATAL))
