@@ -80,7 +80,7 @@ def require_topics(
     missing = sorted(name for name in wanted if name not in counts)
     if hidden := hidden_topics(admin, missing):
         raise MissingRightError(
-            f"{_topics(hidden)} cannot be seen at {bootstrap_servers}",
+            f"topic{'s' if len(hidden) > 1 else ''} {', '.join(hidden)} cannot be seen at {bootstrap_servers}",
             [topic_right(to, name) for name in hidden],
             principal,
         )
@@ -93,10 +93,6 @@ def require_topics(
             f"no such topic at {bootstrap_servers}: {', '.join(missing)}; create it first, or correct the name"
         )
     return {name: counts[name] for name in wanted}
-
-
-def _topics(names: Sequence[str]) -> str:
-    return f"topic{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def ensure_topics(
