@@ -108,21 +108,15 @@ class MissingRightError(PenstockError, PermissionError):
         self.rights = tuple(rights)
 
     @classmethod
-    def from_text(cls, text: str) -> MissingRightError:
-        """Return one that was told in another process, of which the text is left; its rights stand in that alone."""
+    def from_text(cls, text: str, rights: tuple[Grantable, ...] = ()) -> MissingRightError:
+        """Return one that was told in another process; where its text alone is left, its rights stand in that."""
         error = cls.__new__(cls)
         PermissionError.__init__(error, text)
-        error.rights = ()
+        error.rights = rights
         return error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (str(self), self.rights)
-
-
-def _restored(text: str, rights: tuple[Grantable, ...]) -> MissingRightError:
-    error = MissingRightError.from_text(text)
-    error.rights = rights
-    return error
+        return MissingRightError.from_text, (str(self), self.rights)
 
 
 def missing_right_text(what: str, rights: Sequence[Grantable], principal: str) -> str:

@@ -51,11 +51,7 @@ class NoTokenError(BrokerConnectionError, KafkaException):
 
 
 class _SilentError(Exception):
-    """The callback has not answered for some seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(seconds)
-        self.seconds = seconds
+    """The callback has not answered for so many seconds."""
 
 
 def _answer(callback: Callable[[str | None], Any], config: str | None) -> Any:
@@ -104,7 +100,7 @@ class Tokens:
             told = _answer(self._callback, config)
         except _SilentError as error:
             raise NoTokenError(
-                f"no token for Kafka: config[{KEY!r}] ({name}) has not answered for {error.seconds:.0f} s; see that "
+                f"no token for Kafka: config[{KEY!r}] ({name}) has not answered for {error.args[0]:.0f} s; see that "
                 f"its token endpoint answers, and give its requests a time limit below {_ANSWER_S:g} s"
             ) from None
         except Exception as error:
