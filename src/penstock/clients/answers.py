@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
@@ -11,6 +9,7 @@ from typing import TypeVar
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo  # type: ignore[attr-defined] # not in its __all__
 
+from penstock.clients.bounded_calls import Disposable, LeftBehind
 from penstock.clients.causes import ClientWords
 from penstock.clients.kafka_errors import reason
 from penstock.errors import BrokerConnectionError
@@ -31,22 +30,14 @@ def first_answer(admin: AdminClient, bootstrap_servers: str, timeout_s: float, a
     `BrokerConnectionError` where no broker answered in time; or at once, where none will let this client in.
     """
     words: ClientWords = getattr(admin, "words", None) or ClientWords({}, None)
-    answer: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(ask())
-        except BaseException as error:  # noqa: BLE001 - raised by who waits
-            answer.set_exception(error)
-
-    # The library waits for its whole time, whatever it has said meanwhile; left behind, the thread ends with that time.
-    threading.Thread(target=run, name="penstock-ask", daemon=True).start()
-    begun, looked = time.monotonic(), threading.Event()
-    while not answer.done():
-        looked.wait(_LOOK_S)
+    thread = Disposable("penstock-ask", LeftBehind("a first question"))
+    answer = thread.start("a first question", ask)
+    # It ends with its call: the library waits for its whole time, whatever it has said meanwhile.
+    thread.close()
+    while not answer.done(_LOOK_S):
         admin.poll(0)
         ended_early = words.cause is not None and words.cause.may_pass and bool(words.cause.remedy)
-        hopeless = ended_early and time.monotonic() - begun > _ENDS_EARLY_S
+        hopeless = ended_early and answer.age_s > _ENDS_EARLY_S
         if not answer.done() and (hopeless or words.refused_by_all(bootstrap_servers)):
             raise BrokerConnectionError(f"no Kafka broker lets this client in at {bootstrap_servers}: {words.cause}")
     try:
