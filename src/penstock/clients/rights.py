@@ -95,12 +95,11 @@ class Grantable(Protocol):
 class MissingRightError(PenstockError, PermissionError):
     """A broker, or a database, refused what its client has no right to.
 
-    Args:
-        what: what was tried, as the beginning of a sentence: "messages cannot be sent to topic orders".
-        rights: what is missing.
-        principal: whom they are to be given to, as `User:orders`.
+    `what` was tried, as the beginning of a sentence: "messages cannot be sent to topic orders". The missing rights are
+    to be given to `principal`, as `User:orders`.
     """
 
+    #: What is missing.
     rights: tuple[Grantable, ...]
 
     def __init__(self, what: str, rights: Sequence[Grantable], principal: str) -> None:

@@ -204,13 +204,11 @@ class SteppedConsumer:
 
     def resize(self, count: int, kind: Kind) -> None:
         """Have so many workers of a kind; those too many go when they are between lanes, at the next call of this."""
-        mine = [worker for worker in self.workers if worker.slot.kind is kind]
+        engine, mine = self.engine, [worker for worker in self.workers if worker.slot.kind is kind]
         for number in range(len(mine), count):
-            queue = (
-                self.engine.lane_plan.task_queue if kind is Kind.TASK else number if self.engine.settings.pinned else 0
-            )
-            slot = ExecutionSlot(kind, f"penstock-stepped-{kind.value}-{self.engine.group}-{number}")
-            self.workers.append(SteppedWorker(self.engine, slot, queue))
+            queue = engine.lane_plan.task_queue if kind is Kind.TASK else number if engine.settings.pinned else 0
+            slot = ExecutionSlot(kind, f"penstock-stepped-{kind.value}-{engine.group}-{number}")
+            self.workers.append(SteppedWorker(engine, slot, queue))
         for worker in mine[count:]:
             if worker.lane is None:
                 self.workers.remove(worker)

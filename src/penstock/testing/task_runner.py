@@ -95,12 +95,13 @@ class TaskRunner:
 
     @staticmethod
     async def _serve(worker: SteppedWorker) -> None:
+        task = cast("asyncio.Task[None]", asyncio.current_task())
         while worker.work is not None:
             outcome: Outcome = None
             try:
                 returned = await cast("Awaitable[object]", worker.slot.invoke(worker.work))
             except (KeyboardInterrupt, asyncio.CancelledError) as error:
-                if isinstance(error, KeyboardInterrupt) or _is_cancelled():
+                if isinstance(error, KeyboardInterrupt) or task.cancelling():
                     raise
                 outcome = Failed(error)
             except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
@@ -121,8 +122,3 @@ class TaskRunner:
         """End the loop."""
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -61,15 +61,10 @@ class Security(Enum):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user of an embedded broker.
-
-    Attributes:
-        name: its name; Kafka's principal is `User:NAME`.
-        config: the client settings to connect as this user, by librdkafka's names, without the address. They contain
-            the password.
-    """
+    """A user of an embedded broker; Kafka's principal is `User:NAME`."""
 
     name: str
+    #: The client settings to connect as this user, by librdkafka's names, without the address; with the password.
     config: Mapping[str, str] = field(repr=False)
 
 

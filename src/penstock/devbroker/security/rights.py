@@ -50,20 +50,17 @@ _ASKED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AskedRight:
-    """A right that the broker looked up for a user because a request needed it.
+    """A right that the broker looked up for a user because a request needed it."""
 
-    Attributes:
-        operation: Kafka's name of the operation, as `READ`.
-        resource: `topic`, `group`, `transactional_id` or `cluster`.
-        name: name of the resource; of the cluster it is `kafka-cluster`.
-        allowed: whether the user had it.
-        request: Kafka's name of the request that needed it, as `Fetch`.
-    """
-
+    #: Kafka's name of the operation, as `READ`.
     operation: str
+    #: `topic`, `group`, `transactional_id` or `cluster`.
     resource: str
+    #: Name of the resource; of the cluster it is `kafka-cluster`.
     name: str
+    #: Whether the user had it.
     allowed: bool
+    #: Kafka's name of the request that needed it, as `Fetch`.
     request: str
 
 
