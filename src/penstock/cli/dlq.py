@@ -65,9 +65,8 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     for name, found in kinds.items():
         total = sum(kind.count for kind in found)
         typer.echo(f"{name}: {total} dead letter{'' if total == 1 else 's'}")
-    rows = sorted(
-        ((name, kind) for name, found in kinds.items() for kind in found), key=lambda row: (-row[1].count, row[0])
-    )
+    rows = [(name, kind) for name, found in kinds.items() for kind in found]
+    rows.sort(key=lambda row: (-row[1].count, row[0]))
     head = ("count", "dead-letter topic", "from", "exception", "first", "last")
     print_table(head, [kind_row(name, kind) for name, kind in rows[:limit]])
     if len(rows) > limit:

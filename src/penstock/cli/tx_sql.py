@@ -34,9 +34,8 @@ class SqlOperator:
         name = database.engine.url.database or ""
         try:
             # SQLite would make the file.
-            is_there = (database.kind != "sqlite" or Path(name).exists()) and sa.inspect(database.engine).has_table(
-                "penstock_tx"
-            )
+            has_database = database.kind != "sqlite" or Path(name).exists()
+            is_there = has_database and sa.inspect(database.engine).has_table("penstock_tx")
         except sa.exc.SQLAlchemyError as error:
             raise StoreConnectionError(
                 f"the database {name} cannot be read: {type(error).__name__}; see whether it runs"

@@ -115,13 +115,11 @@ def ensure_topics(
     counts = partition_counts(admin, bootstrap_servers)
     missing = [spec for name, spec in wanted.items() if name not in counts]
     if missing:
-        futures = admin.create_topics(
-            [
-                NewTopic(spec.name, num_partitions=spec.partitions, replication_factor=-1, config=dict(spec.config))
-                for spec in missing
-            ]
-        )
-        for name, future in futures.items():
+        new = [
+            NewTopic(spec.name, num_partitions=spec.partitions, replication_factor=-1, config=dict(spec.config))
+            for spec in missing
+        ]
+        for name, future in admin.create_topics(new).items():
             try:
                 future.result()
             except KafkaException as error:

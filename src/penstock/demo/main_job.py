@@ -74,11 +74,8 @@ def run(options: DemoOptions, console: Console | None = None) -> int:
 def _perform(options: DemoOptions, flights: Sequence[Flight], chosen: Plan, folder: Path, console: Console) -> Facts:
     """Start everything, wait until all is settled, and collect the facts."""
     departed = sum(flight.departed for flight in flights)
-    console.print(
-        f"{len(flights):,} flights, {departed:,} departed. Starting an embedded Kafka"
-        f"{' and Spark' if options.spark else ''} ...",
-        soft_wrap=True,
-    )
+    parts = "an embedded Kafka and Spark" if options.spark else "an embedded Kafka"
+    console.print(f"{len(flights):,} flights, {departed:,} departed. Starting {parts} ...", soft_wrap=True)
     fold = FlightFold(chosen.poison, options.ignored)
     limit_s = _LIMIT_S * max(1.0, len(flights) / _LIMIT_FLIGHTS)
     with contextlib.ExitStack() as stack:

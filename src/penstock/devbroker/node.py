@@ -76,10 +76,8 @@ class Node:
             f"{jars}/*",
         ]
         with _lock(folder) as lock:
-            has_authorizer = security is not None and security.has_acls
-            (folder / "log4j2.properties").write_text(
-                log_format(self.authorizer_log_path if has_authorizer else None), encoding="ascii"
-            )
+            authorizer_log = self.authorizer_log_path if security is not None and security.has_acls else None
+            (folder / "log4j2.properties").write_text(log_format(authorizer_log), encoding="ascii")
             self.child = SupervisedChild(
                 [*self._java_command, "kafka.Kafka", str(self._properties)],
                 log_path=self.log_path,

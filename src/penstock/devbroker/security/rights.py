@@ -144,19 +144,12 @@ def bindings(
 def asked_rights(log_path: Path, user: str) -> list[AskedRight]:
     """Return what was looked up for the user so far, each once, in the order of the first times."""
     text = log_path.read_text(errors="replace") if log_path.exists() else ""
-    return list(
-        dict.fromkeys(
-            AskedRight(
-                match["operation"],
-                _RESOURCES.get(match["resource"], match["resource"]),
-                match["name"],
-                match["verdict"] == "Allowed",
-                match["request"],
-            )
-            for match in _ASKED.finditer(text)
-            if match["user"] == user
-        )
-    )
+    asked: dict[AskedRight, None] = {}
+    for match in _ASKED.finditer(text):
+        if match["user"] == user:
+            resource, allowed = _RESOURCES.get(match["resource"], match["resource"]), match["verdict"] == "Allowed"
+            asked[AskedRight(match["operation"], resource, match["name"], allowed, match["request"])] = None
+    return list(asked)
 
 
 def _operation(name: str) -> AclOperation:

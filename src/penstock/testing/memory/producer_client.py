@@ -41,12 +41,13 @@ class MemoryProducer:
         on_delivery: DeliveryCallback | None = None,
     ) -> None:
         """Queue a message; `BufferError` where a fault says so, `KafkaException` where it failed fatally before."""
-        with self._state.lock:
+        state = self._state
+        with state.lock:
             if self._failure is not None:
                 raise KafkaException(KafkaError(codes.FATAL))
-            if self._state.faults.take(Operation.QUEUE) is not None:
+            if state.faults.take(Operation.QUEUE) is not None:
                 raise BufferError("Local: Queue full")
-            fault = self._state.faults.take(Operation.PRODUCE)
+            fault = state.faults.take(Operation.PRODUCE)
             if fault is not None and fault.effect is Effect.REFUSED:
                 fault = replace(fault, error=self._refusal(fault.error))
             self._waiting += 1
@@ -55,14 +56,12 @@ class MemoryProducer:
             def write() -> KafkaError | None:
                 nonlocal message
                 try:
-                    message = self._state.topics.append(topic, value, key, headers, partition=partition)[0]
+                    message = state.topics.append(topic, value, key, headers, partition=partition)[0]
                 except TopicNotFoundError:
                     return KafkaError(codes.UNKNOWN_TOPIC_OR_PARTITION)
                 return None
 
-            self._state.coordinator.deliver(
-                fault, write, lambda error: self._reports.append((on_delivery, error, message))
-            )
+            state.coordinator.deliver(fault, write, lambda error: self._reports.append((on_delivery, error, message)))
 
     def _refusal(self, error: KafkaError) -> KafkaError:
         """Return what is reported of a message that was refused."""
