@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.clients.kafka import reason
+from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.renewal import LastingProducer
-from penstock.clients.rights import THIS_CLIENT, Operation, is_missing_right, missing_right_text, topic_right
+from penstock.clients.rights import THIS_CLIENT, Operation, missing_right_text, topic_right
 from penstock.consumer.assignments import Assignment, ConsumerLane, Item
 from penstock.consumer.handlers.results import Result
 from penstock.errors import PenstockError
