@@ -15,12 +15,12 @@ import typer
 from penstock.cli.broker import broker
 from penstock.cli.coordinator import coordinator
 from penstock.cli.demo import demo
-from penstock.cli.dlq import dlq
+from penstock.cli.dlq.command import dlq
 from penstock.cli.doctor import doctor
 from penstock.cli.explain import explain
 from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
 from penstock.cli.run import run
-from penstock.cli.tx import tx
+from penstock.cli.tx.command import tx
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
 from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_USAGE
 

@@ -9,13 +9,7 @@ from enum import Enum
 from penstock import options as check
 from penstock.consumer.handlers.decoding import Decoder, DecoderSpec, decoder_of
 from penstock.consumer.handlers.functions import is_async, name_of, require_parameters
-from penstock.consumer.handlers.option_checks import (
-    check_batch,
-    check_plain,
-    check_rates,
-    delays_of,
-    warn_without_keys,
-)
+from penstock.consumer.handlers.option_checks import check_batch, check_plain, check_rates, delays_of, warn_without_keys
 from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order, Ordering, key_function
 from penstock.consumer.handlers.retry_policy import RetryPolicy, retry
 from penstock.consumer.retry_topics import retry_topics

@@ -15,17 +15,17 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from confluent_kafka.admin import AdminClient
 
 from penstock import clients
-from penstock.clients.granted_rights import require_rights
 from penstock.clients.kafka_errors import concerns_a_group, is_transient, reason
+from penstock.clients.requests.granted_rights import require_rights
+from penstock.clients.requests.topic_ids import described
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
-from penstock.clients.topic_ids import described
-from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
 from penstock.errors import PenstockError, SinkError
 from penstock.message import FixedRecord, Record
 from penstock.options import ClientConfig, not_empty
 from penstock.spark_sink.sinks.sql.row_validator import Rejected
-from penstock.spark_sink.source.consumer_settings import assigned_consumer
+from penstock.spark_sink.source.options.consumer_settings import assigned_consumer
 
 #: Seconds for the reading of one message, and for the acknowledgement of all.
 _READ_S = 30.0

@@ -23,7 +23,7 @@ from penstock.spark_sink.sinks.sql.databases import database_of, parse_url
 from penstock.spark_sink.sinks.sql.errors import LostTaskError, facts_of, is_transient, refused
 from penstock.spark_sink.sinks.sql.rights import is_forbidden, require_rights
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
-from penstock.spark_sink.source.planning import Offsets
+from penstock.spark_sink.source.planning.planning import Offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 
 from penstock.clients.kinds import CONSUMER_SETTINGS
-from penstock.spark_sink.source.options import OWNED
+from penstock.spark_sink.source.options.options import OWNED
 
 #: What every kind of client takes.
 _SHARED = frozenset(

@@ -8,8 +8,8 @@ from typing import Self
 from confluent_kafka import Message
 
 from penstock.errors import StoppedError
-from penstock.testing.memory.log import Headers, LoggedTransaction, Outcome, PartitionLog
-from penstock.testing.memory.topics import Topics
+from penstock.testing.memory.log.log import Headers, LoggedTransaction, Outcome, PartitionLog
+from penstock.testing.memory.log.topics import Topics
 
 
 class TestTransaction:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from penstock.testing.memory.assignor import Place, assign
+from penstock.testing.memory.group.assignor import Place, assign
 
 
 class Gone(Enum):

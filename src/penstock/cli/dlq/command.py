@@ -48,7 +48,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.dead_letter_text import kind_row
+    from penstock.cli.dlq.text import kind_row
     from penstock.dead_letters.kinds import count
 
     settings = client_settings(config, config_file)
@@ -90,7 +90,7 @@ def show(  # noqa: PLR0917 - typer reads options from parameters; nobody calls t
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.dead_letter_text import lines
+    from penstock.cli.dlq.text import lines
 
     settings = client_settings(config, config_file)
     if place is not None and last is not None:
@@ -172,7 +172,7 @@ def replay(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
 def _topics(bootstrap_servers: str, config: ClientConfig) -> Iterator[tuple[DeadLetterLog, Mapping[str, int]]]:
     """Open a log, and tell how many partitions each topic has: that also finds out whether a broker answers."""
     from penstock import clients
-    from penstock.clients.topics import partition_counts
+    from penstock.clients.requests.topics import partition_counts
     from penstock.dead_letters.reader import DeadLetterLog
 
     counts = partition_counts(clients.admin(bootstrap_servers, config), bootstrap_servers)
@@ -182,8 +182,8 @@ def _topics(bootstrap_servers: str, config: ClientConfig) -> Iterator[tuple[Dead
 
 def _existing(topic: str, partitions: Mapping[str, int], bootstrap_servers: str, config: ClientConfig) -> str:
     from penstock import clients
+    from penstock.clients.requests.topics import require_topics
     from penstock.clients.rights import principal_of
-    from penstock.clients.topics import require_topics
     from penstock.errors import TopicNotFoundError
 
     if topic not in partitions:
@@ -200,8 +200,8 @@ def _existing(topic: str, partitions: Mapping[str, int], bootstrap_servers: str,
 def _require_rights_to_replay(bootstrap_servers: str, config: ClientConfig, topic: str, to: str | None) -> None:
     """Raise `MissingRightError` for all that is missing. Original topics are not known yet: those tell when sent to."""
     from penstock import clients
-    from penstock.clients.answers import CONNECT_TIMEOUT_S
-    from penstock.clients.granted_rights import require_rights
+    from penstock.clients.requests.answers import CONNECT_TIMEOUT_S
+    from penstock.clients.requests.granted_rights import require_rights
     from penstock.clients.rights import Operation, group_right, principal_of, topic_right
     from penstock.dead_letters.reader import REPLAY_GROUP
 

@@ -12,8 +12,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # not in its __all__
 from confluent_kafka.cimpl import NewTopic
 
-from penstock.clients.answers import CONNECT_TIMEOUT_S, first_answer
 from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, first_answer
 from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
 from penstock.errors import PenstockError, TopicNotFoundError
 

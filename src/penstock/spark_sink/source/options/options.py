@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import tenacity
 
 from penstock.errors import ConfigurationError
-from penstock.spark_sink.source.consumer_settings import GROUP
-from penstock.spark_sink.source.java_names import translated
-from penstock.spark_sink.source.planning import LATEST
-from penstock.spark_sink.source.positions import Position, Since, ending_position, starting_position
-from penstock.spark_sink.source.selection import Selection, parse_selection
+from penstock.spark_sink.source.options.consumer_settings import GROUP
+from penstock.spark_sink.source.options.java_names import translated
+from penstock.spark_sink.source.planning.planning import LATEST
+from penstock.spark_sink.source.planning.positions import Position, Since, ending_position, starting_position
+from penstock.spark_sink.source.planning.selection import Selection, parse_selection
 
 #: The options of the source, as documented, beside `kafka.*`.
 OPTION_NAMES = (

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from penstock.testing.memory import codes
-from penstock.testing.memory.coordinator import CommitRequest
 from penstock.testing.memory.faults import Effect, Fault, Operation, as_error
-from penstock.testing.memory.group import Member
+from penstock.testing.memory.group.coordinator import CommitRequest
+from penstock.testing.memory.group.group import Member
 from penstock.testing.memory.state import BrokerState
 
 #: Seconds that a call waits for an answer (librdkafka's `socket.timeout.ms`).

@@ -70,8 +70,8 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.dead_letter_text import printable
-    from penstock.cli.tx_text import discarded_letter, discarded_rows, pending_rows
+    from penstock.cli.dlq.text import printable
+    from penstock.cli.tx.text import discarded_letter, discarded_rows, pending_rows
     from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
     location = StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
@@ -122,7 +122,7 @@ def show(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 done, 1 failed or unknown, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.tx_text import act_line, discarded_letter, discarded_lines, pending_lines
+    from penstock.cli.tx.text import act_line, discarded_letter, discarded_lines, pending_lines
     from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
     _check_ids([transaction_id])
@@ -218,7 +218,7 @@ def resume(  # noqa: PLR0917 - as `ls`
 
 def _decide_one(store: Operator, transaction_id: str, verdict: Verdict, reason: str, timeout_s: float) -> bool:
     """Decide one transaction, print what came of it, and tell whether the decision stands."""
-    from penstock.cli.tx_text import decided_line
+    from penstock.cli.tx.text import decided_line
     from penstock.transactions.operator.kafka_operator import Effect
 
     try:

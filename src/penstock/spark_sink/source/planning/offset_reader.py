@@ -22,17 +22,17 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 )
 
 from penstock import clients
-from penstock.clients.answers import CONNECT_TIMEOUT_S, first_answer, told_offset
 from penstock.clients.kafka_errors import is_missing_right, is_transient, reason
+from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, first_answer, told_offset
+from penstock.clients.requests.topic_ids import described, id_of
+from penstock.clients.requests.topics import partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
-from penstock.clients.topic_ids import described, id_of
-from penstock.clients.topics import partition_counts
 from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError
-from penstock.spark_sink.source import planning
-from penstock.spark_sink.source.client_names import nearest
-from penstock.spark_sink.source.consumer_settings import assigned_consumer
-from penstock.spark_sink.source.options import SourceOptions
-from penstock.spark_sink.source.planning import Offsets
+from penstock.spark_sink.source.options.client_names import nearest
+from penstock.spark_sink.source.options.consumer_settings import assigned_consumer
+from penstock.spark_sink.source.options.options import SourceOptions
+from penstock.spark_sink.source.planning import planning
+from penstock.spark_sink.source.planning.planning import Offsets
 
 #: Seconds that records which only explain a wait may take to arrive, all together.
 _RECORDS_TIMEOUT_S = 2.0
