@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from penstock.clients import factory as making
 from penstock.clients.rights import MissingRightError
 from penstock.errors import SinkError, SourceError
-from penstock.spark_sink.sinks.sql import dead_letters
+from penstock.spark_sink.sinks.sql.rows import dead_letters
 from penstock.spark_sink.source import partition_reader as reading
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.planning import OffsetRange

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
 
-from penstock.spark_sink.sinks.sql.errors import facts_of
+from penstock.spark_sink.sinks.sql.databases.errors import facts_of
 
 #: Classes of SQLSTATE that speak of a row's values: data, constraints, a view's check.
 _ROW_CLASSES = ("22", "23", "44")

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from penstock.errors import SinkError
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.sinks.sql.rights import is_forbidden
+from penstock.spark_sink.sinks.sql.databases.rights import is_forbidden
 
 #: SQLSTATE of a type that a column does not take.
 _DATATYPE_MISMATCH = "42804"

@@ -9,8 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.spark_sink.sinks.position import POSITION
-from penstock.spark_sink.sinks.sql.databases import Database
-from penstock.spark_sink.sinks.sql.schema import ROW, Named
+from penstock.spark_sink.sinks.sql.databases.databases import Database
+from penstock.spark_sink.sinks.sql.databases.schema import ROW, Named
 
 #: Number of a staged row in the order in which a plain loop would apply it.
 NUMBER = "penstock_number"

@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql as pg_dialect
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 
 from penstock.errors import ConfigurationError
-from penstock.spark_sink.sinks.sql import postgresql, sqlite
+from penstock.spark_sink.sinks.sql.databases import postgresql, sqlite
 
 #: `INSERT` with an `ON CONFLICT` clause, of either dialect.
 InsertStatement = sqlite_dialect.Insert | pg_dialect.Insert

@@ -24,7 +24,7 @@ from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, de
 from penstock.errors import PenstockError, SinkError
 from penstock.message import FixedRecord, Record
 from penstock.options import ClientConfig, not_empty
-from penstock.spark_sink.sinks.sql.row_validator import Rejected
+from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
 from penstock.spark_sink.source.options.consumer_settings import assigned_consumer
 
 #: Seconds for the reading of one message, and for the acknowledgement of all.
