@@ -305,7 +305,7 @@ def test_what_the_broker_refuses_of_several_is_named(broker: DevBroker, topic: s
     changes = plan(group, known.state(known.topics(), parts).positions, {part: Wanted(1) for part in parts})
 
     with pytest.raises(
-        PenstockError, match=r"1 offsets .* were refused .*\[0\]\), 1 written.*offset.metadata.max.bytes"
+        PenstockError, match=r"those of .*\[0\] were refused, and 1 written: .*offset.metadata.max.bytes"
     ):
         known.write([dataclasses.replace(changes[0], metadata="x" * 5000), changes[1]])
 

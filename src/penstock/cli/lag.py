@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
-from penstock.cli.offsets import GroupName, require_known
+from penstock.cli.offsets import GroupName, Topics, looked_at
 
 if TYPE_CHECKING:
     from penstock.group_offsets.group import GroupState
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def lag(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
     bootstrap_servers: BootstrapServers,
     group: GroupName,
+    topic: Topics = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that reading the oldest messages may take.")] = 15.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     config: ClientSettings = None,
@@ -36,8 +37,7 @@ def lag(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
 
     settings = client_settings(config, config_file)
     known = Group(bootstrap_servers, settings, group)
-    state = known.state(known.topics())
-    require_known(state)
+    state = looked_at(known, topic)
     read = oldest_not_done(bootstrap_servers, settings, group, state.positions, timeout)
     now_s = time.time()
     ages = {part: (one, one.age_s(now_s)) for part, one in read.messages.items() if one is not None}
@@ -74,6 +74,7 @@ def _as_json(state: GroupState, ages: Mapping[Part, tuple[Oldest, float | None]]
         "group": state.group,
         "lag": sum(one.lag or 0 for one in state.positions),
         "not_done": sum(one.left or 0 for one in state.positions),
+        "unknown": sum(one.lag is None for one in state.positions),
         "oldest_age_s": max((round(age_s, 3) for _, age_s in ages.values() if age_s is not None), default=None),
         "partitions": rows,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group: the name of an App.")]
 FileName = Annotated[str, typer.Argument(metavar="FILE", help="A file; - for standard input or output.")]
+Topics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic",
+        metavar="TOPIC[:PARTITIONS]",
+        help="Only this topic, or these partitions of it: orders:0,4-7. Repeatable. Left out: all that the group has "
+        "offsets of.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be, and change nothing.")]
 
 
@@ -41,6 +50,7 @@ def offsets() -> typer.Typer:
 def ls(
     bootstrap_servers: BootstrapServers,
     group: GroupName,
+    topic: Topics = None,
     config: ClientSettings = None,
     config_file: ConfigFile = None,
 ) -> None:
@@ -52,8 +62,7 @@ def ls(
     from penstock.group_offsets.group import Group
 
     known = Group(bootstrap_servers, client_settings(config, config_file), group)
-    state = known.state(known.topics())
-    require_known(state)
+    state = looked_at(known, topic)
     print_positions(state)
     for line in position_lines(state):
         typer.echo(line)
@@ -70,14 +79,7 @@ def reset(  # noqa: PLR0917 - typer reads options from parameters; nobody calls 
             help="Where to. TIME: 2026-01-31T08:00:00Z, with its zone, or milliseconds since 1970, 1769846400000ms.",
         ),
     ],
-    topic: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TOPIC[:PARTITIONS]",
-            help="Only this topic, or these partitions of it: orders:0,4-7. Repeatable. Left out: all topics that the "
-            "group has offsets of.",
-        ),
-    ] = None,
+    topic: Topics = None,
     keep_done: Annotated[
         bool,
         typer.Option(
@@ -94,25 +96,21 @@ def reset(  # noqa: PLR0917 - typer reads options from parameters; nobody calls 
     """
     from penstock.group_offsets.group import Group
     from penstock.group_offsets.planning import reset_wanted
-    from penstock.group_offsets.targets import AtTime, Edge, chosen, target, topic_choice
+    from penstock.group_offsets.targets import AtTime, Edge, target
 
     aim = target(to)
-    choices = [topic_choice(text) for text in topic or ()]
     known = Group(bootstrap_servers, client_settings(config, config_file), group)
-    counts = known.topics(choice.topic for choice in choices)
-    known.require_rights_to_write(choice.topic for choice in choices)
-    state = known.state(counts, chosen(choices, counts) if choices else None)
-    if not choices:
-        require_known(state)
+    state = looked_at(known, topic, to_change=True)
     there = [one for one in state.positions if one.log is not None]
     found = known.find(aim, (one.part for one in there)) if aim is Edge.LATEST or isinstance(aim, AtTime) else {}
     _change(known, state, reset_wanted(aim, there, found, keep_done=keep_done), dry_run=dry_run)
 
 
-def export(
+def export(  # noqa: PLR0917 - as `reset`
     bootstrap_servers: BootstrapServers,
     group: GroupName,
     file: FileName,
+    topic: Topics = None,
     config: ClientSettings = None,
     config_file: ConfigFile = None,
 ) -> None:
@@ -125,8 +123,7 @@ def export(
     from penstock.group_offsets.group import Group
 
     known = Group(bootstrap_servers, client_settings(config, config_file), group)
-    state = known.state(known.topics())
-    require_known(state)
+    state = looked_at(known, topic)
     committed = [one for one in state.positions if one.committed is not None]
     text = to_json(group, committed, known.topic_ids({one.topic for one in committed}), time.time())
     if file == "-":
@@ -171,13 +168,21 @@ def import_(  # noqa: PLR0917 - as `reset`
     _change(known, known.state(counts, parts), given.wanted, dry_run=dry_run)
 
 
-def require_known(state: GroupState) -> None:
-    """Raise where there is nothing to tell of a group."""
+def looked_at(known: Group, topics: Sequence[str] | None, *, to_change: bool = False) -> GroupState:
+    """Return what there is to tell of a group, in the topics that were chosen; raise where that is nothing."""
+    from penstock.group_offsets.targets import chosen, topic_choice
+
+    choices = [topic_choice(text) for text in topics or ()]
+    counts = known.topics(choice.topic for choice in choices)
+    if to_change:
+        known.require_rights_to_write(choice.topic for choice in choices)
+    state = known.state(counts, chosen(choices, counts) if choices else None)
     if not state.positions and not state.members:
         raise PenstockError(
-            f"group {state.group} has no members, and no offsets of topics that this user may see; its name is that of "
-            "the App: correct it"
+            f"group {state.group} has no members, and no offsets of topics that this user may see; correct its name, "
+            "which is that of the App, or name a topic with --topic to be told which right is missing"
         )
+    return state
 
 
 def _change(known: Group, state: GroupState, wanted: Mapping[Part, Wanted], *, dry_run: bool) -> None:

@@ -118,7 +118,9 @@ def lag_lines(positions: Sequence[Position], ages: Mapping[Part, tuple[Oldest, f
         known, default=(None, ("", 0), Oldest(0, None)), key=lambda one: one[0] or 0
     )
     last = "" if age_s is None else f"; the oldest, {topic}[{partition}]@{oldest.offset}, is {age_text(age_s)} old"
-    yield f"lag {lag} in {_counted(len(positions), 'partition')}, {left} of it not done{last}"
+    unknown = sum(one.lag is None for one in positions)
+    besides = f" (and {unknown} whose lag is not known)" if unknown else ""
+    yield f"lag {lag} in {_counted(len(positions) - unknown, 'partition')}{besides}, {left} of it not done{last}"
     for text, places in _odd(positions).items():
         yield f"{', '.join(places)}: {text}"
 
@@ -130,7 +132,7 @@ def _odd(positions: Sequence[Position]) -> dict[str, list[str]]:
         if one.log is None:
             text = "there is no such partition any more, or this user may not see it"
         elif one.committed is None:
-            text = "no offset is committed; a member begins by its auto.offset.reset"
+            text = "no offset is committed; an app begins at the first message, if its auto.offset.reset is not another"
         elif one.is_past_the_end:
             text = "the committed offset lies past the end of the log, as where the topic was made anew"
         elif one.is_before_the_start:

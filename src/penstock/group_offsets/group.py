@@ -197,7 +197,7 @@ class Group:
             ) from error
         places = ", ".join(f"{one.topic}[{one.partition}]" for one in refused)
         written = len(changes) - len(refused)
-        what = f"{len(refused)} offsets of group {self._group} were refused ({places}), {written} written"
+        what = f"of the offsets of group {self._group} those of {places} were refused, and {written} written"
         if code_of(error) == KafkaError.OFFSET_METADATA_TOO_LARGE:
             raise PenstockError(
                 f"{what}: the brokers take less metadata than an offset map has; set offset.metadata.max.bytes to 4096 "
