@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.transactions.coordinator.logs.payload_reload import Reader
+from penstock.transactions.coordinator.logs.payload_reader import PayloadReader
 from penstock.transactions.coordinator.partitions.counts import Counts
 from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
@@ -71,7 +71,7 @@ def half_partition(
     counts: Counts | None = None,
     policy: CheckPolicy | None = None,
     log: RationedLog | None = None,
-    reader: Reader | None = None,
+    reader: PayloadReader | None = None,
 ) -> HalfPartition:
     """Return half partition 0 as its coordinator has it; its logs are empty unless something else was recovered."""
     return HalfPartition(

@@ -9,7 +9,7 @@ import pytest
 from transaction_tools import Bench
 
 from penstock.transactions.coordinator import coordinator
-from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit, message_bytes
+from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
 from penstock.transactions.wire.half import Half
@@ -145,14 +145,14 @@ def test_the_parts_of_a_group_are_no_more_than_the_whole() -> None:
 
     taken = [fill(limit, waiting, parts=4) for _ in range(4)]
 
-    assert sum(message_bytes(one) for part in taken for one in part) <= 4 << 20
+    assert sum(one.payload_bytes for part in taken for one in part) <= 4 << 20
 
 
 def test_keys_and_headers_count_as_the_value_does() -> None:
     half = Half(new_id(), "orders", "t", None, b"key", b"value", (("name", b"content"), ("empty", None)), None)
 
     content = len("keyvaluenamecontentempty")
-    assert content <= message_bytes(Pending(half, 0)) <= content + 20
+    assert content <= Pending(half, 0).payload_bytes <= content + 20
 
 
 @pytest.mark.parametrize("buffer_messages", [3_000_000, 1_000, 60])
@@ -165,7 +165,7 @@ def test_groups_shrink_until_the_clients_buffer_takes_them_and_are_seldom_refuse
 
     while waiting:
         chosen = fill(limit, waiting)
-        size = sum(map(message_bytes, chosen))
+        size = sum(one.payload_bytes for one in chosen)
         if 50 * len(chosen) > buffer_messages or size > buffer_bytes:
             assert limit.refused(len(chosen), size), "each fits by itself"
             refusals += 1

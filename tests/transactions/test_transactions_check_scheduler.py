@@ -258,7 +258,7 @@ def test_records_that_were_deleted_unread_are_counted_and_told(caplog: pytest.Lo
 def test_a_transaction_too_large_to_be_carried_that_holds_the_logs_is_named_now_and_then(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.coordinator.state.snapshot.pinning.__defaults__", (10,))
+    monkeypatch.setattr("penstock.transactions.coordinator.state.snapshot.GAP", 10)
     small, room = Room(), Room()
     small.half(at=0)
     large = room.half(at=0, value=b"x" * LARGEST_BYTES)

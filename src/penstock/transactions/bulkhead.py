@@ -30,23 +30,20 @@ class _Slot:
 
     __slots__ = ("given_up", "label", "on_given_up", "since", "thread")
 
-    def __init__(self) -> None:
+    def __init__(self, serve: Callable[[_Slot], None], name: str) -> None:
         self.label = ""
         self.on_given_up: Callable[[], None] | None = None
         #: Monotonic seconds at which its call began, or None while it waits for one.
         self.since: float | None = None
         #: Its call hangs, and another thread has taken its place.
         self.given_up = False
-        self.thread: threading.Thread | None = None
+        self.thread = threading.Thread(target=serve, args=(self,), name=name, daemon=True)
 
 
 class BulkheadPool:
-    """Runs calls on a fixed number of daemon threads. Thread-safe; `tend` must be called now and then.
+    """Runs calls on `count` daemon threads. Thread-safe; `tend` must be called now and then.
 
-    Args:
-        count: calls at a time.
-        limit_s: seconds after which a call is given up.
-        name: what the names of its threads begin with.
+    A call that takes longer than `limit_s` seconds is given up. The names of the threads begin with `name`.
     """
 
     def __init__(self, count: int, limit_s: float, name: str) -> None:
@@ -70,12 +67,10 @@ class BulkheadPool:
             return self._is_short()
 
     def submit(self, label: str, call: Callable[[], None], on_given_up: Callable[[], None] | None = None) -> None:
-        """Run a call when a slot is free.
+        """Run a call when a slot is free; `label` says in the log what it is.
 
-        Args:
-            label: what the call is, for the log.
-            call: it must catch its own exceptions; one that gets out is logged, whatever it is, and ends no thread.
-            on_given_up: called by `tend` if the call is past its limit.
+        The call must catch its own exceptions; one that gets out is logged, whatever it is, and ends no thread.
+        `on_given_up` is called by `tend` if the call is past its limit.
         """
         self._tasks.put((label, call, on_given_up))
         with self._lock:
@@ -107,16 +102,14 @@ class BulkheadPool:
             self._tasks.put(None)
         deadline = time.monotonic() + timeout_s
         for slot in live:
-            if slot.thread is not None:
-                slot.thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(slot.thread is not None and slot.thread.is_alive() for slot in live)
+            slot.thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(slot.thread.is_alive() for slot in live)
 
     def _is_short(self) -> bool:
         return len(self._given_up) > self._count * _GIVEN_UP_PER_SLOT
 
     def _add(self) -> None:
-        slot = _Slot()
-        slot.thread = threading.Thread(target=self._serve, args=(slot,), name=self._name, daemon=True)
+        slot = _Slot(self._serve, self._name)
         self._live.append(slot)
         slot.thread.start()
 
@@ -125,7 +118,7 @@ class BulkheadPool:
         self._live.remove(slot)
         self._given_up.append(slot)
         self.hung += 1
-        frame = sys._current_frames().get(slot.thread.ident or 0) if slot.thread else None  # noqa: SLF001 - documented
+        frame = sys._current_frames().get(slot.thread.ident or 0)  # noqa: SLF001 - documented
         where = "".join(traceback.format_stack(frame)[-3:]) if frame is not None else "its thread has ended"
         _log.error(
             "%s has not returned within %g s: it is given up and its thread replaced (%d hang now); it is at\n%s",

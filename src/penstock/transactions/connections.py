@@ -42,12 +42,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a statement brought.
-
-    Attributes:
-        rows: what it returned.
-        count: how many rows it changed.
-    """
+    """What a statement brought: the rows it returned, and how many it changed."""
 
     rows: list[tuple[Any, ...]] = field(repr=False)
     count: int
@@ -148,7 +143,7 @@ class _SqlAlchemy:
         return Answer(rows, cast("sa.CursorResult[Any]", result).rowcount)
 
     def require_transaction(self) -> None:
-        raw: Any = self._raw()
+        raw: Any = self._connection().connection.dbapi_connection
         if self.kind is Kind.SQLITE and _commits_by_itself(raw):
             # The recipe of an own BEGIN in SQLAlchemy's begin event acts with the first statement.
             self.run("SELECT 1")
@@ -177,19 +172,12 @@ class _SqlAlchemy:
 
         return self.owner if isinstance(self.owner, sa.Connection) else self.owner.connection()
 
-    def _raw(self) -> object:
-        return self._connection().connection.dbapi_connection
-
 
 def adopt(connection: object) -> UserConnection:
     """Return a user's connection in the one form.
 
-    Args:
-        connection: a `sqlite3.Connection`, a `psycopg.Connection`, or a `Connection` or `Session` of SQLAlchemy that
-            leads to SQLite or PostgreSQL.
-
-    Raises:
-        ConfigurationError: it is something else.
+    It is a `sqlite3.Connection`, a `psycopg.Connection`, or a `Connection` or `Session` of SQLAlchemy that leads to
+    SQLite or PostgreSQL; whatever else raises `ConfigurationError`.
     """
     if isinstance(connection, sqlite3.Connection):
         return _Sqlite(connection)

@@ -20,17 +20,10 @@ _POLL_S = 0.1
 _MESSAGES = 1_000
 
 
-def _nothing(_behind: set[int], _idle_s: float) -> None:
-    """Nobody wants to know that it goes on."""
-
-
 class EndReader:
     """Reads logs with short-lived consumers of its own, which are nobody's member. Thread-safe: calls share nothing.
 
-    Args:
-        bootstrap_servers: Kafka's addresses.
-        config: client settings by librdkafka's names.
-        group: the consumer group that it asks about, and whose rights it needs.
+    The group is the one that it asks about, and whose rights it needs.
     """
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, group: str) -> None:
@@ -53,8 +46,7 @@ class EndReader:
     def bounds(self, topic: str, partitions: Iterable[int], timeout_s: float) -> dict[int, tuple[int, int]]:
         """Return where partitions begin and end, records of open transactions included.
 
-        Raises:
-            KafkaException: a broker does not answer within so many seconds.
+        Raises `KafkaException` where a broker does not answer within `timeout_s` seconds.
         """
         consumer = self.consumer("read_uncommitted")
         try:
@@ -69,22 +61,14 @@ class EndReader:
         ends: Mapping[int, int],
         *,
         failed: Callable[[KafkaError], object],
-        step: Callable[[set[int], float], object] = _nothing,
+        step: Callable[[set[int], float], object] = lambda _behind, _idle_s: None,
         limit_s: float = float("inf"),
     ) -> Iterator[Message]:
         """Yield the committed records of partitions, each from its start to its end.
 
-        Args:
-            topic: the log.
-            starts: where to start, by partition.
-            ends: where each ends.
-            failed: called with an error of the client; where it does not raise, reading goes on.
-            step: called between fetches with the partitions that are not read to their ends, and the seconds since
-                the last record; it may raise.
-            limit_s: seconds for all of it.
-
-        Raises:
-            TimeoutError: the ends were not reached in time.
+        `step` is called between fetches with the partitions that are not read to their ends, and the seconds since the
+        last record; it may raise. `failed` is called with an error of the client; where it does not raise, reading goes
+        on. Where the ends are not reached within `limit_s` seconds, `TimeoutError` is raised.
         """
         behind = {number for number, start in starts.items() if start < ends[number]}
         if not behind:

@@ -55,17 +55,8 @@ class Terms:
     by_half: bool = False
 
 
-def terms(
-    check_immunity: float | None,
-    deliver_at: datetime | float | None,
-    *,
-    by_half: bool,
-) -> Terms:
-    """Check what holds for a whole transaction.
-
-    Raises:
-        ConfigurationError: an argument is wrong.
-    """
+def terms(check_immunity: float | None, deliver_at: datetime | float | None, *, by_half: bool) -> Terms:
+    """Check what holds for a whole transaction; what is wrong raises `ConfigurationError`."""
     immunity_ms = None
     if check_immunity is not None:
         not_negative("check_immunity", check_immunity)
@@ -93,11 +84,7 @@ def _milliseconds(at: datetime | float) -> int:
 
 
 def halves(transaction_id: str, group: str, messages: Sequence[Outgoing], under: Terms) -> list[Half]:
-    """Return the halves of a transaction of several messages.
-
-    Raises:
-        ConfigurationError: an argument is wrong, or there are none or too many.
-    """
+    """Return the halves of a transaction of several messages; what is wrong raises `ConfigurationError`."""
     if not 1 <= len(messages) <= MAX_PARTS:
         raise ConfigurationError(f"a transaction has 1 to {MAX_PARTS} messages, but this one has {len(messages)}")
     key = under.ordering_key if under.ordering_key is not None else encoded("key", messages[0].key)
@@ -129,11 +116,7 @@ def a_half(
     headers: UserHeaders,
     partition: int | None,
 ) -> Half:
-    """Return the half of one message.
-
-    Raises:
-        ConfigurationError: an argument is wrong.
-    """
+    """Return the half of one message; a wrong argument raises `ConfigurationError`."""
     if not isinstance(topic, str) or not is_topic_name(topic):
         raise ConfigurationError(f"topic must be a topic's name, but is {topic!r}")
     if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int) or partition < 0):
@@ -152,11 +135,7 @@ def a_half(
 
 
 def encoded(option: str, content: bytes | str | None) -> bytes | None:
-    """Return bytes as they are, text as UTF-8.
-
-    Raises:
-        ConfigurationError: it is neither, or text that has no UTF-8.
-    """
+    """Return bytes as they are, text as UTF-8; what is neither, or has no UTF-8, raises `ConfigurationError`."""
     if content is None or isinstance(content, bytes):
         return content
     if isinstance(content, str):

@@ -59,8 +59,6 @@ class PendingTransaction:
     """A transaction that is not settled, as an operator sees it.
 
     Attributes:
-        transaction_id: its id.
-        group: the producer group that may decide.
         topics: the topics of its messages, in the order of its parts.
         age_s: seconds since the birth of its first half, by the store's clock.
         check_count: checks answered UNKNOWN so far.
@@ -86,10 +84,7 @@ class DiscardedTransaction:
     """A transaction that was discarded: its messages lie in the discarded topic, and `resume` brings it back.
 
     Attributes:
-        transaction_id: its id.
-        group: the producer group that might have decided.
         topics: the topics of its messages, in the order of its parts.
-        reason: why it was discarded.
         check_count: answered checks until then.
         at_ms: when it was settled, in milliseconds since the epoch, by the store's clock.
     """
@@ -106,7 +101,6 @@ class TransactionResult(NamedTuple):
     """What `TransactionalProducer.send` did. A named tuple, for it is quick to make.
 
     Attributes:
-        transaction_id: the id of the transaction.
         state: the decision that was stored; UNKNOWN when it was left to a check. In a store in Kafka it does not say
             that no check or operator had decided before: only `wait="published"` does.
         topic: the topic the message is published to when it commits.

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from penstock.errors import HalfNotStoredError, TransactionError
-from penstock.transactions.model import PendingTransaction
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
@@ -85,10 +84,8 @@ class Store(Protocol):
     def cancel(self, transaction_id: str, group: str, wait_s: float) -> None:
         """Take a committed message back that waits for its `deliver_at`; return once it is never published.
 
-        Args:
-            transaction_id: whose.
-            group: the producer group it must be of.
-            wait_s: seconds to wait for a coordinator, where one has to settle it.
+        The transaction must be of that group; `wait_s` are the seconds to wait for a coordinator, where one has to
+        settle it.
 
         Raises:
             TransactionRefusedError: it is due, published, or not committed.
@@ -112,24 +109,4 @@ class Store(Protocol):
         """Say what a committed transaction waits for, as far as that is known within seconds; empty: it is not.
 
         Raises nothing: it is asked where something else has failed.
-
-        Args:
-            transaction_id: whose.
-            topics: where its messages go.
         """
-
-
-class Administration(Protocol):
-    """What `penstock tx` does on a store. Needs no running coordinator to look, but one to settle."""
-
-    def pending(self) -> Sequence[PendingTransaction]:
-        """Return what is not settled, oldest first."""
-
-    def show(self, transaction_id: str) -> PendingTransaction | None:
-        """Return one pending transaction, or None."""
-
-    def decide(self, transaction_id: str, verdict: Verdict, actor: str) -> None:
-        """Store an operator's decision; it counts if it is the first. Raises `DecisionNotStoredError`."""
-
-    def resume(self, transaction_id: str, actor: str) -> object:
-        """Bring a discarded transaction back with a fresh count of checks."""

@@ -49,11 +49,8 @@ _FORMAT = 2
 class FolderState:
     """What a folder holds.
 
-    Attributes:
-        number: number of its newest batch, 0 where there is none.
-        queries: the ledger of each query that has stored something, by its name.
-        columns: the type of every column that a batch had, in Spark's words, by its name.
-        split_by: columns by which the batches are split into folders, in their order.
+    Number 0 stands for a folder without batches. Queries go by their names, columns have their types in Spark's words,
+    and `split_by` are the columns by which batches are split into folders, in their order.
     """
 
     number: int = 0
@@ -89,20 +86,12 @@ class FolderState:
 
 @dataclass(frozen=True, slots=True)
 class FolderLedger:
-    """The batches of one folder. It keeps no state, so that any thread or process may have one.
-
-    Attributes:
-        folder: where the batches are; made when the first one is staged.
-    """
+    """The batches of one folder. It keeps no state, so that any thread or process may have one."""
 
     folder: Path
 
     def read(self) -> FolderState:
-        """Return the newest batch and the ledgers in it.
-
-        Raises:
-            SinkError: the folder or the newest batch's ledger cannot be read.
-        """
+        """Return the newest batch and the ledgers in it, or raise `SinkError` where one cannot be read."""
         try:
             names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
         except OSError as error:
@@ -132,11 +121,7 @@ class FolderLedger:
             ) from error
 
     def stage(self) -> Path:
-        """Return the path of a folder for a batch, which is not there yet; its parent is.
-
-        Raises:
-            SinkError: the parent cannot be made.
-        """
+        """Return a path for a staged batch, which is not there yet. Its parent is made, or a `SinkError` raised."""
         staging = self.folder / STAGING
         try:
             staging.mkdir(parents=True, exist_ok=True)
@@ -146,19 +131,15 @@ class FolderLedger:
         return staging / uuid.uuid4().hex
 
     def publish(self, staged: Path, after: FolderState) -> bool:
-        """Make a staged batch visible under its number, durably.
+        """Make a staged batch visible under its number, durably; `after` is what the folder holds then.
 
-        Args:
-            staged: what `stage` returned, with the batch's files in it.
-            after: what the folder holds then: the newest batch's number and one, the ledgers of all queries.
-
-        Returns:
-            False where another writer has that number already; nothing is visible then, and `staged` is there still.
-
-        Raises:
-            SinkError: the file system refused; nothing is visible.
+        Returns False where another writer has that number already; nothing is visible then, and `staged` is there
+        still. Where the file system refuses, a `SinkError` says whether the batch may be lost.
         """
-        queries = {query: _to_json(state) for query, state in sorted(after.queries.items())}
+        queries = {
+            query: {"next_offsets": to_json(state.offsets), "batches": to_json(state.batches)}
+            for query, state in sorted(after.queries.items())
+        }
         held = {"format": _FORMAT, "queries": queries, "columns": dict(after.columns), "split_by": after.split_by}
         text = json.dumps(held, indent=1)
         try:
@@ -179,11 +160,7 @@ class FolderLedger:
         return True
 
     def count(self, staged: Path) -> int:
-        """Return the rows of a staged batch by the footers of its files, as readers would find them.
-
-        Raises:
-            SinkError: a file cannot be read.
-        """
+        """Return the rows of a staged batch by the footers of its files, as readers would find them; or `SinkError`."""
         # Spark's rule of what readers pass over.
         names = (path.relative_to(staged) for path in staged.rglob("*.parquet"))
         seen = [name for name in names if not any(part[0] in "._" and "=" not in part for part in name.parts)]
@@ -211,7 +188,6 @@ class FolderLedger:
 
     @staticmethod
     def _remove_left_behind(staging: Path) -> None:
-        """Remove what writers that were killed have left."""
         for left in staging.iterdir():
             try:
                 old = time.time() - left.stat().st_mtime > _LEFT_BEHIND_S
@@ -219,13 +195,6 @@ class FolderLedger:
                 continue  # its writer has published or removed it
             if old:
                 shutil.rmtree(left, ignore_errors=True)
-
-
-def _to_json(state: LedgerState) -> dict[str, Any]:
-    batches: dict[str, dict[str, str]] = {}
-    for (topic, partition), batch in sorted(state.batches.items()):
-        batches.setdefault(topic, {})[str(partition)] = batch
-    return {"next_offsets": to_json(state.offsets), "batches": batches}
 
 
 def _from_json(held: Any) -> LedgerState:

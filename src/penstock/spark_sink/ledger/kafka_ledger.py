@@ -66,11 +66,8 @@ class KafkaLedger:
         """Return the entry of each source partition.
 
         Waits for transactions that others have open in the same partitions of the ledger: behind them may be what is
-        looked for.
-
-        Raises:
-            KafkaException: the broker did not answer; trying again may help.
-            SinkError: the ledger could not be read to its end, or holds what is no ledger.
+        looked for. After a `KafkaException` trying again may help; a `SinkError` says that the ledger could not be read
+        to its end, or holds what is no ledger.
         """
         keys = {source: ledger_key(self._target.name, source) for source in sources}
         for partition in sorted({ledger_partition(key) for key in keys.values()}):
@@ -146,11 +143,7 @@ class KafkaLedger:
 
 
 def decode_entry(value: bytes | None) -> Entry:
-    """Read the value of a ledger's record.
-
-    Raises:
-        MessageFormatError: it is none.
-    """
+    """Read the value of a ledger's record, or raise `MessageFormatError`."""
     try:
         held = json.loads(value or b"")
         return Entry(int(held["next_offset"]), str(held.get("batch", "")))

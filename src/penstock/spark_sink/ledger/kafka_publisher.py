@@ -84,12 +84,8 @@ class _Attempt:
 def publish(target: Target, transactional_id: str, rows: Sequence[Row], ledger: KafkaLedger) -> int:
     """Publish rows and the ledger after them in one transaction, and return how many of the rows were applied before.
 
-    All rows of an offset come in one call, and per source partition in the order of their offsets.
-
-    Raises:
-        ConfigurationError: the client library refuses the settings.
-        MissingRightError: the client may not; as with `SinkError`.
-        SinkError: they cannot be published; none of those that were not applied before is visible.
+    All rows of an offset come in one call, and per source partition in the order of their offsets. Of rows that end in
+    a `SinkError` or a `MissingRightError` none that was not applied before is visible.
     """
     try:
         for attempt in tenacity.Retrying(

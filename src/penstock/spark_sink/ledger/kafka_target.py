@@ -33,12 +33,7 @@ class Row(NamedTuple):
 class Target:
     """Where a sink publishes. Can be pickled.
 
-    Attributes:
-        servers: addresses of the brokers.
-        config: client settings by librdkafka's names.
-        name: the sink's.
-        ledger: name of the ledger's topic.
-        batch: what is published, as `"<run of the query>/<batch>"`, where that is known.
+    `batch` is what is published, as `"<run of the query>/<batch>"`, where that is known.
     """
 
     servers: str

@@ -38,11 +38,7 @@ def ledger_table(name: str, metadata: sa.MetaData, schema: str | None = None) ->
 
 
 def require_ledger(connection: sa.Connection, ledger: sa.Table) -> None:
-    """Check that the ledger's table, which exists, tells queries apart.
-
-    Raises:
-        SchemaMismatchError: it does not: an earlier version has made it, or it is no ledger.
-    """
+    """Raise `SchemaMismatchError` where the ledger's table, which exists, does not tell queries apart."""
     found = sa.inspect(connection).get_columns(ledger.name, schema=ledger.schema)
     if not any(column["name"] == "query" for column in found):
         raise SchemaMismatchError(
@@ -54,12 +50,7 @@ def require_ledger(connection: sa.Connection, ledger: sa.Table) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose the rows of a ledger are.
-
-    Attributes:
-        query: name of the query; empty for one that has none.
-        target: table that the query fills.
-    """
+    """Whose the rows of a ledger are: a query's, by its name if it has one, and the table's that it fills."""
 
     query: str
     target: str

@@ -26,13 +26,7 @@ class Span:
 
 @dataclass(slots=True)
 class OffsetStatistics:
-    """What a batch carries, counted part by part.
-
-    Attributes:
-        rows: number of rows.
-        spans: the offsets of each partition.
-        applied: rows below the ledger, of each partition that has some.
-    """
+    """What a batch carries: its rows, each partition's offsets, and how many rows of it are below the ledger."""
 
     rows: int = 0
     spans: dict[TopicPartition, Span] = field(default_factory=dict)
@@ -48,12 +42,9 @@ class OffsetStatistics:
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """The ledger of one query, for one table or folder.
+    """The ledger of one query, for one table or folder: the next offset of each partition.
 
-    Attributes:
-        offsets: the next offset of each partition.
-        batches: which batch moved each partition last, `"<run of the query>/<batch>"`; not of those of which it is
-            not known.
+    Beside it stands which batch moved a partition last, `"<run of the query>/<batch>"`, where that is known.
     """
 
     offsets: Offsets = field(default_factory=dict)
@@ -67,19 +58,11 @@ def refuse_late(
     batch_id: int,
     target: str,
 ) -> None:
-    """Refuse rows below the ledger that are no repetition: this very run of the query has gone past them.
+    """Raise `SinkError` for rows below the ledger that are no repetition: this very run has gone past them.
 
-    A run hands a batch over once, and offsets in their order. Rows left out of such a batch would be lost.
-
-    Args:
-        batches: which batch moved each partition last, `"<run of the query>/<batch>"`, where that is known.
-        repeated: the partitions of which the batch holds rows below the ledger.
-        run: id of the query's run, where it is known.
-        batch_id: number of the batch.
-        target: what the sink writes to, for the message.
-
-    Raises:
-        SinkError: the sink was called twice in a batch, or an operator of the query holds rows back.
+    A run hands a batch over once, and offsets in their order: the sink was called twice in a batch, or an operator of
+    the query holds rows back. Left out, such rows would be lost. `batches` says which batch moved each partition last,
+    `repeated` of which partitions there are rows below the ledger, and `run` is None where it is not known.
     """
     for topic, partition in sorted(repeated) if run is not None else ():
         earlier, _, number = batches.get((topic, partition), "").partition("/")
@@ -123,11 +106,7 @@ def warn_replayed(
 ) -> None:
     """Warn of the rows of a batch that are left out because they were applied before.
 
-    Args:
-        batch_id: number of the batch.
-        target: what the sink writes to.
-        statistics: what the batch carries.
-        applied: the ledger's offsets, where the sink knows them at once.
+    `applied` holds the ledger's offsets, where the sink knows them at once.
     """
     if not statistics.applied:
         return

@@ -58,17 +58,10 @@ _HAS_MEMBERS = (
 
 
 class GroupOffsets:
-    """Writes the position of one query to one group. For one thread.
+    """Writes the position of one query to one group, which belongs to it alone. For one thread.
 
-    Nothing is raised: offsets that cannot be written cost a warning, and the next batch writes later ones.
-
-    Args:
-        group: name of the group; it belongs to one query.
-        bootstrap_servers: addresses of the brokers.
-        config: client settings by librdkafka's names; those of the connection are used.
-
-    Raises:
-        ConfigurationError: the name is empty, or the client refused a setting.
+    Nothing is raised once it is made: offsets that cannot be written cost a warning, and the next batch writes later
+    ones. An empty name or a setting that the client refuses is a `ConfigurationError`.
     """
 
     def __init__(self, group: str, *, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
@@ -96,11 +89,7 @@ class GroupOffsets:
             self._warn_missing(missing)
 
     def advance(self, position: Mapping[Part, int]) -> Offsets:
-        """Write the offsets that lie above the group's, and return them; none where that was refused.
-
-        Args:
-            position: the next offset to read, by topic and partition.
-        """
+        """Write the offsets that lie above the group's, and return them; none where that was refused."""
         try:
             committed = _retried(lambda: self._committed(list(position)))
             behind = sorted(part for part, offset in position.items() if offset < committed.get(part, 0))

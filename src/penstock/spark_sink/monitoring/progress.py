@@ -24,12 +24,10 @@ class QueryProgress:
     Attributes:
         name: name of the query; its id where it has none.
         run_id: Spark's id of this start of the query.
-        batch_id: number of the batch.
-        executed: whether the batch was done and committed; else the report says that there was nothing to do.
-        rows: rows read by the batch.
+        executed: whether the batch was done and committed; else there was nothing to do.
         rows_per_s: rows that Spark processed in a second of the batch.
-        seconds: seconds of each phase of the batch, by Spark's names: `addBatch`, `triggerExecution`, ...
-        ends: the next offset to read after the batch, by topic and partition.
+        seconds: of each phase of the batch, by Spark's names: `addBatch`, `triggerExecution`, ...
+        ends: the next offset to read after the batch.
         latest: the ends of the logs as the source last saw them; empty where it does not tell.
     """
 
@@ -50,11 +48,7 @@ class QueryProgress:
 
     @classmethod
     def parse(cls, text: str) -> QueryProgress:
-        """Read Spark's JSON.
-
-        Raises:
-            MessageFormatError: it is no progress of a query.
-        """
+        """Read Spark's JSON, or raise `MessageFormatError` where it is no progress of a query."""
         try:
             said = json.loads(text)
             seconds = {phase: int(taken) / 1_000 for phase, taken in (said.get("durationMs") or {}).items()}

@@ -44,21 +44,7 @@ class Advancing(Protocol):
 
 @dataclass(slots=True)
 class Shown:
-    """What is known of one query. Written and read under the publisher's lock.
-
-    Attributes:
-        batch_id: the last batch committed, or None.
-        batches: batches committed.
-        rows: rows in them.
-        rows_per_s: rows processed in a second of the last of them.
-        batch_seconds: seconds that one took.
-        position: next offset to read, by topic and partition.
-        lag: offsets from there to the end of the log.
-        ledger: the sink's own ledger.
-        restarts: how often the query was started again.
-        run_id: Spark's id of its last start.
-        telemetry: shows it, where metrics are wanted.
-    """
+    """What is known of one query, with the numbers of `SinkStatistics`. Written and read under the publisher's lock."""
 
     batch_id: int | None = None
     batches: int = 0
@@ -110,11 +96,8 @@ class Shown:
 class ProgressPublisher:
     """Takes reports from any thread and shows them until it is closed. It never raises for a report.
 
-    Args:
-        telemetry: where metrics go; None for nowhere.
-        groups: for a query's name, what takes its position.
-        sinks: for a query's name, its sink; one that has a ledger is asked for it after a batch.
-        only: the queries that are shown, from the beginning; None for all that report.
+    By a query's name, `groups` take its position and `sinks` that have a ledger are asked for it after a batch. Queries
+    of `only` are shown from the beginning, and no others; None stands for all that report.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SessionStoppedError
 from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
 from penstock.spark_sink.monitoring.progress import SinkStatistics
-from penstock.spark_sink.monitoring.progress_publisher import ProgressPublisher
+from penstock.spark_sink.monitoring.progress_publisher import ProgressPublisher, Shown
 from penstock.spark_sink.queries.gate import BatchLeftError, Gate
 from penstock.spark_sink.queries.restarts import Restarts
 from penstock.spark_sink.queries.sink_specs import SinkSpec
@@ -46,13 +46,7 @@ _log = logging.getLogger("penstock.spark_sink")
 class AppSinks:
     """The sinks of one app. `start` once; everything else from any thread.
 
-    Args:
-        name: name of the app.
-        specs: its sinks.
-        bootstrap_servers: addresses of the brokers.
-        config: client settings of the app.
-        telemetry: where metrics go; None for nowhere.
-        stop_timeout: seconds that the batches under way may take at a stop that names no other time.
+    Batches under way may take `stop_timeout` seconds at a stop that names no other time.
     """
 
     def __init__(
@@ -80,12 +74,7 @@ class AppSinks:
     def start(self) -> None:
         """Start all queries; where one fails, `stop` ends those before it.
 
-        Raises:
-            ConfigurationError: PySpark or Java is missing, an option is wrong, or a sink has neither a checkpoint nor
-                a ledger.
-            SinkError: a sink cannot store what its query gives it.
-            MissingRightError: a topic may not be read, or a sink may not store.
-            TopicNotFoundError: a topic does not exist.
+        Raises the errors of `start_sink`, and `ConfigurationError` where PySpark or Java is missing.
         """
         from penstock.spark_sink import register  # says which extra brings PySpark
 
@@ -167,11 +156,7 @@ class AppSinks:
         self._ends.callback(end_it)
 
     def _checkpoint(self, spark: SparkSession, spec: SinkSpec) -> str | None:
-        """Return where a query keeps its progress: over the app's restarts of it at least.
-
-        Raises:
-            ConfigurationError: it must be kept over all starts, and is not.
-        """
+        """Return where a query keeps its progress: over the app's restarts of it at least."""
         if is_remembered(spark, spec.checkpoint_location):
             return spec.checkpoint_location
         refuse_forgetful(spec.name, spec.function)
@@ -203,9 +188,7 @@ class AppSinks:
         return [self._statistics(one) for one in self._supervised()]
 
     def _statistics(self, one: SupervisedQuery) -> SinkStatistics:
-        shown = self._publisher.shown(one.name) if self._publisher is not None else None
-        if shown is None:
-            return SinkStatistics(name=one.name, state=one.state)
+        shown = Shown() if self._publisher is None else self._publisher.shown(one.name)
         return SinkStatistics(
             name=one.name,
             state=one.state,
@@ -227,20 +210,12 @@ class AppSinks:
         return self._supervisor is None or self._supervisor.ended
 
     def raise_failure(self) -> None:
-        """Raise what the app stops for, where there is something.
-
-        Raises:
-            SinkError: a query failed, and is not started again.
-        """
+        """Raise the `SinkError` that the app stops for, where a query failed and is not started again."""
         if self._supervisor is not None:
             self._supervisor.raise_failure()
 
     def request_stop(self, *, now: bool = False) -> None:
-        """Ask for a stop without waiting for it; safe in a signal handler.
-
-        Args:
-            now: do not wait for the batches under way.
-        """
+        """Ask for a stop, `now` without the batches under way, and do not wait for it; safe in a signal handler."""
         self._stop_asked = True
         if self._supervisor is not None:
             self._supervisor.request_stop(now=now)
@@ -248,12 +223,8 @@ class AppSinks:
     def stop(self, timeout: float | None = None, *, begun: float | None = None) -> bool:
         """Let the batches under way be finished and committed, begin no other, and end the queries.
 
-        Args:
-            timeout: seconds that the batches may take; the app's `stop_timeout` when left out.
-            begun: when that time began, by the monotonic clock; now when left out.
-
-        Returns:
-            Whether no batch was interrupted.
+        The batches may take `timeout` seconds, from `begun` on by the monotonic clock; the app's `stop_timeout` from
+        now on when left out. Returns whether no batch was interrupted.
         """
         with self._ends:
             if self._supervisor is None:

@@ -38,11 +38,8 @@ class BatchLeftError(Exception):
 class Gate:
     """Calls a sink's function with each batch until it is closed. One for each start of a query.
 
-    Spark's thread calls it; the other methods may be called from any thread.
-
-    Args:
-        function: the sink's function.
-        park: waits some milliseconds on the thread of the batch, and is woken by Spark's stop with any exception.
+    Spark's thread calls it; the other methods may be called from any thread. `park` waits some milliseconds on the
+    thread of the batch, and is woken by Spark's stop with any exception.
     """
 
     def __init__(
@@ -133,11 +130,7 @@ class Gate:
 
 
 def sleep_in_jvm(batch: DataFrame, milliseconds: int) -> None:
-    """Wait on the JVM's thread of the query, which is this call's own: Spark's stop interrupts that one.
-
-    Raises:
-        Py4JError: the wait was interrupted.
-    """
+    """Wait on the JVM's thread of the query, which is this call's own: Spark's stop interrupts it (`Py4JError`)."""
     jvm = batch.sparkSession.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to its JVM
     if jvm is not None:
         jvm.java.lang.Thread.sleep(milliseconds)

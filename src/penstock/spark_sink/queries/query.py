@@ -99,13 +99,7 @@ def start_query(
 ) -> StreamingQuery:
     """Do what `start_sink` does for a declared sink.
 
-    Args:
-        spark: the session.
-        spec: the sink.
-        bootstrap_servers: addresses of the brokers.
-        config: client settings.
-        gate: gets the batches in the place of the sink's function, where it is not None.
-        checkpoint_location: counts where the sink names none.
+    A gate gets the batches in the place of the sink's function; `checkpoint_location` counts where the sink names none.
     """
     checkpoint = checkpoint_location if spec.checkpoint_location is None else spec.checkpoint_location
     if checkpoint is not None:
@@ -138,11 +132,7 @@ def start_query(
 
 
 def load(reader: DataStreamReader) -> DataFrame:
-    """Return the frame of a configured reader.
-
-    Raises:
-        ConfigurationError: the Python that Spark starts lacks the source.
-    """
+    """Return a reader's frame, or raise `ConfigurationError` where the Python that Spark starts lacks the source."""
     try:
         return reader.load()
     except PySparkException as error:
@@ -166,11 +156,7 @@ def source_config(config: ClientConfig) -> dict[str, Any]:
 
 
 def trigger_arguments(trigger: str) -> dict[str, Any]:
-    """Return Spark's trigger arguments for `"5 seconds"`, `"once"` or `"available now"`.
-
-    Raises:
-        ConfigurationError: the text is neither.
-    """
+    """Return Spark's arguments for `"5 seconds"`, `"once"` or `"available now"`, or raise `ConfigurationError`."""
     said = trigger.strip().lower()
     if said in _ONCE:
         return {"availableNow": True}

@@ -54,11 +54,7 @@ _NO_MODULE = re.compile(r"No module named '(penstock|confluent_kafka|pyarrow|xxh
 class Restarts:
     """Counts the restarts of one query and says how long the next one waits. For one thread.
 
-    Attributes:
-        allowed: restarts in a row without a committed batch in between, at most.
-        random: a number from 0 up to 1, for the jitter.
-        in_a_row: restarts since the last committed batch.
-        total: restarts in all.
+    At most `allowed` come in a row without a committed batch in between; `random` gives a number from 0 up to 1.
     """
 
     allowed: int

@@ -50,11 +50,7 @@ class SinkSpec:
     group: str | None = None
 
     def __post_init__(self) -> None:
-        """Check what can be checked without Spark.
-
-        Raises:
-            ConfigurationError: a setting is wrong; it is named.
-        """
+        """Check what can be checked without Spark; a `ConfigurationError` names a wrong setting."""
         check.not_empty("trigger", self.trigger)
         check.not_empty("name", self.name)
         check.a_callable("sink", self.function)
@@ -78,12 +74,7 @@ def require_own_names(specs: Sequence[SinkSpec]) -> None:
 def in_first_process(name: str, *, alone: bool) -> bool:
     """Tell whether the sinks run in this process: several queries on one checkpoint would stop one another.
 
-    Args:
-        name: name of the app.
-        alone: whether the app has sinks only.
-
-    Raises:
-        ConfigurationError: this process would have nothing to do.
+    An app that is `alone`, with sinks only, has nothing to do in other processes: a `ConfigurationError`.
     """
     if os.environ.get(PROCESS_VARIABLE, "1") == "1":
         return True

@@ -38,11 +38,7 @@ def is_remembered(spark: SparkSession, checkpoint_location: str | None) -> bool:
 
 
 def refuse_forgetful(name: str, function: object) -> None:
-    """Refuse a sink without a ledger for a query without a checkpoint.
-
-    Raises:
-        ConfigurationError: nobody would know at the next start what was handled.
-    """
+    """Raise `ConfigurationError` for a sink without a ledger in a query without a checkpoint: nobody remembers."""
     if not has_ledger(function):
         raise ConfigurationError(
             f"the sink of the query {name} has no ledger, and the query no checkpoint: every start would handle all of "
@@ -53,16 +49,8 @@ def refuse_forgetful(name: str, function: object) -> None:
 def starting_options(spec: SinkSpec, bootstrap_servers: str, config: ClientConfig) -> dict[str, str]:
     """Return the options of the source, with the ledger's positions in place of what they say of the beginning.
 
-    Args:
-        spec: the sink; where its options say where to begin, they count before its `starting_offsets`.
-        bootstrap_servers: addresses of the brokers.
-        config: client settings.
-
-    Raises:
-        BrokerConnectionError: no broker answered.
-        MissingRightError: the topics, or the ledger, may not be read.
-        SinkError: the ledger cannot be read.
-        TopicNotFoundError: a topic does not exist.
+    Where the sink's options say where to begin, they count before its `starting_offsets`. Raises `SinkError` where the
+    ledger cannot be read, and `BrokerConnectionError`, `MissingRightError` or `TopicNotFoundError`.
     """
     given = {_STARTING: spec.starting_offsets} | {option.lower(): value for option, value in spec.options.items()}
     if not has_ledger(spec.function):
@@ -83,15 +71,8 @@ def begin_at(otherwise: str, partitions: Iterable[TopicPartition], ledger: Offse
     """Return Spark's JSON of where to begin in each partition.
 
     A partition that the ledger does not know is read from its beginning where it knows the topic: it is new, or nothing
-    was stored of it yet. A topic that it does not know begins as given.
-
-    Args:
-        otherwise: `earliest`, `latest` or Spark's JSON.
-        partitions: those that are read.
-        ledger: the next offset of those that the ledger knows.
-
-    Raises:
-        ConfigurationError: `otherwise` is none of these.
+    was stored of it yet. A topic that it does not know begins as `otherwise` says: `earliest`, `latest` or Spark's
+    JSON.
     """
     given = _given_positions(otherwise)
     topics = {topic for topic, _ in ledger}

@@ -42,17 +42,10 @@ class Query(Protocol):
 class SupervisedQuery:
     """The query of one sink, through all its restarts.
 
-    `poll` is for the supervising thread; `state` and the like may be read by any, each for itself.
-
-    Args:
-        name: name of the query.
-        start: starts it and returns it with its gate; without a gate, where the function runs elsewhere, a stop
-            interrupts the batch under way.
-        restarts: counts its restarts.
-        clock: seconds that only rise.
-        take_progress: given Spark's report as text, when the query has ended.
-        poll_progress: whether the report is asked for while it runs, because nobody listens to Spark's.
-        restarted: called with the number of each restart.
+    `poll` is for the supervising thread; `state` and the like may be read by any, each for itself. `start` returns the
+    query with its gate, or with none where the function runs elsewhere: there a stop interrupts the batch under way.
+    `take_progress` is given Spark's report as text when the query has ended, and with `poll_progress` while it runs,
+    because nobody listens to Spark's. `restarted` is called with the number of each restart.
     """
 
     def __init__(
@@ -186,15 +179,12 @@ class SupervisedQuery:
         _log.log(level, text, self.name, self.last_error, wait_s)
 
     def _give_up(self, cause: BaseException, why: str) -> None:
-        failure = SinkError(
-            f"the query {self.name} ended: {self.last_error}; {why}. What it stored stands, mend the cause and start "
-            "again"
-        )
-        failure.__cause__ = cause
-        self.fail(failure)
+        text = f"the query {self.name} ended: {self.last_error}; {why}"
+        self.fail(SinkError(f"{text}. What it stored stands, mend the cause and start again"), cause)
 
-    def fail(self, failure: PenstockError) -> None:
+    def fail(self, failure: PenstockError, cause: BaseException) -> None:
         """Give it up."""
+        failure.__cause__ = cause
         self.failure = failure
         self.state = SinkState.FAILED
 

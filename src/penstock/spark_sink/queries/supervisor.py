@@ -28,11 +28,7 @@ _HALT_S = 10.0
 class Supervisor:
     """Supervises the queries of an app's sinks with one thread. Its methods may be called from any thread.
 
-    Args:
-        name: name of the app.
-        queries: in the order in which they start; they stop in the other.
-        clock: seconds that only rise, for the time a stop may take.
-        wait: waits so many seconds.
+    Queries start in the order given, and stop in the other. The clock counts seconds that only rise.
     """
 
     def __init__(
@@ -53,11 +49,7 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name=f"penstock-sinks-{name}", daemon=True)
 
     def start(self) -> None:
-        """Start all queries and the thread.
-
-        Raises:
-            Exception: what the first failure was; `stop` ends those that had started.
-        """
+        """Start all queries and the thread, or raise the first failure; `stop` ends those that had started."""
         for one in self.queries:
             one.start()
             self._started.append(one)
@@ -79,8 +71,7 @@ class Supervisor:
                 f"Spark does not answer for the query {one.name}: {summary_of(error)}; its process has ended or its "
                 "session was stopped: see its log, and start again"
             )
-            failure.__cause__ = error
-            one.fail(failure)
+            one.fail(failure, error)
 
     @property
     def ended(self) -> bool:
@@ -88,32 +79,21 @@ class Supervisor:
         return all(one.state not in (SinkState.RUNNING, SinkState.WAITING) for one in self.queries)
 
     def raise_failure(self) -> None:
-        """Raise what the app stops for, where there is something.
-
-        Raises:
-            PenstockError: a query failed, and is not started again.
-        """
+        """Raise what the app stops for: the error of a query that failed and is not started again, if there is one."""
         for one in self.queries:
             if one.failure is not None:
                 raise one.failure
 
     def request_stop(self, *, now: bool = False) -> None:
-        """Ask for a stop without waiting for it; safe in a signal handler.
-
-        Args:
-            now: do not wait for the batches under way.
-        """
+        """Ask for a stop, `now` without the batches under way, and do not wait for it; safe in a signal handler."""
         self._leave_now = self._leave_now or now
         self._stopping = True
 
     def stop(self, timeout: float) -> bool:
         """Let the batches under way be finished and committed, begin no other, and end the queries.
 
-        Args:
-            timeout: seconds that the batches may take; then they are interrupted, and done again at the next start.
-
-        Returns:
-            Whether no batch was interrupted.
+        Batches that take more than `timeout` seconds are interrupted, and done again at the next start. Returns whether
+        none was.
         """
         deadline = self._clock() + timeout
         self.request_stop()

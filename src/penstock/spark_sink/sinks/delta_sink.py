@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -97,11 +98,7 @@ class DeltaSink:
     storage_options: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigurationError: a setting is wrong; it is named.
-        """
+        """Check the settings; a `ConfigurationError` names a wrong one."""
         object.__setattr__(self, "path", os.fspath(self.path))
         not_empty("path", self.path)
         not_empty("name", self.name)
@@ -181,12 +178,7 @@ class DeltaSink:
     def _store(self, rows: pa.Table, stored: list[str], batch_id: int, run: str | None, *, again: bool) -> None:
         """Write what is not applied yet, in one commit, upon the version of the table whose ledger was read.
 
-        Args:
-            rows: the batch.
-            stored: the columns to store.
-            batch_id: number of the batch.
-            run: id of the query's run, where it is known.
-            again: whether this was tried before; what then stands of this batch is that try's.
+        Where this was tried before, `again`, what then stands of this batch is that try's.
         """
         schema = rows.select(stored).schema
         table = self._opened(schema)
@@ -232,11 +224,9 @@ class DeltaSink:
     def _opened(self, schema: pa.Schema | None = None) -> DeltaTable:
         """Return the table as it is now; with a schema, make it where there is none."""
         if schema is not None and not DeltaTable.is_deltatable(self.path, self._options):
-            try:
+            # Another writer may have made it in the meantime; if not, opening it tells what is the matter.
+            with suppress(DeltaError):
                 return DeltaTable.create(self.path, schema, mode="ignore", storage_options=self._options)
-            except DeltaError:
-                # Another writer may have made it in the meantime; if not, opening it tells what is the matter.
-                return DeltaTable(self.path, storage_options=self._options)
         return DeltaTable(self.path, storage_options=self._options)
 
     def _require_access(self, *, write: bool = True) -> None:
@@ -352,7 +342,6 @@ def _delta_types(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _quoted(name: str) -> str:
-    """Return a column's name as the merge's SQL takes it."""
     return '"' + name.replace('"', '""') + '"'
 
 

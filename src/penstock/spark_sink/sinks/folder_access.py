@@ -20,12 +20,7 @@ _MODES = {"r": os.R_OK, "w": os.W_OK, "x": os.X_OK}
 
 @dataclass(frozen=True, slots=True)
 class FolderRight:
-    """The right to read, or to write, in a folder.
-
-    Attributes:
-        operations: letters of `rwx`.
-        path: the folder.
-    """
+    """The right to read, or to write, in a folder: letters of `rwx`."""
 
     operations: str
     path: Path
@@ -48,15 +43,10 @@ def local_path(address: str) -> Path | None:
 
 
 def require_access(what: str, folders: Iterable[Path], *, write: bool = True) -> None:
-    """Raise where this process may not use a folder; of one that is not there, where it may not make it.
+    """Raise `MissingRightError` naming the first folder that this process may not use.
 
-    Args:
-        what: what cannot be done without, as the beginning of a sentence.
-        folders: the folders.
-        write: whether they are written, or only read.
-
-    Raises:
-        MissingRightError: the first that it may not use is named.
+    For one that is not there, the folder in which it would be made counts. `what` is what cannot be done then, as the
+    beginning of a sentence.
     """
     for folder in folders:
         # `os.path` calls what may not be looked at absent; its parent, which forbids it, is then the one to name.

@@ -30,11 +30,7 @@ def is_applied(ledger: Mapping[TopicPartition, int]) -> Column:
 
 
 def offset_statistics(batch: DataFrame, ledger: Mapping[TopicPartition, int], target: str) -> OffsetStatistics:
-    """Count a batch's rows and find its offsets, in one Spark job.
-
-    Raises:
-        SchemaMismatchError: a row does not say where it comes from.
-    """
+    """Count a batch's rows and find its offsets, in one Spark job. Rows without a place are a `SchemaMismatchError`."""
     groups = (
         batch.groupBy("topic", "partition")
         .agg(

@@ -107,11 +107,7 @@ class KafkaSink:
     ledger_topic: str = field(default="penstock.spark-ledger", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigurationError: a setting is wrong; it is named.
-        """
+        """Check the settings; a `ConfigurationError` names a wrong one."""
         not_empty("bootstrap_servers", self.bootstrap_servers)
         not_empty("name", self.name)
         not_empty("ledger_topic", self.ledger_topic)

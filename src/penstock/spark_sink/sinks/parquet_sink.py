@@ -67,11 +67,7 @@ class ParquetSink:
     name: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigurationError: a setting is wrong; it is named.
-        """
+        """Check the settings; a `ConfigurationError` names a wrong one."""
         folder = os.fspath(self.folder)
         not_empty("folder", folder)
         if self.name is not None:
@@ -172,7 +168,7 @@ class ParquetSink:
             held = {part: batch for part, batch in before.batches.items() if part not in moved}
             batches = held if run is None else held | dict.fromkeys(moved, f"{run}/{batch_id}")
             after = LedgerState(before.offsets | moved, batches)
-            while not ledger.publish(staged, state.after(query, after, columns, self._split_by)):
+            while not ledger.publish(staged, state.after(query, after, columns, tuple(self.partition_by))):
                 state = ledger.read()
                 self._require_fitting(state, batch.schema, stored)
                 if state.ledger_of(query) != before:
@@ -187,14 +183,10 @@ class ParquetSink:
         what = f"folder {self.folder} cannot be {'written' if write else 'read'}"
         require_access(what, (folder, folder / STAGING) if write else (folder,), write=write)
 
-    @property
-    def _split_by(self) -> tuple[str, ...]:
-        return tuple(self.partition_by)
-
     def _require_fitting(self, state: FolderState, schema: StructType, stored: list[str]) -> dict[str, str]:
         """Return the types of the columns to store, or raise `SinkError`: readers take a column to be of one type."""
         columns = {name: schema[name].dataType.simpleString() for name in stored}
-        wrong = state.differences(columns, self._split_by)
+        wrong = state.differences(columns, tuple(self.partition_by))
         if wrong:
             raise SchemaMismatchError(
                 f"folder {self.folder} does not fit the frame: {'; '.join(wrong)}; nobody could read both: cast the "
@@ -220,7 +212,6 @@ class ParquetSink:
 
 
 def _quoted(name: str) -> str:
-    """Return a column's name as Spark takes it, whatever is in it."""
     return f"`{name.replace('`', '``')}`"
 
 

@@ -48,9 +48,7 @@ def require_position_types(schema: pa.Schema, target: str) -> None:
 def require_position(nulls: Mapping[str, int], target: str) -> None:
     """Raise `SchemaMismatchError` where rows have no position: they could neither be stored once nor be named.
 
-    Args:
-        nulls: in how many rows each column of the position is NULL.
-        target: what the sink writes to.
+    `nulls` says in how many rows each column of the position is NULL.
     """
     for name in POSITION:
         if nulls[name]:
@@ -74,13 +72,7 @@ def offset_spans(rows: pa.Table) -> dict[TopicPartition, Span]:
 def unapplied(
     rows: pa.Table, spans: Mapping[TopicPartition, Span], ledger: Offsets
 ) -> tuple[pa.Table, dict[TopicPartition, int]]:
-    """Return the rows at or above the ledger, and of each partition how many are below it.
-
-    Args:
-        rows: the rows.
-        spans: their offsets.
-        ledger: the next offset of each partition.
-    """
+    """Return the rows at or above the ledger, and of each partition how many are below it."""
     applied: dict[TopicPartition, int] = {}
     for part, span in spans.items():
         if span.first < ledger.get(part, 0):

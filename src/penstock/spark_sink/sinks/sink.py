@@ -39,8 +39,7 @@ _CALLING: ContextVar[str | None] = ContextVar("penstock_calling_query", default=
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow types of a frame, instants in UTC.
 
-    Raises:
-        SchemaMismatchError: two columns have one name, or a type has no counterpart.
+    Two columns of one name, or a type without a counterpart, are a `SchemaMismatchError`.
     """
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
@@ -69,18 +68,9 @@ def has_ledger(sink: object) -> bool:
 
 
 def ledger_positions(sink: object, query: str, partitions: Iterable[TopicPartition]) -> Offsets | None:
-    """Return what a sink's ledger says of a query: of each partition that it knows, the next offset.
+    """Return the next offset of each partition that a sink's ledger knows of a query; None where it has no ledger.
 
-    Args:
-        sink: the function that gets the batches.
-        query: name of the query; a sink that has a name of its own goes by that.
-        partitions: those that are asked for.
-
-    Returns:
-        The offsets; None where the sink has no ledger.
-
-    Raises:
-        SinkError: the ledger cannot be read.
+    A sink that has a name of its own goes by that. Raises `SinkError` where the ledger cannot be read.
     """
     by_partition = getattr(sink, "position_of", None)
     if callable(by_partition):
@@ -94,12 +84,7 @@ def ledger_positions(sink: object, query: str, partitions: Iterable[TopicPartiti
 
 @dataclass(frozen=True, slots=True)
 class OfQuery:
-    """A sink's function together with the name of its query, which sinks that it calls find in `origin_of`. Picklable.
-
-    Attributes:
-        function: gets each batch.
-        name: name of the query.
-    """
+    """A sink's function and the name of its query, which sinks that it calls find in `origin_of`. Picklable."""
 
     function: Callable[[DataFrame, int], None]
     name: str
@@ -131,12 +116,8 @@ class Origin:
 def origin_of(batch: DataFrame, named: str | None = None) -> Origin:
     """Return which query handed a batch over, as far as it can be known.
 
-    Args:
-        batch: the batch.
-        named: what the sink calls the query, which counts before Spark's name of it.
-
-    Raises:
-        SinkError: the query's name must be there and cannot be found.
+    What the sink calls the query, `named`, counts before Spark's name of it. Raises `SinkError` where that must be
+    there and cannot be found.
     """
     name = named or _CALLING.get()
     try:

@@ -24,12 +24,7 @@ _OF_A_MEMBER = (
 
 
 def assigned_consumer(config: ClientConfig, **given: object) -> dict[str, Any]:
-    """Return the settings of such a consumer.
-
-    Args:
-        config: the user's, by librdkafka's names.
-        given: what counts before the user's, with `_` for dots: `isolation_level="read_committed"`.
-    """
+    """Return the settings of such a consumer: those given, with `_` for dots, count before the user's."""
     return {
         # An empty answer tells the end of a partition: the broker shall not hold it back for half a second.
         "fetch.wait.max.ms": 20,

@@ -72,8 +72,7 @@ class Translation:
 def translated(client: Mapping[str, str]) -> Translation:
     """Return the settings in librdkafka's words; names are in lower case, without `kafka.`.
 
-    Raises:
-        ConfigurationError: a setting has no like in librdkafka, or is given under both names; it is named.
+    A `ConfigurationError` names a setting that has no like in librdkafka, or is given under both names.
     """
     mine: dict[str, str] = {}
     left_out: list[str] = []
@@ -124,7 +123,6 @@ def _store(name: str, value: str, client: Mapping[str, str]) -> Mapping[str, str
 
 
 def _login(text: str) -> Mapping[str, str]:
-    """Return what the line for Java's login module says."""
     wrong = _refusal("sasl.jaas.config", "it has a shape that is not understood; set sasl.username and sasl.password")
     found = _LOGIN_MODULE.fullmatch(text)
     if found is None:

@@ -23,9 +23,7 @@ _log = logging.getLogger("penstock.spark_sink")
 class MissingPartitions:
     """Keeps the missing partitions of one query in one run. One thread uses it.
 
-    Args:
-        options: of the query.
-        report_loss: raises `SourceError`, or logs where `failOnDataLoss` is false.
+    `report_loss` raises `SourceError`, or logs where `failOnDataLoss` is false.
     """
 
     def __init__(self, options: SourceOptions, report_loss: Callable[[str], None]) -> None:
@@ -44,8 +42,7 @@ class MissingPartitions:
     def recreated(self, begun: Offsets, topics: Topics) -> Offsets:
         """Return the partitions to be read from 0 on, because their topic is another one under the same name.
 
-        Raises:
-            SourceError: there is such a topic, and that ends the query.
+        Raises `SourceError` where that ends the query.
         """
         anew: Offsets = {}
         for topic, now in sorted(topics.ids.items()):
@@ -63,14 +60,8 @@ class MissingPartitions:
     def retained(self, begun: Offsets, there: Offsets, topics: Topics) -> Offsets:
         """Return the partitions that are not to be seen and stay where they are.
 
-        Args:
-            begun: where the query is.
-            there: the partitions that can be seen.
-            topics: what the brokers say.
-
-        Raises:
-            MissingRightError: this client may not read them any more, and that ends the query.
-            SourceError: there are such partitions, and that ends the query.
+        The query is at `begun`, and sees those of `there`. Where missing ones end it, this raises `MissingRightError`
+        for those that this client may not read any more, and `SourceError` for others.
         """
         missing = begun.keys() - there.keys()
         for part in sorted(self._reported - missing):
@@ -96,15 +87,9 @@ class MissingPartitions:
         return kept
 
     def error_of(self, part: TopicPartition, read: str, topics: Topics) -> PenstockError | None:
-        """Return what is the matter with a partition that cannot be seen, or read, though it may be there.
+        """Return the error of a partition that cannot be seen, or read, though it may be there; None where it is gone.
 
-        Args:
-            part: the partition.
-            read: up to where it was read, or was to be, as the beginning of a sentence.
-            topics: what the brokers say.
-
-        Returns:
-            The error to raise or to tell; None where the partition is gone.
+        `read` says up to where it was read, or was to be, as the beginning of a sentence.
         """
         error = topics.refused.get(part[0])
         if error is None or topics.is_unknown(part[0]):

@@ -62,8 +62,7 @@ class Topics:
 class OffsetReader:
     """Answers the driver's questions about one query's topics and offsets. One thread uses it.
 
-    Raises:
-        ConfigurationError: the client library refuses a `kafka.` option.
+    A `kafka.` option that the client library refuses is a `ConfigurationError`.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -74,11 +73,8 @@ class OffsetReader:
     def partitions(self) -> list[planning.TopicPartition]:
         """Return the partitions the query reads, as they are now.
 
-        Raises:
-            BrokerConnectionError: no broker answered.
-            MissingRightError: topics may not be read.
-            SourceError: a topic cannot be seen.
-            TopicNotFoundError: a named topic or partition does not exist.
+        Raises `TopicNotFoundError` where a named topic or partition does not exist, `MissingRightError` where topics
+        may not be read, and `SourceError` where one cannot be seen; `BrokerConnectionError` where no broker answered.
         """
         topics = self.topics()
         forbidden = [name for name, error in sorted(topics.refused.items()) if is_missing_right(error)]
@@ -95,12 +91,8 @@ class OffsetReader:
     def topics(self, expected: Collection[str] = ()) -> Topics:
         """Return which of the topics the query reads there are, and why others cannot be seen.
 
-        Args:
-            expected: topics that were there before. What is said of them is asked again, as often as the options say,
-                for a broker may not know, or not answer, for a moment.
-
-        Raises:
-            BrokerConnectionError: no broker answered.
+        What is said of topics that are expected is asked again, as often as the options say, for a broker may not know,
+        or not answer, for a moment. Raises `BrokerConnectionError` where none answered.
         """
         asked = set(expected)
 

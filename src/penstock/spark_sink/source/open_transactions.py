@@ -45,12 +45,7 @@ class _Watched:
 
 
 class OpenTransactions:
-    """Watches where logs may be read to. One thread uses it.
-
-    Args:
-        queries: answers the questions.
-        clock: monotonic seconds.
-    """
+    """Watches where logs may be read to. One thread uses it; the clock counts monotonic seconds."""
 
     def __init__(self, queries: OffsetQueries, clock: Callable[[], float] = time.monotonic) -> None:
         self._queries = queries
@@ -78,11 +73,7 @@ class OpenTransactions:
             self._quiet_until = now + REPEAT_S
 
     def warn(self, stable: Offsets) -> bool:
-        """Name in the log those partitions in which something was written past the last stable offset.
-
-        Returns:
-            Whether there are any.
-        """
+        """Log in which partitions something was written past the last stable offset, and tell whether it was in any."""
         if not stable:
             return False
         try:

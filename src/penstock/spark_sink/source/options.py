@@ -78,9 +78,7 @@ class SourceOptions:
     """The options of one query, checked.
 
     Attributes:
-        bootstrap_servers: addresses of the brokers.
         client: client settings by librdkafka's names; they may hold secrets, so they are never shown.
-        selection: which partitions are read.
         starting: where a read begins: `earliest`, `latest`, offsets, a time, or None for the default.
         ending: where a batch read ends: `latest`, offsets, a time, or None for the default.
         max_offsets: most offsets one micro-batch takes, over all partitions, or None.
@@ -88,8 +86,6 @@ class SourceOptions:
         max_trigger_delay_s: seconds after which a micro-batch begins with fewer than `min_offsets`.
         min_partitions: least number of tasks, or None for one per Kafka partition.
         max_records_per_partition: most offsets one task reads, or None.
-        fail_on_data_loss: whether offsets that are gone stop the query or are logged.
-        include_headers: whether there is a column `headers`.
         offset_retries: how often the driver asks for offsets again where a broker did not answer.
         offset_retry_interval_s: seconds between two such questions.
         poll_timeout_s: seconds a task waits without any progress before it gives up.
@@ -118,11 +114,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Check the options of a query.
-
-        Raises:
-            ConfigurationError: an option is unknown, wrong, missing or not to be set; it is named.
-        """
+        """Check the options of a query; a `ConfigurationError` names one that is unknown, wrong or missing."""
         given = {name.lower(): value for name, value in options.items()}
         _refuse_unknown(given)
         client = _client_settings(given)

@@ -60,11 +60,8 @@ _log = logging.getLogger("penstock.spark_sink")
 def read_range(options: SourceOptions, schema: pa.Schema, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
     """Read one range over a connection of its own, which is closed on every way out.
 
-    Memory: at most `TASK_BYTES` of messages, beside what the process and its libraries take.
-
-    Raises:
-        MissingRightError: the topic may not be read.
-        SourceError: the range cannot be read; the message names partition and offsets.
+    Memory: at most `TASK_BYTES` of messages, beside what the process and its libraries take. Where the range cannot be
+    read, a `SourceError` names partition and offsets; where the topic may not be, a `MissingRightError` does.
     """
     consumer = clients.consumer(options.bootstrap_servers, consumer_config(options))
     try:

@@ -10,9 +10,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.errors import MessageFormatError
+
+T = TypeVar("T")
 
 #: A partition of a topic.
 TopicPartition = tuple[str, int]
@@ -39,20 +41,19 @@ class OffsetRange:
         return self.end - self.start
 
 
-def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Return the offsets in Spark's shape, sorted: Spark tells "nothing new" by comparing the text."""
-    shaped: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in sorted(offsets.items()):
-        shaped.setdefault(topic, {})[str(partition)] = offset
+def to_json(offsets: Mapping[TopicPartition, T]) -> dict[str, dict[str, T]]:
+    """Return the offsets, or what else partitions have, in Spark's shape.
+
+    Sorted: Spark tells "nothing new" by comparing the text.
+    """
+    shaped: dict[str, dict[str, T]] = {}
+    for topic, partition in sorted(offsets):
+        shaped.setdefault(topic, {})[str(partition)] = offsets[topic, partition]
     return shaped
 
 
 def from_json(shaped: Any) -> Offsets:
-    """Return the offsets of a value in Spark's shape.
-
-    Raises:
-        MessageFormatError: the value has another shape; it says which part.
-    """
+    """Return the offsets of a value in Spark's shape; for another a `MessageFormatError` says which part is wrong."""
     if not isinstance(shaped, Mapping):
         raise MessageFormatError(
             f'offsets must be a JSON object {{"topic": {{"0": 42}}}}, but are a {type(shaped).__name__}'

@@ -41,8 +41,7 @@ Position = str | Offsets | Since
 def starting_position(given: Mapping[str, str]) -> Position | None:
     """Return where a query begins, or None where no option says so. Names of options are in lower case.
 
-    Raises:
-        ConfigurationError: an option is wrong; it is named.
+    A `ConfigurationError` names an option that is wrong.
     """
     strategy = given.get("startingoffsetsbytimestampstrategy", "error").strip().lower()
     if strategy not in ("error", "latest"):
@@ -55,11 +54,7 @@ def starting_position(given: Mapping[str, str]) -> Position | None:
 
 
 def ending_position(given: Mapping[str, str]) -> Position | None:
-    """Return where a batch query ends, or None where no option says so. Names of options are in lower case.
-
-    Raises:
-        ConfigurationError: an option is wrong; it is named.
-    """
+    """Return where a batch query ends, or None where no option says so; as `starting_position`."""
     since = _since("endingTimestamp", "endingOffsetsByTimestamp", given, or_latest=True)
     return since or _offsets("endingOffsets", given)
 
@@ -73,16 +68,10 @@ def resolve(
 ) -> Offsets:
     """Turn a position into offsets of exactly the partitions that are read.
 
-    Args:
-        option: what to call the position in errors.
-        position: where the query begins or ends.
-        first: the first offset each log holds.
-        last: the offset after the last of each log, or an earlier one that the query must not pass.
-        at_times: returns the first offset at or after a time (ms) of each partition, -1 where there is none.
-
-    Raises:
-        ConfigurationError: the position lacks a partition, or names one that is not read.
-        SourceError: a partition has no message as late as the time, and that is an error.
+    Each log holds offsets from `first` up to `last`, or to an earlier one that the query must not pass. `at_times`
+    returns the first offset at or after a time (ms) of each partition, -1 where there is none. A position that lacks a
+    partition, or names one that is not read, is a `ConfigurationError` about the option; a partition without a message
+    as late as the time is a `SourceError`, unless the position takes its end then.
     """
     if isinstance(position, str):
         return dict(first if position == "earliest" else last)

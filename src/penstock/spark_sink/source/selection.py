@@ -123,11 +123,7 @@ class Assign:
 
 
 def parse_selection(given: Mapping[str, str]) -> Selection:
-    """Return what the options choose; their names are in lower case.
-
-    Raises:
-        ConfigurationError: none is given, several are, or the one has another shape.
-    """
+    """Return what the options, by names in lower case, choose; `ConfigurationError` where that is not one thing."""
     chosen = [name for name in ("subscribe", "subscribePattern", "assign") if name.lower() in given]
     if len(chosen) != 1:
         found = " and ".join(chosen) or "none"

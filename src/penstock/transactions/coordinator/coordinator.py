@@ -45,7 +45,7 @@ from penstock.transactions.coordinator.status import StatusLog
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.topics import DEFAULT_PARTITIONS, open_topics
+from penstock.transactions.wire.topics import open_topics
 from penstock.transactions.writing.acked_producer import ANY_SIZE, AckedProducer
 from penstock.transactions.writing.missing_rights import MissingRights
 
@@ -69,8 +69,6 @@ _OWNED = {
     "isolation.level": "each log is read as it must be; leave it out",
 }
 
-#: Beginnings of settings that only a producer, or only a consumer, understands.
-
 #: What it does with its topics.
 _LOG_NEEDS = (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.DESCRIBE_CONFIGS)
 _NEEDS = {
@@ -86,17 +84,7 @@ _NEEDS = {
 class KafkaCoordinator:
     """Settles the transactions of a store in Kafka. Any number may run; they share the partitions. Thread-safe.
 
-    Args:
-        bootstrap_servers: Kafka's addresses.
-        options: times, limits and policies.
-        prefix: what the names of the store's topics begin with.
-        partitions: as `Coordinator` has it, and so are those below.
-        target_latency: seconds.
-        instance: a name that stays after a restart, or None.
-        config: settings of the Kafka clients.
-
-    Raises:
-        ConfigurationError: an argument is wrong. Nothing was started.
+    Arguments and units are those of `Coordinator`. A wrong one raises `ConfigurationError`; nothing was started.
     """
 
     def __init__(
@@ -105,10 +93,10 @@ class KafkaCoordinator:
         options: CoordinatorOptions,
         *,
         prefix: str,
-        partitions: int = DEFAULT_PARTITIONS,
-        target_latency: float = 0.02,
-        instance: str | None = None,
-        config: ClientConfig | None = None,
+        partitions: int,
+        target_latency: float,
+        instance: str | None,
+        config: ClientConfig | None,
     ) -> None:
         positive_int("partitions", partitions)
         positive("target_latency", target_latency)
@@ -122,12 +110,8 @@ class KafkaCoordinator:
         self._prefix = prefix
         self._partitions = partitions
         self._instance = instance
-        self._session_timeout = options.session_timeout
         self._target_latency = target_latency
-        self._telemetry = options.telemetry
-        self._policy = options.policy
-        self._discard = options.discard
-        self._check_timeout = options.check_timeout
+        self._options = options
         self._config = given
         self._admin = admin_client(bootstrap_servers, given)
         # Set by stop(), read by all threads.
@@ -158,11 +142,7 @@ class KafkaCoordinator:
         """Finish the Kafka transaction under way, give the partitions up and end. Raises as `Coordinator.stop`."""
         with self._start_lock:
             self._stopping.set()
-            thread = self._thread
-        if thread is None:
-            return
-        thread.join(timeout)
-        if thread.is_alive():
+        if not self.wait(timeout):
             raise StoppedError(f"the coordinator of {self._prefix} did not end within {timeout:g} s; it goes on ending")
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -189,7 +169,7 @@ class KafkaCoordinator:
 
     def _open(self) -> threading.Thread:
         """Make all parts and return the thread that drives them, not started yet."""
-        servers, stopping = self._bootstrap_servers, self._stopping
+        servers, options, policy = self._bootstrap_servers, self._options, self._options.policy
         principal = principal_of(self._config)
         topics = open_topics(self._admin, servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal)
         mend_settings(self._admin, servers, topics, refuses=True, principal=principal)
@@ -202,7 +182,7 @@ class KafkaCoordinator:
             return HalfPartition(
                 number,
                 recovered,
-                policy=self._policy,
+                policy=policy,
                 counts=self._counts,
                 log=self._ration,
                 may_publish_to=topics.may_publish_to,
@@ -217,7 +197,7 @@ class KafkaCoordinator:
             return [slot.transactional_id for slot in slots] or names.all
 
         fence = Fence(servers, self._config, topics, ids, left)
-        logs = RecoveryReader(servers, self._config, topics, stopping.is_set, fence, rights=self._rights)
+        logs = RecoveryReader(servers, self._config, topics, self._stopping.is_set, fence, rights=self._rights)
         membership = Membership(
             servers,
             self._config,
@@ -225,12 +205,14 @@ class KafkaCoordinator:
             recoveries=Recoveries(logs.recover, self._prefix, left),
             own=own,
             instance=self._instance,
-            session_timeout_s=self._session_timeout,
+            session_timeout_s=options.session_timeout,
             rights=self._rights,
         )
 
+        def claim() -> str:
+            return encode_claim(ids())
+
         def make(transactional_id: str, *, apart: bool) -> Publisher:
-            claim = partial(_claim, ids)
             return Publisher(servers, self._config, topics, transactional_id, claim, self._rights, apart=apart)
 
         def read_done(starts: Mapping[int, int]) -> Mapping[int, DoneRead]:
@@ -242,9 +224,9 @@ class KafkaCoordinator:
         settings = {**ANY_SIZE, **self._config}
         sends = AckedProducer(servers, settings, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
         sender = CheckSender(self._admin, sends, topics, self._ration, clock, rights=self._rights)
-        discarding = Discarding(self._discard, self._check_timeout, self._prefix)
+        discarding = Discarding(options.discard, options.check_timeout, self._prefix)
         checks = CheckScheduler(
-            policy=self._policy,
+            policy=policy,
             sender=sender,
             discarding=discarding,
             half_end=membership.logs.known_half_end,
@@ -285,7 +267,7 @@ class KafkaCoordinator:
     ) -> None:
         observed = None
         try:
-            observed = observe(self._telemetry, self._prefix, self.statistics, in_kafka=True)
+            observed = observe(self._options.telemetry, self._prefix, self.statistics, in_kafka=True)
             sends.start()
             membership.join()
             while not self._stopping.is_set():
@@ -317,15 +299,8 @@ class KafkaCoordinator:
         for label, call in last:
             thread = Disposable(f"penstock-leaving-{self._prefix}", left)
             try:
-                thread.run(label, call, _LEAVE_S, _nothing)
+                # Nothing is left to close: the call that hangs is the closing itself.
+                thread.run(label, call, _LEAVE_S, lambda: None)
                 thread.close()
             except (NotAnsweredError, KafkaException) as error:
                 _log.warning("the coordinator of %s ends all the same: %s", self._prefix, error)
-
-
-def _claim(ids: Callable[[], list[str]]) -> str:
-    return encode_claim(ids())
-
-
-def _nothing() -> None:
-    """Nothing is left to close: the call that hangs is the closing itself."""

@@ -60,22 +60,9 @@ class CoordinatorLoop:
     """What the coordinator's thread does. Used by that thread alone.
 
     Args:
-        bootstrap_servers: Kafka's addresses, for errors.
-        topics: the store's topics.
-        admin: an admin client.
-        membership: which partitions are owned, and their records.
         slots: for the common transactions, used one after the other: after a Kafka transaction has ended the broker
             writes its markers, and refuses the next begin of the same producer for some milliseconds; and one that
             failed is made anew while the others go on.
-        trial_slots: for what is tried apart.
-        gate: says whether the group's coordinator answers.
-        left: counts threads that were left behind.
-        limit: how many decisions go into one common transaction.
-        checks: sends the checks that are due.
-        status: takes what there is to tell operators.
-        counts: where to count.
-        ration: where to say what bad input could repeat without end.
-        rights: what the coordinator lacks.
     """
 
     def __init__(

@@ -20,11 +20,8 @@ def observe(
 ) -> CoordinatorTelemetry | None:
     """Show the metrics of a coordinator until what is returned is closed; None where nobody wants them.
 
-    Args:
-        telemetry: what the user gave.
-        prefix: that of the store.
-        read: counts of this coordinator and what lies in its part of the store; called on the metric readers' threads.
-        in_kafka: whether the store lies in topics.
+    `read` tells the counts of this coordinator and what lies in its part of the store; it is called on the metric
+    readers' threads. `in_kafka` tells whether the store lies in topics.
     """
     if telemetry is None:
         return None

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
@@ -21,8 +21,8 @@ from penstock.clients.kafka import reason
 from penstock.clients.rights import Operation, is_missing_right, topic_right
 from penstock.errors import MessageFormatError
 from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.writing.acked_producer import AckedProducer
 from penstock.transactions.writing.missing_rights import MissingRights
-from penstock.transactions.writing.receipt import Report
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -94,11 +94,7 @@ def encode_status(status: Status) -> bytes:
 
 
 def decode_status(value: bytes | None) -> Status:
-    """Read the value of a record.
-
-    Raises:
-        MessageFormatError: it is something else.
-    """
+    """Read the value of a record; what is something else raises `MessageFormatError`."""
     try:
         return _read(value or b"")
     # json raises RecursionError for what is nested without end.
@@ -156,25 +152,10 @@ def _texts(value: Any) -> Mapping[str, str]:
     return {_text(name): _text(why) for name, why in value.items()}
 
 
-class Sends(Protocol):
-    """What `AckedProducer` does for it."""
-
-    def try_send(
-        self, topic: str, partition: int, key: bytes | None, value: bytes | None, *, report: Report | None = None
-    ) -> bool:
-        """Hand a record over if there is room, and tell whether there was."""
-
-
 class StatusLog:
-    """Writes the status of one coordinator. Used by its thread, which never waits here, and gets no exception.
+    """Writes the status of one coordinator. Used by its thread, which never waits here, and gets no exception."""
 
-    Args:
-        sends: sends that do not wait, started.
-        topics: the store's topics.
-        rights: where it is noted that it may not write there.
-    """
-
-    def __init__(self, sends: Sends, topics: StoreTopics, rights: MissingRights) -> None:
+    def __init__(self, sends: AckedProducer, topics: StoreTopics, rights: MissingRights) -> None:
         self._sends = sends
         self._rights = rights
         self._topic = topics.status
@@ -185,12 +166,7 @@ class StatusLog:
         self._is_refused = False
 
     def write(self, status: Status, now: float) -> None:
-        """Write a status down if there is something new, or if the last record grows old.
-
-        Args:
-            status: as it is now.
-            now: monotonic seconds.
-        """
+        """Write a status down if it is new, or if the last record grows old; `now` is in monotonic seconds."""
         news = replace(status, at_ms=0, slow_call_s=0.0) if status.is_notable else None
         is_due = news != self._last or (news is not None and now - self._last_at >= _AGAIN_S)
         if not is_due or now - self._tried_at < _LEAST_S:

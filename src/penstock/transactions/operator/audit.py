@@ -8,8 +8,8 @@ log says who was first.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import NamedTuple
 
 from confluent_kafka import KafkaException, Message
 from confluent_kafka.admin import AdminClient
@@ -20,68 +20,42 @@ from penstock.errors import PenstockError, StoppedError
 from penstock.options import ClientConfig
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.wire.ops import Verdict
-from penstock.transactions.wire.topics import StoreTopics
+from penstock.transactions.wire.topics import BROKER_TIME, KEPT, StoreTopics
 from penstock.transactions.writing.acked_producer import AckedProducer
 
-_KEPT = {
-    "cleanup.policy": "delete",
-    "retention.ms": "-1",
-    "retention.bytes": "-1",
-    "message.timestamp.type": "LogAppendTime",
-}
 #: Seconds that a record may take to be acknowledged.
 _ANSWER_S = 20.0
 #: What decisions are called in the log.
 VERBS = {Verdict.COMMIT: "commit", Verdict.ROLLBACK: "rollback", Verdict.DISCARD: "discard"}
-_FIELDS = ("who", "what", "transaction", "group", "place", "why")
 
 
-@dataclass(frozen=True, slots=True)
-class Act:
-    """What an operator did, or began to do.
-
-    Attributes:
-        who: the operator.
-        what: `commit`, `rollback`, `discard` or `resume`.
-        transaction: id of the transaction.
-        group: its producer group.
-        place: where it was: topic, partition and offset.
-        why: the reason that was given, or an empty text.
-    """
+class Act(NamedTuple):
+    """What an operator did, or began to do. Its fields are those of the record, by their names."""
 
     who: str
+    #: `commit`, `rollback`, `discard` or `resume`.
     what: str
+    #: Its id.
     transaction: str
     group: str
+    #: Topic, partition and offset.
     place: str
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Audited:
-    """A record of the audit log.
-
-    Attributes:
-        act: what was done.
-        offset: where it stands in the log.
-        at_ms: when, by the broker's clock, in milliseconds since the epoch.
-    """
+class Audited(NamedTuple):
+    """A record of the audit log."""
 
     act: Act
     offset: int
+    #: By the broker's clock, in milliseconds since the epoch.
     at_ms: int
 
 
 class AuditLog:
     """The audit log of one store. Used by one thread.
 
-    Args:
-        bootstrap_servers: Kafka's addresses.
-        config: client settings by librdkafka's names.
-        topics: the store's topics.
-        admin: makes the topic at the first act.
-        sends: returns acknowledged sends, started; called when something is written.
-        inspection: reads topics.
+    Its topic is made at the first act; `sends` returns a producer that is started.
     """
 
     def __init__(
@@ -102,19 +76,15 @@ class AuditLog:
         self._inspection = inspection
 
     def write(self, act: Act) -> int:
-        """Write an act down, durably, and return its offset.
-
-        Raises:
-            PenstockError: it is not known to be stored; the act must not be done.
-        """
+        """Write an act down, durably, and return its offset. After a `PenstockError` the act must not be done."""
         ensure_topics(
             self._admin,
             self._bootstrap_servers,
-            [TopicSpec(self._topic, 1, _KEPT)],
+            [TopicSpec(self._topic, 1, KEPT | BROKER_TIME)],
             needs={self._topic: (Operation.READ, Operation.WRITE)},
             principal=principal_of(self._config),
         )
-        value = json.dumps({name: getattr(act, name) for name in _FIELDS}).encode()
+        value = json.dumps(act._asdict()).encode()
         try:
             receipt = self._sends().send(self._topic, 0, act.transaction.encode(), value)
             stored = receipt.wait(_ANSWER_S)
@@ -125,11 +95,7 @@ class AuditLog:
         return receipt.offset
 
     def read(self, transaction_id: str | None = None) -> list[Audited]:
-        """Return what was done, oldest first; to one transaction, or to all.
-
-        Raises:
-            BrokerConnectionError: a broker does not answer.
-        """
+        """Return what was done, oldest first; to one transaction, or to all. Raises as `Inspection.read`."""
         return read_audit(self._inspection, self._topic, transaction_id)
 
 
@@ -137,24 +103,15 @@ def _audited(message: Message) -> Audited | None:
     """Read a record; None where somebody else wrote it."""
     try:
         fields = json.loads(message.value() or b"")
-        act = Act(*(str(fields[name]) for name in _FIELDS))
+        act = Act(*(str(fields[name]) for name in Act._fields))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return Audited(act, message.offset() or 0, message.timestamp()[1])
 
 
 def read_audit(inspection: Inspection, topic: str, transaction_id: str | None = None) -> list[Audited]:
-    """Return what was done, oldest first; to one transaction, or to all. Nobody has to write it for that.
-
-    Raises:
-        BrokerConnectionError: a broker does not answer.
-    """
+    """Return what was done, oldest first; to one transaction, or to all. Nobody has to write it for that."""
     if not inspection.partitions_of(topic):
         return []
     found = (_audited(message) for message in inspection.read(topic, {0: 0}))
     return [one for one in found if one is not None and transaction_id in {None, one.act.transaction}]
-
-
-def acts_on(log: list[Audited], what: str, place: str) -> Iterator[Audited]:
-    """Yield what was done of a kind to what stood at a place."""
-    return (one for one in log if one.act.what == what and one.act.place == place)

@@ -29,19 +29,8 @@ def cancel(
 ) -> None:
     """Take a committed message back that is not due yet, and return once it is rolled back.
 
-    Args:
-        inspection: reads the store.
-        topics: the store's topics.
-        store: stores a decision and returns once it is durable, or raises `DecisionNotStoredError`.
-        transaction_id: whose.
-        group: the producer group it must be of.
-        wait_s: seconds to wait until a coordinator has settled it.
-
-    Raises:
-        TransactionRefusedError: it is due, published, or not committed.
-        TransactionError: no such transaction is pending.
-        DecisionNotStoredError: it is not known whether it took effect.
-        BrokerConnectionError: the store cannot be read.
+    `store` returns once a decision is durable, or raises `DecisionNotStoredError`. Waits at most `wait_s` seconds until
+    a coordinator has settled it. Raises as `Store.cancel` and as `Inspection`.
     """
     found = inspection.find(transaction_id)
     if found is None:

@@ -26,21 +26,10 @@ def described(
     missing: Collection[str] = (),
     obstacle: str = "",
 ) -> PendingTransaction:
-    """Return a transaction that is not settled as an operator sees it.
+    """Return a transaction that is not settled as an operator sees it. Times are milliseconds since the epoch.
 
-    Args:
-        transaction_id: its id.
-        group: its producer group.
-        topics: of its messages.
-        birth_ms: when its first half was stored, in milliseconds since the epoch.
-        now_ms: the time, likewise.
-        check_count: answered checks.
-        verdict: the decision that waits to take effect, or None.
-        deliver_at_ms: when it is to be published, or None.
-        held_by: id of the transaction of its group and key that it waits for, or None.
-        is_complete: whether all its messages are there.
-        missing: topics that do not exist.
-        obstacle: what stands in its way, as far as is known.
+    The verdict waits to take effect; `held_by` is the id of the transaction of its group and key that it waits for;
+    `missing` are topics that do not exist.
     """
     waits_for = obstacle or "a coordinator"
     if not is_complete:

@@ -62,20 +62,15 @@ _STATUS_RECORDS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A pending transaction and where it is.
-
-    Attributes:
-        half_partition: its half partition.
-        pending: all that is known of it.
-        held_by: id of the transaction of its group and key that it waits for, or None.
-        decision: the decision that stands, or None; it has not taken effect yet.
-        obstacle: what a coordinator told that stands in its way, or None.
-    """
+    """A pending transaction and where it is."""
 
     half_partition: int
     pending: Pending
+    #: Id of the transaction of its group and key that it waits for.
     held_by: str | None
+    #: The one that stands, and has not taken effect yet.
     decision: Op | None
+    #: What a coordinator told that stands in its way.
     obstacle: Obstacle | None = None
 
     @property
@@ -84,12 +79,7 @@ class Found:
         return self.pending.half.transaction_id
 
     def described(self, now_ms: float, missing: Iterable[str] = ()) -> PendingTransaction:
-        """Return it as an operator sees it.
-
-        Args:
-            now_ms: the time, in milliseconds since the epoch.
-            missing: topics that do not exist.
-        """
+        """Return it as an operator sees it, given the topics that do not exist."""
         pending = self.pending
         return described(
             self.transaction_id,
@@ -109,24 +99,16 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """A record of the discarded topic.
-
-    Attributes:
-        partition: where it stands.
-        offset: where in that partition.
-        half: the half as it was.
-        reason: why it was discarded.
-        check_count: answered checks it had.
-        at_ms: when it came there, in milliseconds since the epoch.
-        resumed_by: who brought it back since; empty: it waits here.
-    """
+    """A record of the discarded topic."""
 
     partition: int
     offset: int
     half: Half
     reason: str
     check_count: int
+    #: When it came there, in milliseconds since the epoch.
     at_ms: int
+    #: Who brought it back since; empty: it waits here.
     resumed_by: str = ""
 
 
@@ -139,12 +121,10 @@ class _Partition:
 
 
 class Inspection:
-    """Reads a store. Used by one thread.
+    """Reads a store whose topics have their real counts. Used by one thread.
 
-    Args:
-        bootstrap_servers: Kafka's addresses.
-        config: client settings by librdkafka's names.
-        topics: the store's topics, with their real counts.
+    What reads raises `BrokerConnectionError` where a broker does not answer, or not in time, and `MissingRightError`
+    where this client may not read.
     """
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics) -> None:
@@ -155,12 +135,7 @@ class Inspection:
         self._admin = admin_client(bootstrap_servers, config)
 
     def pending(self) -> list[Found]:
-        """Return what is not settled, oldest first.
-
-        Raises:
-            BrokerConnectionError: a broker does not answer, or not in time.
-            MissingRightError: this client may not read it.
-        """
+        """Return what is not settled, oldest first."""
         numbers = range(self._topics.partitions)
         recovered = self._recovered(numbers)
         read: dict[int, _Partition] = {}
@@ -176,11 +151,11 @@ class Inspection:
         return sorted(found, key=lambda one: one.pending.birth_ms)
 
     def find(self, transaction_id: str) -> Found | None:
-        """Return one that is not settled, or None. Raises as `pending` does."""
+        """Return one that is not settled, or None."""
         return next((one for one in self.pending() if one.transaction_id == transaction_id), None)
 
     def discarded(self) -> list[Discarded]:
-        """Return what lies in the discarded topic, oldest first. Raises as `pending` does."""
+        """Return what lies in the discarded topic, oldest first."""
         numbers = dict.fromkeys(range(self.partitions_of(self._topics.discarded)), 0)
         found = [_discarded(message) for message in self.read(self._topics.discarded, numbers)]
         return sorted((one for one in found if one is not None), key=lambda one: one.at_ms)
@@ -193,7 +168,7 @@ class Inspection:
             return []
 
     def statuses(self) -> list[Status]:
-        """Return what each coordinator told last, unless that was long ago. Raises as `pending` does."""
+        """Return what each coordinator told last, unless that was long ago."""
         topic = self._topics.status
         if not self.partitions_of(topic):
             return []
@@ -263,9 +238,7 @@ class Inspection:
     def _ask(self, question: Callable[[Consumer], T], *topics: str) -> T:
         """Ask a broker, and again where it is not ready: a topic that is new has no leader for a moment.
 
-        Args:
-            question: what is asked.
-            topics: those that it is about; none: the three logs.
+        Where it is about no topics, it is about the three logs.
         """
         deadline = time.monotonic() + _ANSWER_S
         consumer = self._reader.consumer("read_uncommitted")
@@ -283,11 +256,7 @@ class Inspection:
             consumer.close()
 
     def read(self, topic: str, starts: Mapping[int, int]) -> Iterator[Message]:
-        """Yield the committed records of partitions, each from its start to the end it has now.
-
-        Raises:
-            BrokerConnectionError: a broker does not answer, or not in time.
-        """
+        """Yield the committed records of partitions, each from its start to the end it has now."""
         bounds = self._bounds(topic, starts)
         begins = {number: max(starts[number], low) for number, (low, _) in bounds.items()}
         ends = {number: end for number, (_, end) in bounds.items()}

@@ -25,7 +25,6 @@ from penstock.transactions.operator.audit import VERBS, Act, Audited, AuditLog
 from penstock.transactions.operator.inspection import Discarded, Found, Inspection
 from penstock.transactions.operator.obstacles import Cause, status_lines
 from penstock.transactions.operator.resuming import Resuming, marked
-from penstock.transactions.wire.done_records import Note
 from penstock.transactions.wire.half import encode_half
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics
@@ -51,31 +50,20 @@ class Effect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The answer to an operator's decision.
-
-    Attributes:
-        effect: what became of it.
-        stands: the decision that stands, as far as it is known.
-        waits_for: what the transaction waits for, in words.
-    """
+    """The answer to an operator's decision."""
 
     effect: Effect
+    #: The decision that stands, as far as it is known.
     stands: Verdict | None
+    #: In words.
     waits_for: str = ""
 
 
 class KafkaAdministration:
     """An operator's hands on one store. Used by one thread; use it as a context manager.
 
-    Args:
-        bootstrap_servers: Kafka's addresses.
-        prefix: what the names of the store's topics begin with.
-        config: client settings by librdkafka's names.
-
-    Raises:
-        BrokerConnectionError: no broker answered.
-        MissingRightError: this client may not read the store.
-        PenstockError: there is no such store.
+    Raises `BrokerConnectionError`, `MissingRightError` where this client may not read the store, and `PenstockError`
+    where there is none.
     """
 
     def __init__(self, bootstrap_servers: str, prefix: str = "penstock", config: ClientConfig | None = None) -> None:
@@ -153,14 +141,7 @@ class KafkaAdministration:
         """Write the act down, store the decision, and wait until it took effect.
 
         It counts if it is the first. A ROLLBACK also counts against a COMMIT whose message waits for its `deliver_at`,
-        and a DISCARD against one that its target does not take.
-
-        Args:
-            transaction_id: a pending one.
-            verdict: COMMIT, ROLLBACK or DISCARD.
-            actor: who decides.
-            why: the reason, for the audit log.
-            timeout_s: seconds to wait for the effect.
+        and a DISCARD against one that its target does not take. Waits at most `timeout_s` seconds for the effect.
 
         Raises:
             TransactionError: it is not pending, or not all of its messages are there.
@@ -255,7 +236,7 @@ class KafkaAdministration:
         while True:
             note = self._inspection.ends_of(found.transaction_id, found.half_partition, done_from)
             if note is not None:
-                return _judged(note, op_offset)
+                return Decided(Effect.DONE if note.op_offset == op_offset else Effect.REFUSED, note.verdict)
             if time.monotonic() >= deadline:
                 break
             time.sleep(_LOOK_S)
@@ -275,7 +256,3 @@ class KafkaAdministration:
         missing = wanted - partition_counts(self._admin, self._bootstrap_servers).keys() if wanted else wanted
         # What this client may not see may be there.
         return missing.difference(hidden_topics(self._admin, missing))
-
-
-def _judged(note: Note, op_offset: int) -> Decided:
-    return Decided(Effect.DONE if note.op_offset == op_offset else Effect.REFUSED, note.verdict)

@@ -29,12 +29,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What stands in the way of one transaction.
-
-    Attributes:
-        cause: its kind.
-        text: what the transaction waits for, in words.
-    """
+    """What stands in the way of one transaction: its kind, and what the transaction waits for in words."""
 
     cause: Cause
     text: str
@@ -43,13 +38,9 @@ class Obstacle:
 def obstacles(
     half_partition: int, pending: Iterable[Pending], statuses: Sequence[Status], now_ms: float
 ) -> dict[str, Obstacle]:
-    """Return what stands in the way of the decided transactions of one half partition, by id.
+    """Return, by id, what stands in the way of the decided transactions among those pending in one half partition.
 
-    Args:
-        half_partition: its number.
-        pending: what is pending there.
-        statuses: the latest of each coordinator.
-        now_ms: the time, in milliseconds since the epoch.
+    Of each coordinator the latest status counts; the time is in milliseconds since the epoch.
     """
     refused = _merged(status.refused for status in statuses)
     sick = _merged(status.targets for status in statuses)

@@ -10,20 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.errors import TransactionError
-from penstock.transactions.operator.audit import Act, Audited, AuditLog, acts_on
+from penstock.transactions.operator.audit import Act, Audited, AuditLog
 from penstock.transactions.operator.inspection import Discarded, Inspection
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.topics import StoreTopics
 
 
 class Resuming:
-    """Claims discarded transactions of one store. Used by one thread.
+    """Claims discarded transactions of one store, unless they name a target to which none may be published.
 
-    Args:
-        topics: the store's topics.
-        inspection: reads them.
-        audit: where claims are written down.
-        may_publish_to: tells whether a message may name a topic as its target.
+    Used by one thread.
     """
 
     def __init__(
@@ -37,16 +33,8 @@ class Resuming:
     def claim(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> list[Half]:
         """Write down that a discarded transaction is brought back, and return its halves to be stored, in their order.
 
-        Args:
-            transaction_id: a discarded one; of several lives, the last.
-            actor: who brings it back.
-            why: the reason, for the audit log.
-            again: also what was brought back before.
-
-        Raises:
-            TransactionError: it is not in the discarded topic, or not all of it, or names a topic of a store as its
-                target, or was brought back before.
-            PenstockError: the act could not be written down; nothing was done.
+        Of several lives it is the last one. Raises `TransactionError` where it is not wholly in the discarded topic,
+        names a topic of a store as its target, or was brought back before and not `again`; and as `AuditLog.write`.
         """
         discarded = self._newest_life(transaction_id)
         if not discarded:
@@ -79,7 +67,8 @@ class Resuming:
         return [by_part[part] for part in sorted(by_part, key=lambda part: part or (0, 0))]
 
     def _refuse_second(self, place: str, claim: int | None) -> None:
-        first = next(acts_on(self._audit.read(), "resume", place), None)
+        resumed = (one for one in self._audit.read() if (one.act.what, one.act.place) == ("resume", place))
+        first = next(resumed, None)
         if first is not None and first.offset != claim:
             raise TransactionError(
                 f"what stands at {place} was brought back before, by {first.act.who}; with `again` it may become "
@@ -93,13 +82,7 @@ def place_of(topics: StoreTopics, message: Discarded) -> str:
 
 
 def marked(discarded: Sequence[Discarded], acts: Sequence[Audited], topics: StoreTopics) -> list[Discarded]:
-    """Return discarded messages, each with who brought it back, if somebody did.
-
-    Args:
-        discarded: all that lie in the discarded topic.
-        acts: the audit log.
-        topics: the store's topics.
-    """
+    """Return all discarded messages, each with who brought it back by the audit log, if somebody did."""
     claims = {one.act.place: one.act.who for one in acts if one.act.what == "resume"}
     # A claim names the first message of a transaction, and is for all of that life.
     lives = {_life(one): claims[place] for one in discarded if (place := place_of(topics, one)) in claims}

@@ -49,16 +49,9 @@ VERDICTS = {
 class CheckResponder:
     """Answers the checks of one producer group in this process.
 
-    One thread takes checks and a few slots run the user's function. A check that hangs costs its slot until the
-    time limit, and nobody else anything; answered late, its answer still counts. A transaction that is being checked
-    here is not checked a second time meanwhile.
-
-    Args:
-        store: where answers go and checks come from.
-        group: the producer group.
-        check: the user's function. If it raises, the answer is UNKNOWN.
-        workers: threads that run it.
-        timeout_s: seconds after which a check that has not returned is given up.
+    One thread takes checks and a few slots run the user's function; if that raises, the answer is UNKNOWN. A check that
+    hangs costs its slot until the time limit, and nobody else anything; answered late, its answer still counts. A
+    transaction that is being checked here is not checked a second time meanwhile.
     """
 
     def __init__(
@@ -80,11 +73,7 @@ class CheckResponder:
         self.skipped = 0
 
     def start(self) -> None:
-        """Start listening for checks.
-
-        Raises:
-            ConfigurationError: the settings do not do for a consumer.
-        """
+        """Start listening for checks; settings that do not do for a consumer raise `ConfigurationError`."""
         source = self._store.checks(self._group)
         name = f"penstock-checks-{self._group}"
         self._thread = threading.Thread(target=self._listen, args=(source,), name=name, daemon=True)
@@ -116,17 +105,16 @@ class CheckResponder:
             requests = source.take(_WAIT_S)
         except KafkaException as error:
             _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, reason(error))
-            self._stopping.wait(_WAIT_S)
-            return
         except:  # noqa: E722 - see `raised`; whatever it is, the next try may succeed
             # A thread that ended here would leave the group without answers, in silence.
             _log.error("checks of group %s cannot be taken; trying again", self._group, exc_info=raised())
-            self._stopping.wait(_WAIT_S)
+        else:
+            for request in requests:
+                if self._admit(request.half.transaction_id):
+                    label = f"check {request.check_number} of transaction {request.half.transaction_id}"
+                    self._pool.submit(label, partial(self._answer, request))
             return
-        for request in requests:
-            if self._admit(request.half.transaction_id):
-                label = f"check {request.check_number} of transaction {request.half.transaction_id}"
-                self._pool.submit(label, partial(self._answer, request))
+        self._stopping.wait(_WAIT_S)
 
     def _admit(self, transaction_id: str) -> bool:
         with self._lock:

@@ -23,12 +23,7 @@ _COMMIT, _UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN
 class Core:
     """What all transactions of one producer share. Thread-safe.
 
-    Args:
-        store: where halves and decisions go.
-        in_flight: the bounds.
-        deadlines: until when answers and publications are waited for.
-        has_check: whether its producer answers checks.
-        spans: makes a span of each message that is sent, where telemetry is on.
+    `has_check` tells whether its producer answers checks; `spans` makes a span of each message, where telemetry is on.
     """
 
     def __init__(
@@ -38,7 +33,7 @@ class Core:
         deadlines: RequestDeadlines,
         *,
         has_check: bool,
-        spans: SendSpans | None = None,
+        spans: SendSpans | None,
     ) -> None:
         self.store = store
         self._has_check = has_check

@@ -28,10 +28,8 @@ class Awaited(Protocol):
 class RequestDeadlines:
     """Who waits, and until when. Thread-safe.
 
-    Args:
-        name: what the thread's name ends with.
-        answer_timeout_s: seconds to wait for an answer; infinite where the store keeps the time itself.
-        publish_timeout_s: seconds to wait for a publication, from its stored decision on.
+    An answer is waited for `answer_timeout_s` seconds, infinite where the store keeps the time itself, and a
+    publication `publish_timeout_s`, from its stored decision on.
     """
 
     def __init__(self, name: str, answer_timeout_s: float, publish_timeout_s: float) -> None:

@@ -60,13 +60,8 @@ class Flight:
     """One transaction on its way. Driven by its owner, completed by the store's threads.
 
     The owner, the store's threads and the thread of the deadlines meet in `_phase`, which changes under the lock alone:
-    whoever changes it calls the owner back, without the lock.
-
-    Attributes:
-        halves: its messages.
-        error: why its halves, or its decision, are not known to be stored, or why it was refused.
-        state: what it was ended with.
-        wait: what its owner waits for at the end.
+    whoever changes it calls the owner back, without the lock. `error` says why its halves, or its decision, are not
+    known to be stored, or why it was refused; `state` is what it was ended with.
     """
 
     __slots__ = (
@@ -103,17 +98,11 @@ class Flight:
         self._settled: Verdict | None = None
 
     def start(self, callback: FlightCallback, *, may_wait: bool = True, commits: bool = False) -> None:
-        """Store the halves; `callback` comes once they are stored, or with an error.
+        """Store the halves; `callback` comes once, from any thread, when they are stored, or with an error.
 
-        Args:
-            callback: called once, by any thread.
-            may_wait: whether it may wait for room.
-            commits: whether the callback ends it at once.
-
-        Raises:
-            BufferFullError: too many are in flight.
-            StoppedError: the producer is being stopped.
-            PenstockError: a target does not exist, or the store cannot be asked.
+        `may_wait` says whether this may wait for room, `commits` whether the callback ends the flight at once. Raises
+        `BufferFullError` where too many are in flight, `StoppedError` where the producer is being stopped, and another
+        `PenstockError` where a target does not exist, or the store cannot be asked.
         """
         core = self._core
         for half in self.halves:

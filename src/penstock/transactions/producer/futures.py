@@ -172,21 +172,15 @@ class _LoopWaker:
                 there.set_result(None)
 
 
-class _LoopWakers:
-    """One waker for each event loop, for as long as the loop lives."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._wakers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopWaker] = weakref.WeakKeyDictionary()
-
-    def __call__(self, loop: asyncio.AbstractEventLoop) -> _LoopWaker:
-        """Return the waker of a loop."""
-        with self._lock:
-            waker = self._wakers.get(loop)
-            if waker is None:
-                waker = self._wakers[loop] = _LoopWaker(loop)
-            return waker
+#: One waker for each event loop, for as long as the loop lives, guarded by the lock. Whose future it is does not matter
+#: to a waker, only whose loop: so they are shared by all.
+_wakers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopWaker] = weakref.WeakKeyDictionary()
+_wakers_lock = threading.Lock()
 
 
-#: Whose future it is does not matter to a waker, only whose loop: so they are shared by all.
-_waker = _LoopWakers()
+def _waker(loop: asyncio.AbstractEventLoop) -> _LoopWaker:
+    with _wakers_lock:
+        waker = _wakers.get(loop)
+        if waker is None:
+            waker = _wakers[loop] = _LoopWaker(loop)
+        return waker

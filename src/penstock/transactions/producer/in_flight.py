@@ -12,10 +12,8 @@ from penstock.transactions.producer.futures import in_callback
 class InFlightLimit:
     """Counts what is in flight and keeps it within bounds. Thread-safe.
 
-    Args:
-        most: transactions in flight at once.
-        most_bytes: bytes of their messages; one transaction alone may have more.
-        timeout_s: seconds to wait for room; 0: raise at once.
+    One transaction alone may have more than `most_bytes`. Who waits for room does so for `timeout_s` seconds; 0: it
+    raises at once.
     """
 
     def __init__(self, most: int, most_bytes: int, timeout_s: float) -> None:
@@ -31,11 +29,7 @@ class InFlightLimit:
         self.bytes = 0
 
     def enter(self, size: int, *, may_wait: bool = True) -> None:
-        """Take room for a transaction of so many bytes; waits for it where that was chosen.
-
-        Raises:
-            BufferFullError: there is none, or was none for the whole time.
-        """
+        """Take room for so many bytes, waiting for it where that was chosen, or raise `BufferFullError`."""
         with self._lock:
             if not self._fits(size):
                 self._wait(size, may_wait=may_wait)

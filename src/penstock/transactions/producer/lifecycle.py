@@ -26,14 +26,7 @@ _STARTED = _State.STARTED
 
 
 class ProducerLifecycle:
-    """Starts and stops the parts of a producer, once each. Thread-safe.
-
-    Args:
-        group: the producer group.
-        store: where halves and decisions go.
-        checks: answers checks; None where the producer has no check.
-        deadlines: of its requests.
-    """
+    """Starts and stops the parts of a producer, once each. Thread-safe."""
 
     def __init__(self, group: str, store: Store, checks: CheckResponder | None, deadlines: RequestDeadlines) -> None:
         self._group = group

@@ -30,14 +30,7 @@ AsyncExecute = Callable[[Transaction], Awaitable[TransactionState | None] | Tran
 
 
 class TransactionSender:
-    """What `TransactionalProducer` sends with. Thread-safe.
-
-    Args:
-        context: what its transactions have in common.
-        listener: runs the local transactions of `send_in_transaction`.
-        wait: what a send waits for, unless it says so itself.
-        by_half: whether messages of one key are published in the order in which their halves were stored.
-    """
+    """What `TransactionalProducer` sends with. Thread-safe."""
 
     def __init__(
         self, context: ProducerContext, *, listener: TransactionListener | None, wait: Wait, by_half: bool
@@ -159,14 +152,10 @@ class TransactionSender:
             The id and the stored decision. In a store in Kafka an earlier one may stand against it, as in
             `transaction`.
         """
-        under = self._terms(check_immunity, deliver_at)
-        half = self._half(topic, key, value, headers, partition, under)
+        half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
         chosen = self._chosen(wait)
         if execute is None:
-            sending = self._submission(half, chosen)
-            self._context.open()
-            sending.start()
-            return sending.result()
+            return self._submitted(half, chosen).result()
         transaction = Transaction(self._context, half.transaction_id, (half,), None, chosen)
         with transaction as tx:
             _apply(tx, execute(tx))
@@ -194,10 +183,7 @@ class TransactionSender:
             awaited. Its errors are those that leaving a transaction raises, and `HalfNotStoredError`.
         """
         half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
-        sending = self._submission(half, self._chosen(wait))
-        self._context.open()
-        sending.start()
-        return sending
+        return self._submitted(half, self._chosen(wait))
 
     async def send_async(
         self,
@@ -291,8 +277,11 @@ class TransactionSender:
         half = a_half(new_id(), group, under, topic=topic, key=key, value=value, headers=headers, partition=partition)
         return half._replace(order_key=half.key) if self._by_half else half
 
-    def _submission(self, half: Half, wait: Wait) -> Submission:
-        return Submission(Flight(self._context.core, (half,), None, wait))
+    def _submitted(self, half: Half, wait: Wait) -> Submission:
+        sending = Submission(Flight(self._context.core, (half,), None, wait))
+        self._context.open()
+        sending.start()
+        return sending
 
 
 def _apply(tx: Transaction, answer: object) -> None:

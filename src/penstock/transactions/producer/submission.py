@@ -23,17 +23,11 @@ class Submission(ResultFuture[TransactionResult]):
         """The id of the transaction."""
         return self._flight.halves[0].transaction_id
 
-    @property
-    def flight(self) -> Flight:
-        """The transaction itself."""
-        return self._flight
-
-    def start(self, *, may_wait: bool = True) -> None:
+    def start(self) -> None:
         """Send it off; raises as `Flight.start` does."""
-        self._flight.start(self.prepared, may_wait=may_wait, commits=True)
+        self._flight.start(self._prepared, commits=True)
 
-    def prepared(self, flight: Flight) -> None:
-        """Take in that the half is stored, or is not."""
+    def _prepared(self, flight: Flight) -> None:
         if flight.error is not None:
             self.fail(flight.error)
         else:

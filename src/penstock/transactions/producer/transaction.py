@@ -29,11 +29,8 @@ _ROOM_POLL_S = 0.005
 class ProducerContext:
     """What all transactions of a producer have in common.
 
-    Attributes:
-        core: store, limits, deadlines and counts.
-        group: the producer group.
-        open: connects at the first use.
-        room_timeout_s: seconds to wait for room where too many are in flight; 0: raise at once.
+    `open` connects at the first use. Where too many are in flight, they wait `room_timeout_s` seconds; 0: they raise at
+    once.
     """
 
     core: Core
@@ -277,11 +274,7 @@ class TransactionOfSeveral(Transaction):
         self._given = False
 
     def give(self, messages: Sequence[Outgoing]) -> None:
-        """Take all messages; called by the producer, before the block.
-
-        Raises:
-            ConfigurationError: an argument of a message is wrong.
-        """
+        """Take all messages, before the block; what is wrong with one raises `ConfigurationError`."""
         self._messages = list(messages)
         self._make()
         self._given = True

@@ -16,11 +16,7 @@ from penstock.options import ClientConfig
 class TargetTopics:
     """Looks targets up, each once. Thread-safe.
 
-    Args:
-        admin: asks the brokers.
-        bootstrap_servers: Kafka's addresses.
-        config: settings of the Kafka clients, for what an error says of the principal.
-        may_publish_to: whether a topic is a user's: no topic of the store, and none of Kafka's own.
+    `may_publish_to` tells whether a topic is a user's: no topic of the store, and none of Kafka's own.
     """
 
     def __init__(

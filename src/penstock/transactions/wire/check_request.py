@@ -47,11 +47,7 @@ def encode_check_request(request: CheckRequest) -> list[tuple[str, bytes | None]
 
 
 def decode_check_request(key: bytes | None, value: bytes | None, headers: WireHeaders) -> CheckRequest:
-    """Read a check request.
-
-    Raises:
-        MessageFormatError: a field is missing, repeated, unknown or not what it must be.
-    """
+    """Read a check request. Raises `MessageFormatError`."""
     fields, rest = split_headers(headers, _FIELDS)
     partition = number_from(fields, HALF_PARTITION, MAX_INT32)
     offset = number_from(fields, HALF_OFFSET, MAX_INT64)

@@ -37,11 +37,7 @@ def encode_discarded(half: Half, reason: str, check_count: int) -> list[tuple[st
 
 
 def decode_discarded(key: bytes | None, value: bytes | None, headers: WireHeaders) -> DiscardedHalf:
-    """Read a record of the discarded topic.
-
-    Raises:
-        MessageFormatError: a field of the half is missing, repeated, unknown or not what it must be.
-    """
+    """Read a record of the discarded topic. Raises `MessageFormatError`."""
     fields, rest = split_headers(headers, _FIELDS)
     count = number_from(fields, CHECK_NUMBER, MAX_CHECK_NUMBER)
     reason = (fields.get(REASON) or b"").decode(errors="replace")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.wire.half import Half, decode_half, encode_half
+from penstock.transactions.wire.half import Half, encode_half, pack_half, unpack_half
 from penstock.transactions.wire.ids import id_bytes, id_text
 from penstock.transactions.wire.ops import Verdict
 
@@ -24,8 +24,6 @@ _NOTE = struct.Struct(">16sQBHQqI")
 _SNAPSHOT = struct.Struct(">H")
 #: Offset and append time of a snapshotted half, and its headers.
 _SNAPSHOT_HALF = struct.Struct(">QQI")
-_LENGTH = struct.Struct(">i")
-_NULL = -1
 #: What a note may say, by number, for looking them up is cheaper than making them.
 _VERDICTS = {int(verdict): verdict for verdict in Verdict if verdict is not Verdict.TICK}
 
@@ -98,21 +96,14 @@ def encode_done(notes: Sequence[Note], snapshots: Sequence[Snapshot] = ()) -> by
         for offset, birth_ms, half in snapshot.halves:
             headers = encode_half(half)
             parts.append(_SNAPSHOT_HALF.pack(offset, birth_ms, len(headers)))
-            for content in (half.key, half.value, *(item for name, text in headers for item in (name.encode(), text))):
-                parts.append(_LENGTH.pack(_NULL if content is None else len(content)))
-                parts.append(content or b"")
+            parts.extend(pack_half(half, headers))
     return b"".join(parts)
 
 
 def decode_done(value: bytes | None) -> Done:
-    """Read the value of a done record.
-
-    Raises:
-        MessageFormatError: it is cut, too long, of another version, or a field is not what it must be.
-    """
-    content = value or b""
+    """Read the value of a done record."""
     try:
-        return _decode_done(content)
+        return _decode_done(value or b"")
     except (struct.error, ValueError, KeyError) as error:
         raise MessageFormatError(f"a done record that does not read: {error}; it is ignored") from error
 
@@ -169,21 +160,7 @@ def _require_whole(note: Note, halves: Sequence[SnapshotHalf]) -> None:
 
 def _decode_snapshot_half(content: bytes, start: int) -> tuple[SnapshotHalf, int]:
     offset, birth_ms, headers = _SNAPSHOT_HALF.unpack_from(content, start)
-    start += _SNAPSHOT_HALF.size
-    if headers * 2 * _LENGTH.size > len(content):
-        raise ValueError(f"{headers} headers in {len(content)} bytes")
-    items: list[bytes | None] = []
-    for _ in range(2 + 2 * headers):
-        (length,) = _LENGTH.unpack_from(content, start)
-        start += _LENGTH.size
-        if length == _NULL:
-            items.append(None)
-            continue
-        if not 0 <= length <= len(content) - start:
-            raise ValueError(f"{length} bytes where {len(content) - start} are left")
-        items.append(content[start : start + length])
-        start += length
-    named = [((name or b"").decode(), item) for name, item in zip(items[2::2], items[3::2], strict=True)]
-    if any("\0" in name for name, _ in named):
+    half, end = unpack_half(content, start + _SNAPSHOT_HALF.size, headers)
+    if any("\0" in name for name, _ in half.headers):
         raise ValueError("a header's name with a zero byte, which no Kafka client writes")
-    return SnapshotHalf(offset, birth_ms, decode_half(items[0], items[1], named)), start
+    return SnapshotHalf(offset, birth_ms, half), end

@@ -8,6 +8,7 @@ Whatever does not decode raises `MessageFormatError` and nothing else: a forged 
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -33,6 +34,8 @@ _RARE = frozenset({DELIVER_AT, PART, ORDER, RESUMED})
 HALF_FIELDS = _RARE | {TX, GROUP, TOPIC, PARTITION, IMMUNITY_MS}
 
 _REMEMBERED_BYTES = 1_000
+_LENGTH = struct.Struct(">i")
+_NULL = -1
 #: The highest partition, and the highest offset or time.
 MAX_INT32 = (1 << 31) - 1
 MAX_INT64 = (1 << 63) - 1
@@ -118,11 +121,7 @@ def encode_half(half: Half) -> list[tuple[str, bytes | None]]:
 
 
 def decode_half(key: bytes | None, value: bytes | None, headers: WireHeaders) -> Half:
-    """Read a half record.
-
-    Raises:
-        MessageFormatError: a field is missing, repeated, unknown or not what it must be.
-    """
+    """Read a half record."""
     if len(headers) == 3:  # noqa: PLR2004 - id, group and topic: nearly all halves are so
         (first, raw_id), (second, group), (third, topic) = headers
         if first == TX and second == GROUP and third == TOPIC and raw_id and group and topic:
@@ -133,6 +132,36 @@ def decode_half(key: bytes | None, value: bytes | None, headers: WireHeaders) ->
                 return Half(transaction_id, *names, None, key, value, (), None)
     fields, rest = split_headers(headers, HALF_FIELDS)
     return half_from(key, value, fields, rest)
+
+
+def pack_half(half: Half, headers: WireHeaders) -> list[bytes]:
+    """Return a half's key, value and encoded headers, each behind its length, a big-endian integer (-1: null)."""
+    parts: list[bytes] = []
+    for content in (half.key, half.value, *(item for name, text in headers for item in (name.encode(), text))):
+        parts += (_LENGTH.pack(_NULL if content is None else len(content)), content or b"")
+    return parts
+
+
+def unpack_half(packed: bytes, at: int, headers: int) -> tuple[Half, int]:
+    """Read what `pack_half` wrote, with so many headers, and return where it ends.
+
+    Raises `ValueError` and `struct.error`, too: whoever reads the whole record says what it is.
+    """
+    if headers * 2 * _LENGTH.size > len(packed):
+        raise ValueError(f"{headers} headers in {len(packed)} bytes")
+    items: list[bytes | None] = []
+    for _ in range(2 + 2 * headers):
+        (length,) = _LENGTH.unpack_from(packed, at)
+        at += _LENGTH.size
+        if length == _NULL:
+            items.append(None)
+            continue
+        if not 0 <= length <= len(packed) - at:
+            raise ValueError(f"{length} bytes where {len(packed) - at} are left")
+        items.append(packed[at : at + length])
+        at += length
+    named = [((name or b"").decode(), text) for name, text in zip(items[2::2], items[3::2], strict=True)]
+    return decode_half(items[0], items[1], named), at
 
 
 @lru_cache(maxsize=1024)
@@ -148,11 +177,7 @@ def _names(group: bytes, topic: bytes) -> tuple[str, str] | None:
 def split_headers(
     headers: WireHeaders, known: Iterable[str]
 ) -> tuple[dict[str, bytes | None], tuple[tuple[str, bytes | None], ...]]:
-    """Part penstock's headers from the user's.
-
-    Raises:
-        MessageFormatError: one is repeated, or not among the known.
-    """
+    """Part penstock's headers from the user's."""
     fields: dict[str, bytes | None] = {}
     rest: list[tuple[str, bytes | None]] = []
     for header in headers:
@@ -173,11 +198,7 @@ def half_from(
     fields: dict[str, bytes | None],
     headers: tuple[tuple[str, bytes | None], ...],
 ) -> Half:
-    """Return the half that a record's fields describe.
-
-    Raises:
-        MessageFormatError: a field is missing or not what it must be.
-    """
+    """Return the half that a record's fields describe."""
     transaction_id, group, topic = _text(fields, TX), _text(fields, GROUP), _text(fields, TOPIC)
     if not is_id(transaction_id):
         raise MessageFormatError(f"a half whose {TX} is not a UUID of version 7; it is refused")

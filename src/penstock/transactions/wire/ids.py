@@ -6,8 +6,6 @@ import os
 import re
 import time
 
-#: Characters of an id in its text form.
-ID_LENGTH = 36
 #: Bytes of an id.
 ID_BYTES = 16
 #: What stands in place of an id where there is no transaction.
@@ -54,11 +52,7 @@ def is_id(text: str) -> bool:
 
 
 def id_bytes(text: str) -> bytes:
-    """Return the 16 bytes of an id.
-
-    Raises:
-        ValueError: the text is no id.
-    """
+    """Return the 16 bytes of an id. Raises `ValueError` where the text is none."""
     raw = bytes.fromhex(text.replace("-", ""))
     if len(raw) != ID_BYTES:
         raise ValueError(f"an id has {ID_BYTES} bytes, but this one has {len(raw)}")

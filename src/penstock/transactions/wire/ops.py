@@ -96,14 +96,9 @@ def encode_ops(ops: Sequence[Op]) -> bytes:
 
 
 def decode_ops(value: bytes | None) -> list[Op]:
-    """Read the value of an op record: one decision or more, of one group for one half partition.
-
-    Raises:
-        MessageFormatError: it is cut, too long, of another version, or a field is not what it must be.
-    """
-    content = value or b""
+    """Read the value of an op record: one decision or more, of one group for one half partition."""
     try:
-        ops = _decode_ops(content)
+        ops = _decode_ops(value or b"")
     except (struct.error, ValueError, KeyError) as error:
         raise MessageFormatError(f"an op record that does not read: {error}; it is refused") from error
     if ops[0].half_partition < 0 or not ops[0].group:

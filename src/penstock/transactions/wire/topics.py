@@ -26,14 +26,14 @@ CHECK_PARTITIONS = 8
 _INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 #: The store deletes below its checkpoints itself: nothing pending may be lost to retention.
-_KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 #: What is deleted gives its place on the disk back when its whole segment is: Kafka's own are a gigabyte large.
 _SEGMENTS = {"segment.bytes": str(16 << 20)}
 #: The broker's clock gives a half its birth time: producers' clocks do not count.
-_BROKER_TIME = {"message.timestamp.type": "LogAppendTime"}
+BROKER_TIME = {"message.timestamp.type": "LogAppendTime"}
 #: A check request or a discarded record is a half with a few headers more, and a half may be written down again in the
 #: done log: whatever fits as a half must fit here.
-_ROOM = {"max.message.bytes": str(2 << 20)}
+ROOM = {"max.message.bytes": str(2 << 20)}
 #: Characters of a topic's name.
 _MAX_TOPIC_NAME = 249
 _PREFIX = re.compile(r"[a-zA-Z0-9._-]+")
@@ -45,15 +45,10 @@ _STATUS = {"retention.ms": _ONE_HOUR_MS, "segment.ms": str(10 * 60 * 1000)}
 
 @dataclass(frozen=True, slots=True)
 class StoreTopics:
-    """The topics of one store.
-
-    Attributes:
-        prefix: what their names begin with.
-        partitions: number of partitions of half, op and done.
-        check_partitions: number of partitions of the check topic.
-    """
+    """The topics of one store."""
 
     prefix: str
+    #: Of half, op and done.
     partitions: int = DEFAULT_PARTITIONS
     check_partitions: int = CHECK_PARTITIONS
 
@@ -118,12 +113,7 @@ class StoreTopics:
 
 
 def require_prefix(prefix: object, longest: str = ".discarded") -> None:
-    """Raise `ConfigurationError` unless a store's topics can begin with a prefix.
-
-    Args:
-        prefix: the prefix.
-        longest: what the longest of the names has behind it.
-    """
+    """Raise `ConfigurationError` unless names can begin with a prefix: `longest` is how the longest of them ends."""
     if not isinstance(prefix, str) or _PREFIX.fullmatch(prefix) is None:
         raise ConfigurationError(f"prefix must be a name made of letters, digits, '.', '_' and '-', but is {prefix!r}")
     most = _MAX_TOPIC_NAME - len(longest)
@@ -145,19 +135,9 @@ def open_topics(
 ) -> StoreTopics:
     """Create the topics of a store where they are absent, and return them with their real partition counts.
 
-    Args:
-        admin: an admin client.
-        bootstrap_servers: Kafka's addresses.
-        prefix: what the names of the topics begin with.
-        partitions: of half, op and done, if they have to be created.
-        needs: what the caller does with them, by the last part of their names, to be told where they are not seen.
-        principal: who the caller is, to be told then.
-
-    Raises:
-        BrokerConnectionError: no broker answered.
-        MissingRightError: one is not to be seen, or is missing and may not be created.
-        ConfigurationError: the prefix is no topic name, or the counts of half, op and done differ.
-        PenstockError: the broker refused to create one.
+    Where one is not to be seen, the error tells what the principal lacks: it needs them for `needs`, by the last part
+    of their names. Raises `ConfigurationError` where the prefix is no topic name, or the counts of half, op and done
+    differ; else as `ensure_topics`.
     """
     require_prefix(prefix)
     topics = StoreTopics(prefix, partitions)
@@ -165,13 +145,13 @@ def open_topics(
         admin,
         bootstrap_servers,
         [
-            TopicSpec(topics.half, partitions, _KEPT | _SEGMENTS | _BROKER_TIME),
-            TopicSpec(topics.op, partitions, _KEPT | _SEGMENTS | _BROKER_TIME),
-            TopicSpec(topics.done, partitions, _KEPT | _SEGMENTS | _ROOM),
-            TopicSpec(topics.check, CHECK_PARTITIONS, {"retention.ms": _ONE_HOUR_MS, **_ROOM}),
-            TopicSpec(topics.discarded, partitions, {**_KEPT, **_ROOM}),
+            TopicSpec(topics.half, partitions, KEPT | _SEGMENTS | BROKER_TIME),
+            TopicSpec(topics.op, partitions, KEPT | _SEGMENTS | BROKER_TIME),
+            TopicSpec(topics.done, partitions, KEPT | _SEGMENTS | ROOM),
+            TopicSpec(topics.check, CHECK_PARTITIONS, {"retention.ms": _ONE_HOUR_MS, **ROOM}),
+            TopicSpec(topics.discarded, partitions, {**KEPT, **ROOM}),
             # A store of an earlier version has none, and may be in the hands of a user who may not create topics.
-            TopicSpec(topics.status, 1, _STATUS | _SEGMENTS | _BROKER_TIME, is_optional=True),
+            TopicSpec(topics.status, 1, _STATUS | _SEGMENTS | BROKER_TIME, is_optional=True),
         ],
         needs={f"{prefix}.{name}": operations for name, operations in needs.items()},
         principal=principal,

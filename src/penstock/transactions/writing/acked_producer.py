@@ -53,11 +53,7 @@ _OWNED = {
 
 
 def wire_headers(message: Message) -> WireHeaders:
-    """Return the headers of a fetched record in wire order.
-
-    Raises:
-        MessageFormatError: a header's name is not UTF-8.
-    """
+    """Return the headers of a fetched record in wire order; `MessageFormatError` where a name is not UTF-8."""
     try:
         # The client library returns a list of pairs of text and bytes; its type covers what may be produced, too.
         return cast("WireHeaders", headers_of(cast("Record", message)) or ())
@@ -68,14 +64,8 @@ def wire_headers(message: Message) -> WireHeaders:
 class AckedProducer:
     """Idempotent sends with receipts. Thread-safe.
 
-    Args:
-        bootstrap_servers: Kafka's addresses.
-        config: client settings by librdkafka's names.
-        send_timeout_s: seconds after which an unacknowledged send counts as failed.
-        name: what the delivery thread's name ends with.
-
-    Raises:
-        ConfigurationError: a setting is wrong, or belongs to penstock.
+    A send that is not acknowledged within `send_timeout_s` seconds counts as failed. A setting that is wrong, or
+    belongs to penstock, raises `ConfigurationError`.
     """
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, send_timeout_s: float, name: str) -> None:
@@ -110,7 +100,7 @@ class AckedProducer:
         self._name = name
         self._ration = RationedLog()
         #: Called by the delivery thread after each round of reports; set before `start`.
-        self.after_reports: Callable[[], None] = _nothing
+        self.after_reports: Callable[[], None] = lambda: None
         # Set by stop(), read by senders.
         self._refusing = False
         # Set by stop(), read by the delivery thread.
@@ -164,46 +154,22 @@ class AckedProducer:
         """Whether the caller is the delivery thread, which may not wait for its own reports."""
         return threading.get_ident() == self._thread.ident
 
-    def send(
-        self,
-        topic: str,
-        partition: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Any = None,
-    ) -> Receipt:
+    def send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Any = None) -> Receipt:
         """Hand a record to the client library; waits for room where its buffer is full.
 
-        Raises:
-            KafkaException: the client library refused the record: it is too large, say.
-            StoppedError: it was stopped, or the buffer stayed full for the whole send timeout.
+        Raises `KafkaException` where the library refuses the record (it is too large, say), and `StoppedError` where
+        this was stopped, or the buffer stayed full for the whole send timeout.
         """
         receipt = Receipt(partial(self.why, topic))
         self.post(topic, partition, key, value, headers=headers, report=receipt.report)
         return receipt
 
     def try_send(
-        self,
-        topic: str,
-        partition: int,
-        key: bytes | None,
-        value: bytes | None,
-        *,
-        headers: Any = None,
-        report: Report | None = None,
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None, *, headers: Any = None, report: Report
     ) -> bool:
         """Hand a record to the client library if it has room, and tell whether it had. Never waits.
 
-        Args:
-            topic: where it goes.
-            partition: which partition of it.
-            key: its key.
-            value: its value.
-            headers: its headers, or None.
-            report: called once, by the delivery thread; None for what is sent again anyhow where it was lost.
-
-        Raises:
-            KafkaException: the client library refused the record: it is too large, say.
+        `report` is called once, by the delivery thread. Raises `KafkaException` as `send` does.
         """
         producer = self._clients.client
         if self._refusing or self.is_inherited:
@@ -219,38 +185,16 @@ class AckedProducer:
         return True
 
     def try_post(self, topic: str, partition: int, value: bytes, report: Report) -> bool:
-        """Hand a record to the client library and have its delivery reported, unless the buffer is full. Never waits.
-
-        Raises:
-            KafkaException: the client library refused the record.
-            StoppedError: it was stopped.
-        """
+        """Do what `try_send` does; raises `StoppedError`, too, where it was stopped."""
         self._check_refusing(topic, partition)
         return self.try_send(topic, partition, None, value, report=report)
 
     def post(
-        self,
-        topic: str,
-        partition: int,
-        key: bytes | None,
-        value: bytes | None,
-        *,
-        headers: Any,
-        report: Report,
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None, *, headers: Any, report: Report
     ) -> None:
-        """Hand a record to the client library and have its delivery reported; waits as `send` does.
+        """Hand a record to the client library and have its delivery reported; waits and raises as `send` does.
 
-        Args:
-            topic: where it goes.
-            partition: which partition of it.
-            key: its key.
-            value: its value.
-            headers: its headers, or None.
-            report: called once, by the delivery thread; it neither raises nor waits.
-
-        Raises:
-            KafkaException: the client library refused the record: it is too large, say.
-            StoppedError: it was stopped, or the buffer stayed full for the whole send timeout.
+        `report` is called once, by the delivery thread; it neither raises nor waits.
         """
         deadline = 0.0
         while True:
@@ -358,7 +302,3 @@ class AckedProducer:
                 self._clients.note_failure(error)
             else:
                 break
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""

@@ -42,13 +42,9 @@ class ClientLog(Protocol):
 
 
 class EndWatch:
-    """Reads the library's log for ends that were repeated, and passes on what its user wants to read.
+    """Reads the library's log for ends that were repeated, and passes on to `log` what its user wants to read.
 
     Written by the thread that serves the producer, read by it: one thread at a time.
-
-    Args:
-        log: where lines go on to.
-        debugging: whether the user asked for the library's debug lines, too.
     """
 
     def __init__(self, log: ClientLog, *, debugging: bool) -> None:
@@ -77,13 +73,8 @@ class EndWatch:
     def commit(self, producer: Producer, timeout_s: float) -> None:
         """End the transaction with a commit, and return once it is known to be committed.
 
-        Args:
-            producer: the one whose log this watches.
-            timeout_s: seconds that the end may take.
-
-        Raises:
-            KafkaException: it was not committed, and has to be aborted.
-            UnknownEndError: nobody knows.
+        Raises `KafkaException` where it was not committed, and has to be aborted, and `UnknownEndError` where nobody
+        knows.
         """
         begun = time.monotonic()
         try:
@@ -97,15 +88,7 @@ class EndWatch:
         self._require_known(producer, begun, "committed")
 
     def abort(self, producer: Producer, timeout_s: float) -> None:
-        """End the transaction with an abort, and return once it is known to be aborted.
-
-        Args:
-            producer: the one whose log this watches.
-            timeout_s: seconds that the end may take.
-
-        Raises:
-            UnknownEndError: nobody knows.
-        """
+        """End the transaction with an abort; return once it is known to be aborted, or raise `UnknownEndError`."""
         begun = time.monotonic()
         try:
             producer.abort_transaction(timeout_s)
@@ -129,8 +112,7 @@ class EndWatch:
     def doubt(self, took_s: float) -> str | None:
         """Say why the end of the transaction is in doubt, though it was answered; None when it is known.
 
-        Args:
-            took_s: seconds the end took. It counts where the library did not speak of it: another version might not.
+        The seconds it took count where the library did not speak of it: another version might not.
         """
         if self._sign is None and not self._ends and took_s > _SILENT_S:
             return "its end took long, and the client library does not say whether it was repeated"

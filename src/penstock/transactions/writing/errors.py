@@ -13,12 +13,7 @@ class IdLostError(PenstockError):
 
 
 class NotOpenedError(PenstockError):
-    """The producer cannot start now: try again.
-
-    Args:
-        text: why.
-        rights: what is missing for it, if that is the reason.
-    """
+    """The producer cannot start now: try again. `rights` are missing for it, if that is the reason."""
 
     def __init__(self, text: str, rights: Sequence[Right] = ()) -> None:
         super().__init__(text)

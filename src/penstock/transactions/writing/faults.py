@@ -18,11 +18,9 @@ from penstock.transactions.writing.end_watch import ClientLog
 
 
 class Fault(NamedTuple):
-    """What is wrong with a topic.
+    """What is wrong with a topic, and why, as the broker says it.
 
-    Attributes:
-        why: the broker's reason.
-        whole: whether it takes nothing; otherwise it refuses some of its messages, nobody knows which.
+    One that is `whole` takes nothing; otherwise it refuses some of its messages, nobody knows which.
     """
 
     why: str
@@ -52,19 +50,8 @@ _MESSAGES_FAULT = _TOO_LARGE | {
     KafkaError.POLICY_VIOLATION,
     KafkaError._INVALID_ARG,  # noqa: SLF001 - the client library's public constants look so, here and below
 }
-_SILENT = frozenset(
-    {
-        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - the same
-        KafkaError._TIMED_OUT,  # noqa: SLF001 - the same
-        KafkaError.REQUEST_TIMED_OUT,
-    }
-)
-_PURGED = frozenset(
-    {
-        KafkaError._PURGE_QUEUE,  # noqa: SLF001 - the same
-        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - the same
-    }
-)
+_SILENT = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT})  # noqa: SLF001 - the same
+_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - the same
 #: What befalls messages because another one failed, the producer was fenced, or the brokers are away.
 _NOBODYS_FAULT = frozenset(
     {
@@ -118,14 +105,7 @@ class Blame:
     cause: str = ""
 
     def add(self, transaction_id: str, topic: str, error: KafkaError, why: str) -> None:
-        """Take in that a message was not stored.
-
-        Args:
-            transaction_id: of its transaction.
-            topic: where it was to go.
-            error: what the library reports.
-            why: the same as a text.
-        """
+        """Take in that a message was not stored; `why` is the error as a text."""
         kind = blamed(error)
         if kind is Blamed.PURGED:
             self.purged.add(topic)
@@ -166,9 +146,6 @@ class AddWatch:
     """Reads in the client library's log which topics the broker did not let into a transaction; passes all on.
 
     Written and read by the thread that serves the producer.
-
-    Args:
-        log: where lines go on to.
     """
 
     def __init__(self, log: ClientLog) -> None:

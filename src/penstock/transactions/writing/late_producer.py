@@ -10,8 +10,7 @@ from penstock.transactions.writing.acked_producer import AckedProducer
 class LateProducer:
     """An `AckedProducer` that is made and started when it is called for first: who only looks may write nothing.
 
-    Args:
-        make: makes it, not started. Used by one thread.
+    `make` returns it, not started. Used by one thread.
     """
 
     def __init__(self, make: Callable[[], AckedProducer]) -> None:

@@ -27,11 +27,7 @@ class MissingRights:
     """The rights that one component lacks now, by what it was refused lately. Thread-safe.
 
     Each refusal is logged, the same one now and then only. One that is not met again counts as mended after a while, or
-    at once where the component says that what it was refused works.
-
-    Args:
-        config: settings of its clients, which tell who it is.
-        clock: monotonic seconds.
+    at once where the component says that what it was refused works. `config` tells who it is.
     """
 
     def __init__(self, config: ClientConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,9 +43,7 @@ class MissingRights:
     def refused(self, what: str, *rights: Right) -> str:
         """Take in that something was refused for want of rights; return the sentence that tells so.
 
-        Args:
-            what: what was tried, as the beginning of a sentence.
-            rights: what is missing.
+        `what` was tried; it is the beginning of the sentence.
         """
         text, now = missing_right_text(what, rights, self._principal), self._clock()
         with self._lock:
@@ -83,12 +77,9 @@ class MissingRights:
 def is_group_forbidden(consumer: Consumer) -> bool:
     """Tell whether a consumer has heard that its group is forbidden: questions for positions only time out then.
 
-    The answer to its search for the group's coordinator comes among the messages. (To ask an admin client about the
-    group would be plainer, but while brokers are away librdkafka 2.16 ends the process in that: an assertion on
-    `eonce->refcnt`.)
-
-    Args:
-        consumer: one that reads nothing now.
+    The answer to its search for the group's coordinator comes among the messages, so it must be one that reads nothing
+    now. (To ask an admin client about the group would be plainer, but while brokers are away librdkafka 2.16 ends the
+    process in that: an assertion on `eonce->refcnt`.)
     """
     heard = (message.error() for message in consumer.consume(_HEARD, _HEAR_S))
     return any(error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED for error in heard)

@@ -16,11 +16,8 @@ DELIVERY_S = 5.0
 def producer_settings(config: ClientConfig, transactional_id: str, *, apart: bool, reports_all: bool) -> dict[str, Any]:
     """Return the settings of a transactional producer, for the client library.
 
-    Args:
-        config: the user's, by librdkafka's names.
-        transactional_id: an id that no other running producer uses.
-        apart: whether each message is a batch, so that what the broker refuses is named.
-        reports_all: whether deliveries are reported that succeeded.
+    No other running producer uses the id. Where it writes `apart`, each message is a batch, so that what the broker
+    refuses is named. With `reports_all`, deliveries that succeeded are reported, too.
     """
     debug = str(config.get("debug", ""))
     settings: dict[str, Any] = {

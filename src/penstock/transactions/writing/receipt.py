@@ -7,15 +7,13 @@ from collections.abc import Callable
 
 from confluent_kafka import KafkaError, Message
 
-from penstock.clients.kafka import reason
-
 
 class Receipt:
     """What is known of one send. Written once by the delivery thread, read by any number of waiters."""
 
     __slots__ = ("_gate", "_why", "error", "offset")
 
-    def __init__(self, why: Callable[[KafkaError], str] = reason) -> None:
+    def __init__(self, why: Callable[[KafkaError], str]) -> None:
         self._why = why
         #: Offset of the stored record; -1 until then.
         self.offset = -1

@@ -94,18 +94,10 @@ class TargetQuarantine:
     def refuse(
         self, transaction_id: str, topic: str, why: str, now: float, too_large: int | None = None, *, stays: bool = True
     ) -> bool:
-        """Take in that the broker refused a transaction, or would.
+        """Take in that the broker refused a transaction, or would; tell whether this is the first time.
 
-        Args:
-            transaction_id: the transaction.
-            topic: its target.
-            why: the reason.
-            now: monotonic seconds.
-            too_large: its bytes, if that was the reason.
-            stays: whether its target stays out for that, also where it was refused before.
-
-        Returns:
-            Whether this is the first time.
+        `too_large` are its bytes, if that was the reason. It `stays` where its target is out for that also if it was
+        refused before.
         """
         is_first = transaction_id not in self._refused
         found = self._topics.get(topic)
@@ -231,9 +223,7 @@ class TargetQuarantine:
     def release(self, has_work: Callable[[str], bool], now: float) -> list[str]:
         """Let out those topics that are well again, and return them.
 
-        Args:
-            has_work: whether something waits for a topic's sake that was not refused.
-            now: monotonic seconds.
+        `has_work` tells whether something waits for a topic's sake that was not refused.
         """
         well = []
         for topic, found in list(self._topics.items()):

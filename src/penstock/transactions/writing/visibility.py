@@ -7,7 +7,7 @@ records may read past what was written, it is over for him.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
@@ -28,9 +28,7 @@ Place = tuple[str, int]
 class Visibility:
     """Waits until readers of committed records see what one producer published. Used by one thread.
 
-    Args:
-        admin: asks the brokers.
-        own: the place that nobody else holds up.
+    `own` is the place that nobody else holds up.
     """
 
     def __init__(self, admin: AdminClient, own: Place) -> None:
@@ -61,14 +59,11 @@ class Visibility:
                 time.sleep(_LOOK_S)
 
     def _unseen(self, written: Mapping[Place, int]) -> dict[Place, int]:
-        ends = self._ends(written)
-        return {place: offset for place, offset in written.items() if ends[place] <= offset}
-
-    def _ends(self, places: Collection[Place]) -> dict[Place, int]:
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call] # untyped in the library
         asked = self._admin.list_offsets(
-            {TopicPartition(*place): latest for place in places},
+            {TopicPartition(*place): latest for place in written},
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=_ANSWER_S,
         )
-        return {(one.topic, one.partition): told_offset(answered(future, _ANSWER_S)) for one, future in asked.items()}
+        ends = {(one.topic, one.partition): told_offset(answered(future, _ANSWER_S)) for one, future in asked.items()}
+        return {place: offset for place, offset in written.items() if ends[place] <= offset}

@@ -80,12 +80,8 @@ class TransactionalWriter:
     Made, used and closed by one thread, which may be left behind in any call; `give_up` is called by its owner's.
 
     Args:
-        bootstrap_servers: Kafka's addresses.
-        config: client settings by librdkafka's names.
         transactional_id: an id that no other running producer uses.
         log_topic: the topic in which it writes down what it settled: what it refuses is no target's fault.
-        ids_right: the right to its transactional ids.
-        rights: where it is noted what is missing.
         apart: whether each message is a batch, so that what the broker refuses is named.
         reports_all: whether deliveries are reported that succeeded.
         step: called before each call of the library that may wait, with its name.
@@ -133,9 +129,8 @@ class TransactionalWriter:
     def open(self, limit_s: float, try_s: float) -> None:
         """Make the producer and initialise it. The broker ends what a former producer of this id left open.
 
-        Args:
-            limit_s: seconds after which it is not tried again.
-            try_s: seconds of one try; an id that the broker cannot free within them is lost.
+        After `limit_s` seconds it is not tried again; a try takes `try_s`, and an id that the broker cannot free by
+        then is lost.
 
         Raises:
             ConfigurationError: the client library refused the settings.
@@ -189,12 +184,7 @@ class TransactionalWriter:
             return True
 
     def begin(self) -> None:
-        """Begin a transaction.
-
-        Raises:
-            KafkaException: it cannot begin.
-            NotOpenedError: the writer is not open.
-        """
+        """Begin a transaction, or raise `KafkaException`; `NotOpenedError` where the writer is not open."""
         producer = self.producer
         self._step("begin_transaction")
         # Lines from before, served now: they are not this transaction's.
@@ -215,15 +205,9 @@ class TransactionalWriter:
     ) -> None:
         """Hand the messages of a transaction to the client library.
 
-        Args:
-            transaction_id: who is blamed where one is refused.
-            messages: in their order.
-            delivered: called for each that was stored, where that is reported.
-            room_s: seconds to wait for room in the library's buffer.
-
-        Raises:
-            BufferError: there was no room in time.
-            KafkaException: one is refused.
+        The transaction is blamed where one is refused, which raises `KafkaException`. Where there is no room in the
+        library's buffer within `room_s` seconds, `BufferError` is raised. `delivered` is called for each that was
+        stored, where that is reported.
         """
         produce, reported = self.producer.produce, partial(self._reported, transaction_id, delivered)
         for topic, partition, key, value, headers in messages:
@@ -238,12 +222,7 @@ class TransactionalWriter:
                 raise
 
     def produce_log(
-        self,
-        partition: int,
-        value: bytes,
-        delivered: Delivered | None = None,
-        *,
-        room_s: float = 0.0,
+        self, partition: int, value: bytes, delivered: Delivered | None = None, *, room_s: float = 0.0
     ) -> None:
         """Hand a record for the log of what was settled to the client library; arguments and errors as `produce`."""
         reported = partial(self._log_reported, delivered)
@@ -265,11 +244,7 @@ class TransactionalWriter:
                 return produce()
 
     def _reported(
-        self,
-        transaction_id: str,
-        delivered: Delivered | None,
-        error: KafkaError | None,
-        message: Message,
+        self, transaction_id: str, delivered: Delivered | None, error: KafkaError | None, message: Message
     ) -> None:
         if error is not None:
             self._refused(transaction_id, message.topic() or "", error)
@@ -299,10 +274,7 @@ class TransactionalWriter:
         """Wait until all is stored, and tell whether it is; else `blame` says what failed, as far as is known.
 
         The library's `flush` looks every 10 ms where only failures are reported; that was most of a small group's time.
-
-        Args:
-            limit_s: seconds to wait at most.
-            look: called now and then with the seconds that were waited; it may blame somebody.
+        `look` is called now and then with the seconds that were waited; it may blame somebody.
         """
         producer = self.producer
         self._step("delivery")
@@ -335,21 +307,15 @@ class TransactionalWriter:
         return is_forbidden(self._added.refused.get(self._log_topic, ""))
 
     def send_positions(self, positions: list[TopicPartition], group_metadata: Any) -> None:
-        """Make positions of a consumer group part of the transaction.
-
-        Raises:
-            KafkaException: they were refused, or no broker answered.
-        """
+        """Make positions of a consumer group part of the transaction, or raise `KafkaException`."""
         self._step("send_offsets_to_transaction")
         self.producer.send_offsets_to_transaction(positions, group_metadata, _END_S)
 
     def commit(self) -> None:
         """End the transaction with a commit, and return once it is known to be committed.
 
-        Raises:
-            GivenUpError: its owner gave it up.
-            KafkaException: it was not committed: no end was sent, or the broker refused it.
-            UnknownEndError: nobody knows.
+        Raises `GivenUpError` where its owner gave it up, `KafkaException` where no end was sent, or the broker refused
+        it, and `UnknownEndError` where nobody knows.
         """
         with self._lock:
             if self._state is State.GIVEN_UP:
@@ -367,8 +333,7 @@ class TransactionalWriter:
     def abort(self) -> None:
         """End a transaction that failed, so that it holds no readers back; then the writer can only be closed.
 
-        Raises:
-            UnknownEndError: nobody knows how it ends, or a late end may come.
+        Raises `UnknownEndError` where nobody knows how it ends, or a late end may come.
         """
         producer, self._state = self.producer, State.FAILED
         self._step("delivery")

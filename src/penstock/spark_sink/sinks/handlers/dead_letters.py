@@ -42,10 +42,8 @@ _LOOK_S = 0.1
 class DeadLetterSettings:
     """What a task needs to write dead letters. Picklable.
 
-    Attributes:
-        group: the consumer group, for the headers.
-        producer: the producer's settings, by librdkafka's names; they may hold secrets.
-        limit: when a task fails rather than give up one more message; None for never.
+    The producer's settings may hold secrets. `limit` says when a task fails rather than give up one more message; None
+    for never.
     """
 
     group: str
@@ -60,10 +58,7 @@ class DeadLetterSettings:
 class TaskDeadLetters:
     """Writes the dead letters of one task. One thread uses it.
 
-    Args:
-        settings: where to.
-        counts: the task's counts, for the limit.
-        connect: makes the producer, at the first dead letter.
+    `counts` tells the task's counts, for the limit; `connect` makes the producer, at the first dead letter.
     """
 
     def __init__(
@@ -84,11 +79,8 @@ class TaskDeadLetters:
     def put(self, record: Record, route: Route, error: BaseException, attempts: int) -> None:
         """Count a message that is given up; send it to its dead-letter topic where its handler wants that.
 
-        `flush` tells whether it came there.
-
-        Raises:
-            MissingRightError: this client may not write it.
-            SinkError: it is one too many, or it cannot be sent.
+        `flush` tells whether it came there. Raises `SinkError` where it is one too many or cannot be sent, and
+        `MissingRightError` where this client may not write it.
         """
         handler = route.handler
         place = f"{record.topic()}[{record.partition()}]@{record.offset()}"
@@ -158,12 +150,7 @@ class TaskDeadLetters:
             ) from None  # its text may hold the message
 
     def flush(self) -> None:
-        """Wait until the broker has all.
-
-        Raises:
-            MissingRightError: this client may not write one.
-            SinkError: one was not written.
-        """
+        """Wait until the broker has all; raise `SinkError` where one was not written, or `MissingRightError`."""
         if self._producer is None:
             return
         left = self._producer.flush(_TIMEOUT_S + _GRACE_S)

@@ -25,17 +25,7 @@ def sink_of(
 ) -> HandlerSink:
     """Return a sink with an app's handlers, limits and environment.
 
-    Args:
-        name: name of the app.
-        handlers: by topic; None where a topic has none.
-        settings: the app's.
-        bootstrap_servers: the app's.
-        environment: the app's.
-        parallelism: tasks that a batch is spread over.
-        headers: whether frames have the column `headers`.
-
-    Raises:
-        ConfigurationError: a topic has no handler, or a handler cannot be kept on executors.
+    A topic without a handler, or a handler that cannot be kept on executors, is a `ConfigurationError`.
     """
     missing = sorted(topic for topic, one in handlers.items() if one is None)
     if missing:

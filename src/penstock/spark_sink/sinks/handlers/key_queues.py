@@ -35,13 +35,9 @@ GiveUp = Callable[[Record, Route, BaseException, int], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HandlerCall:
-    """What is given to a handler in one call.
+    """What is given to a handler in one call: a message, or a list of them where it takes batches.
 
-    Attributes:
-        route: the handler.
-        items: identity and record of each message, in order.
-        work: the message, or the list of them where the handler takes batches.
-        begun: when it was handed out.
+    Beside it stand the identity and the record of each, in order, and when it was handed out.
     """
 
     route: Route
@@ -70,15 +66,9 @@ class KeyQueues:
     """The messages of a task. One thread calls it.
 
     Messages of one identity go one at a time and in the order of the rows; with batches, one batch at a time. A failed
-    message waits for its retry with those behind it and delays no other, until as many wait as may.
-
-    Args:
-        records: the rows, in the order in which they are to be handled.
-        routes: the handler of each topic.
-        give_up: called with a message whose retries are exhausted, to be written as a dead letter or dropped.
-        max_parked: messages that may wait; no row is taken in while so many do. Those that failed in a call under way
-            come on top.
-        max_parked_bytes: bytes of values that may wait, likewise.
+    message waits for its retry with those behind it and delays no other, until as many wait as may: no row is taken in
+    while `max_parked` messages wait, or values of `max_parked_bytes`. Those that failed in a call under way come on
+    top. `give_up` gets a message whose retries are exhausted, to be written as a dead letter or dropped.
     """
 
     def __init__(
@@ -113,8 +103,7 @@ class KeyQueues:
     def next(self, now: float) -> HandlerCall | None:
         """Return what may be handled now, or None: then ask again when a call was completed, or at `next_due`.
 
-        Raises:
-            SinkError: a message failed for good whose handler stops then; the task must fail.
+        Raises `SinkError` where a message failed for good whose handler stops then; the task must fail.
         """
         while self._ready or (self._due and self._due[0][0] <= now):
             key = self._ready.popleft() if self._ready else heapq.heappop(self._due)[2]
@@ -139,11 +128,7 @@ class KeyQueues:
         return self._due[0][0] if self._due else None
 
     def complete(self, call: HandlerCall, failed: Failed | None, now: float) -> None:
-        """Complete a call: with its failure, or None where all of it is done.
-
-        Raises:
-            SinkError: as `next`.
-        """
+        """Complete a call: with its failure, or None where all of it is done. Raises as `next` does."""
         if failed is None:
             self.counts.handled += len(call.items)
             for key in {key for key, _ in call.items}:
@@ -207,7 +192,6 @@ class KeyQueues:
         return self._begin_batch(now) if len(self._batch) >= route.batch else None
 
     def _begin_batch(self, now: float) -> HandlerCall:
-        """Hand out the batch that was gathered."""
         gathered, self._batch = self._batch, []
         route, self._batch_route = self._batch_route, None
         if route is None:

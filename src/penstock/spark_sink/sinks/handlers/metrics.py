@@ -11,12 +11,7 @@ OUTCOME = "penstock.spark.handler.outcome"
 
 
 class HandlerMetrics:
-    """The instruments of one sink. Thread-safe, as OpenTelemetry's are.
-
-    Args:
-        telemetry: where to.
-        group: the consumer group, an attribute of all of them.
-    """
+    """The instruments of one sink, with its group as an attribute. Thread-safe, as OpenTelemetry's are."""
 
     def __init__(self, telemetry: Telemetry, group: str) -> None:
         meter = telemetry.meter()

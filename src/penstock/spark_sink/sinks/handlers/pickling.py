@@ -48,23 +48,14 @@ def _named(module: str, name: str) -> Any:
 
 
 def pack(what: object) -> bytes:
-    """Return something as bytes that another process can `unpack`.
-
-    Raises:
-        Exception: it cannot be pickled; `require_packable` says so in a sentence.
-    """
+    """Return something as bytes that another process can `unpack`; what cannot be pickled raises any exception."""
     buffer = io.BytesIO()
     _Pickler(buffer).dump(what)  # type: ignore[no-untyped-call] # the same
     return buffer.getvalue()
 
 
 def require_packable(called: str, what: object) -> None:
-    """Raise `ConfigurationError` where something cannot be pickled for executors.
-
-    Args:
-        called: what it is, for the sentence.
-        what: the object.
-    """
+    """Raise `ConfigurationError` where something, `called` so, cannot be pickled for executors."""
     try:
         pack(what)
     except Exception as error:
@@ -76,11 +67,7 @@ def require_packable(called: str, what: object) -> None:
 
 
 def unpack(packed: bytes) -> Any:
-    """Return what was packed. On an executor.
-
-    Raises:
-        SinkError: it refers to a module that this process cannot import.
-    """
+    """Return what was packed, on an executor; `SinkError` where it refers to what this process cannot import."""
     try:
         return cloudpickle.loads(packed)
     except ModuleNotFoundError as error:

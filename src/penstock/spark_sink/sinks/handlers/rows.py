@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby, repeat
 from operator import itemgetter
 from typing import Any
@@ -31,30 +32,18 @@ _NO_TIMESTAMP = (0, -1)
 _KINDS = {0: 1, 1: 2}
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RowRecord:
-    """A row as a `Record`."""
+    """A row as a `Record`. Its fields are in the order of the columns, by which it is made once for each row."""
 
-    __slots__ = ("_headers", "_key", "_kind", "_milliseconds", "_offset", "_partition", "_topic", "_value")
-
-    def __init__(  # noqa: PLR0917 - by place, as the columns come: it is made once for each row
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        key: bytes | None,
-        value: bytes | None,
-        milliseconds: int | None,
-        kind: int | None,
-        headers: list[dict[str, Any]] | None,
-    ) -> None:
-        self._topic = topic
-        self._partition = partition
-        self._offset = offset
-        self._key = key
-        self._value = value
-        self._milliseconds = milliseconds
-        self._kind = kind
-        self._headers = headers
+    _topic: str
+    _partition: int
+    _offset: int
+    _key: bytes | None
+    _value: bytes | None
+    _milliseconds: int | None
+    _kind: int | None
+    _headers: list[dict[str, Any]] | None
 
     def topic(self) -> str:
         """Name of the topic."""
@@ -105,11 +94,7 @@ def records(batches: Iterator[pa.RecordBatch], lanes: Counter[int]) -> Iterator[
 
 
 def lane_numbers(orderings: Mapping[str, Ordering], columns: Mapping[str, pa.Array]) -> pa.Array:
-    """Return the lane of each row.
-
-    Raises:
-        SchemaMismatchError: a row has no position, or its topic has no handler.
-    """
+    """Return the lane of each row; `SchemaMismatchError` where one has no position, or its topic no handler."""
     require_position(null_counts(columns), "handlers")
     found: list[int] = []
     topics, partitions = columns["topic"].to_pylist(), columns["partition"].to_pylist()

@@ -28,13 +28,8 @@ _ROUND_S = 0.01
 def run(queues: KeyQueues, now: Now = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
     """Handle all messages of a task, one after the other.
 
-    Args:
-        queues: the messages.
-        now: seconds that only rise.
-        sleep: waits so many seconds, at least.
-
-    Raises:
-        SinkError: a message failed for good whose handler stops then; the task must fail.
+    `now` counts seconds that only rise, `sleep` waits so many at least. Raises `SinkError` where a message failed for
+    good whose handler stops then; the task must fail.
     """
     while True:
         call = queues.next(now())
@@ -48,7 +43,6 @@ def run(queues: KeyQueues, now: Now = time.monotonic, sleep: Callable[[float], N
 
 
 def _called(call: HandlerCall) -> Failed | None:
-    """Call a plain handler."""
     try:
         returned = call.route.invoke(call.work)
     except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
@@ -57,11 +51,7 @@ def _called(call: HandlerCall) -> Failed | None:
 
 
 def outcome_of(returned: object, handler: Handler) -> Failed | None:
-    """Return what came of a message whose handler returned something.
-
-    Raises:
-        SinkError: it is a completion to come, for which no task can wait.
-    """
+    """Return what came of a message whose handler returned something; `SinkError` for a completion to come."""
     if isinstance(returned, DeferredCompletion):
         raise SinkError(
             f"{handler.name} returned a DeferredCompletion, which cannot be put off on an executor: the task's process "
@@ -73,11 +63,7 @@ def outcome_of(returned: object, handler: Handler) -> Failed | None:
 class AsyncRunner:
     """Handles the messages of a task on the running event loop. Used once.
 
-    Args:
-        queues: the messages.
-        max_concurrency: how many calls may be under way at once.
-        plain: runs plain handlers, one at a time.
-        now: seconds that only rise.
+    At most `max_concurrency` calls are under way at once; `plain` runs plain handlers, one at a time.
     """
 
     def __init__(self, queues: KeyQueues, max_concurrency: int, plain: Executor, now: Now = time.monotonic) -> None:
@@ -94,11 +80,7 @@ class AsyncRunner:
         self._ended: asyncio.Future[None] = self._loop.create_future()
 
     async def run(self) -> None:
-        """Handle all messages.
-
-        Raises:
-            SinkError: as `run` of this module; what was under way is cancelled.
-        """
+        """Handle all messages; raises as `run` of this module, and what was under way is cancelled then."""
         try:
             self._pump()
             await self._ended

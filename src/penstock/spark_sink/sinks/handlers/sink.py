@@ -1,9 +1,9 @@
 """`HandlerSink`: a foreachBatch function that gives each message of a batch to the handler of its topic, on executors.
 
 Rows are routed by lane, as in the consumer: a lane's rows go to one task, in (topic, partition, offset) order, and the
-task (`task`) handles one message of a key after the other (`queues`). So a key is in one task of a batch, and batches
-follow one another: no two handlers of a key overlap (I1), and its offsets rise (I2). A task that is tried again, or a
-batch after a restart, begins at its first row: handlers see messages at least once.
+task (`task`) handles one message of a key after the other (`key_queues`). So a key is in one task of a batch, and
+batches follow one another: no two handlers of a key overlap (I1), and its offsets rise (I2). A task that is tried
+again, or a batch after a restart, begins at its first row: handlers see messages at least once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, Middle
 from penstock.consumer.handlers.functions import name_of
 from penstock.consumer.handlers.handler import Kind, orderings_of, require_own_topics
 from penstock.consumer.handlers.middleware import middlewares_of, wrap
-from penstock.consumer.handlers.ordering import Ordering
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
@@ -48,22 +47,22 @@ _log = logging.getLogger("penstock.handler_sink")
 #: Lanes for each task, as many as a worker has: the largest tells how much of a batch one key is.
 _LANES_PER_TASK = 64
 
-_TYPES: Mapping[str, tuple[type[DataType], ...]] = {
-    "topic": (StringType,),
-    "partition": (IntegerType,),
-    "offset": (LongType,),
-    "key": (BinaryType,),
-    "value": (BinaryType,),
+_TYPES: Mapping[str, type[DataType]] = {
+    "topic": StringType,
+    "partition": IntegerType,
+    "offset": LongType,
+    "key": BinaryType,
+    "value": BinaryType,
 }
 
 
+@dataclass(slots=True)
 class _ProcessState:
     """What a sink knows of this process; it is not pickled."""
 
-    def __init__(self) -> None:
-        self.has_dead_letter_topics = False
-        self.metrics: HandlerMetrics | None = None
-        self.last: BatchReport | None = None
+    has_dead_letter_topics: bool = False
+    metrics: HandlerMetrics | None = None
+    last: BatchReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +149,10 @@ class HandlerSink:
                 f"the frame for the handlers of {self.group} lacks {', '.join(missing)}; give the sink the source's "
                 "columns as they are"
             )
-        for name, kinds in _TYPES.items():
-            if not isinstance(found[name], kinds):
+        for name, kind in _TYPES.items():
+            if not isinstance(found[name], kind):
                 raise SchemaMismatchError(
-                    f"column {name} is {found[name].simpleString()}, but handlers need {kinds[0]().simpleString()}; "
+                    f"column {name} is {found[name].simpleString()}, but handlers need {kind().simpleString()}; "
                     "give the sink the source's columns as they are, and parse in a decoder or in the handler"
                 )
         if self.headers and "headers" not in found:
@@ -180,7 +179,8 @@ class HandlerSink:
         packed = pack(self._work())
         columns = [name for name in (*REQUIRED, *OPTIONAL) if name in batch.columns]
         lanes = self._lane_columns(columns)
-        number = arrow_udf(routing(pack(self._orderings()), lanes), "int")
+        orderings = orderings_of(self.handlers, self.parallelism * _LANES_PER_TASK)
+        number = arrow_udf(routing(pack(orderings), lanes), "int")
         tasks = (
             batch.select(*columns)
             .withColumn(LANE, number(*(col(name) for name in lanes)))
@@ -230,9 +230,6 @@ class HandlerSink:
             max_parked_bytes=self.max_parked_bytes,
             max_concurrency=self.max_concurrency,
         )
-
-    def _orderings(self) -> dict[str, Ordering]:
-        return orderings_of(self.handlers, self.parallelism * _LANES_PER_TASK)
 
     def _lane_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the columns that tell a row's lane: values are not sent for it unless a key function may look."""

@@ -16,15 +16,12 @@ _IGNORED = "spark.stage.ignoreDecommissionFetchFailure"
 
 
 def refuse_double_runs(spark: SparkSession) -> None:
-    """Refuse settings under which two handlers of one key may run at once (I1).
+    """Raise `ConfigurationError` for settings under which two handlers of one key may run at once (I1).
 
     Speculation runs a slow task twice. And where a task cannot fetch what a lost executor had for it, Spark runs the
     stage again beside those of its tasks that still run (SPARK-20163); with one attempt it gives the job up and kills
     them (SPARK-50648), and the batch comes again. Fetches from executors that are decommissioned count as attempts only
     where they are told to.
-
-    Raises:
-        ConfigurationError: a setting must be another one; it is named.
     """
     if _is_on(spark, "spark.speculation", "false"):
         raise ConfigurationError(

@@ -44,18 +44,7 @@ REPORT_DDL = (
 
 @dataclass(frozen=True, slots=True)
 class TaskWork:
-    """What every task of a batch does. Picklable.
-
-    Attributes:
-        handlers: a handler for each topic.
-        middlewares: functions around every call.
-        lifespans: generator functions that run around each task.
-        resources: what handlers have one of in a thread; closed at the task's end.
-        dead_letters: where dead letters go.
-        max_parked: messages that may wait.
-        max_parked_bytes: bytes of values that may wait.
-        max_concurrency: `async def` handlers under way at once.
-    """
+    """What every task of a batch does, with the settings of `HandlerSink`. Picklable."""
 
     handlers: Mapping[str, Handler]
     middlewares: Sequence[MiddlewareSpec]
@@ -67,15 +56,9 @@ class TaskWork:
     max_concurrency: int
 
     def run(self, batches: Iterator[pa.RecordBatch], task: int, attempt: int) -> TaskReport:
-        """Handle the rows of a task.
+        """Handle the rows of a task, by its number; `attempt` is how often it had failed before.
 
-        Args:
-            batches: the rows.
-            task: the task's number.
-            attempt: how often it had failed before.
-
-        Raises:
-            SinkError: a message failed for good whose handler stops then, or a dead letter was not written.
+        Raises `SinkError` where a message failed for good whose handler stops then, or a dead letter was not written.
         """
         begun = time.monotonic()
         lanes: Counter[int] = Counter()

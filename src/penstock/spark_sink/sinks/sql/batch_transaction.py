@@ -31,13 +31,8 @@ class Tables:
 class BatchTransaction:
     """Applies one batch, in as many tries as it takes.
 
-    Attributes:
-        settings: the sink's.
-        owner: whose rows of the ledger the batch moves.
-        batch_id: number of the batch.
-        run: id of the query's run, where it is known.
-        is_commit_requested: whether a try has asked for a commit, so that what the ledger says of this batch may be
-            that try's.
+    `owner` says whose rows of the ledger it moves; `run` is None where the query's run is not known. Once a try has
+    asked for a commit, what the ledger says of this batch may be that try's.
     """
 
     settings: SqlSinkSettings
@@ -58,9 +53,8 @@ class BatchTransaction:
     ) -> None:
         """Upsert what is staged, write dead letters, advance the ledger; the transaction and the lock are there.
 
-        Raises:
-            RowRefusedError: a row was refused; to be called anew with all rows, and `exact`.
-            SinkError: more rows were refused than may be, or dead letters could not be written.
+        After a `RowRefusedError` it is to be called anew with all rows, and `exact`. Raises `SinkError` where more rows
+        were refused than may be, or dead letters could not be written.
         """
         settings, run = self.settings, self.run
         batch = None if run is None else f"{run}/{self.batch_id}"

@@ -50,15 +50,7 @@ _RACES = 5
 
 @dataclass(frozen=True, slots=True)
 class BatchWrite:
-    """One micro-batch on its way into a table.
-
-    Attributes:
-        settings: the sink's.
-        url: address of the database.
-        database: what is particular to it.
-        frame: the frame's columns.
-        transaction: applies what is staged.
-    """
+    """One micro-batch, of frames with these columns, on its way into a table."""
 
     settings: SqlSinkSettings
     url: sa.URL
@@ -69,8 +61,7 @@ class BatchWrite:
     def prepare(self, connection: sa.Connection) -> Tables:
         """Make the tables, and columns, that do not exist and check those that do; the transaction is the caller's.
 
-        Raises:
-            SinkError: the table does not fit the frame.
+        Raises `SinkError` where the table does not fit the frame.
         """
         settings = self.settings
         metadata = sa.MetaData()
@@ -105,10 +96,8 @@ class BatchWrite:
     def store(self, batch: DataFrame) -> None:
         """Store the batch; may be called again where it failed, and then finds what it has stored.
 
-        Raises:
-            SinkError: nothing was stored.
-            LostTaskError: the same, and another try may help.
-            sqlalchemy.exc.SQLAlchemyError: the same, but at the commit, when it is not known; the database says why.
+        After a `SinkError` nothing was stored; after a `LostTaskError` neither, and another try may help. Nor was it
+        after an error of SQLAlchemy's, unless that came at the commit: then it is not known.
         """
         if self.settings.staging == "executors" and self.settings.is_postgresql:
             self.from_executors(batch, self.settings.max_connections)
@@ -116,12 +105,7 @@ class BatchWrite:
             self.from_driver(batch)
 
     def from_driver(self, batch: DataFrame) -> None:
-        """Collect the batch on the driver and store it.
-
-        Raises:
-            SinkError: nothing was stored.
-            sqlalchemy.exc.SQLAlchemyError: the same; the database or its driver says why.
-        """
+        """Collect the batch on the driver and store it. Raises as `store` does."""
         rows = batch.toArrow()
         if rows.num_rows == 0:
             return
@@ -160,9 +144,7 @@ class BatchWrite:
     def from_executors(self, batch: DataFrame, max_connections: int) -> None:
         """Copy the batch into a staging table from executors and merge it from the driver. PostgreSQL only.
 
-        Raises:
-            SinkError: nothing was stored.
-            sqlalchemy.exc.SQLAlchemyError: the same; the database or its driver says why.
+        Raises as `store` does.
         """
         settings = self.settings
         prefix = staging.stage_prefix(settings.table, settings.ledger_table)

@@ -1,6 +1,6 @@
 """The seam between databases: how a session begins, how rows get into a staging table, how one locks.
 
-Everything else a sink says is SQLAlchemy Core and the same everywhere (`merge`).
+Everything else a sink says is SQLAlchemy Core and the same everywhere (`upsert`).
 """
 
 from __future__ import annotations
@@ -46,11 +46,7 @@ def database_of(url: sa.URL) -> Database:
 
 
 def parse_url(text: str) -> sa.URL:
-    """Return the address of a database that sinks know.
-
-    Raises:
-        ConfigurationError: the text is no address, or names a database or driver sinks do not know.
-    """
+    """Return the address of a database and driver that sinks know, or raise `ConfigurationError`."""
     try:
         url = sa.make_url(text)
     except sa.exc.ArgumentError:

@@ -61,11 +61,7 @@ class DeadLetters:
     group: str = field(default="penstock-spark", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigurationError: a setting is wrong; it is named.
-        """
+        """Check the settings; a `ConfigurationError` names a wrong one."""
         not_empty("bootstrap_servers", self.bootstrap_servers)
         not_empty("topic", self.topic)
         not_empty("group", self.group)
@@ -81,9 +77,7 @@ class DeadLetters:
         reasons: dict[tuple[str, int, int], str] = {}
         for one in sorted(rejected):
             reasons.setdefault((one.topic, one.partition, one.offset), one.reason)
-        what = "dead letters cannot be written, so nothing of the batch was stored"
         try:
-            self._require_rights(what, {topic for topic, _, _ in reasons})
             self._write(reasons, self._ensure_topics({topic for topic, _, _ in reasons}))
         except KafkaException as error:
             raise SinkError(
@@ -95,20 +89,19 @@ class DeadLetters:
         except PenstockError as error:
             raise SinkError(f"dead letters could not be written: {error}; nothing of the batch was stored") from error
 
-    def _require_rights(self, what: str, topics: set[str]) -> None:
-        """Raise `MissingRightError` where the messages may not be read, or their letters not be written."""
-        admin = kafka.admin_client(self.bootstrap_servers, self.config)
+    def _ensure_topics(self, topics: set[str]) -> dict[str, int]:
+        """Make the topics of dead letters that do not exist, and return the partitions of the messages' topics.
+
+        Raises `MissingRightError` where the messages may not be read, or their letters not be written.
+        """
+        admin, principal = kafka.admin_client(self.bootstrap_servers, self.config), principal_of(self.config)
         rights = [topic_right(Operation.READ, topic) for topic in sorted(topics)]
         rights += [topic_right(Operation.WRITE, self.topic.replace("{topic}", topic)) for topic in sorted(topics)]
-        require_rights(admin, what, rights, principal_of(self.config))
-
-    def _ensure_topics(self, topics: set[str]) -> dict[str, int]:
-        """Make the topics of dead letters that do not exist, and return the partitions of the messages' topics."""
-        admin = kafka.admin_client(self.bootstrap_servers, self.config)
+        require_rights(admin, "dead letters cannot be written, so nothing of the batch was stored", rights, principal)
         partitions = _partitions(admin, topics)
         named = {self.topic.replace("{topic}", topic): partitions.get(topic, 1) for topic in topics}
         specs = [TopicSpec(name, count) for name, count in named.items()]
-        kafka.ensure_topics(admin, self.bootstrap_servers, specs, principal=principal_of(self.config))
+        kafka.ensure_topics(admin, self.bootstrap_servers, specs, principal=principal)
         return partitions
 
     def _write(self, reasons: Mapping[tuple[str, int, int], str], partitions: Mapping[str, int]) -> None:
@@ -161,12 +154,9 @@ class DeadLetters:
 
 
 def _partitions(admin: AdminClient, topics: set[str]) -> dict[str, int]:
-    """Return the number of partitions of those topics that there are.
+    """Return the number of partitions of those topics that there are, or raise `KafkaException` where nobody can tell.
 
     A letter for a topic that is gone has no value. So that there is none is believed when it was said several times.
-
-    Raises:
-        KafkaException: whether there is one cannot be told.
     """
     counts: dict[str, int] = {}
 

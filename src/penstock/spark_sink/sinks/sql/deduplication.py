@@ -17,15 +17,12 @@ import pyarrow.compute as pc
 from penstock.spark_sink.ledger.state import OffsetStatistics
 from penstock.spark_sink.sinks.position import null_counts, offset_spans, require_position, unapplied
 from penstock.spark_sink.sinks.sql.row_validator import Rejected, RowValidator
-from penstock.spark_sink.sinks.sql.schema import ROW
+from penstock.spark_sink.sinks.sql.schema import DIGITS, ROW
 from penstock.spark_sink.source.planning import Offsets
 
 #: Rows, and bytes of Arrow, that are gathered before they are reduced and handed on.
 _PIECE_ROWS = 256_000
 _PIECE_BYTES = 64 * 1024 * 1024
-
-#: Digits of the widest decimal.
-_DIGITS = 38
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +32,7 @@ class Deduplication:
     Attributes:
         target: name of the table, for errors.
         schema: the frame's columns as they are staged, see `staged_schema`.
-        validator: what no table can hold.
         key: columns that identify a row; empty to append.
-        sum_columns: columns that are summed.
-        ledger: next offset of each partition by the ledger.
         exact: whether every row is kept, so that one that is refused can be left out without the ones it replaced.
     """
 
@@ -71,9 +65,9 @@ def _of_sums(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_floating(kind):
         return pa.float64()
     if pa.types.is_decimal(kind):
-        return pa.decimal128(_DIGITS, kind.scale)
+        return pa.decimal128(DIGITS, kind.scale)
     # A sum of 64 bits would wrap around in silence.
-    return pa.decimal128(_DIGITS, 0) if pa.types.is_int64(kind) else pa.int64()
+    return pa.decimal128(DIGITS, 0) if pa.types.is_int64(kind) else pa.int64()
 
 
 def deduplicated(
@@ -81,13 +75,8 @@ def deduplicated(
 ) -> Iterator[pa.Table]:
     """Return a frame's rows in the form in which they are staged, in pieces of a bounded size.
 
-    Args:
-        deduplication: what to do.
-        batches: the frame's rows; several may come from one message.
-        statistics: counts what was seen; complete when the pieces are at their end.
-
-    Raises:
-        SchemaMismatchError: a row has no position, so it can neither be stored once nor be named.
+    The statistics are complete when the pieces are at their end. A row without a position, which can neither be stored
+    once nor be named, is a `SchemaMismatchError`.
     """
     pending: list[pa.Table] = []
     size = rows = numbered = 0

@@ -30,12 +30,9 @@ _OWNED = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_reg
 
 @dataclass(frozen=True, slots=True)
 class SqlRight:
-    """Rights on one object of a database.
+    """Rights on one TABLE, SCHEMA or DATABASE, as GRANT spells them; none for its ownership.
 
-    Attributes:
-        operations: as GRANT spells them; none for its ownership.
-        kind: TABLE, SCHEMA or DATABASE.
-        name: of the object, quoted where SQL wants it.
+    The name is quoted where SQL wants it.
     """
 
     operations: tuple[str, ...]
@@ -110,16 +107,10 @@ def is_forbidden(error: sa.exc.SQLAlchemyError) -> bool:
 
 
 def require_rights(connection: sa.Connection, what: str, needed: NeededRights, *, refused: bool = False) -> None:
-    """Raise where a sink lacks rights; other databases than PostgreSQL know none.
+    """Raise `MissingRightError` naming all rights that a sink lacks; other databases than PostgreSQL know none.
 
-    Args:
-        connection: in a transaction of the caller's.
-        what: what cannot be done without, as the beginning of a sentence.
-        needed: the rights.
-        refused: whether the server has refused something: then what is needed only now and then is looked at, too.
-
-    Raises:
-        MissingRightError: all that are missing are named.
+    The transaction is the caller's. `what` cannot be done without, as the beginning of a sentence. Where the server has
+    `refused` something, what is needed only now and then is looked at, too.
     """
     if connection.dialect.name != "postgresql":
         return

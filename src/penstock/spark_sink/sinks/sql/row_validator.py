@@ -70,12 +70,8 @@ def in_halves(
 ) -> None:
     """Apply rows 1 to `count` in their order, in pieces as large as the database takes them.
 
-    Args:
-        connection: has a transaction open; each piece is a savepoint in it.
-        count: number of rows.
-        apply: applies the rows from the first number to the last.
-        refused: called with the number of a row that is refused for its own sake, and the reason; tells whether to
-            go on.
+    Each piece, from its first number to its last, is a savepoint in the transaction that is open. `refused` gets the
+    number of a row that is refused for its own sake, and the reason; it tells whether to go on.
     """
     pieces = [(1, count)] if count else []
     while pieces:
@@ -97,10 +93,9 @@ def in_halves(
 class RowValidator:
     """Which values of a frame no table of the database can hold. Picklable.
 
-    Attributes:
-        never_null: columns that identify a row: databases hold any two NULL for different, so rows would pile up.
-        no_nan: columns in which NaN is refused: SQLite turns it into NULL.
-        no_nul: whether a text may hold no NUL character, as in PostgreSQL.
+    Columns of `never_null` identify a row: databases hold any two NULL for different, so rows would pile up. In those
+    of `no_nan` NaN is refused, which SQLite turns into NULL; and with `no_nul`, as in PostgreSQL, a text with a NUL
+    character.
     """
 
     never_null: Sequence[str]

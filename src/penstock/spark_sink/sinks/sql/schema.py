@@ -24,20 +24,17 @@ ROW = "penstock_row"
 SQLITE_DIGITS = 15
 
 #: Digits of the widest decimal.
-_DIGITS = 38
+DIGITS = 38
 
 #: Types of PostgreSQL that take a text as it is; into others it must be cast, which reads it.
 _TEXTS = ("text", "character", '"char"', "name")
 
 
 def sql_type(column: str, kind: pa.DataType) -> sa.types.TypeEngine[Any]:
-    """Return the database type of a column.
+    """Return the database type of a column, or raise `SchemaMismatchError` for an array, map or struct.
 
-    Integers keep their width, decimals their precision, text is unbounded; a timestamp of Spark is an instant
-    and keeps its time zone where the database has one. Decimals that no number of SQLite holds are texts there.
-
-    Raises:
-        SchemaMismatchError: the column is an array, map or struct; the message names it.
+    Integers keep their width, decimals their precision, text is unbounded; a timestamp of Spark is an instant and keeps
+    its time zone where the database has one. Decimals that no number of SQLite holds are texts there.
     """
     if pa.types.is_decimal(kind):
         number = sa.Numeric(kind.precision, kind.scale)
@@ -74,11 +71,7 @@ def columns_of(
 ) -> list[sa.Column[Any]]:
     """Return database columns for the wanted columns of a frame.
 
-    Args:
-        schema: the frame's columns.
-        wanted: names of those that are wanted.
-        key: names of those that are the primary key.
-        summed: names of those that hold sums: they are numbers, of the widest type of their kind.
+    Those of `summed` hold sums: they are numbers, of the widest type of their kind.
     """
     return [
         sa.Column(
@@ -95,7 +88,7 @@ def _sum_type(kind: pa.DataType) -> sa.types.TypeEngine[Any]:
     """Return the type of a column that adds up what one of this type brings: a row's own would soon be full."""
     if pa.types.is_floating(kind):
         return sa.Double()
-    return sa.Numeric(_DIGITS, kind.scale) if pa.types.is_decimal(kind) else sa.BigInteger()
+    return sa.Numeric(DIGITS, kind.scale) if pa.types.is_decimal(kind) else sa.BigInteger()
 
 
 def whole_sums(schema: pa.Schema, summed: Iterable[str]) -> list[sa.CheckConstraint]:
@@ -139,13 +132,10 @@ def _lacking(connection: sa.Connection, table: sa.Table) -> list[sa.Column[Any]]
 def require_fitting(
     connection: sa.Connection, table: sa.Table, key: Sequence[str], summed: Collection[str] = ()
 ) -> None:
-    """Check that an existing table can take the frame's rows.
+    """Raise `SchemaMismatchError` naming every difference where an existing table cannot take the frame's rows.
 
     Columns the frame does not have are left alone, provided that they may be empty or the table fills them. A column
     that holds sums, of `summed`, may be narrower than one that is made for them, as long as they fit.
-
-    Raises:
-        SchemaMismatchError: the message names every difference.
     """
     inspector = sa.inspect(connection)
     existing = {column["name"]: column for column in inspector.get_columns(table.name, schema=table.schema)}

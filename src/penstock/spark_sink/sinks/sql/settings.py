@@ -83,11 +83,7 @@ class SqlSinkSettings:
     tries: int = field(default=8, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigurationError: a setting is wrong; it is named.
-        """
+        """Check the settings; a `ConfigurationError` names a wrong one."""
         url = parse_url(self.url)
         not_empty("table", self.table)
         self._split_table(url)
@@ -155,11 +151,7 @@ class SqlSinkSettings:
         return parse_url(self.url).get_backend_name() == "postgresql"
 
     def arrow_frame(self, schema: StructType) -> pa.Schema:
-        """Return the Arrow columns of frames of this schema.
-
-        Raises:
-            SchemaMismatchError: they lack what the sink needs, or hold what it cannot store.
-        """
+        """Return the Arrow columns of such frames, or raise `SchemaMismatchError` where the sink cannot use them."""
         frame = arrow_schema(schema)
         self._require_columns(frame)
         if self.is_postgresql:

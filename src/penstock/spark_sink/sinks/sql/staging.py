@@ -47,18 +47,14 @@ _REMOVAL_S = 2
 _REPORT = (
     "kind string, attempt bigint, topic string, partition int, first bigint, last bigint, rows bigint, reason string"
 )
-_REPORT_NAMES = [column.split()[0] for column in _REPORT.split(", ")]
 _COPIED, _SEEN, _REJECTED, _REFUSED, _LOST = "copied", "seen", "rejected", "refused", "lost"
 
 
 @dataclass(slots=True)
 class Report:
-    """What the tasks that count did.
+    """What the tasks that count did: what they saw, how many rows each attempt committed, and why rows were refused.
 
-    Attributes:
-        statistics: what they saw of the batch.
-        copied: rows that each attempt committed.
-        refused: why the database refused rows that stand for many; None where it did not.
+    `refused` is the database's reason for rows that stand for many; None where it took all.
     """
 
     statistics: BatchStatistics = field(default_factory=BatchStatistics)
@@ -70,13 +66,7 @@ class Report:
 class StagingTask:
     """What an executor runs on its part of a frame. Picklable; it opens its own connection.
 
-    Attributes:
-        url: address of the database.
-        table: the staging table.
-        schema: the schema it is in.
-        deduplication: what is done to the rows before.
-        batch_id: number of the batch.
-        most: rows that may be refused; more end the batch anyway.
+    `table` is the staging table, in `schema`. More refused rows than `most` end the batch anyway.
     """
 
     url: str = field(repr=False)
@@ -117,12 +107,8 @@ class StagingTask:
     def copy(self, batches: Iterable[pa.RecordBatch], attempt: int) -> tuple[int, BatchStatistics, str | None]:
         """Copy the rows of a task, each piece in a transaction of its own.
 
-        Returns:
-            How many rows were copied, what was seen, and why the database refused a piece that was reduced.
-
-        Raises:
-            LostTaskError: the database cannot take them now.
-            SinkError: it does not take them.
+        Returns how many rows were copied, what was seen, and why the database refused a piece that was reduced. A
+        `LostTaskError` says that it cannot take them now, a `SinkError` that it does not.
         """
         statistics = BatchStatistics()
         copied = 0
@@ -165,17 +151,13 @@ def _copy_in_halves(
 
 
 def _report_of(attempt: int, facts: Iterable[dict[str, Any]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(
-        [dict.fromkeys(_REPORT_NAMES) | {"attempt": attempt} | fact for fact in facts], report_schema(_REPORT)
-    )
+    return pa.RecordBatch.from_pylist([{"attempt": attempt} | fact for fact in facts], report_schema(_REPORT))
 
 
 def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Report:
     """Run a staging task on every part of a frame, at most `max_connections` at once, and gather the reports.
 
-    Raises:
-        LostTaskError: the database could not take a task's rows; another try may help.
-        SinkError: it does not take them.
+    Raises `LostTaskError` where another try may help, and `SinkError` where the database does not take the rows.
     """
     from pyspark.errors import PySparkException
 
@@ -263,10 +245,9 @@ def _lock_number(name: str) -> sa.ColumnElement[int]:
 
 
 def require_copied(connection: sa.Connection, stage: sa.Table, copied: dict[int, int]) -> None:
-    """Check that the table holds what the tasks reported.
+    """Raise `SinkError` unless the table holds what the tasks reported.
 
-    Raises:
-        SinkError: it does not: the server has crashed since, or somebody else wrote.
+    The server has crashed since, or somebody else wrote.
     """
     attempt = stage.c[ATTEMPT]
     counted = sa.select(attempt, sa.func.count()).where(attempt.in_(copied)).group_by(attempt)

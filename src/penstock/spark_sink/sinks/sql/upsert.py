@@ -20,13 +20,10 @@ _RANK = "penstock_rank"
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """How staged rows get into the target table.
+    """How staged rows get into the target table, of the columns that are written.
 
     Attributes:
-        database: whose SQL is spoken.
-        target: the table, with the columns that are written.
         key: columns that identify a row; empty to append.
-        sum_columns: columns that are summed.
         delete: column that says whether a row's key is deleted, or None.
         casts: columns whose texts are read as another type, with its name.
     """
@@ -100,8 +97,7 @@ class Upsert:
 def numbered(connection: sa.Connection, staged: sa.FromClause, name: str) -> tuple[sa.Table, int]:
     """Put staged rows into a temporary table in the order in which a plain loop would apply them.
 
-    Returns:
-        The table, with the rows numbered from 1 on in the column `NUMBER`, and the number of rows.
+    Returns it, with the rows numbered from 1 on in the column `NUMBER`, and the number of rows.
     """
     ordered = sa.Table(
         name,

@@ -44,13 +44,7 @@ _CLOCK_S = 30.0
 class CheckScheduler:
     """Sends what is due. Used by the coordinator's thread.
 
-    Args:
-        policy: when to ask.
-        sender: sends checks, and the coordinator's own decisions.
-        discarding: what becomes of halves whose checks are exhausted.
-        half_end: tells the end of a partition's half log, as the last fetch told it.
-        counts: where to count.
-        ration: where to say what could repeat without end.
+    `half_end` tells the end of a partition's half log, as the last fetch told it.
     """
 
     def __init__(
@@ -73,12 +67,7 @@ class CheckScheduler:
         self._pins: dict[int, tuple[str, float]] = {}
 
     def run(self, partition: HalfPartition, now: float) -> None:
-        """Send what is due in a partition.
-
-        Args:
-            partition: one that is owned.
-            now: monotonic seconds.
-        """
+        """Send what is due in a partition that is owned; `now` is in monotonic seconds."""
         self._discarding.tend()
         self._counts.hung_checks = self._discarding.hung
         if not partition.state.pending or not partition.is_recovered:
@@ -230,8 +219,7 @@ def _undecided(partition: HalfPartition, transaction_id: str) -> Pending | None:
 def _undecided_half(partition: HalfPartition, transaction_id: str) -> Half | None:
     pending = _undecided(partition, transaction_id)
     # One whose payload was dropped meanwhile comes up again.
-    half = None if pending is None or pending.dropped is not None else pending.half
-    return half if pending is not None and pending.dropped is None else None
+    return None if pending is None or pending.dropped is not None else pending.half
 
 
 def _has_room(partition: HalfPartition, group: str, time_s: float) -> bool:

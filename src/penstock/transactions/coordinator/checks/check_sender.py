@@ -58,14 +58,8 @@ class SendOutcome(Enum):
 class CheckSender:
     """Sends checks and the coordinator's own decisions. Used by the coordinator's thread; never waits for Kafka.
 
-    Args:
-        admin: tells which groups have live producers.
-        sends: idempotent sends; the coordinator's transactions do not touch the op log, for an open one would hold
-            back its readers.
-        topics: the store's topics.
-        ration: where to say what could repeat without end.
-        clock: the broker's time, which marks tell.
-        rights: where it is noted what the coordinator lacks.
+    They are idempotent sends: the coordinator's transactions do not touch the op log, for an open one would hold back
+    its readers. `clock` is the broker's time, which marks tell.
     """
 
     def __init__(
@@ -144,7 +138,7 @@ class CheckSender:
         """
         half = pending.half
         op = Op(half.transaction_id, verdict, Author.COORDINATOR, half.group, half_partition, pending.offsets, 0)
-        self._send(self._topics.op, half_partition, half.transaction_id.encode(), encode_op(op), self._is_decided)
+        self._send(half_partition, half.transaction_id.encode(), op, self._is_decided)
 
     def tick(self, half_partition: int) -> None:
         """Write a mark into the op log: once it is read back, all that was written before it was read.
@@ -152,8 +146,7 @@ class CheckSender:
         Its acknowledgement tells the broker's time.
         """
         op = Op(NO_ID, Verdict.TICK, Author.COORDINATOR, self._topics.coordinators, half_partition, (), 0)
-        report = partial(self._is_marked, time.monotonic())
-        self._send(self._topics.op, half_partition, None, encode_op(op), report)
+        self._send(half_partition, None, op, partial(self._is_marked, time.monotonic()))
 
     def _is_decided(self, error: KafkaError | None, _: Message) -> None:
         """Take the report on a decision, in the delivery thread."""
@@ -176,17 +169,16 @@ class CheckSender:
         if error is None and kind == TIMESTAMP_LOG_APPEND_TIME:
             self._clock.marked(append_ms, sent, time.monotonic())
 
-    def _send(
-        self, topic: str, partition: int, key: bytes | None, value: bytes | None, report: Report | None = None
-    ) -> None:
-        """Send without waiting what is sent again anyhow where it was lost."""
+    def _send(self, half_partition: int, key: bytes | None, op: Op, report: Report) -> None:
+        """Send an op without waiting: it is sent again anyhow where it was lost."""
+        topic = self._topics.op
         try:
-            self._sends.try_send(topic, partition, key, value, report=report)
+            self._sends.try_send(topic, half_partition, key, encode_op(op), report=report)
         except KafkaException as error:
             if self._is_lacking(topic, f"a record for {topic} cannot be stored", error.args[0]):
                 return
             text = "a record for %s[%d] could not be sent: %s; it is tried again"
-            self._ration.warn(f"not sent {topic}", text, topic, partition, reason(error))
+            self._ration.warn(f"not sent {topic}", text, topic, half_partition, reason(error))
 
     def _is_alive(self, group: str, now: float) -> bool | None:
         future = self._asked.get(group)

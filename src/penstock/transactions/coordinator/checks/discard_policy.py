@@ -74,10 +74,7 @@ def require_discard(policy: object) -> None:
 class Discarding:
     """Applies a discard policy. `settle` and `tend` are called by the coordinator's thread.
 
-    Args:
-        policy: `"topic"`, `"commit"`, `"rollback"`, or a function. One that raises has said UNKNOWN.
-        timeout_s: seconds that a function may take; one that takes longer has said UNKNOWN.
-        name: what the names of threads end with.
+    A function that raises, or takes longer than `timeout_s` seconds, has said UNKNOWN.
     """
 
     def __init__(self, policy: DiscardPolicy, timeout_s: float, name: str) -> None:

@@ -7,7 +7,7 @@ time after the question: that is what makes an end that was learnt so worth more
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -60,12 +60,7 @@ class _Asked:
 
 
 class LogBounds:
-    """Asks for the bounds of logs. Used by one thread; only `look` waits.
-
-    Args:
-        admin: an admin client.
-        topics: the store's topics.
-    """
+    """Asks for the bounds of logs. Used by one thread; only `look` waits."""
 
     def __init__(self, admin: AdminClient, topics: StoreTopics) -> None:
         self._admin = admin
@@ -80,12 +75,7 @@ class LogBounds:
     def ask(self, partitions: Iterable[int], now: float) -> None:
         """Ask for the bounds of the logs of half partitions, unless an answer is on its way.
 
-        Args:
-            partitions: which.
-            now: monotonic seconds.
-
-        Raises:
-            KafkaException: the client library refused to ask.
+        Raises `KafkaException` where the client library refuses to ask. `now` is in monotonic seconds.
         """
         wanted = list(partitions)
         if self._asked is not None or not wanted:
@@ -109,11 +99,7 @@ class LogBounds:
         return self._look(asked)
 
     def look(self, partition: int) -> Look:
-        """Ask for the bounds of the logs of one half partition, and wait for the answer.
-
-        Raises:
-            KafkaException: the client library refused to ask.
-        """
+        """Ask for the bounds of the logs of one half partition, and wait for the answer; raises as `ask` does."""
         self.ask([partition], time.monotonic())
         asked, self._asked = self._asked, None
         assert asked is not None  # noqa: S101 - it was asked just now
@@ -121,7 +107,7 @@ class LogBounds:
 
     def _look(self, asked: _Asked) -> Look:
         failures: dict[str, str] = {}
-        lows, ends = _results(asked.lows, failures, told_offset), _results(asked.ends, failures, told_offset)
+        lows, ends = _offsets(asked.lows, failures), _offsets(asked.ends, failures)
         bounds = {
             (self._logs[place.topic], place.partition): Bounds(lows[place], ends[place])
             for place in lows
@@ -138,15 +124,13 @@ def topic_ids(admin: AdminClient, topics: StoreTopics) -> dict[str, str]:
     return {logs[name]: one for name, one in AskedTopicIds(admin, logs, _ANSWER_S).wait().ids.items()}
 
 
-def _results(
-    futures: Mapping[Any, Future[Any]], failures: dict[str, str], read: Callable[[Any], Any] = lambda answer: answer
-) -> dict[Any, Any]:
+def _offsets(futures: Mapping[TopicPartition, Future[Any]], failures: dict[str, str]) -> dict[TopicPartition, int]:
     """Return what was answered; why something was not goes into `failures`."""
     found = {}
-    for key, future in futures.items():
+    for place, future in futures.items():
         try:
-            found[key] = read(future.result(_ANSWER_S + 1))
+            found[place] = told_offset(future.result(_ANSWER_S + 1))
         except (KafkaException, TimeoutError) as error:
-            name = f"{key.topic}[{key.partition}]" if isinstance(key, TopicPartition) else str(key)
+            name = f"{place.topic}[{place.partition}]"
             failures[name] = reason(error) if isinstance(error, KafkaException) else "the client does not answer"
     return found

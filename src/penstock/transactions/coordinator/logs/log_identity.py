@@ -26,13 +26,9 @@ class Fate(Enum):
 
 
 class Committed(NamedTuple):
-    """How far a log was read, and its bounds.
+    """How far a log was read, where it begins and ends now, and the topic ids that stand beside the position.
 
-    Attributes:
-        position: the next offset to be read, or None where none is written down; of the done log, the lowest needed.
-        low: where it begins now.
-        end: where it ends now.
-        ids: the topic ids that stand beside the position.
+    The position is the next offset to be read, or None where none is written down; of the done log, the lowest needed.
     """
 
     position: int | None
@@ -42,13 +38,7 @@ class Committed(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where to read a log from.
-
-    Attributes:
-        offset: the first to be read.
-        fate: what became of the log.
-        lost: how many records are gone, at least.
-    """
+    """Where to read a log from, what became of it, and how many records are lost, at least."""
 
     offset: int
     fate: Fate
@@ -56,11 +46,7 @@ class Start(NamedTuple):
 
 
 def encode_ids(ids: Mapping[str, str]) -> str:
-    """Return what is written beside a position.
-
-    Args:
-        ids: topic ids by log; those that are not known are left out.
-    """
+    """Return what is written beside a position: topic ids by log, without those that are not known."""
     return " ".join(f"{log}={ids[log]}" for log in LOGS if log in ids)
 
 
@@ -76,12 +62,7 @@ def known_ids(committed: Mapping[str, Committed]) -> dict[str, str]:
 
 
 def starts_of(committed: Mapping[str, Committed], ids: Mapping[str, str]) -> dict[str, Start]:
-    """Tell where to read on in the three logs of a half partition.
-
-    Args:
-        committed: how far each was read.
-        ids: topic ids of the logs as they are now.
-    """
+    """Tell where to read on in the three logs of a half partition, by the topic ids of the logs as they are now."""
     were = known_ids(committed)
     starts = {}
     for log, (position, low, end, _) in committed.items():
@@ -99,13 +80,9 @@ def starts_of(committed: Mapping[str, Committed], ids: Mapping[str, str]) -> dic
 
 
 def start_of(position: int | None, low: int, end: int, *, is_other: bool) -> Start:
-    """Tell where to read on in a log that was read before.
+    """Tell where to read on in a log that was read up to a position; None: none was written down.
 
-    Args:
-        position: the next offset to be read; None where none was written down.
-        low: where the log begins.
-        end: where it ends.
-        is_other: whether it is known to be another log than that which was read.
+    `is_other` tells whether it is known to be another log than that which was read.
     """
     if is_other or (position is not None and position > end):
         return Start(low, Fate.ANEW, 1)
@@ -119,12 +96,8 @@ def start_of(position: int | None, low: int, end: int, *, is_other: bool) -> Sta
 def explained(log: str, place: str, found: Committed, fate: Fate, *, is_running: bool = False) -> str:
     """Say what became of a log, what that means, and what to do.
 
-    Args:
-        log: which of `LOGS`.
-        place: its topic and partition.
-        found: to where it had been read, or from where it was needed, and where it begins and ends now.
-        fate: what became of it.
-        is_running: whether it became so while a coordinator had it: what that knows is not lost.
+    `place` is its topic and partition; `found` has the position to where it had been read, or from where it was needed.
+    `is_running` tells whether it became so while a coordinator had it: what that knows is not lost.
     """
     position, low, end, _ = found
     known = "" if position is None else f" (it was known to offset {position})"
@@ -142,7 +115,7 @@ _MEANS = {
         "acknowledged ones among them: send them again. All that lies there now is read."
     ),
     OP: (
-        "ReadyQueue that lay there and were not read, or had not taken effect, are gone: the producers of their "
+        "Decisions that lay there and were not read, or had not taken effect, are gone: the producers of their "
         "transactions are asked. All that lies there now is read."
     ),
     DONE: (

@@ -26,6 +26,7 @@ from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.log_bounds import Bounds, LogBounds, Look
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF
 from penstock.transactions.coordinator.state.pending.payloads import PAYLOAD_BYTES
+from penstock.transactions.end_reader import take
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot, decode_done
 from penstock.transactions.wire.half import Half, decode_half
@@ -52,7 +53,6 @@ class Wanted:
     """What is to be read of one half partition.
 
     Attributes:
-        partition: its number.
         halves: offsets in the half log.
         snapshots: by transaction id, an offset of the done log at or above which it is snapshotted.
         ids: topic ids of the logs, as far as they are known.
@@ -88,18 +88,10 @@ class PayloadsNotReadError(PenstockError):
 
 
 class PayloadReader:
-    """Reads for all half partitions of one coordinator, one after another. Used by the coordinator's thread.
-
-    Args:
-        bootstrap_servers: Kafka's addresses.
-        config: client settings by librdkafka's names.
-        topics: the store's topics.
-        left: counts threads that were left behind.
-    """
+    """Reads for all half partitions of one coordinator, one after another. Used by the coordinator's thread."""
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, left: LeftBehind) -> None:
         self._topics = topics
-        self._new_admin = partial(admin_client, bootstrap_servers, config)
         settings: dict[str, Any] = {
             # Single records are read, here and there.
             "fetch.wait.max.ms": 10,
@@ -114,7 +106,8 @@ class PayloadReader:
         }
         # This consumer is nobody's member.
         settings.pop("group.instance.id", None)
-        self._new_consumer = partial(clients.consumer, bootstrap_servers, settings)
+        new_consumer = partial(clients.consumer, bootstrap_servers, settings)
+        self._new_clients = partial(_Clients, new_consumer, partial(admin_client, bootstrap_servers, config), topics)
         self._left = left
         self._ration = RationedLog()
         self._thread: Disposable | None = None
@@ -126,9 +119,6 @@ class PayloadReader:
         self._not_before = 0.0
         self._owners: WeakSet[Any] = WeakSet()
 
-    def _new_clients(self) -> _Clients:
-        return _Clients(self._new_consumer, self._new_admin, self._topics)
-
     def budget_bytes(self, owner: object) -> int:
         """Return how many bytes of payloads may be in memory for a half partition: its share of the budget."""
         self._owners.add(owner)
@@ -137,8 +127,7 @@ class PayloadReader:
     def read(self, owner: object, wanted: Wanted) -> bool:
         """Begin to read, and tell whether it was begun: not while something else is read, or others waited longer.
 
-        Raises:
-            TooManyLeftBehindError: too many reads hang.
+        Raises `TooManyLeftBehindError` where too many reads hang.
         """
         now = time.monotonic()
         since, _ = self._waiting.get(wanted.partition, (now, now))
@@ -316,8 +305,7 @@ def _snapshots(message: Message) -> Sequence[Snapshot | UnloadedSnapshot]:
 
 def _records(consumer: Consumer, most: int) -> Iterator[tuple[int, Message | None]]:
     """Yield records that are there, each with its offset; None stands for the end of the log."""
-    first = consumer.poll(_POLL_S)
-    for message in [] if first is None else [first, *(consumer.consume(most - 1, 0) if most > 1 else ())]:
+    for message in take(consumer, _POLL_S, most):
         error = message.error()
         if error is None:
             yield message.offset() or 0, message

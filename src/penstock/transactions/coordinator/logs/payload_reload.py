@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF
-from penstock.transactions.coordinator.logs.payload_reader import Read, Wanted
+from penstock.transactions.coordinator.logs.payload_reader import PayloadReader, Read, Wanted
 from penstock.transactions.coordinator.state.check_schedule import CheckSchedule
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.state_machine import PartitionState
@@ -18,32 +17,14 @@ _AGAIN_S = 0.2
 _SURE_S = 3.0
 
 
-class Reader(Protocol):
-    """Reads payloads: `payload_reader.PayloadReader`."""
-
-    def budget_bytes(self, owner: object) -> int:
-        """Return how many bytes of payloads may be in memory."""
-
-    def read(self, owner: object, wanted: Wanted) -> bool:
-        """Begin to read, and tell whether it was begun."""
-
-    def take(self, owner: object) -> Read | None:
-        """Return what was read, once it is there."""
-
-
 class PayloadReload:
     """Keeps the payloads of one half partition within the budget. Used by the coordinator's thread.
 
-    Args:
-        number: the half partition.
-        state: what is pending.
-        schedule: its checks.
-        reader: reads payloads again.
-        ids: topic ids of the logs; the caller changes them.
+    `ids` are the topic ids of the logs; the caller changes them.
     """
 
     def __init__(
-        self, number: int, state: PartitionState, schedule: CheckSchedule, reader: Reader, ids: Mapping[str, str]
+        self, number: int, state: PartitionState, schedule: CheckSchedule, reader: PayloadReader, ids: Mapping[str, str]
     ) -> None:
         self._number = number
         self._settlement = state
@@ -59,8 +40,7 @@ class PayloadReload:
     def poll(self, now: float) -> Iterable[tuple[str, Pending]]:
         """Take in what was read, drop what is too much, and have read what is needed next; does not wait.
 
-        Returns:
-            What is lost: its payload is not in a log any more, each with the log.
+        Returns what is lost, each with the log that does not hold its payload any more.
         """
         payloads, lost = self._settlement.payloads, []
         payloads.limit = self._reader.budget_bytes(self)
@@ -80,7 +60,7 @@ class PayloadReload:
 
     def _take_in(self, transaction_id: str, read: Read, now: float) -> list[tuple[str, Pending]]:
         state = self._settlement
-        pending = state.find(transaction_id)
+        pending = state.pending.get(transaction_id)
         if pending is None or pending.dropped is None:
             return []
         place = None

@@ -40,9 +40,7 @@ _DONE_ROOM = str(2 << 20)
 def wrong_settings(settings: Mapping[str, str | None], *, is_done: bool) -> dict[str, str]:
     """Return what must be changed in the settings of a half, op or done topic: the right values, by name. Pure.
 
-    Args:
-        settings: the topic's settings as they take effect, by Kafka's names.
-        is_done: whether it is the done topic.
+    `settings` are those that take effect, by Kafka's names.
     """
     wanted: dict[str, str] = {}
     if "compact" in (settings.get("cleanup.policy") or ""):
@@ -59,26 +57,13 @@ def wrong_settings(settings: Mapping[str, str | None], *, is_done: bool) -> dict
 
 
 def mend_settings(
-    admin: AdminClient,
-    bootstrap_servers: str,
-    topics: StoreTopics,
-    *,
-    refuses: bool,
-    principal: str = THIS_CLIENT,
+    admin: AdminClient, bootstrap_servers: str, topics: StoreTopics, *, refuses: bool, principal: str = THIS_CLIENT
 ) -> None:
-    """Look at the settings of half, op and done, and mend what is wrong, with a line in the log.
+    """Look at the settings of half, op and done, which exist, and mend what is wrong, with a line in the log.
 
-    What cannot be looked at is said in a warning, with the right that it needs.
-
-    Args:
-        admin: an admin client.
-        bootstrap_servers: Kafka's addresses, for the command that mends them.
-        topics: the store's topics, which exist.
-        refuses: whether what is wrong and cannot be mended is an error; else it is a warning.
-        principal: who asks, for the command that gives a right that is missing.
-
-    Raises:
-        ConfigurationError: something is wrong and cannot be mended; the message names the command that mends it.
+    What is wrong and cannot be mended raises `ConfigurationError` if this `refuses` it, else it is a warning; both name
+    the command that mends it. What cannot be looked at is said in a warning, with the right that `principal`, who asks,
+    needs for it.
     """
     for name, settings in _described(admin, (topics.half, topics.op, topics.done), principal, is_duty=refuses).items():
         wrong = wrong_settings(settings, is_done=name == topics.done)
@@ -113,11 +98,7 @@ def _described(
 ) -> dict[str, dict[str, str | None]]:
     """Return the settings of topics that the broker tells; of the others it is said that they are not known.
 
-    Args:
-        admin: an admin client.
-        names: the topics.
-        principal: who asks.
-        is_duty: whether whoever asks should have the right to; a producer may leave it to the coordinator.
+    `is_duty` tells whether whoever asks should have the right to; a producer may leave it to the coordinator.
     """
     resources = {ConfigResource(ConfigResource.Type.TOPIC, name): name for name in names}
     deadline = time.monotonic() + _NEW_S

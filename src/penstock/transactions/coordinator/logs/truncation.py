@@ -23,8 +23,7 @@ class Mark(NamedTuple):
 class DoneMarks:
     """The marks of one done log. Not thread-safe: its coordinator's thread drives it.
 
-    Args:
-        first: the end of the done log as it was found, and positions above all that it speaks of.
+    The first is the end of the done log as it was found, with positions above all that it speaks of.
     """
 
     def __init__(self, first: Mark) -> None:
@@ -44,10 +43,8 @@ class DoneMarks:
     def low(self, half_checkpoint: int, op_checkpoint: int, snapshotted: Iterable[int]) -> int:
         """Return the offset below which nothing is needed.
 
-        Args:
-            half_checkpoint: where reading of the half log starts after a restart.
-            op_checkpoint: the same for the op log.
-            snapshotted: offsets at or below the snapshots that are needed.
+        The checkpoints are where a restart reads the half and op logs from; `snapshotted` are offsets at or below the
+        snapshots that are needed.
         """
         marks = self._marks
         while marks[0].half_position <= half_checkpoint and marks[0].op_position <= op_checkpoint:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics
@@ -18,11 +18,9 @@ class PartitionReading(NamedTuple):
 
     Attributes:
         is_recovered: whether all that its predecessors left was read.
-        pending: transactions that are not settled.
         behind: those that stand behind an earlier one of their key.
         delayed: those that wait for their time.
         set_aside: those whose target takes nothing now, and what stands behind them.
-        oldest_age_ms: age of the oldest in milliseconds.
     """
 
     is_recovered: bool
@@ -37,9 +35,8 @@ class PartitionReading(NamedTuple):
 class Counts:
     """What a coordinator counted. Written by its thread; other threads read single numbers, which is safe.
 
-    Attributes:
-        lock: held while settled transactions are counted and leave what is pending, and by `statistics`, so that none
-            is in both or in neither. Whoever holds it waits for nobody.
+    The lock is held while settled transactions are counted and leave what is pending, and by `statistics`, so that none
+    is in both or in neither. Whoever holds it waits for nobody.
     """
 
     committed: int = 0
@@ -66,34 +63,19 @@ class Counts:
     def statistics(self, read: Callable[[], Sequence[PartitionReading]]) -> CoordinatorStatistics:
         """Return a snapshot together with what is pending now, which is read while none leaves it."""
         with self.lock:
-            return self._statistics(read())
-
-    def _statistics(self, partitions: Sequence[PartitionReading]) -> CoordinatorStatistics:
-        return CoordinatorStatistics(
-            partitions=sum(p.is_recovered for p in partitions),
-            pending=sum(p.pending for p in partitions),
-            held_by_key=sum(p.behind for p in partitions),
-            delayed=sum(p.delayed for p in partitions),
-            oldest_pending_age=max([0, *(p.oldest_age_ms for p in partitions)]) / 1000,
-            held=sum(p.set_aside for p in partitions),
-            committed=self.committed,
-            rolled_back=self.rolled_back,
-            discarded=self.discarded,
-            refused=self.refused,
-            forged=self.forged,
-            checks=self.checks,
-            answered_checks=self.answered_checks,
-            no_producer=self.no_producer,
-            groups=self.groups,
-            recoveries=self.recoveries,
-            lost=self.lost,
-            left_behind=self.left_behind,
-            slow_call=self.slow_call,
-            slow_call_s=self.slow_call_s,
-            hung_checks=self.hung_checks,
-            finish_times=tuple(self.finish_times),
-            finish_seconds=self.finish_seconds,
-        )
+            partitions = read()
+            # Each count has the same name there.
+            counted: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+            del counted["lock"]
+            return CoordinatorStatistics(
+                partitions=sum(p.is_recovered for p in partitions),
+                pending=sum(p.pending for p in partitions),
+                held_by_key=sum(p.behind for p in partitions),
+                delayed=sum(p.delayed for p in partitions),
+                oldest_pending_age=max([0, *(p.oldest_age_ms for p in partitions)]) / 1000,
+                held=sum(p.set_aside for p in partitions),
+                **{**counted, "finish_times": tuple(self.finish_times)},
+            )
 
     def settled(self, pending: Pending, now_ms: int) -> None:
         """Count a transaction by how it ended; `now_ms` is the broker's time."""

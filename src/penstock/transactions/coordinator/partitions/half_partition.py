@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP, encode_ids
-from penstock.transactions.coordinator.logs.payload_reload import PayloadReload, Reader
+from penstock.transactions.coordinator.logs.payload_reader import PayloadReader
+from penstock.transactions.coordinator.logs.payload_reload import PayloadReload
 from penstock.transactions.coordinator.logs.truncation import DoneMarks, Mark
 from penstock.transactions.coordinator.partitions.counts import Counts, PartitionReading
 from penstock.transactions.coordinator.partitions.log_feed import LogFeed
@@ -39,15 +40,7 @@ _NAMED = 20
 class HalfPartition:
     """Drives the state and the checks of one half partition. Used by the coordinator's thread.
 
-    Args:
-        number: the half partition.
-        recovered: what it starts from.
-        policy: when to check.
-        counts: the coordinator's counts.
-        log: where refusals are said.
-        may_publish_to: whether a half may name a topic as its target.
-        clock: the broker's time.
-        reader: reads payloads that were dropped from memory; without one, all stay there.
+    `reader` reads payloads that were dropped from memory; without one, all stay there.
     """
 
     def __init__(
@@ -60,11 +53,11 @@ class HalfPartition:
         log: RationedLog,
         may_publish_to: Callable[[str], bool],
         clock: BrokerClock,
-        reader: Reader | None = None,
+        reader: PayloadReader | None = None,
     ) -> None:
         self.number = number
         self.state = PartitionState(recovered.half_position, recovered.op_position)
-        self.schedule = CheckSchedule(policy, self.state.find)
+        self.schedule = CheckSchedule(policy, self.state.pending.get)
         self._counts = counts
         self._log = log
         self._may_publish_to = may_publish_to
@@ -74,13 +67,7 @@ class HalfPartition:
         self.clock = clock
         #: Takes the records of the half and op logs in.
         self.feed = LogFeed(
-            number,
-            self.state,
-            self.schedule,
-            counts=counts,
-            log=log,
-            may_publish_to=may_publish_to,
-            clock=clock,
+            number, self.state, self.schedule, counts=counts, log=log, may_publish_to=may_publish_to, clock=clock
         )
         #: When the coordinator last marked the op log, in monotonic seconds.
         self.ticked_at = float("-inf")
@@ -182,11 +169,9 @@ class HalfPartition:
             self.done_committed = batch.done_checkpoint
 
     def settled_in_doubt(self, done_end: int, outcome: tuple[list[Pending], list[Pending]]) -> None:
-        """Take in what the done log told after a Kafka transaction ended in doubt.
+        """Take in what the done log, read to `done_end`, told after a Kafka transaction ended in doubt.
 
-        Args:
-            done_end: the end of the done log as it was read.
-            outcome: what is settled, and what is pending since.
+        `outcome`: what is settled, and what is pending since.
         """
         settled, begun = outcome
         now_ms = self.clock.now_ms(time.monotonic())
@@ -199,12 +184,25 @@ class HalfPartition:
     def next_batch(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> CommitBatch | None:
         """Choose what the next Kafka transaction settles here, and what it snapshots, or return None.
 
-        Args:
-            limit: most decisions to take.
-            out: names the topic for whose sake a transaction cannot be published with others now, or None.
-            room_bytes: bytes of messages to take at most.
+        The arguments are those of `PartitionState.next_batch`.
         """
-        batch = self._next_batch(limit, out, room_bytes)
+        # Before all is read that its predecessors left, what is pending is not known.
+        snapshot, now = [], time.monotonic()
+        if self.is_recovered and now >= self._snapshot_due:
+            # Not past one that is being settled: what is snapshotted would come behind its end in the done log.
+            chosen = to_snapshot(self.state, self._marks.end, GAP, now)
+            snapshot = list(takewhile(lambda one: not one.in_flight, chosen))
+            # Looking for what is old costs something; while there is more of it, it goes on without a pause.
+            self._snapshot_due = now + (0.0 if snapshot else _SNAPSHOT_S)
+        batch = self.state.next_batch(limit, out, snapshot, room_bytes)
+        is_idle = batch is None and self.is_recovered and now >= self._idle_since + _IDLE_S
+        if batch is not None or is_idle:
+            self._idle_since = now
+        if is_idle:
+            # Marks, and what was refused, move the positions too; or the logs of an idle store would grow.
+            checkpoints = self.state.checkpoints()
+            is_as_written = checkpoints == self.checkpoints and self.done_checkpoint == self.done_committed
+            return None if is_as_written else self.claim()
         return None if batch is None else self._placed(batch)
 
     def in_memory(self, some: Sequence[Pending], now: float) -> list[Pending]:
@@ -215,31 +213,11 @@ class HalfPartition:
         return list(takewhile(lambda one: one.dropped is None, some))
 
     def claim(self) -> CommitBatch:
-        """Return a batch that settles nothing: what is written is who owns the partition."""
+        """Return a batch that settles nothing: what is written are the positions, and who owns the partition."""
         return self._placed(CommitBatch([], [], *self.state.checkpoints()))
 
     def _placed(self, batch: CommitBatch) -> CommitBatch:
         batch.done_checkpoint, batch.log_ids = self.done_checkpoint, encode_ids(self.ids)
-        return batch
-
-    def _next_batch(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> CommitBatch | None:
-        # Before all is read that its predecessors left, what is pending is not known.
-        snapshot, now = [], time.monotonic()
-        if self.is_recovered and now >= self._snapshot_due:
-            # Not past one that is being settled: what is snapshotted would come behind its end in the done log.
-            chosen = to_snapshot(self.state, self._marks.end, GAP, now)
-            snapshot = list(takewhile(lambda one: not one.in_flight, chosen))
-            # Looking for what is old costs something; while there is more of it, it goes on without a pause.
-            self._snapshot_due = now + (0.0 if snapshot else _SNAPSHOT_S)
-        batch = self.state.next_batch(limit, out, snapshot, room_bytes)
-        if batch is None and self.is_recovered and now >= self._idle_since + _IDLE_S:
-            # Marks, and what was refused, move the positions too; or the logs of an idle store would grow.
-            self._idle_since = now
-            checkpoints = self.state.checkpoints()
-            is_as_written = checkpoints == self.checkpoints and self.done_checkpoint == self.done_committed
-            return None if is_as_written else CommitBatch([], [], *checkpoints)
-        if batch is not None:
-            self._idle_since = now
         return batch
 
     def mark(self, done_end: int) -> None:
@@ -270,14 +248,9 @@ class HalfPartition:
         self.done_checkpoint = max(self.done_checkpoint, low)
 
     def make_anew(self, log: str, low: int, done_end: int) -> None:
-        """Take in that a log was deleted and made again: what is pending is kept.
+        """Take in that a log was deleted and made again, and begins at `low` now: what is pending is kept.
 
         Both logs are to be read on from the positions of the state.
-
-        Args:
-            log: which.
-            low: where it begins now.
-            done_end: where the done log ends.
         """
         state = self.state
         self.truncated_to[log] = self._cut_to[log] = low

@@ -37,8 +37,6 @@ class _OpRecord(NamedTuple):
     """A record of the op log, read.
 
     Attributes:
-        offset: where it stands.
-        appended_ms: its append time.
         ops: its decisions, or why it is refused.
         needs: the last half that its decisions name.
         since: when it was read, in monotonic seconds.
@@ -52,17 +50,7 @@ class _OpRecord(NamedTuple):
 
 
 class LogFeed:
-    """Feeds the records of one half partition to its state machine. Used by the coordinator's thread.
-
-    Args:
-        number: the half partition.
-        state: takes halves and decisions.
-        schedule: plans checks.
-        counts: the coordinator's counts.
-        log: where refusals are said.
-        may_publish_to: whether a half may name a topic as its target.
-        clock: the broker's time.
-    """
+    """Feeds the records of one half partition to its state machine. Used by the coordinator's thread."""
 
     def __init__(
         self,

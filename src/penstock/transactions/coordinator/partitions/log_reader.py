@@ -26,10 +26,8 @@ _FIRST_OP_BYTES = 1 << 20
 class LogReader:
     """Reads both logs. Used by the coordinator's thread.
 
-    Args:
-        make: makes a consumer. It must not choose a new offset by itself (`auto.offset.reset=error`): a log that is not
-            as it was would be read past in silence.
-        topics: the store's topics.
+    The consumers that `make` returns must not choose a new offset by themselves (`auto.offset.reset=error`): a log that
+    is not as it was would be read past in silence.
     """
 
     def __init__(self, make: Callable[[], Consumer], topics: StoreTopics) -> None:
@@ -63,13 +61,7 @@ class LogReader:
         self._ops.resume([TopicPartition(self._op, number)])
 
     def restart(self, log: str, number: int, offset: int) -> None:
-        """Read one of the logs of a partition on from another offset; what was fetched of it is forgotten.
-
-        Args:
-            log: `HALF` or `OP`.
-            number: the half partition.
-            offset: the next to be read.
-        """
+        """Read one of the logs (`HALF` or `OP`) on from another offset; what was fetched of it is forgotten."""
         reader, topic = (self._halves, self._half) if log == HALF else (self._ops, self._op)
         reader.incremental_unassign([TopicPartition(topic, number)])
         reader.incremental_assign([TopicPartition(topic, number, offset)])
@@ -82,15 +74,10 @@ class LogReader:
         self._ops.close()
 
     def read(self, timeout_s: float, most: int, *, for_halves: bool, full: bool) -> Iterable[Message]:
-        """Return records that are there, halves first: about as many halves as decisions.
+        """Return records that are there, halves first: about as many halves as decisions, `most` of each.
 
-        What is waited for is a decision, for a half without one is nothing to do.
-
-        Args:
-            timeout_s: seconds to wait at most.
-            most: halves to return at most, and about how many decisions.
-            for_halves: whether halves are waited for: there are decisions that were fetched before theirs.
-            full: whether no halves are wanted as long as there are decisions.
+        What is waited for is a decision, for a half without one is nothing to do; `for_halves`: or a half, for there
+        are decisions that were fetched before theirs. `full`: no halves are wanted as long as there are decisions.
         """
         halves = take(self._halves, timeout_s, most) if for_halves else []
         ops = self._read_ops(0 if for_halves else timeout_s, most)

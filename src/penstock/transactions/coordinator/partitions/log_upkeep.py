@@ -58,14 +58,7 @@ class _Asked(NamedTuple):
 class LogUpkeep:
     """Tends the logs. Used by the coordinator's thread; never waits.
 
-    Args:
-        admin: an admin client.
-        topics: the store's topics.
-        logs: the readers of half and op.
-        counts: where to count what is lost.
-        ration: where to say what could repeat without end.
-        rights: where it is noted what the coordinator lacks.
-        begun: when it began, in monotonic seconds: nothing is deleted for a while.
+    Nothing is deleted for a while after it has `begun`, in monotonic seconds.
     """
 
     def __init__(
@@ -112,7 +105,9 @@ class LogUpkeep:
         look = self._bounds.answer()
         if look is not None:
             self._look = look, self._asked
-            self._report_failures(look)
+            for name, why in look.failures.items():
+                text = "it is not known where %s begins and ends: %s; asking again"
+                self._ration.warn(f"bounds {name}", text, name, why)
             for number, partition in owned.items():
                 bounds = look.bounds.get((HALF, number))
                 asked = self._asked.get(number)
@@ -143,10 +138,6 @@ class LogUpkeep:
             self._bounds.ask(owned, now)
         except KafkaException as error:
             self._ration.warn("bounds", "the logs of %s cannot be looked at: %s", self._topics.prefix, reason(error))
-
-    def _report_failures(self, look: Look) -> None:
-        for name, why in look.failures.items():
-            self._ration.warn(f"bounds {name}", "it is not known where %s begins and ends: %s; asking again", name, why)
 
     def maintain(self, owned: Mapping[int, HalfPartition], now: float) -> None:
         """Act upon the last answer, and delete what is not needed.

@@ -37,14 +37,8 @@ class Membership:
     """One coordinator's membership. Used by the coordinator's thread; its callbacks run there, too.
 
     Args:
-        bootstrap_servers: Kafka's addresses.
-        config: settings of consumers, by librdkafka's names.
-        topics: the store's topics.
-        recoveries: finds out what partitions were left with.
-        own: makes the object that drives a recovered partition.
         instance: name of this member, the same after a restart: then it gets its partitions back at once.
         session_timeout_s: seconds after which a member that fell silent loses its partitions.
-        rights: where it is noted what the coordinator lacks.
 
     Raises:
         ConfigurationError: the client library refused a setting.
@@ -73,11 +67,7 @@ class Membership:
         self._was_cut_off = False
         # The user's own.
         self._error_cb: Callable[[KafkaError], object] | None = config.get("error_cb")
-        common = {
-            **config,
-            "group.id": topics.coordinators,
-            "enable.auto.commit": False,
-        }
+        common = {**config, "group.id": topics.coordinators, "enable.auto.commit": False}
         member: dict[str, Any] = {
             "topic.metadata.refresh.interval.ms": 10_000,
             "session.timeout.ms": int(session_timeout_s * 1000),
@@ -115,8 +105,7 @@ class Membership:
     def serve(self) -> None:
         """Take part in the group, and start to read partitions whose recovery is finished. Does not wait.
 
-        Raises:
-            PenstockError: the group has no place for this member any more: another took its instance name.
+        Raises `PenstockError` where the group has no place for this member any more: another took its instance name.
         """
         message = self._member.poll(0)
         error = message.error() if message is not None else None

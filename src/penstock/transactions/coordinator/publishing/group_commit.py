@@ -10,7 +10,6 @@ from typing import Any
 from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.publishing.publisher_slot import CommitResult, PublisherSlot
 from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead
-from penstock.transactions.coordinator.state.pending.batch_limit import message_bytes
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 
@@ -55,7 +54,7 @@ class GroupCommit:
 
     def size_bytes(self) -> int:
         """Return how large the messages are that it publishes."""
-        return sum(map(message_bytes, self.decided()))
+        return sum(pending.payload_bytes for pending in self.decided())
 
     def mark(self, *, in_flight: bool) -> None:
         """Note on all that it settles or takes snapshots of that it is under way, or is not any more."""
@@ -116,44 +115,40 @@ class Flight:
         #: The producer in use.
         self.slot = slot
         self.state = FlightState.IDLE
-        self._commit: GroupCommit | None = None
+        #: What is under way, or in doubt.
+        self.commit: GroupCommit | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether another one may begin."""
         return self.state is FlightState.IDLE
 
-    @property
-    def commit(self) -> GroupCommit | None:
-        """What is under way, or in doubt."""
-        return self._commit
-
     def begin(self, slot: PublisherSlot, commit: GroupCommit, group_metadata: Any) -> None:
         """Begin a Kafka transaction."""
-        self.slot, self._commit, self.state = slot, commit, FlightState.IN_FLIGHT
+        self.slot, self.commit, self.state = slot, commit, FlightState.IN_FLIGHT
         slot.begin({number: batch for number, (_, batch) in commit.batches.items()}, group_metadata)
 
     def ended(self, timeout_s: float = 0.0) -> tuple[GroupCommit, CommitResult] | None:
         """Return what was under way and how it ended, once; None while that is not known."""
-        if self.state is not FlightState.IN_FLIGHT or self._commit is None:
+        if self.state is not FlightState.IN_FLIGHT or self.commit is None:
             return None
         result = self.slot.result(timeout_s)
         if result is None:
             return None
-        commit, self._commit, self.state = self._commit, None, FlightState.IDLE
+        commit, self.commit, self.state = self.commit, None, FlightState.IDLE
         return commit, result
 
     def doubt(self, commit: GroupCommit) -> None:
         """Have the done logs read for one that ended in doubt."""
-        self._commit, self.state = commit, FlightState.IN_DOUBT
+        self.commit, self.state = commit, FlightState.IN_DOUBT
         self.slot.ask(commit.done_from)
 
     def learned(self) -> tuple[GroupCommit, Mapping[int, DoneRead]] | None:
         """Return one that was in doubt and what the done logs say, once; None while they were not read."""
-        if self.state is not FlightState.IN_DOUBT or self._commit is None:
+        if self.state is not FlightState.IN_DOUBT or self.commit is None:
             return None
         found = self.slot.answer()
         if found is None:
             return None
-        commit, self._commit, self.state = self._commit, None, FlightState.IDLE
+        commit, self.commit, self.state = self.commit, None, FlightState.IDLE
         return commit, found

@@ -24,9 +24,7 @@ _AGAIN_S = 0.2
 class GroupGate:
     """Open as long as nothing failed, and from an answer on. Used by one thread; waits for nothing.
 
-    Args:
-        ask: returns once the coordinator has answered, or raises `KafkaException`.
-        left: counts threads that were left behind.
+    `ask` returns once the group's coordinator has answered, or raises `KafkaException`.
     """
 
     def __init__(self, ask: Callable[[], None], left: LeftBehind) -> None:
@@ -55,7 +53,8 @@ class GroupGate:
             return False
         if not question.done():
             if question.age_s >= _LIMIT_S and self._thread is not None:
-                self._thread.leave(_nothing)
+                # The call that hangs closes by itself.
+                self._thread.leave(lambda: None)
                 self._thread, self._question = None, None
             return False
         self._question = None
@@ -72,7 +71,3 @@ class GroupGate:
         """Let its thread end."""
         if self._thread is not None:
             self._thread.close()
-
-
-def _nothing() -> None:
-    """Nothing is left to close: the call that hangs closes by itself."""

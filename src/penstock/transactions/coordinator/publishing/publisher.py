@@ -50,7 +50,6 @@ class NotPublishedError(PenstockError):
     """A Kafka transaction did not end in a known commit.
 
     Args:
-        text: why.
         failed: ids of the transactions it was refused for, if it was them, each with the reason.
         targets: topics that could not take any message, each with the reason.
         too_large: ids of those that were refused for their size.
@@ -90,12 +89,7 @@ class Publisher:
     Made, used and closed by one thread, which may be left behind in any call.
 
     Args:
-        bootstrap_servers: Kafka's addresses.
-        config: client settings by librdkafka's names.
-        topics: the store's topics.
-        transactional_id: an id that no other producer uses.
         claim: returns what is written beside the half positions: who it was that committed them.
-        rights: where it is noted what the coordinator lacks.
         apart: whether it tries what failed before, apart from the others: it produces the targets' messages first, and
             has nothing to do with the store's topics before those are stored.
     """
@@ -133,10 +127,8 @@ class Publisher:
     def open(self) -> None:
         """Make the producer and initialise it. The broker ends what a former producer of this id left open.
 
-        Raises:
-            ConfigurationError: the client library refused the settings.
-            IdLostError: it cannot, and this id is of no use any more.
-            InDoubtError: the broker did not answer in time; try again.
+        Raises as `TransactionalWriter.open` does, but `InDoubtError` where the broker did not answer in time: try
+        again.
         """
         try:
             self._writer.open(_INIT_TIMEOUT_S, _FREE_TIMEOUT_S)
@@ -161,14 +153,9 @@ class Publisher:
     def publish(self, batches: Mapping[int, CommitBatch], group_metadata: Any, produced: Callable[[], None]) -> None:
         """Settle what the partitions' batches hold in one Kafka transaction. After an error it can only be closed.
 
-        Args:
-            batches: by half partition.
-            group_metadata: the coordinator's membership, as the client library gives it.
-            produced: called when all is in the client library's hands.
-
-        Raises:
-            AbortedError: nothing of it is visible or ever will be.
-            InDoubtError: nothing is known; open a successor, then ask the done log.
+        The metadata is the coordinator's membership; `produced` is called when all is in the client library's hands.
+        Raises `AbortedError` where nothing of it is visible or ever will be, and `InDoubtError` where nothing is known:
+        open a successor, then ask the done log.
         """
         writer = self._writer
         try:
@@ -282,11 +269,8 @@ class Publisher:
 
     def _discarded(self, pending: Pending) -> list[Written]:
         """Return the records of the discarded topic for a transaction."""
-        records: list[Written] = []
-        for half in pending.halves:
-            headers = encode_discarded(half, pending.discard_reason, pending.check_count)
-            records.append((self._topics.discarded, None, half.key, half.value, headers))
-        return records
+        to, why, checks = self._topics.discarded, pending.discard_reason, pending.check_count
+        return [(to, None, half.key, half.value, encode_discarded(half, why, checks)) for half in pending.halves]
 
     def _produce_done(self, partition: int, batch: CommitBatch) -> None:
         notes = batch.notes()

@@ -63,11 +63,9 @@ ReadDone = Callable[[Mapping[int, int]], Mapping[int, DoneRead]]
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """How a Kafka transaction ended.
+    """How a Kafka transaction ended, and the seconds from its begin to the answer of its end.
 
-    Attributes:
-        error: None where it was committed for certain; else what `Publisher.publish` raised.
-        took_s: seconds from its begin to the answer of its end.
+    The error is None where it was committed for certain; else what `Publisher.publish` raised.
     """
 
     error: NotPublishedError | None
@@ -90,11 +88,7 @@ class SlotState(Enum):
 class PublisherSlot:
     """One place for a Kafka transaction under way.
 
-    Args:
-        make: makes a publisher.
-        read_done: tells what became of a transaction in doubt.
-        name: what its transactional ids begin with; a number is put behind it once one is lost.
-        left: counts threads that were left behind.
+    Its transactional ids begin with `name`; a number is put behind it once one is lost.
     """
 
     def __init__(self, make: MakePublisher, read_done: ReadDone, name: str, left: LeftBehind) -> None:
@@ -170,11 +164,7 @@ class PublisherSlot:
         produced.wait(_PRODUCED_S)
 
     def result(self, timeout_s: float = 0.0) -> CommitResult | None:
-        """Return how the Kafka transaction under way ended, or None while it is not known yet.
-
-        Raises:
-            Exception: what nobody foresaw: a mistake of penstock's.
-        """
+        """Return how the Kafka transaction under way ended, or None while it is not known yet."""
         call = self._call
         if call is None or self._state is not SlotState.IN_FLIGHT:
             return None
@@ -203,8 +193,7 @@ class PublisherSlot:
     def ask(self, doubt: Mapping[int, int]) -> None:
         """Have the done logs read once the next producer is open: the last transaction ended in doubt.
 
-        Args:
-            doubt: where to read from, by partition; what they say is told by `answer`.
+        `doubt` says where to read from, by partition; `answer` tells what they say.
         """
         self._doubt = dict(doubt)
 
@@ -216,8 +205,7 @@ class PublisherSlot:
     def poll(self, now: float) -> None:
         """Open what has to be opened; leave behind what does not answer.
 
-        Raises:
-            ConfigurationError: the client library refused the settings.
+        Raises `ConfigurationError` where the client library refuses the settings.
         """
         self._poll_closing()
         if self._state is SlotState.CLOSED and now >= self._not_before:

@@ -10,6 +10,7 @@ from penstock.transactions.coordinator.partitions.half_partition import HalfPart
 from penstock.transactions.coordinator.publishing.group_commit import GroupCommit
 from penstock.transactions.coordinator.publishing.publisher import NotPublishedError
 from penstock.transactions.coordinator.publishing.targets import NOT_KNOWN, Targets
+from penstock.transactions.coordinator.state.judgement import NEED_ALL
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import Half
@@ -24,14 +25,7 @@ _RELEASE_S = 0.25
 
 
 class TargetGate:
-    """Judges targets for one coordinator. Used by its thread.
-
-    Args:
-        topics: the store's topics.
-        targets: which topics exist.
-        owned: the partitions owned now.
-        ration: where to say what could repeat without end.
-    """
+    """Judges targets for one coordinator. Used by its thread; times are monotonic seconds."""
 
     def __init__(
         self, topics: StoreTopics, targets: Targets, owned: Mapping[int, HalfPartition], ration: RationedLog
@@ -80,7 +74,7 @@ class TargetGate:
 
     def all_targets(self, error: NotPublishedError, commit: GroupCommit) -> dict[str, str]:
         """Return all that a Kafka transaction publishes to, blamed for an error that names nobody."""
-        return {self.target_of(pending): str(error) for pending in commit.decided() if _publishes(pending)}
+        return {self.target_of(pending): str(error) for pending in commit.decided() if pending.verdict in NEED_ALL}
 
     def target_of(self, pending: Pending) -> str:
         """Return where a transaction goes: of several messages, the first one's target."""
@@ -100,15 +94,7 @@ class TargetGate:
             self.quarantine.suspect(topic, str(error), now)
 
     def refuse(self, transaction_id: str, topic: str, why: str, now: float, too_large: int | None = None) -> None:
-        """Take in that a topic refused a transaction.
-
-        Args:
-            transaction_id: which.
-            topic: for whose sake it waits.
-            why: the reason.
-            now: monotonic seconds.
-            too_large: its size, where that was the reason.
-        """
+        """Take in that a topic refused a transaction; `too_large` is its size in bytes, where that was the reason."""
         if self.quarantine.refuse(transaction_id, topic, why, now, too_large):
             _log.error(
                 "transaction %s is committed and refused by %s: %s; it is tried again, and holds later ones of its key "
@@ -183,10 +169,6 @@ class TargetGate:
             if not pending.in_flight and self.quarantine.is_refused(pending.half.transaction_id)
         ]
         return min(found, key=lambda one: one[0])[1:] if found else None
-
-
-def _publishes(pending: Pending) -> bool:
-    return pending.verdict is Verdict.COMMIT or pending.verdict is Verdict.DISCARD
 
 
 def size_of(half: Half) -> int:

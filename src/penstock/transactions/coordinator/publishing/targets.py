@@ -23,13 +23,10 @@ NOT_KNOWN = "is not known yet"
 
 
 class Targets:
-    """The targets of one coordinator. Used by its thread, save for the looks.
+    """The targets of one coordinator. Used by its thread, save for the looks; times are monotonic seconds.
 
-    Args:
-        ask: returns the partitions of every topic, or raises `PenstockError`; it may take seconds.
-        name: what the names of the threads that ask end with.
-        hidden: of topics that are not in the list, returns those that may not be seen, each with what is missing for
-            it; it may take seconds.
+    `ask` returns the partitions of every topic, or raises `PenstockError`; `hidden`, of topics that are not in the
+    list, those that may not be seen, each with what is missing for it. Both may take seconds.
     """
 
     def __init__(
@@ -59,13 +56,7 @@ class Targets:
         return self._counts.get(topic, 0) >= partitions
 
     def missing(self, topic: str, partitions: int, now: float) -> str | None:
-        """Say why a topic cannot take a message now, or None where it is there.
-
-        Args:
-            topic: the target.
-            partitions: how many it must have, at least.
-            now: monotonic seconds.
-        """
+        """Say why a topic cannot take a message now, or None where it is there with so many partitions, at least."""
         if self.has(topic, partitions):
             self._missed.pop(topic, None)
             return None

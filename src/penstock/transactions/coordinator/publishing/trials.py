@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.transactions.coordinator.partitions.counts import Counts
@@ -41,15 +41,7 @@ class _Trial(Flight):
 class Trials:
     """Tries what is set aside. Used by the coordinator's thread; waits for nothing.
 
-    Args:
-        slots: for trials.
-        targets: judges targets.
-        owned: the partitions owned now.
-        group_metadata: returns the proof of membership.
-        gate: says whether the group's coordinator answers.
-        under_way: returns the targets of the common transaction under way, or in doubt.
-        counts: where to count.
-        ration: where to say what could repeat without end.
+    `under_way` returns the targets of the common transaction under way, or in doubt.
     """
 
     def __init__(
@@ -221,8 +213,7 @@ class Trials:
 
 def _refile(commit: GroupCommit, topic: str) -> None:
     """Have those wait for a topic's sake that go there, too: it was that topic's fault."""
-    batches: Iterable[tuple[HalfPartition, CommitBatch]] = commit.batches.values()
-    for partition, batch in batches:
+    for partition, batch in commit.batches.values():
         set_aside = partition.state.queue.set_aside
         for pending in batch.decided:
             if pending.half.transaction_id in set_aside and any(half.topic == topic for half in pending.halves):

@@ -35,9 +35,7 @@ _NAMES = 8
 class Names:
     """What the transactional ids of one coordinator begin with.
 
-    Attributes:
-        common: of the producers that publish for all, one after the other.
-        apart: of those that try what failed before, apart from the others.
+    Producers with common ones publish for all, one after the other; the others try what failed before, apart.
     """
 
     common: list[str]
@@ -69,12 +67,7 @@ def decode_claim(topics: StoreTopics, claim: str | None) -> list[str]:
 class Fence:
     """Ends what others left open. Used by one thread at a time; it waits for no producer longer than its limit.
 
-    Args:
-        bootstrap_servers: Kafka's addresses.
-        config: settings of producers, by librdkafka's names.
-        topics: the store's topics.
-        own: returns the ids of this coordinator's own producers: they are not shut out.
-        left: counts threads that were left behind.
+    `own` returns the ids of this coordinator's own producers: they are not shut out.
     """
 
     def __init__(
@@ -86,10 +79,7 @@ class Fence:
         left: LeftBehind,
     ) -> None:
         self._bootstrap_servers = bootstrap_servers
-        self._settings = {
-            **config,
-            "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
-        }
+        self._settings = {**config, "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
         self._topics = topics
         self._own = own
         self._left = left
@@ -103,7 +93,8 @@ class Fence:
         for name, thread, call in calls:
             if not call.done(max(0.01, deadline - time.monotonic())):
                 _log.warning("the Kafka transaction of %s cannot be ended: no answer; its time limit will", name)
-                thread.leave(_nothing)
+                # The call that hangs closes by itself.
+                thread.leave(lambda: None)
                 continue
             thread.close()
             error = call.result()
@@ -125,7 +116,3 @@ class Fence:
         except KafkaException as error:
             return reason(error)
         return None
-
-
-def _nothing() -> None:
-    """Nothing is left to close: the call that hangs closes by itself."""

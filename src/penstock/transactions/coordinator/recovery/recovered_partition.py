@@ -33,17 +33,13 @@ class RecoveredPartition:
     """What the owner of a half partition starts from.
 
     Attributes:
-        half_position: where to read the half log from.
-        op_position: where to read the op log from.
         half_end: the end of the half log when it was recovered.
         op_end: the end of the op log then.
-        notes: what the done log says.
         done_end: the end of the done log when it was read.
         snapshots: pending transactions that the done log holds whole, each with the offset of its record.
         done_position: the offset below which the done log is known not to be needed.
         ids: topic ids of the three logs, as far as they are known.
         lost: records that are gone and were not read, at least.
-        is_done_lost: whether something that the done log said is gone.
         unreadable: how many records of the done log do not read.
     """
 
@@ -57,18 +53,14 @@ class RecoveredPartition:
     done_position: int = 0
     ids: Mapping[str, str] = field(default_factory=dict)
     lost: int = 0
-    is_done_lost: bool = False
     unreadable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DoneRead:
-    """What was read of the done log of one half partition.
+    """What was read of the done log of one half partition, to where it ended.
 
-    Attributes:
-        end: where it ended.
-        records: what it says, each with its offset.
-        unreadable: offsets of records that do not read.
+    Records have their offsets; of those that do not read there is the offset alone.
     """
 
     end: int
@@ -104,11 +96,8 @@ def recovered_partition(
 ) -> RecoveredPartition:
     """Return what a half partition starts from. Pure.
 
-    Args:
-        committed: how far each log was read, by log.
-        ids: topic ids of the logs as they are now.
-        done: what the done log says.
-        tell: called for each log that is not as it was.
+    `committed` is how far each log was read; `ids` are those of the logs as they are now; `tell` is called for each log
+    that is not as it was.
     """
     starts = starts_of(committed, ids)
     for log, start in starts.items():
@@ -133,6 +122,5 @@ def recovered_partition(
         starts[DONE].offset,
         {**known_ids(committed), **ids},
         sum(start.lost for start in starts.values()),
-        starts[DONE].fate is not Fate.INTACT,
         len(done.unreadable),
     )

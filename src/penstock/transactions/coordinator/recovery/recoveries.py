@@ -53,13 +53,7 @@ class _Attempt:
 
 
 class Recoveries:
-    """The recoveries under way. Used by the coordinator's thread; waits for nothing.
-
-    Args:
-        recover: finds out what partitions were left with.
-        name: what the names of its threads end with.
-        left: counts threads that were left behind.
-    """
+    """The recoveries under way. Used by the coordinator's thread; waits for nothing."""
 
     def __init__(self, recover: Recover, name: str, left: LeftBehind) -> None:
         self._recover = recover
@@ -90,11 +84,7 @@ class Recoveries:
         self._wanted.pop(partition, None)
 
     def found(self, now: float) -> list[tuple[int, RecoveredPartition]]:
-        """Return what was found out about partitions that are still wanted, once; begin again what failed.
-
-        Raises:
-            Exception: what nobody foresaw: a mistake of penstock's.
-        """
+        """Return what was found out about partitions that are still wanted, once; begin again what failed."""
         found: list[tuple[int, RecoveredPartition]] = []
         for attempt in dict.fromkeys(self._wanted.values()):
             call = attempt.call
@@ -104,7 +94,8 @@ class Recoveries:
                 found += self._take_in(attempt, call, now)
             elif now - attempt.stepped_at >= _SILENT_S:
                 _log.warning("%s has not returned for %.0f s: it is left behind", attempt.doing, _SILENT_S)
-                attempt.thread.leave(_nothing)
+                # The call that hangs closes by itself.
+                attempt.thread.leave(lambda: None)
                 self.begin(self._still_wanted(attempt))
         due = [attempt for at, attempt in self._failed if now >= at]
         self._failed = [one for one in self._failed if now < one[0]]
@@ -137,7 +128,3 @@ class Recoveries:
 
     def _still_wanted(self, attempt: _Attempt) -> list[int]:
         return [number for number in attempt.partitions if self._wanted.get(number) is attempt]
-
-
-def _nothing() -> None:
-    """Nothing is left to close: the call that hangs closes by itself."""

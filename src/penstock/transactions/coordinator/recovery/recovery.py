@@ -59,13 +59,7 @@ Step = Callable[[str], None]
 class RecoveryReader:
     """Reads positions and done logs, with short-lived consumers of its own. Thread-safe: calls share nothing.
 
-    Args:
-        bootstrap_servers: Kafka's addresses.
-        config: client settings by librdkafka's names.
-        topics: the store's topics.
-        stopping: asked between waits; once it is true, waiting ends with `StoppedError`.
-        fence: ends what a predecessor left open.
-        rights: where it is noted what the coordinator lacks.
+    `stopping` is asked between waits; once it is true, waiting ends with `StoppedError`.
     """
 
     def __init__(
@@ -91,13 +85,8 @@ class RecoveryReader:
     def recover(self, partitions: Iterable[int], step: Step) -> dict[int, RecoveredPartition]:
         """Return what the new owner of half partitions starts from; waits for a predecessor's transaction to end.
 
-        Args:
-            partitions: which.
-            step: called at each step, with what is done next.
-
-        Raises:
-            KafkaException: a broker does not answer; try again.
-            StoppedError: the coordinator stops.
+        `step` is called at each step, with what is done next. Raises `KafkaException` where a broker does not answer:
+        try again; and `StoppedError` where the coordinator stops.
         """
         wanted = list(partitions)
         step("asking for topic ids")
@@ -114,11 +103,7 @@ class RecoveryReader:
         return recovered
 
     def await_coordinator(self) -> None:
-        """Return once the coordinator of the group answers, or it is known that it does not.
-
-        Raises:
-            KafkaException: it does not answer; try again.
-        """
+        """Return once the coordinator of the group answers, or raise `KafkaException`: it does not; try again."""
         consumer = self._reader.consumer("read_uncommitted")
         try:
             answer = consumer.committed([TopicPartition(self._topics.half, 0)], _COORDINATOR_S)[0]
@@ -216,21 +201,10 @@ class RecoveryReader:
         *,
         ends_predecessors: bool = False,
     ) -> dict[int, DoneRead]:
-        """Read done logs to their ends, waiting for open transactions to end.
+        """Read done logs to their ends, each from its start or its beginning, waiting for open transactions to end.
 
-        Args:
-            partitions: which.
-            starts: where to start, by partition; at the beginning where none is given.
-            step: called at each step, with what is done next.
-            ends_predecessors: whether transactions of former owners are ended that are waited for too long. Who was an
-                owner before, and may not know that another one is, must not do so.
-
-        Returns:
-            What each partition says.
-
-        Raises:
-            KafkaException: a broker does not answer; try again.
-            StoppedError: the coordinator stops.
+        With `ends_predecessors`, transactions of former owners are ended that are waited for too long. Who was an owner
+        before, and may not know that another one is, must not do so. `step` and errors are those of `recover`.
         """
         log = self._topics.done
         step(f"asking where {log} ends")

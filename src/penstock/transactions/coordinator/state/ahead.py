@@ -14,14 +14,9 @@ _NO_PLACE = -1
 
 @dataclass(slots=True)
 class Ahead:
-    """A decision that runs ahead of its half.
+    """A decision that runs ahead of its half: the one at `index` in the op record at `offset`.
 
-    Attributes:
-        op: the decision.
-        offset: of its record.
-        index: which decision of its record it is.
-        appended_ms: append time of its record.
-        limit: the half log must be read up to here before it can be called unknown; None: not known yet.
+    The half log must be read up to the limit before it can be called unknown; None: that is not known yet.
     """
 
     op: Op
@@ -34,17 +29,12 @@ class Ahead:
 class AheadOps:
     """Those of one half partition. Not thread-safe: its coordinator's thread drives it.
 
-    Args:
-        is_pending: whether a transaction is pending.
-        waits: whether a decision waits for more halves of a transaction that is pending, or for its next life.
-        judge: lets a decision take effect, or says why it is refused.
+    `waits` tells whether a decision waits for more halves of a transaction that is pending, or for its next life;
+    `judge` lets one take effect, or says why it is refused.
     """
 
     def __init__(
-        self,
-        is_pending: Callable[[str], bool],
-        waits: Callable[[Op], bool],
-        judge: Callable[[Ahead], Refusal | None],
+        self, is_pending: Callable[[str], bool], waits: Callable[[Op], bool], judge: Callable[[Ahead], Refusal | None]
     ) -> None:
         self._is_pending = is_pending
         self._waits = waits
@@ -96,11 +86,8 @@ class AheadOps:
     def sweep(self, half_end: int, half_position: int, read_to: int | None, stays: Callable[[str], bool]) -> int:
         """Refuse decisions whose half cannot come any more, and return how many there were.
 
-        Args:
-            half_end: the end of the half log, asked for after the decisions were read.
-            half_position: how far it was read.
-            read_to: the next offset of the op log when it was asked for; None: all had been read.
-            stays: whether decisions on a transaction are left alone.
+        The end of the half log was asked for after the decisions were read, when `read_to` was the next offset of the
+        op log; None: all had been read. `stays` tells whether decisions on a transaction are left alone.
         """
         dropped = 0
         for transaction_id in list(self._waiting):

@@ -47,8 +47,8 @@ class BrokerClock:
     def saw(self, append_ms: int, now: float) -> int:
         """Take in the append time of a record that was read at `now`, in monotonic seconds.
 
-        Returns:
-            The time to take for that of the record: its own, or the broker's time now where its own is ahead of that.
+        Returns the time to take for that of the record: its own, or the broker's time now where its own is ahead of
+        that.
         """
         latest_ms = self._latest_ms(now)
         self._begun = min(self._begun, now)

@@ -26,12 +26,7 @@ def not_pending(transaction_id: str, group: str) -> TransactionError:
 
 
 def not_cancelled(transaction_id: str, stands: Verdict | None) -> TransactionRefusedError:
-    """Return what is raised where it is too late, or too early.
-
-    Args:
-        transaction_id: whose.
-        stands: its decision, or None.
-    """
+    """Return what is raised where it is too late, or too early, by the decision that stands."""
     why = {
         None: "it is not decided yet; roll it back where its local transaction runs, or let a check decide",
         Verdict.COMMIT: "it is published, or about to be: only what waits for its deliver_at is taken back",

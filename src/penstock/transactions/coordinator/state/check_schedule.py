@@ -64,13 +64,9 @@ class CheckPolicy:
         return min(grown, max(self.interval_s, _LONGEST_S))
 
     def next_due(self, birth_s: float, immunity_s: float, answered_s: float, check_count: int) -> float:
-        """Return when the next check of a transaction is due, in the clock of the times given.
+        """Return when the next check of a transaction is due, in the clock of the times given; 0 stands for none.
 
-        Args:
-            birth_s: when its first half was stored.
-            immunity_s: its own immunity, 0 where it has none.
-            answered_s: when its last check was answered, 0 where none was.
-            check_count: how many were answered.
+        After `check_count` checks that were answered, the last one at `answered_s`.
         """
         due = birth_s + max(self.timeout_s, immunity_s)
         return max(due, answered_s + self.interval(check_count)) if answered_s else due
@@ -87,11 +83,8 @@ class CheckPolicy:
 class CheckSchedule:
     """The checks of one half partition. Not thread-safe: its coordinator's thread drives it.
 
-    It keeps ids alone, so that a transaction that is settled leaves the memory whenever its check would have been due.
-
-    Args:
-        policy: when to ask.
-        find: returns a transaction that is not settled by its id, or None.
+    It keeps ids alone, so that a transaction that is settled leaves the memory whenever its check would have been due;
+    `find` returns one that is not settled.
     """
 
     def __init__(self, policy: CheckPolicy, find: Callable[[str], Pending | None]) -> None:

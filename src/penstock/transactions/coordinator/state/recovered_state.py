@@ -58,10 +58,6 @@ class RecoveredNotes:
         if self.notes and offset + 1 >= self._notes_end:
             self.notes.clear()
 
-    def forget_halves(self) -> None:
-        """Forget what is known of halves: they will not be met again."""
-        self.notes.clear()
-
     def pass_ops(self, op_position: int) -> None:
         """Forget places that will not be met again."""
         if self.places and op_position >= self._places_end:
@@ -71,8 +67,7 @@ class RecoveredNotes:
 def live_snapshots(records: Iterable[tuple[int, Done]]) -> list[tuple[int, Snapshot | UnloadedSnapshot]]:
     """Return the snapshotted transactions that have no end yet, with the offset of their last snapshot.
 
-    Args:
-        records: of the done log, in its order, with their offsets.
+    The records of the done log come in its order, with their offsets.
     """
     live: dict[str, tuple[int, Snapshot | UnloadedSnapshot]] = {}
     for offset, record in records:
@@ -107,12 +102,7 @@ def _without_payload(snapshot: Snapshot | UnloadedSnapshot) -> UnloadedSnapshot:
 
 
 def restored(place: int, snapshot: Snapshot | UnloadedSnapshot) -> Pending:
-    """Return a snapshotted transaction as it was.
-
-    Args:
-        place: offset of the snapshot in the done log.
-        snapshot: what it says.
-    """
+    """Return a snapshotted transaction as it was; `place` is the offset of the snapshot in the done log."""
     note = snapshot.note
     # The half that was read first has the lowest offset; the parts have their own order.
     halves = sorted(snapshot.halves, key=lambda half: half.offset)

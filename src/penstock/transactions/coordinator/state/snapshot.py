@@ -26,11 +26,7 @@ LARGEST_BYTES = 900_000
 def to_snapshot(state: PartitionState, done_end: int, gap: int, now: float = 0.0) -> list[Pending]:
     """Return what the next Kafka transaction shall snapshot; payloads that are not in memory are asked for.
 
-    Args:
-        state: what is pending.
-        done_end: the end of the done log.
-        gap: how far a log may go on past what is needed of it.
-        now: monotonic seconds.
+    `gap` is how far a log may go on past what is needed of it; `now` is in monotonic seconds.
     """
     gap = max(gap, 4 * len(state.pending))
     chosen: list[Pending] = []
@@ -52,15 +48,10 @@ def to_snapshot(state: PartitionState, done_end: int, gap: int, now: float = 0.0
     return chosen
 
 
-def pinning(state: PartitionState, gap: int = GAP) -> Pending | None:
-    """Return the transaction that is too large for a snapshot and holds the logs far below their ends, or None.
-
-    Args:
-        state: what is pending.
-        gap: how far a log may go on past what is needed of it.
-    """
+def pinning(state: PartitionState) -> Pending | None:
+    """Return the transaction that is too large for a snapshot and holds the logs far below their ends, or None."""
     lowest = next(iter(state.only_in_half_log), None)
-    if lowest is None or state.half_position - lowest.offset <= max(gap, 4 * len(state.pending)):
+    if lowest is None or state.half_position - lowest.offset <= max(GAP, 4 * len(state.pending)):
         return None
     return lowest if lowest.is_complete and lowest.size_bytes > LARGEST_BYTES else None
 

@@ -32,11 +32,9 @@ from penstock.transactions.wire.ops import Author, Op, Verdict
 
 
 class PartitionState(PendingTransactions):
-    """What one coordinator knows of one half partition it owns. Not thread-safe: its coordinator's thread drives it.
+    """What one coordinator knows of one half partition it owns. One thread drives it.
 
-    Args:
-        half_position: the next offset of the half log.
-        op_position: the next offset of the op log.
+    The positions are the next offsets of its half and op logs.
     """
 
     def __init__(self, half_position: int, op_position: int) -> None:
@@ -57,12 +55,8 @@ class PartitionState(PendingTransactions):
     ) -> list[Pending]:
         """Take in what the done log says, before the half log is read from the half checkpoint.
 
-        Args:
-            notes: in the order of the done log.
-            snapshots: the live ones, by `recovered_state.live_snapshots`, each with its offset in the done log.
-
-        Returns:
-            What was snapshotted and is pending, in the order of the half log.
+        Notes come in the order of the done log, snapshots are the live ones, by `recovered_state.live_snapshots`, each
+        with its offset there. Returns what was snapshotted and is pending, in the order of the half log.
         """
         self._recovered.remember(notes, self.half_position, self.op_position)
         snapshotted = []
@@ -76,11 +70,9 @@ class PartitionState(PendingTransactions):
         return snapshotted
 
     def add_half(self, offset: int, half: Half, birth_ms: int = 0) -> Pending | Refusal | None:
-        """Take the next half in.
+        """Take the next half in; return its pending transaction, or why it is refused.
 
-        Returns:
-            The pending transaction; None when the half tells nothing new: the done log says that it is settled, or it
-            was snapshotted; or why it is refused.
+        None: the half tells nothing new, as the done log says that it is settled, or it was snapshotted.
         """
         self.half_position = offset + 1
         transaction_id = half.transaction_id
@@ -123,11 +115,7 @@ class PartitionState(PendingTransactions):
     def add_op(self, offset: int, op: Op, appended_ms: int, index: int = 0) -> Refusal | None:
         """Take the next decision in, and return why it is refused, or None.
 
-        Args:
-            offset: of its record.
-            op: the decision.
-            appended_ms: append time of its record.
-            index: which decision of its record it is.
+        `index` says which decision of its record it is, `appended_ms` is the append time of that.
         """
         self.op_position = offset + 1
         places = self._recovered.places
@@ -180,32 +168,28 @@ class PartitionState(PendingTransactions):
     def sweep_ahead(self, half_end: int, read_to: int | None = None) -> int:
         """Refuse decisions whose half cannot come any more, and return how many there were.
 
-        Args:
-            half_end: the end of the half log, asked for after the decisions were read. A half is stored before its
-                decision is written, so a decision that names an offset at or past the end is forged.
-            read_to: the next offset of the op log when it was asked for: decisions at or above it are left; None: all
-                had been read.
+        The end of the half log was asked for after the decisions were read. A half is stored before its decision is
+        written, so a decision that names an offset at or past the end is forged. `read_to` was the next offset of the
+        op log then: decisions at or above it are left; None: all had been read.
         """
         return self._ahead.sweep(half_end, self.half_position, read_to, self._reborn.__contains__)
 
     def lose_half_log(self, low: int) -> list[Pending]:
         """Take in that the half log was made again and begins at `low`: what is pending is here alone.
 
-        Returns:
-            What is lost: its payload was there alone.
+        Returns what is lost: its payload was there alone.
         """
         lost = self.lose(self.only_in_half_log)
         self.half_position = low
         self.places.lose_halves(list(self.only_in_half_log))
         self._reborn.clear()
-        self._recovered.forget_halves()
+        self._recovered.notes.clear()
         return lost
 
     def cut_half_log(self, low: int) -> list[Pending]:
         """Take in that the half log was deleted below `low`: what is pending and lay there is here alone.
 
-        Returns:
-            What is lost: its payload was there alone.
+        Returns what is lost: its payload was there alone.
         """
         self.half_position = max(self.half_position, low)
         lost = self.lose(self.places.below(low))
@@ -225,15 +209,10 @@ class PartitionState(PendingTransactions):
         self.places.cut_op_log(low, self.decided.values())
 
     def lose_done_log(self, low: int | None = None) -> list[Pending]:
-        """Take in that what the done log said is gone.
+        """Take in that what the done log said is gone; return what is lost: its payload was there alone.
 
-        What is pending is to be written down, so that the checkpoints pass what is settled.
-
-        Args:
-            low: where it begins now: payloads that are not in memory may be read from above; None: it was made again.
-
-        Returns:
-            What is lost: its payload was there alone.
+        What is pending is to be written down, so that the checkpoints pass what is settled. Payloads that are not in
+        memory may be read from `low` on, where it begins now; None: it was made again.
         """
         lost = self.lose(self.snapshotted) if low is None else []
         self.places.lose_done_log(low or 0, self.pending.values())
@@ -291,13 +270,10 @@ class PartitionState(PendingTransactions):
     ) -> CommitBatch | None:
         """Choose what the next Kafka transaction settles, or return None when there is nothing.
 
-        Nothing changes here, save what is set aside: the batch takes effect by `apply`, once it is committed.
-
-        Args:
-            limit: most decisions to take.
-            out: names the topic for whose sake a transaction cannot be published with others now, or None.
-            snapshot: pending transactions to write down whole.
-            room_bytes: bytes of messages to take at most; one transaction alone may have more.
+        Nothing changes here, save what is set aside: the batch takes effect by `apply`, once it is committed. It takes
+        `limit` decisions at most, and `room_bytes` of messages; one transaction alone may have more. `out` names the
+        topic for whose sake a transaction cannot be published with others now, or None. Those in `snapshot` are written
+        down whole.
         """
         self.queue.release_due(self.now_ms)
         chosen = self.queue.choose(limit, out, room_bytes)
@@ -324,14 +300,9 @@ class PartitionState(PendingTransactions):
         return self.places.half_checkpoint(passed, reborn)
 
     def apply(self, batch: CommitBatch, done_from: int = 0) -> list[Pending]:
-        """Take in that a batch was committed.
+        """Take in that a batch was committed; `done_from` is an offset of the done log at or below that of its records.
 
-        Args:
-            batch: as `next_batch` returned it.
-            done_from: an offset of the done log at or below that of its records.
-
-        Returns:
-            What is pending now and was not before: it came back from the discarded topic meanwhile.
+        Returns what is pending now and was not before: it came back from the discarded topic meanwhile.
         """
         for pending in batch.decided:
             self._forget(pending)
@@ -361,8 +332,7 @@ class PartitionState(PendingTransactions):
     ) -> tuple[list[Pending], list[Pending]]:
         """Take in what the done log says after a Kafka transaction ended in doubt.
 
-        Returns:
-            What is settled, and what is pending now and was not before.
+        Returns what is settled, and what is pending now and was not before.
         """
         for place, snapshot in snapshots:
             self._take_snapshot(place, snapshot)

@@ -25,7 +25,6 @@ from penstock.transactions.stores.file.log.journal import Decide
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.reader import described
-from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import AckedProducer
@@ -61,21 +60,13 @@ class FileAdministration:
         self._kafka = kafka
 
     def pending(self) -> Sequence[PendingTransaction]:
-        """Return what is not settled, oldest first.
-
-        Raises:
-            StoppedError: the store is not started in this process.
-        """
+        """Return what is not settled, oldest first. Raises `StoppedError` where the store is not started here."""
         opened = self._store.opened()
         with opened.lock:
             return [_shown(opened, stored) for stored in opened.pending.values() if not stored.settled]
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
-        """Return one pending transaction, or None.
-
-        Raises:
-            StoppedError: the store is not started in this process.
-        """
+        """Return one pending transaction, or None. Raises as `pending`."""
         opened = self._store.opened()
         with opened.lock:
             stored = opened.pending.get(transaction_id)
@@ -158,7 +149,9 @@ class FileAdministration:
                     f"transaction {transaction_id} is pending in {store.path}, or on its way to the discarded topic: "
                     "there is nothing to bring back; look again in a moment"
                 )
-        halves = self._claimed(transaction_id, actor, why, again=again)
+        with self._auditing() as (audit, inspection):
+            resuming = Resuming(StoreTopics(self._kafka.prefix), inspection, audit, self._kafka.may_publish_to)
+            halves = resuming.claim(transaction_id, actor, why, again=again)
         answers: SimpleQueue[Prepared | HalfNotStoredError] = SimpleQueue()
         store.changes.prepare(halves, answers.put)
         answer = answers.get()
@@ -169,11 +162,6 @@ class FileAdministration:
             ) from answer
         return len(halves)
 
-    def _claimed(self, transaction_id: str, actor: str, why: str, *, again: bool) -> list[Half]:
-        with self._auditing() as (audit, inspection):
-            resuming = Resuming(StoreTopics(self._kafka.prefix), inspection, audit, self._kafka.may_publish_to)
-            return resuming.claim(transaction_id, actor, why, again=again)
-
     @contextmanager
     def _auditing(self) -> Iterator[tuple[AuditLog, Inspection]]:
         """Lend the audit log and what reads Kafka, over connections of their own: operators act seldom."""
@@ -182,10 +170,7 @@ class FileAdministration:
         sends = LateProducer(lambda: AckedProducer(servers, config, _SEND_S, f"operator-{prefix}"))
         admin, inspection = admin_client(servers, config), Inspection(servers, config, topics)
         try:
-            yield (
-                AuditLog(servers, config, topics=topics, admin=admin, sends=sends, inspection=inspection),
-                inspection,
-            )
+            yield AuditLog(servers, config, topics=topics, admin=admin, sends=sends, inspection=inspection), inspection
         finally:
             sends.stop(_SEND_S)
 

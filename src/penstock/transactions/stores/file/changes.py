@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from penstock.errors import (
     DecisionNotStoredError,
@@ -21,20 +20,11 @@ from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.wire.half import Half
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedHalves:
-    """The halves of one transaction, stored in the file store."""
-
-    halves: Sequence[Half]
-
-
 class Changes:
     """What producers, checks, the discard policy and operators change. Thread-safe.
 
-    Args:
-        path: the store's folder, for messages.
-        opened: returns the open store, or raises `StoppedError`.
-        timeout_s: seconds after which a decision that is waited for, and is not durable, counts as not stored.
+    `opened` raises `StoppedError` where the store is not open. A decision that is waited for, and is not durable within
+    `timeout_s`, counts as not stored.
     """
 
     def __init__(self, path: Path, opened: Callable[[], OpenStore], timeout_s: float) -> None:
@@ -44,12 +34,12 @@ class Changes:
 
     def prepare(self, halves: Sequence[Half], callback: PreparedCallback) -> None:
         """Store the halves of one transaction, all or none, and call back once they are durable."""
-        first = halves[0]
+        first, change = halves[0], Prepare(tuple(halves), int(time.time() * 1000))
 
         def changed(outcome: Outcome | Exception) -> None:
             why = outcome if isinstance(outcome, Exception) else outcome.refused
             if why is None:
-                callback(PreparedHalves(halves))
+                callback(change)
                 return
             error = HalfNotStoredError(
                 f"transaction {first.transaction_id} for {first.topic}: its half is not stored in {self._path}: {why}; "
@@ -58,7 +48,7 @@ class Changes:
             error.__cause__ = why if isinstance(why, Exception) else None
             callback(error)
 
-        self._submit(Prepare(tuple(halves), int(time.time() * 1000)), changed)
+        self._submit(change, changed)
 
     def decide(self, decision: Decide, callback: DecidedCallback) -> None:
         """Store anybody's decision, or that a check was answered UNKNOWN, and call back once it is durable."""
@@ -75,27 +65,18 @@ class Changes:
         self._submit(decision, changed)
 
     def await_decision(self, decision: Decide) -> None:
-        """Store a decision and return once it is durable.
-
-        Raises:
-            TransactionRefusedError: another one stands.
-            DecisionNotStoredError: it is not known to be durable.
-        """
-        answers: list[TransactionError | None] = []
-        done = threading.Event()
-
-        def completed(error: TransactionError | None) -> None:
-            answers.append(error)
-            done.set()
-
-        self.decide(decision, completed)
-        if not done.wait(self._timeout_s):
+        """Store a decision and return once it is durable, or raise what `decide` calls back with."""
+        answers: SimpleQueue[TransactionError | None] = SimpleQueue()
+        self.decide(decision, answers.put)
+        try:
+            error = answers.get(timeout=self._timeout_s)
+        except Empty:
             raise DecisionNotStoredError(
                 f"transaction {decision.transaction_id}: its {decision.verdict.name} was not stored in {self._path} "
                 f"within {self._timeout_s:g} s"
-            )
-        if answers[0] is not None:
-            raise answers[0]
+            ) from None
+        if error is not None:
+            raise error
 
     def _submit(self, change: Change, changed: Callable[[Outcome | Exception], None]) -> None:
         try:

@@ -69,13 +69,7 @@ def _is_planned(entry: tuple[float, int, StoredTransaction]) -> bool:
 
 
 class FileCheckScheduler:
-    """Checks undecided transactions. Used by the coordinator's thread, save for `plan`, which holds the store's lock.
-
-    Args:
-        opened: the store.
-        checks: the rules.
-        changes: takes the decisions of the discard policy.
-    """
+    """Checks undecided transactions. Used by the coordinator's thread, and `plan` under the store's lock."""
 
     def __init__(self, opened: OpenStore, checks: CheckTerms, changes: Changes) -> None:
         self._opened = opened

@@ -45,13 +45,7 @@ class FileCounts:
 
 
 class OpenStore:
-    """One opened store. Thread-safe.
-
-    Args:
-        journal: opened.
-        name: what the names of threads end with.
-        max_pending_bytes: payloads kept in memory; those beyond are read from the log again.
-    """
+    """One opened store. Thread-safe. Payloads beyond `max_pending_bytes` are read from the log again."""
 
     def __init__(self, journal: Journal, name: str, max_pending_bytes: int) -> None:
         self.guard = threading.Lock()
@@ -78,12 +72,7 @@ class OpenStore:
         self.writer = Writer(journal, self.guard, self._changed, f"penstock-file-{name}")
 
     def halves(self, stored: StoredTransaction) -> tuple[Half, ...]:
-        """Return the halves of a transaction, from memory or from the log.
-
-        Raises:
-            StoreDamagedError: they do not read any more.
-            OSError: the disk failed.
-        """
+        """Return the halves of a transaction, from memory or from the log. Raises as `Journal.halves`."""
         with self.lock:
             cached = self._cache.get(stored.transaction_id)
         if cached is not None:
@@ -92,12 +81,7 @@ class OpenStore:
             return self.journal.halves(stored)
 
     def undecided_halves(self, stored: StoredTransaction) -> tuple[Half, ...] | None:
-        """Return the halves of a transaction, unless it was decided or settled meanwhile: then they may be gone.
-
-        Raises:
-            StoreDamagedError: they do not read any more.
-            OSError: the disk failed.
-        """
+        """Return the halves of a transaction, unless it was decided or settled meanwhile: then they may be gone."""
         with self.guard:
             return self.journal.undecided_halves(stored)
 
@@ -129,8 +113,7 @@ class OpenStore:
     def published(self, stored: Sequence[StoredTransaction]) -> list[tuple[SettledCallback, Verdict]]:
         """Take in that transactions were published, before that is durable here: the done log knows of it.
 
-        Returns:
-            The callbacks to call, each with how its transaction was settled.
+        Returns the callbacks to call, each with how its transaction was settled.
         """
         completed = []
         now = time.time()

@@ -29,13 +29,7 @@ def _name(stored: StoredTransaction, what: Verdict) -> str:
 
 
 def publishable(stored: StoredTransaction, halves: Sequence[Half], discarded: str) -> Publishable:
-    """Return what is published of a transaction.
-
-    Args:
-        stored: decided COMMIT or DISCARD.
-        halves: its halves.
-        discarded: the topic of those that nobody could decide.
-    """
+    """Return what is published of a transaction that is decided COMMIT or DISCARD (then to the topic `discarded`)."""
     if stored.verdict is Verdict.DISCARD:
         messages = []
         for half in halves:

@@ -32,12 +32,8 @@ class _MovedError(Exception):
 def read_pending(folder: Path) -> list[PendingTransaction]:
     """Return what is not settled in the store in a folder, oldest first.
 
-    Ages are by this machine's clock, as the births are.
-
-    Raises:
-        PenstockError: there is no store.
-        StoreFailedError: its files cannot be read.
-        StoreDamagedError: its redo log does not read.
+    Ages are by this machine's clock, as the births are. Raises `PenstockError` where there is no store, or where it
+    cannot be read.
     """
     for attempt in range(_TRIES):
         if attempt:

@@ -17,10 +17,7 @@ from penstock.transactions.wire.ops import Verdict
 
 
 class ReadyQueue:
-    """What waits to be published. Not thread-safe: its store guards it.
-
-    Times are milliseconds since the epoch.
-    """
+    """What waits to be published. Not thread-safe: its store guards it. Times are milliseconds since the epoch."""
 
     def __init__(self) -> None:
         # By decision: the smallest first.

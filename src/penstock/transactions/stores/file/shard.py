@@ -31,16 +31,7 @@ _GROUP = 1_000
 class FileShard:
     """What a file store holds: one shard, of the one coordinator that the store has.
 
-    Args:
-        opened: the store.
-        label: the store, for messages.
-        prefix: what the names of its topics begin with.
-        checks: the rules of checks.
-        changes: takes the decisions of the discard policy.
-        wake: called by any thread when the coordinator has something to do.
-
-    Raises:
-        ConfigurationError: the store has a coordinator already.
+    Raises `ConfigurationError` where the store has one already. `wake` is called by any thread.
     """
 
     count = 1
@@ -166,13 +157,7 @@ class FileShard:
 
 
 class FileBacklog:
-    """What a file store holds.
-
-    Args:
-        opened: the store.
-        discarded: the topic of those that nobody could decide.
-        settle: has the transactions of some ids settled, durably some time later.
-    """
+    """What waits in a file store. `settle` has transactions settled by their ids, durably some time later."""
 
     #: The store has one coordinator.
     is_lost = False

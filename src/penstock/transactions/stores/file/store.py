@@ -15,12 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock.clients.kafka import admin_client
-from penstock.errors import (
-    ConfigurationError,
-    StoppedError,
-    StoreFailedError,
-    TransactionRefusedError,
-)
+from penstock.errors import ConfigurationError, StoppedError, StoreFailedError, TransactionRefusedError
 from penstock.options import ClientConfig, not_empty, positive_int, seconds
 from penstock.transactions.coordinator.state.cancelling import not_cancelled, not_pending
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
@@ -196,11 +191,7 @@ class FileStore:
         self._changes.decide(decision, callback)
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
-        """Store the answer to a check and return once it is durable.
-
-        Raises:
-            DecisionNotStoredError: it is not known to be durable; the check is asked again.
-        """
+        """Store the answer to a check and return once it is durable, or raise `DecisionNotStoredError`."""
         half, now_ms = request.half, int(time.time() * 1000)
         # An answer that came second is counted as refused, and nothing is wrong with it.
         with contextlib.suppress(TransactionRefusedError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from dataclasses import dataclass, field
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -29,24 +30,17 @@ _UNDER_WAY = 2
 Waiting = tuple[Op, DecidedCallback]
 
 
+@dataclass(slots=True, eq=False)
 class _Lane:
     """Decisions of one group for one half partition. All fields are guarded by the lock."""
 
-    __slots__ = ("lock", "under_way", "waiting")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.waiting: deque[Waiting] = deque()
-        self.under_way = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    waiting: deque[Waiting] = field(default_factory=deque)
+    under_way: int = 0
 
 
 class OpBatches:
-    """Writes decisions. Thread-safe.
-
-    Args:
-        sends: how records are sent.
-        topic: the op topic.
-    """
+    """Writes decisions into the op topic. Thread-safe."""
 
     def __init__(self, sends: AckedProducer, topic: str) -> None:
         self._sends = sends

@@ -28,26 +28,17 @@ _GOOD_S = 2.0
 
 
 class Observation(NamedTuple):
-    """What was found at one time.
+    """What was found at one time."""
 
-    Attributes:
-        topics: those that exist.
-        statuses: what the coordinators report.
-        coordinators: how many run; None: nobody knows.
-    """
-
+    #: Those that exist.
     topics: frozenset[str]
     statuses: Sequence[Status]
+    #: How many run; None: nobody knows.
     coordinators: int | None
 
 
 class PublicationDiagnosis:
-    """Finds causes. Thread-safe.
-
-    Args:
-        observe: makes an observation; it may take long, or for ever.
-        store: the store's name.
-    """
+    """Finds causes, by observations that may take long, or for ever. Thread-safe."""
 
     def __init__(self, observe: Callable[[], Observation], store: str) -> None:
         self._observe = observe

@@ -34,15 +34,7 @@ _RECORDS = 1_000
 class DoneWatch:
     """Follows the done log from its end and completes who waits. `add` and `remove` are thread-safe.
 
-    Args:
-        bootstrap_servers: Kafka's addresses.
-        config: client settings by librdkafka's names.
-        topics: the store's topics.
-        name: what the thread's name ends with.
-
-    Raises:
-        BrokerConnectionError: the end of the done log could not be learnt.
-        MissingRightError: it may not be read.
+    Raises `BrokerConnectionError` where that end could not be learnt, `MissingRightError` where it may not be read.
     """
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, name: str) -> None:

@@ -131,13 +131,7 @@ class _Storing:
 class KafkaStore:
     """Halves in `<prefix>.half`, decisions in `<prefix>.op`. Thread-safe; `start` and `stop` are called once each.
 
-    Args:
-        bootstrap_servers: Kafka's addresses.
-        prefix: what the names of the store's topics begin with.
-        partitions: partitions of half, op and done, if they have to be created.
-        config: settings of the Kafka clients, by librdkafka's names.
-        send_timeout_s: seconds after which an unacknowledged half or decision counts as not stored.
-        name: what the names of threads end with.
+    A half or decision that is not acknowledged within `send_timeout_s` counts as not stored.
     """
 
     def __init__(
@@ -159,11 +153,9 @@ class KafkaStore:
         self._admin = admin_client(bootstrap_servers, config)
         self._name = name
         self._sends = AckedProducer(bootstrap_servers, config, send_timeout_s, name)
-        # Set by start() before any other call.
+        # These three are set by start() before any other call; decisions go to the op topic of these topics.
         self._topics = StoreTopics(prefix, partitions)
-        # Set by start() before any other call; it writes to the op topic of these topics.
         self._ops = OpBatches(self._sends, self._topics.op)
-        # Set by start() before any other call.
         self._why: PublicationDiagnosis
         # Made at the first watch, under its lock.
         self._watch: DoneWatch | None = None
@@ -171,20 +163,10 @@ class KafkaStore:
         self._targets = TargetTopics(self._admin, bootstrap_servers, config, self._topics.may_publish_to)
 
     def start(self) -> None:
-        """Create the store's topics where they are absent and start sending.
-
-        Raises:
-            BrokerConnectionError: no broker answered.
-            MissingRightError: this client may not see one of them, or may not create it.
-        """
+        """Create the store's topics where they are absent and start sending. Raises as `open_topics`."""
         principal = principal_of(self._config)
         self._topics = open_topics(
-            self._admin,
-            self._bootstrap_servers,
-            self._prefix,
-            self._partitions,
-            needs=_NEEDS,
-            principal=principal,
+            self._admin, self._bootstrap_servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal
         )
         mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
         self._ops = OpBatches(self._sends, self._topics.op)
@@ -212,14 +194,7 @@ class KafkaStore:
                 self._watch.stop()
 
     def require_target(self, topic: str, partition: int | None) -> None:
-        """Raise unless a message can be published to the topic; a topic that was found is not asked for again.
-
-        Raises:
-            TopicNotFoundError: there is no such topic.
-            MissingRightError: this client may not see it, if it is there.
-            ConfigurationError: the topic has no such partition, or belongs to the store.
-            StoppedError: the store belongs to the process that this one was forked from.
-        """
+        """Raise as `TargetTopics.require`; or `StoppedError` in a process that was forked from the store's."""
         self._sends.require_own()
         if partition is not None or topic not in self._targets.counts:
             self._targets.require(topic, partition)
@@ -266,11 +241,7 @@ class KafkaStore:
         self._ops.add(Op(half.transaction_id, verdict, Author.PRODUCER, half.group, *place, 0), callback)
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
-        """Store the answer to a check and return once it is durable.
-
-        Raises:
-            DecisionNotStoredError: it is not known to be durable; the check is asked again.
-        """
+        """Store the answer to a check and return once it is durable, or raise `DecisionNotStoredError`."""
         half = request.half
         place = (request.half_partition, (request.half_offset,))
         self._await_stored(Op(half.transaction_id, verdict, author, half.group, *place, request.check_number))
@@ -289,14 +260,7 @@ class KafkaStore:
         It reads what is pending, for no index of ids is kept.
         """
         inspection = Inspection(self._bootstrap_servers, self._config, self._topics)
-        cancel(
-            inspection,
-            self._topics,
-            self._await_stored,
-            transaction_id=transaction_id,
-            group=group,
-            wait_s=wait_s,
-        )
+        cancel(inspection, self._topics, self._await_stored, transaction_id=transaction_id, group=group, wait_s=wait_s)
 
     def watch(self, transaction_id: str, callback: SettledCallback) -> None:
         """Call back once a transaction is settled, as soon as a committed reader of the done log sees it."""

@@ -29,11 +29,7 @@ _ENDING_S = 1.0
 class BoundedOutbound:
     """One `Outbound` at a time, made, used and closed by a disposable thread. Used by one thread, which never waits.
 
-    Args:
-        make: makes one; called by the disposable thread.
-        name: of the thread, and in messages.
-        left: counts threads that are left behind.
-        wake: called by the disposable thread when a call ends.
+    The disposable thread calls `make`, and `wake` when a call ends; `left` counts those that are left behind.
     """
 
     def __init__(self, make: Callable[[], Outbound], name: str, left: LeftBehind, wake: Callable[[], object]) -> None:
@@ -77,8 +73,7 @@ class BoundedOutbound:
     def ended(self) -> Call[Any] | None:
         """Return the call if it has ended; then another may be started.
 
-        Raises:
-            NotAnsweredError: it did not go on for too long, and was left behind.
+        Raises `NotAnsweredError` where it did not go on for too long, and was left behind.
         """
         call = self._call
         if call is None:
@@ -99,27 +94,27 @@ class BoundedOutbound:
             _log.warning("%s has not gone on for %.0f s, after %.0f s", call.label, silent_s, call.age_s)
         return None
 
-    def leave(self) -> None:
-        """Give the outbound up, with whatever it is doing; it is closed by its own thread, if that ever returns."""
+    def leave(self) -> Call[None] | None:
+        """Give the outbound up, with whatever it is doing; it is closed by its own thread, if that ever returns.
+
+        Returns the closing, unless it comes behind something else, or there is nothing to close.
+        """
         thread, self._thread, self._call = self._thread, None, None
         made, self._made = self._made, []
-        if thread is not None:
-            if thread.running is not None:
-                thread.leave(lambda: _close(made))
-            else:
-                thread.start(f"close of {self._name}", lambda: _close(made))
-                thread.close()
+        if thread is None:
+            return None
+        if thread.running is not None:
+            thread.leave(lambda: _close(made))
+            return None
+        closing = thread.start(f"close of {self._name}", lambda: _close(made))
+        thread.close()
+        return closing
 
     def close(self, limit_s: float) -> None:
         """Close it as `leave` does, and wait at most so many seconds until it is closed."""
-        thread, made = self._thread, self._made
-        if thread is None or thread.running is not None:
-            self.leave()
-            return
-        self._thread, self._call, self._made = None, None, []
-        call = thread.start(f"close of {self._name}", lambda: _close(made))
-        thread.close()
-        call.done(limit_s)
+        closing = self.leave()
+        if closing is not None:
+            closing.done(limit_s)
 
 
 def _close(made: list[Outbound]) -> None:

@@ -27,6 +27,7 @@ from penstock.transactions.stores.relay.done_log import DoneLog, create_done_log
 from penstock.transactions.stores.relay.outbound import Outbound
 from penstock.transactions.stores.relay.relay import Relay
 from penstock.transactions.stores.relay.relayed_store import CheckTerms, RelayedStore, StoreShards
+from penstock.transactions.wire.topics import KEPT, ROOM
 from penstock.transactions.writing.missing_rights import MissingRights
 
 _log = logging.getLogger("penstock.transactions")
@@ -42,12 +43,6 @@ _FINISH_S = 0.01
 _FINISH_PART = 0.6
 _MOST_FINISH_S = 20.0
 _LEAST_CLOSE_S = 1.0
-_SETTINGS = {
-    "cleanup.policy": "delete",
-    "retention.ms": "-1",
-    "retention.bytes": "-1",
-    "max.message.bytes": str(2 << 20),
-}
 _NOTHING = CoordinatorStatistics(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
@@ -60,12 +55,7 @@ class _RelayCounts(NamedTuple):
 
 
 class RelayCoordinator:
-    """Settles what was decided in a store, and asks about what was not. Thread-safe.
-
-    Args:
-        store: the store; it is started and stopped with this.
-        options: times, limits and policies.
-    """
+    """Settles what was decided in a store, and asks about what was not; starts and stops the store. Thread-safe."""
 
     def __init__(self, store: RelayedStore, options: CoordinatorOptions) -> None:
         self._store = store
@@ -125,7 +115,7 @@ class RelayCoordinator:
             ensure_topics(
                 admin_client(servers, config),
                 servers,
-                [TopicSpec(discarded, shards.count, _SETTINGS)],
+                [TopicSpec(discarded, shards.count, KEPT | ROOM)],
                 needs={discarded: (Operation.WRITE,)},
                 principal=principal_of(config),
             )

@@ -19,11 +19,11 @@ from penstock.errors import MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.end_reader import EndReader
 from penstock.transactions.wire.ids import ID_BYTES, id_bytes, id_text
+from penstock.transactions.wire.topics import KEPT
 from penstock.transactions.writing.missing_rights import MissingRights
 
 _log = logging.getLogger("penstock.transactions")
 
-_KEPT = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 #: Seconds in which the broker shall have said where the log begins and ends, and have given it all.
 _ANSWER_S = 5.0
 _READ_S = 15.0
@@ -31,19 +31,10 @@ _HEAD = struct.Struct(">BI")
 _VERSION = 1
 
 
-def _nobody_looks() -> None:
-    """Nobody wants to know that it goes on."""
-
-
 class DoneLog:
-    """One partition of a done log. Used by one thread at a time.
+    """One partition of a done log, the shard's own. Used by one thread at a time.
 
-    Args:
-        bootstrap_servers: Kafka's addresses.
-        config: client settings by librdkafka's names.
-        topic: name of the log.
-        partition: the shard's own.
-        rights: where it is noted what is missing; None: in the log alone.
+    What right is missing is noted in `rights`; without them in the program's log alone.
     """
 
     def __init__(
@@ -62,15 +53,11 @@ class DoneLog:
         self.admin = admin_client(bootstrap_servers, config)
         self._forgotten_to = 0
 
-    def read(self, goes_on: Callable[[], object] = _nobody_looks) -> tuple[int, frozenset[str]]:
+    def read(self, goes_on: Callable[[], object] = lambda: None) -> tuple[int, frozenset[str]]:
         """Return the end of the log and the ids in it. Whose records are looked for must have been shut out.
 
-        Args:
-            goes_on: called as it goes on.
-
-        Raises:
-            KafkaException: a broker does not answer.
-            TimeoutError: the end was not reached in time.
+        `goes_on` is called as it goes on. Raises `KafkaException` where a broker does not answer, and `TimeoutError`
+        where the end was not reached in time.
         """
         low, end = self._reader.bounds(self.topic, [self.partition], _ANSWER_S)[self.partition]
         found: set[str] = set()
@@ -103,16 +90,10 @@ class DoneLog:
 
 
 def create_done_log(bootstrap_servers: str, config: ClientConfig, topic: str, partitions: int) -> int:
-    """Create a done log where it is absent, and return its number of partitions.
-
-    Raises:
-        BrokerConnectionError: no broker answered.
-        MissingRightError: it is not to be seen, or is missing and may not be created.
-        PenstockError: the broker refused to create it.
-    """
+    """Create a done log where it is absent, and return its number of partitions. Raises as `ensure_topics`."""
     admin = admin_client(bootstrap_servers, config)
     needs = {topic: (Operation.READ, Operation.WRITE, Operation.DELETE)}
-    specs = [TopicSpec(topic, partitions, _KEPT)]
+    specs = [TopicSpec(topic, partitions, KEPT)]
     return ensure_topics(admin, bootstrap_servers, specs, needs=needs, principal=principal_of(config))[topic]
 
 
@@ -122,11 +103,7 @@ def encode_ids(ids: Sequence[str]) -> bytes:
 
 
 def decode_ids(value: bytes | None) -> list[str]:
-    """Read the value of a record.
-
-    Raises:
-        MessageFormatError: it is cut, too long or of another version.
-    """
+    """Read the value of a record. Raises `MessageFormatError`."""
     content = value or b""
     if len(content) < _HEAD.size:
         raise MessageFormatError(f"a record of a done log with {len(content)} bytes; it is ignored")

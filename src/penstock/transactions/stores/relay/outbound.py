@@ -57,15 +57,11 @@ _IDS_PER_RECORD = 8_000
 
 
 class InDoubtError(PenstockError):
-    """It is not known what became of a Kafka transaction, or who publishes now: make sure of that and `open` again.
-
-    Args:
-        text: what happened.
-        faults: topics that are to blame for it.
-    """
+    """It is not known what became of a Kafka transaction, or who publishes now: make sure of that and `open` again."""
 
     def __init__(self, text: str, faults: Mapping[str, Fault] | None = None) -> None:
         super().__init__(text)
+        #: Of the topics that are to blame for it.
         self.faults: Mapping[str, Fault] = faults or {}
 
 
@@ -80,13 +76,8 @@ class Outbound:
     one (`apart`) for what was refused before. There messages go out one by one, so that a refusal names the very
     message, and the done log is written once they were taken: a trial that fails holds none of its readers back.
 
-    Args:
-        bootstrap_servers: Kafka's addresses.
-        config: client settings by librdkafka's names.
-        transactional_id: the same for every owner of the shard, and no other's.
-        done: the shard's own done log.
-        apart: whether it tries what was refused.
-        rights: where it is noted what is missing for its own id and log; None: in the log alone.
+    The transactional id is the same for every owner of the shard, and no other's. What right is missing for that id and
+    the done log is noted in `rights`; without them in the program's log alone.
     """
 
     def __init__(
@@ -145,12 +136,8 @@ class Outbound:
     def open(self, shut_out: Sequence[str] = ()) -> frozenset[str]:
         """Shut every other publisher of the shard out, and return the ids that were published and not forgotten yet.
 
-        Args:
-            shut_out: other transactional ids whose owners are shut out, too, before the done log is read.
-
-        Raises:
-            ConfigurationError: the client library refused the settings.
-            InDoubtError: the broker did not answer in time; nothing is open, try again.
+        The owners of other transactional ids (`shut_out`) are shut out, too, before the done log is read. Raises
+        `InDoubtError` where the broker did not answer in time: nothing is open, try again.
         """
         self.close()
         try:
@@ -188,14 +175,9 @@ class Outbound:
 
         What is refused is set apart, and what must not pass it waits behind it; the others are published. Where only
         some messages of a topic are refused, all of that topic is set apart, for nobody knows which they were; save in
-        the one for what is tried apart.
+        the one for what is tried apart. `until_visible`: return when readers of committed records can see it.
 
-        Args:
-            entries: what to publish.
-            until_visible: return when readers of committed records can see it.
-
-        Raises:
-            InDoubtError: nothing is known of some of them, and it is closed; `open` tells what was published.
+        After an `InDoubtError` nothing is known of some of them, and it is closed; `open` tells what was published.
         """
         outcome = Outcome()
         self._notes_places = until_visible
@@ -265,11 +247,8 @@ class Outbound:
         whoever shuts this publisher out takes all ids. (A healthy one may wait, too, and for ever: Kafka forgets to
         complete those whose markers were sent together with one that a topic did not take.)
 
-        Returns:
-            The faults, and those of all topics of the entries that take no markers.
-
-        Raises:
-            InDoubtError: there is no other id.
+        Returns the faults, and those of all topics of the entries that take no markers. Raises `InDoubtError` where
+        there is no other id.
         """
         topics = {message.topic for entry in entries for message in entry.messages}
         found = {**faults, **self._probe.take_no_markers(topics | self._found)}
@@ -333,8 +312,7 @@ class Outbound:
     def _deliver(self, writer: TransactionalWriter, topics: set[str]) -> bool:
         """Wait until all is delivered or something failed: what comes behind a failed message would time out.
 
-        Raises:
-            _MarkersMissingError: the transaction before does not end.
+        Raises `_MarkersMissingError` where the transaction before does not end.
         """
         look_at_s = _LOOK_S
 

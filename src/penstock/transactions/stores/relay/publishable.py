@@ -59,21 +59,17 @@ def lanes_of(entry: Publishable) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of transactions that were to be published. Each is in one of the first three.
+    """What became of transactions that were to be published. Each is in one of the first three."""
 
-    Attributes:
-        published: names of those that are committed, in their order.
-        refused: those that cannot be published now, by name, each with the reason. Nothing of them is visible.
-        held: names of those that wait, for one that was refused or because the broker has trouble. Nothing of them is
-            visible.
-        faults: topics that are to blame; of those that were refused for none of them, the message itself is.
-        is_spent: nothing is in doubt, and it has to be opened again before the next publication.
-    """
-
+    #: Names of those that are committed, in their order. Of all others nothing is visible.
     published: list[str] = field(default_factory=list)
+    #: Those that cannot be published now, by name, each with the reason.
     refused: dict[str, str] = field(default_factory=dict)
+    #: Names of those that wait, for one that was refused or because the broker has trouble.
     held: list[str] = field(default_factory=list)
+    #: Topics that are to blame; of those that were refused for none of them, the message itself is.
     faults: dict[str, Fault] = field(default_factory=dict)
+    #: Nothing is in doubt, and it has to be opened again before the next publication.
     is_spent: bool = False
 
 

@@ -21,14 +21,11 @@ _AT_ONCE = 500
 
 
 class Reason(NamedTuple):
-    """Why a transaction is held.
+    """Why a transaction is held."""
 
-    Attributes:
-        why: in words, for operators: the broker's reason.
-        behind: the name of the one before it in its key that it waits for; None where it was refused itself.
-    """
-
+    #: In words, for operators: the broker's reason.
     why: str
+    #: The name of the one before it in its key that it waits for; None where it was refused itself.
     behind: str | None = None
 
 
@@ -75,15 +72,7 @@ class Quarantine:
         return not self._held
 
     def admit(self, entries: Sequence[Publishable], now: float) -> tuple[Sequence[Publishable], dict[str, Reason]]:
-        """Divide what is to be published.
-
-        Args:
-            entries: in their order.
-            now: monotonic seconds.
-
-        Returns:
-            What goes with the healthy, and the names of what is held here from now on, each with the reason.
-        """
+        """Divide what is to be published: what goes with the healthy, and by name why the rest is held from now on."""
         if not self._held and not self._targets:
             return entries, {}
         # What is held of those that go back to the main path goes by trials still, and keeps what must not pass it.

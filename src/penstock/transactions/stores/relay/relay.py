@@ -73,21 +73,11 @@ class _Path:
 class Relay:
     """Publishes one shard. Used by one thread.
 
-    Args:
-        backlog: what the shard holds.
-        transactional_id: of the main path.
-        make: makes what publishes.
-        left: counts threads that are left behind.
-        wake: called from other threads when `step` has something to do.
+    `wake` is called from other threads when `step` has something to do; `left` counts those that are left behind.
     """
 
     def __init__(
-        self,
-        backlog: Backlog,
-        transactional_id: str,
-        make: MakeOutbound,
-        left: LeftBehind,
-        wake: Callable[[], object],
+        self, backlog: Backlog, transactional_id: str, make: MakeOutbound, left: LeftBehind, wake: Callable[[], object]
     ) -> None:
         self._backlog = backlog
         self._name = transactional_id
@@ -122,11 +112,7 @@ class Relay:
         return self._main.bound.is_busy or not self._main.is_open
 
     def step(self, *, takes: bool = True) -> bool:
-        """Go on as far as that goes without waiting, and tell whether something was done.
-
-        Args:
-            takes: whether something new may be begun.
-        """
+        """Go on as far as that goes without waiting, with something new only if it `takes`; tell whether it went on."""
         done = False
         while self._step_once(takes=takes):
             done = True
@@ -158,7 +144,7 @@ class Relay:
         if not main.is_open:
             if now < main.open_at or not self._backlog.may_open():
                 return False
-            self._open_main()
+            self._open(main, self._main_opened, (self._trial_name,) if self._trial_unknown else ())
             return True
         entries, stopped = self._quarantine.admit(self._backlog.take(), now)
         if stopped:
@@ -169,14 +155,12 @@ class Relay:
         self._start(main, entries, self._main_published, visible=visible)
         return True
 
-    def _open_main(self) -> None:
-        shut_out = (self._trial_name,) if self._trial_unknown else ()
-
+    def _open(self, path: _Path, take: Callable[[Any], None], shut_out: Sequence[str] = ()) -> None:
         def work(outbound: Outbound) -> tuple[frozenset[str], int]:
             return outbound.open(shut_out), outbound.known_to
 
-        self._main.take = self._main_opened
-        self._main.bound.start("open", work)
+        path.take = take
+        path.bound.start("open", work)
 
     def _start(
         self, path: _Path, entries: Sequence[Publishable], take: Callable[[Any], None], *, visible: bool
@@ -191,9 +175,16 @@ class Relay:
         path.bound.start("publication", work)
 
     def _main_opened(self, result: tuple[frozenset[str], int]) -> None:
+        self._take_in_found(result, self._main, self._trial)
+        self._main.is_open, self._trial_unknown = True, False
+
+    def _take_in_found(self, result: tuple[frozenset[str], int], *paths: _Path) -> None:
+        """Take in what the done log has: that was published, and what else the paths had is free."""
         found, known_to = result
-        self._take_in_found(found)
-        for path in (self._main, self._trial):
+        if found:
+            self._backlog.published(sorted(found))
+            self._quarantine.remove(found)
+        for path in paths:
             left = [name for name in path.names if name not in found]
             path.clear()
             if path is self._main:
@@ -202,12 +193,6 @@ class Relay:
                 self._quarantine.give_back(left)
                 self._backlog.put_back(left)
         self._high = max(self._high, known_to)
-        self._main.is_open, self._trial_unknown = True, False
-
-    def _take_in_found(self, found: frozenset[str]) -> None:
-        if found:
-            self._backlog.published(sorted(found))
-            self._quarantine.remove(found)
 
     def _main_published(self, result: tuple[Outcome, int, int]) -> None:
         main, (outcome, known_to, groups) = self._main, result
@@ -264,12 +249,7 @@ class Relay:
         if not trial.is_open:
             if now < trial.open_at or not (trial.entries or self._is_due(now)):
                 return False
-
-            def work(outbound: Outbound) -> tuple[frozenset[str], int]:
-                return outbound.open(), outbound.known_to
-
-            trial.take = self._trial_opened
-            trial.bound.start("open", work)
+            self._open(trial, self._trial_opened)
             return True
         if self._quarantine.is_empty:
             if now - self._refused_at > _IDLE_S:
@@ -282,13 +262,7 @@ class Relay:
         return not self._quarantine.is_empty and self._quarantine.wait_s(now) <= 0
 
     def _trial_opened(self, result: tuple[frozenset[str], int]) -> None:
-        found, known_to = result
-        self._take_in_found(found)
-        left = [name for name in self._trial.names if name not in found]
-        self._trial.clear()
-        self._quarantine.give_back(left)
-        self._backlog.put_back(left)
-        self._high = max(self._high, known_to)
+        self._take_in_found(result, self._trial)
         self._trial.is_open = True
 
     def _try(self, now: float) -> bool:
@@ -365,11 +339,7 @@ class Relay:
             path.is_open = False
 
     def close(self, limit_s: float) -> None:
-        """Close both paths; what is under way is left behind. Waits a moment for what is closed.
-
-        Args:
-            limit_s: most seconds for it.
-        """
+        """Close both paths; what is under way is left behind. Waits a moment, at most `limit_s`, for what is closed."""
         deadline = time.monotonic() + min(limit_s, _CLOSE_S)
         for path in (self._trial, self._main):
             path.bound.close(max(0.0, deadline - time.monotonic()))

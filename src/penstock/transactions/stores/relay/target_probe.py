@@ -23,12 +23,7 @@ _ONE_BY_ONE = 3
 
 
 class TargetProbe:
-    """Asks the brokers about targets. Used by one thread.
-
-    Args:
-        admin: asks for settings, and for what may not be seen.
-        why: returns why a topic takes nothing, of an error.
-    """
+    """Asks the brokers about targets; `why` says why a topic takes nothing, of an error. Used by one thread."""
 
     def __init__(self, admin: AdminClient, why: Callable[[str, KafkaError], str]) -> None:
         self._admin = admin

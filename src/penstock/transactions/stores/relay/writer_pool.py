@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from penstock.clients.rights import Right
 from penstock.options import ClientConfig
@@ -38,27 +39,22 @@ class WriterPool:
         apart: bool,
         step: Callable[[str], object],
     ) -> None:
-        def make(transactional_id: str) -> TransactionalWriter:
-            return TransactionalWriter(
-                bootstrap_servers,
-                config,
-                transactional_id,
-                log_topic=log_topic,
-                ids_right=ids_right,
-                rights=rights,
-                apart=apart,
-                reports_all=True,
-                step=step,
-            )
-
-        self._make = make
+        self._make = partial(
+            TransactionalWriter,
+            bootstrap_servers,
+            config,
+            log_topic=log_topic,
+            ids_right=ids_right,
+            rights=rights,
+            apart=apart,
+            reports_all=True,
+            step=step,
+        )
 
     def take(self, name: str) -> list[TransactionalWriter]:
         """Shut out whoever has one of the ids that stand for a name; return writers that have them.
 
-        Raises:
-            ConfigurationError: the client library refused the settings.
-            NotOpenedError: the broker did not answer in time, or none can be had.
+        Raises `NotOpenedError` where the broker did not answer in time, or none can be had.
         """
         ids = [name, *(f"{name}.{number}" for number in range(2, _IDS + 1))]
         made: list[TransactionalWriter] = []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from penstock.errors import DecisionNotStoredError, TransactionError, TransactionRefusedError
-from penstock.transactions.connections import cause_of
+from penstock.errors import TransactionError, TransactionRefusedError
 from penstock.transactions.model import DiscardedTransaction, PendingTransaction
 from penstock.transactions.operator.audit import Act, Audited
 from penstock.transactions.operator.description import described
@@ -20,11 +20,7 @@ from penstock.transactions.wire.ops import Author, Verdict
 
 
 class SqlAdministration:
-    """Shows and settles what is pending; each act is written down in `penstock_audit`, and kept. Thread-safe.
-
-    Args:
-        database: where the store is; its tables exist.
-    """
+    """Shows and settles what is pending; each act is written down in `penstock_audit`, and kept. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -40,19 +36,16 @@ class SqlAdministration:
 
     def discarded(self) -> Sequence[DiscardedTransaction]:
         """Return what was discarded and can be resumed, latest first: it is kept for 30 days."""
-        tx, message = schema.tx, schema.message
+        tx = schema.tx
         gone = (tx.c.state == schema.DISCARD) & tx.c.settled_at.is_not(None)
         with self._database.read() as connection:
             rows = connection.execute(sa.select(tx).where(gone).order_by(tx.c.settled_at.desc(), tx.c.seq)).all()
-            topics: dict[str, list[str]] = {}
-            parts = sa.select(message.c.tx, message.c.topic).order_by(message.c.part)
-            for part in connection.execute(parts.where(message.c.tx.in_(sa.select(tx.c.id).where(gone)))):
-                topics.setdefault(part.tx, []).append(part.topic)
+            topics = _topics(connection, gone)
         return [
             DiscardedTransaction(
                 transaction_id=row.id,
                 group=row.producer_group,
-                topics=tuple(topics.get(row.id, ())),
+                topics=tuple(topics[row.id]),
                 reason=reason_of_discard(row.author),
                 check_count=row.check_count,
                 at_ms=int(row.settled_at * 1000),
@@ -85,15 +78,10 @@ class SqlAdministration:
             DecisionNotStoredError: it is not known to be durable.
         """
         decision = Decision(transaction_id, None, verdict, Author.OPERATOR, actor)
-        try:
-            with self._database.begin() as connection:
-                decision.write(self._database, connection)
-                self._write_down(connection, actor, verdict.name.lower(), transaction_id)
-        except sa.exc.SQLAlchemyError as error:
-            raise DecisionNotStoredError(
-                f"transaction {transaction_id}: its {verdict.name} by {actor} is not known to be stored in the "
-                f"database: {cause_of(error)}; look at it, and try again"
-            ) from error
+        what = f"transaction {transaction_id}: its {verdict.name} by {actor}"
+        with self._database.storing(what, "look at it, and try again") as connection:
+            decision.write(self._database, connection)
+            self._write_down(connection, actor, verdict.name.lower(), transaction_id)
         refusal = decision.refusal()
         if refusal is not None:
             raise TransactionRefusedError(refusal)
@@ -105,35 +93,17 @@ class SqlAdministration:
             TransactionError: no such transaction was discarded, or so long ago that it was deleted.
             DecisionNotStoredError: it is not known to be stored.
         """
-        tx, now = schema.tx, self._database.now
-        try:
-            with self._database.begin() as connection:
-                done = connection.execute(
-                    tx.update()
-                    .where(tx.c.id == transaction_id, tx.c.state == schema.DISCARD, tx.c.settled_at.is_not(None))
-                    .values(
-                        state=schema.PREPARED,
-                        settled_at=None,
-                        author=None,
-                        actor=None,
-                        decided_seq=None,
-                        birth=now,
-                        immunity=0.0,
-                        check_count=0,
-                        answered_at=None,
-                        question=0,
-                        taken_until=0.0,
-                        held_until=0.0,
-                        held_count=0,
-                        held_why=None,
-                    )
-                )
-                self._write_down(connection, actor, "resume", transaction_id)
-        except sa.exc.SQLAlchemyError as error:
-            raise DecisionNotStoredError(
-                f"transaction {transaction_id}: that {actor} resumed it is not known to be stored in the database: "
-                f"{cause_of(error)}; look at it, and try again"
-            ) from error
+        tx, what = schema.tx, f"transaction {transaction_id}: that {actor} resumed it"
+        empty = ("settled_at", "author", "actor", "decided_seq", "answered_at", "held_why")
+        zero = ("immunity", "check_count", "question", "taken_until", "held_until", "held_count")
+        anew = {"state": schema.PREPARED, "birth": self._database.now, **dict.fromkeys(empty), **dict.fromkeys(zero, 0)}
+        with self._database.storing(what, "look at it, and try again") as connection:
+            done = connection.execute(
+                tx.update()
+                .where(tx.c.id == transaction_id, tx.c.state == schema.DISCARD, tx.c.settled_at.is_not(None))
+                .values(**anew)
+            )
+            self._write_down(connection, actor, "resume", transaction_id)
         if not done.rowcount:
             raise TransactionError(
                 f"transaction {transaction_id} is not among the discarded ones of the store: it was not discarded, was "
@@ -145,7 +115,7 @@ class SqlAdministration:
         connection.execute(act)
 
     def _shown(self, condition: sa.ColumnElement[bool]) -> list[PendingTransaction]:
-        tx, message, now = schema.tx, schema.message, self._database.now
+        tx, now = schema.tx, self._database.now
         earlier = tx.alias("earlier")
         held_by = (
             sa.select(earlier.c.id)
@@ -161,14 +131,20 @@ class SqlAdministration:
                 .where(condition)
                 .order_by(tx.c.birth, tx.c.seq)
             ).all()
-            topics: dict[str, list[str]] = {}
-            parts = sa.select(message.c.tx, message.c.topic).order_by(message.c.part)
-            for part in connection.execute(parts.where(message.c.tx.in_(sa.select(tx.c.id).where(condition)))):
-                topics.setdefault(part.tx, []).append(part.topic)
-        return [_described(row, tuple(topics.get(row.id, ()))) for row in rows]
+            topics = _topics(connection, condition)
+        return [_described(row, topics[row.id]) for row in rows]
 
 
-def _described(row: Any, topics: tuple[str, ...]) -> PendingTransaction:
+def _topics(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> defaultdict[str, list[str]]:
+    """Return the topics of transactions, by id."""
+    message, topics = schema.message, defaultdict[str, list[str]](list)
+    parts = sa.select(message.c.tx, message.c.topic).order_by(message.c.part)
+    for part in connection.execute(parts.where(message.c.tx.in_(sa.select(schema.tx.c.id).where(condition)))):
+        topics[part.tx].append(part.topic)
+    return topics
+
+
+def _described(row: Any, topics: Sequence[str]) -> PendingTransaction:
     verdict = None if row.state == schema.PREPARED else Verdict(row.state)
     obstacle = "" if row.held_why is None else f"Kafka to take it: {row.held_why}"
     return described(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from penstock.errors import DecisionNotStoredError
-from penstock.transactions.connections import cause_of
 from penstock.transactions.coordinator.state.cancelling import not_cancelled, not_pending
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
@@ -13,28 +11,16 @@ from penstock.transactions.wire.ops import Author, Verdict
 
 
 def cancel(database: Database, transaction_id: str, group: str) -> None:
-    """Take a committed message back that is not due yet.
-
-    Raises:
-        TransactionRefusedError: it is due, published, or not committed.
-        TransactionError: no such transaction is known.
-        DecisionNotStoredError: it is not known whether it took effect.
-    """
+    """Take a committed message back that is not due yet. Raises as `Store.cancel`."""
     tx = schema.tx
     named = (tx.c.id == transaction_id) & (tx.c.producer_group == group)
-    try:
-        with database.begin() as connection:
-            done = connection.execute(
-                tx.update()
-                .where(named, schema.is_delayed(database))
-                .values(state=schema.ROLLBACK, author=int(Author.PRODUCER), decided_seq=database.next)
-            )
-            standing = connection.execute(sa.select(tx.c.state).where(named)).scalar()
-    except sa.exc.SQLAlchemyError as error:
-        raise DecisionNotStoredError(
-            f"transaction {transaction_id}: that it is cancelled is not known to be stored in the database: "
-            f"{cause_of(error)}; try again"
-        ) from error
+    with database.storing(f"transaction {transaction_id}: that it is cancelled", "try again") as connection:
+        done = connection.execute(
+            tx.update()
+            .where(named, schema.is_delayed(database))
+            .values(state=schema.ROLLBACK, author=int(Author.PRODUCER), decided_seq=database.next)
+        )
+        standing = connection.execute(sa.select(tx.c.state).where(named)).scalar()
     if standing is None:
         raise not_pending(transaction_id, group)
     if not done.rowcount and standing != schema.ROLLBACK:

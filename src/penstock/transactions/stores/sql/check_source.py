@@ -27,12 +27,7 @@ _AT_ONCE = 200
 
 
 class SqlCheckSource:
-    """The checks of a group. Used by one thread.
-
-    Args:
-        database: where they are.
-        group: the producer group.
-    """
+    """The checks of a group. Used by one thread."""
 
     def __init__(self, database: Database, group: str) -> None:
         self._database = database
@@ -98,4 +93,4 @@ class SqlCheckSource:
                 .where(tx.c.id.in_(ids))
                 .order_by(tx.c.asked_at)
             ).all()
-        return [CheckRequest(schema.half_of(row, row.parts), row.shard, row.seq, row.question) for row in rows]
+        return [CheckRequest(schema.half_of(row, row, row.parts), row.shard, row.seq, row.question) for row in rows]

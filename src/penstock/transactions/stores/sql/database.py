@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg_dialect
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, DecisionNotStoredError
+from penstock.transactions.connections import cause_of
 
 #: Seconds to wait for another's lock, and for a connection.
 _LOCK_TIMEOUT_S = 30
@@ -32,11 +33,7 @@ _NEXT = {
 class Database:
     """An engine of SQLAlchemy, and what differs between SQLite and PostgreSQL. Thread-safe.
 
-    Args:
-        url: `sqlite:///file.db` or `postgresql+psycopg://user@host/database`.
-
-    Raises:
-        ConfigurationError: the address is none of these.
+    Raises `ConfigurationError` where the address leads to neither of the two.
     """
 
     def __init__(self, url: str) -> None:
@@ -76,6 +73,17 @@ class Database:
         """Open a transaction that may write; leaving it commits, an exception rolls back."""
         with self.engine.begin() as connection:
             yield connection
+
+    @contextmanager
+    def storing(self, what: str, then: str) -> Iterator[sa.Connection]:
+        """Open a transaction as `begin`, or raise `DecisionNotStoredError`: what is not stored, and what to do then."""
+        try:
+            with self.begin() as connection:
+                yield connection
+        except sa.exc.SQLAlchemyError as error:
+            raise DecisionNotStoredError(
+                f"{what} is not known to be stored in the database: {cause_of(error)}; {then}"
+            ) from error
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:

@@ -7,14 +7,7 @@ from penstock.transactions.stores.sql.database import Database
 
 
 def write_heartbeat(database: Database, kind: str, name: str, group: str = "") -> None:
-    """Write down that somebody is alive.
-
-    Args:
-        database: where.
-        kind: `coordinator` or `producer`.
-        name: its name, unlike any other.
-        group: its producer group.
-    """
+    """Write down that a `coordinator` or a `producer` (the kind) is alive. No other has its name."""
     alive = schema.alive
     insert = database.insert(alive).values(kind=kind, name=name, producer_group=group, seen=database.now)
     with database.begin() as connection:

@@ -135,8 +135,7 @@ audit = sa.Table(
 def create(database: Database, shards: int) -> tuple[str, int]:
     """Create the tables where they are absent, and return the store's uuid and its number of shards.
 
-    Raises:
-        ConfigurationError: the tables are of another version.
+    Raises `ConfigurationError` where they are of another version.
     """
     with database.begin() as connection:
         if database.kind == "postgresql":
@@ -159,11 +158,7 @@ def create(database: Database, shards: int) -> tuple[str, int]:
 
 
 def shards_of(database: Database) -> int:
-    """Return the number of shards that the tables have.
-
-    Raises:
-        ConfigurationError: there are none.
-    """
+    """Return the number of shards that the tables have. Raises `ConfigurationError` where there are no tables."""
     with database.read() as connection:
         is_there = sa.inspect(connection).has_table(store.name)
         found = connection.execute(sa.select(store.c.shards)).scalar() if is_there else None
@@ -225,18 +220,18 @@ def decode_headers(text: str) -> tuple[tuple[str, bytes | None], ...]:
     return tuple((name, None if content is None else bytes.fromhex(content)) for name, content in json.loads(text))
 
 
-def half_of(row: Any, parts: int) -> Half:
-    """Return the half of a row of both tables, joined."""
+def half_of(row: Any, part: Any, parts: int) -> Half:
+    """Return the half of a transaction's row and of the row of one of its messages, which may be one, joined."""
     return Half(
         transaction_id=row.id,
         group=row.producer_group,
-        topic=row.topic,
-        partition=row.partition,
-        key=None if row.key is None else bytes(row.key),
-        value=None if row.value is None else bytes(row.value),
-        headers=decode_headers(row.headers),
+        topic=part.topic,
+        partition=part.partition,
+        key=None if part.key is None else bytes(part.key),
+        value=None if part.value is None else bytes(part.value),
+        headers=decode_headers(part.headers),
         immunity_ms=int(row.immunity * 1000) or None,
         deliver_at_ms=row.deliver_at_ms,
-        part=(row.part + 1, parts) if parts > 1 else None,
+        part=(part.part + 1, parts) if parts > 1 else None,
         order_key=None if row.order_key is None else bytes(row.order_key),
     )

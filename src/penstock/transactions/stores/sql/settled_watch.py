@@ -20,12 +20,7 @@ _AT_ONCE = 500
 
 
 class SettledWatch:
-    """Looks for watched transactions that were settled. Thread-safe.
-
-    Args:
-        database: where to.
-        name: what the thread's name ends with.
-    """
+    """Looks for watched transactions that were settled. Thread-safe."""
 
     def __init__(self, database: Database, name: str) -> None:
         self._database = database

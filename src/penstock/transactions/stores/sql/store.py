@@ -51,14 +51,6 @@ DEFAULT_SHARDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRow:
-    """A transaction that is stored."""
-
-    halves: Sequence[Half]
-    shard: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Preparing(NewTransaction):
     """A transaction on its way into the database, and its callback."""
 
@@ -68,7 +60,7 @@ class _Preparing(NewTransaction):
     def complete(self, error: Exception | None) -> None:
         half = self.halves[0]
         if error is None:
-            self.callback(StoredRow(self.halves, self.shard))
+            self.callback(NewTransaction(self.halves, self.shard))
             return
         # Should its transaction have been committed all the same.
         self.store.submit(_Deciding(half.transaction_id, half.group, Verdict.ROLLBACK, Author.PRODUCER))
@@ -206,11 +198,7 @@ class SqlStore:
         self.submit(_Deciding(half.transaction_id, half.group, verdict, Author.PRODUCER, callback=callback))
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
-        """Store the answer to a check and return once it is durable.
-
-        Raises:
-            DecisionNotStoredError: it is not known to be durable; it is asked again.
-        """
+        """Store the answer to a check and return once it is durable, or raise `DecisionNotStoredError`."""
         half = request.half
         if verdict is Verdict.UNKNOWN:
             self._count_check(half, request.check_number)
@@ -293,18 +281,13 @@ class SqlStore:
     def _count_check(self, half: Half, number: int) -> None:
         tx, now = schema.tx, self.database.now
         asked = (tx.c.id == half.transaction_id) & (tx.c.producer_group == half.group)
-        try:
-            with self.database.begin() as connection:
-                connection.execute(
-                    tx.update()
-                    .where(asked, tx.c.state == schema.PREPARED, tx.c.check_count == number - 1)
-                    .values(check_count=number, answered_at=now, question=0, taken_until=0.0)
-                )
-        except sa.exc.SQLAlchemyError as error:
-            raise DecisionNotStoredError(
-                f"transaction {half.transaction_id}: the answer to its check {number} is not known to be stored in the "
-                f"database: {cause_of(error)}; it is asked again"
-            ) from error
+        what = f"transaction {half.transaction_id}: the answer to its check {number}"
+        with self.database.storing(what, "it is asked again") as connection:
+            connection.execute(
+                tx.update()
+                .where(asked, tx.c.state == schema.PREPARED, tx.c.check_count == number - 1)
+                .values(check_count=number, answered_at=now, question=0, taken_until=0.0)
+            )
 
     def submit(self, request: Request) -> None:
         """Have a request written. One to a store that is not running is completed with `StoppedError`."""

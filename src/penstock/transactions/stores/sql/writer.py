@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol, cast
@@ -62,7 +63,7 @@ def insert(new: Sequence[NewTransaction], database: Database, connection: sa.Con
         for one in new
     ]
     # Who repeats this after an error whose transaction was committed all the same finds it there.
-    connection.execute(_insert_tx(database), rows)
+    connection.execute(database.once("tx", lambda: _insert_tx(database)), rows)
     messages = [row for one in new for row in schema.message_rows(one.halves)]
     connection.execute(
         database.once("message", lambda: database.insert(schema.message).on_conflict_do_nothing()), messages
@@ -70,24 +71,16 @@ def insert(new: Sequence[NewTransaction], database: Database, connection: sa.Con
 
 
 def _insert_tx(database: Database) -> sa.Executable:
-    def make() -> sa.Executable:
-        constants = {
-            "seq": database.next,
-            "birth": database.now,
-            "state": sa.literal_column(str(schema.PREPARED), sa.SmallInteger),
-            **dict.fromkeys(
-                ("check_count", "question", "taken_until", "held_until", "held_count"),
-                sa.literal_column("0", sa.Integer),
-            ),
-        }
-        given = ("id", "shard", "producer_group", "order_key", "immunity", "deliver_at_ms")
-        return (
-            database.insert(schema.tx)
-            .values(**constants, **{name: sa.bindparam(name) for name in given})
-            .on_conflict_do_nothing()
-        )
-
-    return database.once("tx", make)
+    zero = ("check_count", "question", "taken_until", "held_until", "held_count")
+    constants = {
+        "seq": database.next,
+        "birth": database.now,
+        "state": sa.literal_column(str(schema.PREPARED), sa.SmallInteger),
+        **dict.fromkeys(zero, sa.literal_column("0", sa.Integer)),
+    }
+    given = ("id", "shard", "producer_group", "order_key", "immunity", "deliver_at_ms")
+    row = database.insert(schema.tx).values(**constants, **{name: sa.bindparam(name) for name in given})
+    return row.on_conflict_do_nothing()
 
 
 @dataclass(slots=True)
@@ -111,11 +104,10 @@ class Decision:
         of its coordinator take it, which mark it before.
         """
         tx = schema.tx
-        named = tx.c.id == self.transaction_id
-        if self.group is not None:
-            named &= tx.c.producer_group == self.group
+        of_group, cancels = self.group is not None, may_cancel(self.verdict, self.author)
+        statement = database.once(f"decide {of_group} {cancels}", lambda: _decide(database, of_group, cancels))
         done = connection.execute(
-            _decide(database, of_group=self.group is not None, cancels=may_cancel(self.verdict, self.author)),
+            statement,
             {
                 "wanted_id": self.transaction_id,
                 "wanted_group": self.group,
@@ -127,6 +119,9 @@ class Decision:
         self.refused_by = None
         if done.rowcount or self._discards_refused(database, connection):
             return
+        named = tx.c.id == self.transaction_id
+        if self.group is not None:
+            named &= tx.c.producer_group == self.group
         standing = connection.execute(sa.select(tx.c.state, tx.c.settled_at).where(named)).first()
         self.refused_by = -1 if standing is None else int(standing.state)
         self.under_way = standing is not None and standing.settled_at is None and standing.state == schema.COMMIT
@@ -171,33 +166,25 @@ class Decision:
         return f"{what}: {Verdict(self.refused_by).name} was decided before, and the first decision stands"
 
 
-def _decide(database: Database, *, of_group: bool, cancels: bool) -> sa.Executable:
-    def make() -> sa.Executable:
-        tx = schema.tx
-        is_open: sa.ColumnElement[bool] = tx.c.state == schema.PREPARED
-        if cancels:
-            is_open = sa.or_(is_open, schema.is_delayed(database))
-        statement = tx.update().where(tx.c.id == sa.bindparam("wanted_id"), is_open)
-        if of_group:
-            statement = statement.where(tx.c.producer_group == sa.bindparam("wanted_group"))
-        return statement.values(
-            state=sa.bindparam("verdict"),
-            author=sa.bindparam("by"),
-            actor=sa.bindparam("who"),
-            decided_seq=database.next,
-            question=0,
-        )
-
-    return database.once(f"decide {of_group} {cancels}", make)
+def _decide(database: Database, of_group: bool, cancels: bool) -> sa.Executable:
+    tx = schema.tx
+    is_open: sa.ColumnElement[bool] = tx.c.state == schema.PREPARED
+    if cancels:
+        is_open = sa.or_(is_open, schema.is_delayed(database))
+    statement = tx.update().where(tx.c.id == sa.bindparam("wanted_id"), is_open)
+    if of_group:
+        statement = statement.where(tx.c.producer_group == sa.bindparam("wanted_group"))
+    return statement.values(
+        state=sa.bindparam("verdict"),
+        author=sa.bindparam("by"),
+        actor=sa.bindparam("who"),
+        decided_seq=database.next,
+        question=0,
+    )
 
 
 class Writer:
-    """One thread that writes what is submitted, in its order. Thread-safe.
-
-    Args:
-        database: where to.
-        name: what the thread's name ends with.
-    """
+    """One thread that writes what is submitted, in its order. Thread-safe."""
 
     def __init__(self, database: Database, name: str) -> None:
         self._database = database
@@ -232,30 +219,22 @@ class Writer:
 
     def _run(self) -> None:
         while True:
-            first = self._requests.get()
-            batch = [] if first is None else [first]
-            last = first is None
-            while not last and len(batch) < _BATCH:
-                try:
-                    request = self._requests.get_nowait()
-                except Empty:
-                    break
-                if request is None:
-                    last = True
-                else:
+            batch: list[Request] = []
+            request = self._requests.get()
+            with suppress(Empty):
+                while request is not None:
                     batch.append(request)
+                    if len(batch) == _BATCH:
+                        break
+                    request = self._requests.get_nowait()
             if batch:
                 self._write(batch)
-            if last:
+            if request is None:
                 return
 
     def _write(self, batch: list[Request]) -> None:
         error = _refusal() if self._too_late else self._attempt(batch)
-        if error is None:
-            for request in batch:
-                _complete(request, None)
-            return
-        if self._too_late:
+        if error is None or self._too_late:
             for request in batch:
                 _complete(request, error)
             return

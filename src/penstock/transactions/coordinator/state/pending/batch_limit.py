@@ -11,8 +11,6 @@ no clock.
 
 from __future__ import annotations
 
-from penstock.transactions.coordinator.state.pending.pending import Pending
-
 #: Groups of so few are never made smaller: what they take is not their size.
 _LEAST = 500
 _MOST = 20_000
@@ -34,16 +32,10 @@ _MOST_CALM = 4_096
 _SPREAD = 0.1
 
 
-def message_bytes(pending: Pending) -> int:
-    """Return about the bytes that a transaction's messages take in the client's buffer: keys, values and headers."""
-    return pending.payload_bytes
-
-
 class BatchLimit:
     """The limit, as the last groups taught it. Used by one thread.
 
-    Args:
-        target_s: seconds that a group may take from its begin until its end is answered.
+    A group may take `target_s` seconds from its begin until its end is answered.
     """
 
     def __init__(self, target_s: float) -> None:
@@ -72,12 +64,7 @@ class BatchLimit:
     def refused(self, decisions: int, size_bytes: int) -> bool:
         """Take in that the client's buffer was too small for a group, and tell whether smaller ones are worth a try.
 
-        Args:
-            decisions: how many it held.
-            size_bytes: bytes of its messages, by `message_bytes`.
-
-        Returns:
-            False where it was a single transaction: it does not fit by itself, and says nothing about others.
+        They are not where it was a single transaction: it does not fit by itself, and says nothing about others.
         """
         if decisions <= 1:
             return False

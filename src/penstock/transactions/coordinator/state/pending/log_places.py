@@ -71,10 +71,7 @@ class LogPlaces:
     def take_snapshot(self, pending: Pending, done_from: int, decision: tuple[int, int]) -> None:
         """Take in that the done log holds a snapshot of a transaction.
 
-        Args:
-            pending: the transaction.
-            done_from: an offset of the done log at or below that of the snapshot.
-            decision: the place of the decision in it.
+        `done_from` is an offset there at or below it; `decision` is the place of the decision that it has.
         """
         transaction_id = pending.half.transaction_id
         pending.snapshot_at = done_from

@@ -11,7 +11,6 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, takewhile
-from types import MappingProxyType
 
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
@@ -43,12 +42,11 @@ def _sum(some: Iterable[Pending]) -> int:
 class Payloads:
     """The payloads of one half partition. Not thread-safe: its coordinator's thread drives it.
 
-    Args:
-        queue: what was decided there.
-        at_risk: by id, those that are in memory alone, for a log that held them is gone: they stay.
+    Those `at_risk` stay: they are in memory alone, for a log that held them is gone. Times are monotonic seconds, save
+    `now_ms`, the broker's.
     """
 
-    def __init__(self, queue: ReadyQueue, at_risk: Mapping[str, Pending] = MappingProxyType({})) -> None:
+    def __init__(self, queue: ReadyQueue, at_risk: Mapping[str, Pending]) -> None:
         self._queue = queue
         self._at_risk = at_risk
         #: Bytes that may be in memory. The caller sets it.
@@ -138,9 +136,7 @@ class Payloads:
     def want(self, pending: Pending, now: float) -> bool:
         """Ask for a payload, and tell whether it will be read: not too many are at a time.
 
-        Args:
-            pending: it stays in memory for a minute, or until `unwant`.
-            now: monotonic seconds.
+        It stays in memory for a minute, or until `unwant`.
         """
         transaction_id, size = pending.half.transaction_id, pending.held_bytes
         if transaction_id not in self._wanted:
@@ -165,12 +161,7 @@ class Payloads:
         self._failed[transaction_id] = until
 
     def next_read(self, now: float, now_ms: int) -> list[Pending]:
-        """Return those whose payloads are to be read now, and make room for them.
-
-        Args:
-            now: monotonic seconds.
-            now_ms: the broker's time.
-        """
+        """Return those whose payloads are to be read now, and make room for them."""
         while self._wanted and (first := next(iter(self._wanted.items())))[1][0] <= now:
             self.unwant(first[0])
         part = self.limit // _READ_PART

@@ -146,7 +146,7 @@ class Pending:
         self.birth_ms = 0
         #: The done log holds it whole at or above this offset; None: only the half log does.
         self.snapshot_at: int | None = None
-        #: Bytes of its payloads, whether they are in memory or not.
+        #: Bytes of its payloads, whether they are in memory or not; about what they take in the client's buffer.
         self.payload_bytes = payload_of(half)
         #: None: its payloads are in memory. Else they are not, its halves have none, and this is what `keys` was.
         self.dropped: tuple[int, ...] | None = None

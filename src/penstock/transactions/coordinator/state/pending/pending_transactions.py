@@ -28,10 +28,6 @@ class PendingTransactions:
         #: Which payloads are in memory.
         self.payloads = Payloads(self.queue, self.places.at_risk)
 
-    def find(self, transaction_id: str) -> Pending | None:
-        """Return a pending transaction, or None."""
-        return self.pending.get(transaction_id)
-
     @property
     def decided(self) -> Mapping[str, Pending]:
         """Pending transactions that have a decision, in the order in which the decisions took effect."""
@@ -81,15 +77,10 @@ class PendingTransactions:
             del self.answered[note.transaction_id]
 
     def load(self, transaction_id: str, halves: Sequence[tuple[int, Half]], place: int | None = None) -> Pending | None:
-        """Take in the payload of a transaction, which was read again.
+        """Take in the payload of a transaction, which was read again: its halves, by their offsets in the half log.
 
-        Args:
-            transaction_id: of the transaction.
-            halves: its halves, with their offsets in the half log.
-            place: offset of its snapshot in the done log, if they were read there.
-
-        Returns:
-            The transaction; None where it is settled, or was in memory, or the halves are not its own.
+        `place` is the offset of its snapshot in the done log, if they were read there. Returns the transaction; None
+        where it is settled, or was in memory, or the halves are not its own.
         """
         pending = self.pending.get(transaction_id)
         if pending is None or not pending.load(halves):

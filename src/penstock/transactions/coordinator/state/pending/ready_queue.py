@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
 
-from penstock.transactions.coordinator.state.pending.batch_limit import message_bytes
 from penstock.transactions.coordinator.state.pending.delays import Delays
 from penstock.transactions.coordinator.state.pending.key_order import KeyOrder
 from penstock.transactions.coordinator.state.pending.loading import Loading
@@ -77,11 +76,6 @@ class ReadyQueue:
     def ready(self) -> int:
         """How many could be published now; those that are under way are among them."""
         return len(self._ready)
-
-    @property
-    def held(self) -> int:
-        """How many wait aside."""
-        return len(self.set_aside)
 
     def is_ready(self, transaction_id: str) -> bool:
         """Tell whether one could be published now, or is under way."""
@@ -181,10 +175,7 @@ class ReadyQueue:
     def choose(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> dict[str, Pending]:
         """Return what can be settled now, by id, in the order of publication. What cannot be published is set aside.
 
-        Args:
-            limit: most transactions.
-            out: names the topic for whose sake a transaction cannot be published with others now, or None.
-            room_bytes: bytes of messages at most; one transaction alone may have more.
+        `limit`, `out` and `room_bytes` are those of `PartitionState.next_batch`.
         """
         chosen: dict[str, Pending] = {}
         waiting: list[str] = []
@@ -263,9 +254,8 @@ def _fill(chosen: dict[str, Pending], candidates: Iterable[Pending], limit: int,
         transaction_id = pending.half.transaction_id
         if transaction_id in chosen or len(chosen) >= limit:
             continue
-        size = message_bytes(pending)
-        if chosen and size > room_bytes:
+        if chosen and pending.payload_bytes > room_bytes:
             return -1
         chosen[transaction_id] = pending
-        room_bytes = max(0, room_bytes - size)
+        room_bytes = max(0, room_bytes - pending.payload_bytes)
     return room_bytes

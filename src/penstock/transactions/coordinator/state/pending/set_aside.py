@@ -48,9 +48,7 @@ class SetAside:
     def add(self, pending: Pending, topic: str | None) -> None:
         """Set a transaction aside, behind all that were before.
 
-        Args:
-            pending: the transaction.
-            topic: for whose sake; None where it only stands behind others.
+        It waits for the sake of a topic; None: it only stands behind others.
         """
         transaction_id = pending.half.transaction_id
         pending.held = True
@@ -80,7 +78,7 @@ class SetAside:
                     gone.append(follower)
                 else:
                     self._fronts.setdefault(topic, {})[follower.half.transaction_id] = follower
-        freed.sort(key=_decided)
+        freed.sort(key=lambda one: (one.decided_at, one.decided_index))
         return freed
 
     def _take_out(self, pending: Pending) -> list[Pending]:
@@ -128,10 +126,7 @@ class SetAside:
     def take(self, topic: str, most: int, leaves: Callable[[Pending], bool]) -> list[Pending]:
         """Return what is tried next for a topic's sake, in order; nothing changes.
 
-        Args:
-            topic: the topic.
-            most: transactions to return at most.
-            leaves: whether one, and what stands behind it, is left out of this try.
+        `leaves` tells whether one, and what stands behind it, is left out of this try.
         """
         taken: list[Pending] = []
         for front in self._fronts.get(topic, {}).values():
@@ -160,7 +155,3 @@ class SetAside:
 
 def _places(pending: Pending) -> tuple[_Place, ...]:
     return pending.keys if pending.verdict is Verdict.COMMIT else ()
-
-
-def _decided(pending: Pending) -> tuple[int, int]:
-    return pending.decided_at, pending.decided_index

@@ -7,12 +7,11 @@ no judgement. Integers are big-endian.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.wire.half import Half, decode_half, encode_half
+from penstock.transactions.wire.half import Half, encode_half, pack_half, unpack_half
 from penstock.transactions.wire.ids import ID_BYTES, id_bytes, id_text
 from penstock.transactions.wire.ops import Author, Verdict
 
@@ -73,16 +72,14 @@ Entry = Prepared | Decided | Checked | Settled
 _PREPARED = struct.Struct(">QQHQBQH")
 _DECIDED = struct.Struct(f">{ID_BYTES}sBBQ")
 _CHECKED = struct.Struct(f">{ID_BYTES}sHQ")
-_LENGTH = struct.Struct(">i")
 _COUNT = struct.Struct(">H")
-_NULL = -1
 
 
 def encode_entry(entry: Entry) -> tuple[int, bytes]:
     """Return the kind and the payload of a record."""
     if isinstance(entry, Prepared):
         head = _PREPARED.pack(*entry[:6], len(entry.halves))
-        return Kind.PREPARED, b"".join((head, *(part for half in entry.halves for part in _pack_half(half))))
+        return Kind.PREPARED, b"".join((head, *(part for half in entry.halves for part in _parts(half))))
     if isinstance(entry, Decided):
         head = _DECIDED.pack(id_bytes(entry.transaction_id), entry.verdict, entry.author, entry.decided)
         return Kind.DECIDED, head + entry.actor.encode()
@@ -92,11 +89,7 @@ def encode_entry(entry: Entry) -> tuple[int, bytes]:
 
 
 def decode_entry(kind: int, payload: bytes) -> Entry:
-    """Read a record.
-
-    Raises:
-        MessageFormatError: it is of an unknown kind, cut, too long, or a field is not what it must be.
-    """
+    """Read a record. Raises `MessageFormatError`."""
     try:
         if kind == Kind.PREPARED:
             return _prepared(payload)
@@ -119,35 +112,14 @@ def _prepared(payload: bytes) -> Prepared:
     number, birth_ms, checks, answered_ms, verdict, decided, count = _PREPARED.unpack_from(payload)
     at, halves = _PREPARED.size, []
     for _ in range(count):
-        half, at = _unpack_half(payload, at)
+        (headers,) = _COUNT.unpack_from(payload, at)
+        half, at = unpack_half(payload, at + _COUNT.size, headers)
         halves.append(half)
     if at != len(payload) or not halves:
         raise ValueError(f"{count} halves end at {at} of {len(payload)} bytes")
     return Prepared(number, birth_ms, checks, answered_ms, Verdict(verdict), decided, tuple(halves))
 
 
-def _pack_half(half: Half) -> Sequence[bytes]:
+def _parts(half: Half) -> list[bytes]:
     headers = encode_half(half)
-    parts = [_COUNT.pack(len(headers))]
-    for content in (half.key, half.value, *(item for name, text in headers for item in (name.encode(), text))):
-        parts.append(_LENGTH.pack(_NULL if content is None else len(content)))
-        parts.append(content or b"")
-    return parts
-
-
-def _unpack_half(payload: bytes, at: int) -> tuple[Half, int]:
-    (headers,) = _COUNT.unpack_from(payload, at)
-    at += _COUNT.size
-    items: list[bytes | None] = []
-    for _ in range(2 + 2 * headers):
-        (length,) = _LENGTH.unpack_from(payload, at)
-        at += _LENGTH.size
-        if length == _NULL:
-            items.append(None)
-            continue
-        if not 0 <= length <= len(payload) - at:
-            raise ValueError(f"{length} bytes where {len(payload) - at} are left")
-        items.append(payload[at : at + length])
-        at += length
-    named = [((name or b"").decode(), text) for name, text in zip(items[2::2], items[3::2], strict=True)]
-    return decode_half(items[0], items[1], named), at
+    return [_COUNT.pack(len(headers)), *pack_half(half, headers)]

@@ -88,24 +88,13 @@ class Scan(NamedTuple):
 
 def encode_header(header: SegmentHeader) -> bytes:
     """Return a segment's header."""
-    head = _HEADER.pack(
-        _SEGMENT_MAGIC,
-        _VERSION,
-        header.store_id.bytes,
-        header.base,
-        header.sequence,
-        header.floor,
-        header.seed,
-    )
+    _, *numbers = header
+    head = _HEADER.pack(_SEGMENT_MAGIC, _VERSION, header.store_id.bytes, *numbers)
     return (head + _CHECKSUM.pack(zlib.crc32(head))).ljust(HEADER_BYTES, b"\0")
 
 
 def decode_header(data: bytes) -> SegmentHeader:
-    """Read a segment's header.
-
-    Raises:
-        MessageFormatError: it is cut, of another version, or not a header.
-    """
+    """Read a segment's header. Raises `MessageFormatError`."""
     end = _HEADER.size + _CHECKSUM.size
     if len(data) < HEADER_BYTES or _CHECKSUM.unpack_from(data, _HEADER.size)[0] != zlib.crc32(data[: _HEADER.size]):
         raise MessageFormatError("a segment whose header is cut or does not match its checksum")
@@ -129,11 +118,7 @@ def encode_frame(sequence: int, seed: int, records: Sequence[tuple[int, bytes]])
 
 
 def decode_record(data: bytes, seed: int, place: int) -> Record:
-    """Read one record that fills all of `data`.
-
-    Raises:
-        MessageFormatError: it is cut, too long or does not match its checksum.
-    """
+    """Read one record that fills all of `data`. Raises `MessageFormatError`."""
     if len(data) < _RECORD.size:
         raise MessageFormatError(f"a record that is cut at place {place} of the redo log")
     length, kind, check = _RECORD.unpack_from(data)

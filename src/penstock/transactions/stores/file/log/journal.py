@@ -93,12 +93,7 @@ class Delays(Protocol):
 
 
 class Journal:
-    """The redo log and the ledger of one store. Used by one thread; `halves` by any.
-
-    Args:
-        folder: where the segments are.
-        segment_bytes: bytes of a segment.
-    """
+    """The redo log and the ledger of one store. Used by one thread; `halves` by any."""
 
     def __init__(self, folder: Folder, segment_bytes: int) -> None:
         self.ledger = Ledger()
@@ -109,21 +104,14 @@ class Journal:
         self._ended: OrderedDict[str, Verdict] = OrderedDict()
 
     def open(self) -> None:
-        """Read the redo log.
-
-        Raises:
-            StoreDamagedError: what had been acknowledged is missing or does not read.
-            NoRoomError: there is no room for a new store's first segment.
-            OSError: the disk failed.
-        """
+        """Read the redo log. Raises as `RedoLog.open`."""
         self.redo.open(self._apply)
 
     def commit(self, changes: Sequence[Change]) -> list[Outcome]:
         """Judge changes in their order and make those that hold durable, all together.
 
-        Raises:
-            NoRoomError: there is no room on the disk; nothing was changed, and it may be tried again.
-            OSError: the disk failed; what became of the changes is not known before the store is opened anew.
+        Raises `NoRoomError`, having changed nothing: it may be tried again. After an `OSError` it is not known what
+        became of the changes before the store is opened anew.
         """
         number, decided = self.ledger.number, self.ledger.decided
         # What earlier changes of the same batch make of a transaction, before it shows in the ledger.
@@ -155,7 +143,7 @@ class Journal:
         ]
 
     def _made(self, entry: Entry, record: Record) -> Outcome:
-        changed = self._applied(entry, record)
+        changed = self.ledger.apply(entry, record.place, record.size)
         if isinstance(entry, Settled) or (isinstance(entry, Decided) and entry.verdict is Verdict.ROLLBACK):
             for stored in changed:
                 self._ended[stored.transaction_id] = stored.verdict or Verdict.COMMIT
@@ -182,7 +170,7 @@ class Journal:
         stored = self.ledger.pending.get(change.transaction_id)
         if stored is None or stored.group != change.group:
             return self._stranger(change.transaction_id, stored)
-        over_commit = change.over_commit and is_discard_of_refused(stored, change)
+        over_commit = change.over_commit and is_discard_of_refused(stored, change.verdict, change.author)
         if change.transaction_id not in taken and self._is_cancelled(change, stored):
             held_back.append(stored)
         elif change.cancels:
@@ -227,9 +215,7 @@ class Journal:
             return []
         size = FRAME_BYTES + sum(RECORD_BYTES + len(payload) for _, payload in records)
         if self.redo.needs_segment(size):
-            self.redo.begin_segment(
-                size, min((stored.place for stored in self.ledger.pending.values()), default=self.redo.end)
-            )
+            self.redo.begin_segment(size, self._floor())
             self._carry()
         if self.redo.needs_segment(size):
             # What was carried has filled it.
@@ -287,11 +273,9 @@ class Journal:
     def halves(self, stored: StoredTransaction) -> tuple[Half, ...]:
         """Read the halves of a transaction from the log. Safe from any thread, if it guards the ledger meanwhile.
 
-        Raises:
-            StoreDamagedError: they do not read any more.
+        Raises `StoreDamagedError` where they do not read any more.
         """
-        record = self.redo.read(stored.place, stored.size)
-        entry = self._decode(record)
+        entry = self._decode(self.redo.read(stored.place, stored.size))
         if not isinstance(entry, Prepared):
             raise StoreDamagedError(
                 f"the file store is damaged: place {stored.place} holds no halves; restore a backup"
@@ -299,10 +283,7 @@ class Journal:
         return entry.halves
 
     def _apply(self, record: Record) -> None:
-        self._applied(self._decode(record), record)
-
-    def _applied(self, entry: Entry, record: Record) -> list[StoredTransaction]:
-        return self.ledger.apply(entry, record.place, record.size)
+        self.ledger.apply(self._decode(record), record.place, record.size)
 
     def _decode(self, record: Record) -> Entry:
         try:

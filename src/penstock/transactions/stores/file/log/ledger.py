@@ -6,23 +6,10 @@ The same code applies an entry while the store runs and when its log is replayed
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from penstock.transactions.stores.file.log.entries import Checked, Decided, Entry, Prepared
 from penstock.transactions.wire.half import Half, Line
 from penstock.transactions.wire.ops import Author, Verdict
-
-
-class _Decision(Protocol):
-    """A decision, wherever it comes from."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """What it says."""
-
-    @property
-    def author(self) -> Author:
-        """Who says it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -139,14 +126,13 @@ class Ledger:
 
 def _counts(stored: StoredTransaction, decision: Decided) -> bool:
     """Tell whether a decision that is in the log counts."""
-    is_first = stored.verdict is None
-    return is_first or decision.verdict is Verdict.ROLLBACK or is_discard_of_refused(stored, decision)
+    is_first, verdict = stored.verdict is None, decision.verdict
+    return is_first or verdict is Verdict.ROLLBACK or is_discard_of_refused(stored, verdict, decision.author)
 
 
-def is_discard_of_refused(stored: StoredTransaction, decision: _Decision) -> bool:
+def is_discard_of_refused(stored: StoredTransaction, verdict: Verdict, author: Author) -> bool:
     """Tell whether an operator discards what is committed: the one decision that counts after another one."""
-    discards = (decision.verdict, decision.author) == (Verdict.DISCARD, Author.OPERATOR)
-    return discards and stored.verdict is Verdict.COMMIT
+    return (stored.verdict, verdict, author) == (Verdict.COMMIT, Verdict.DISCARD, Author.OPERATOR)
 
 
 def _longest(times: list[int | None]) -> int | None:

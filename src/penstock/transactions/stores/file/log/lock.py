@@ -22,11 +22,7 @@ class FolderLock:
         self._descriptor: int | None = None
 
     def take(self) -> None:
-        """Take the lock.
-
-        Raises:
-            StoreInUseError: another process, or another store of this process, holds it.
-        """
+        """Take the lock. Raises `StoreInUseError` where another process, or a store of this one, holds it."""
         descriptor = os.open(self._path / _NAME, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -54,9 +54,7 @@ class _Segment(NamedTuple):
 class RedoLog:
     """The log of one store. One thread opens and appends; any thread reads.
 
-    Args:
-        folder: where the segments are.
-        segment_bytes: bytes set aside for each; a frame that is longer gets a segment of its own.
+    Each segment has `segment_bytes` of the disk set aside; a frame that is longer gets a segment of its own.
     """
 
     def __init__(self, folder: Folder, segment_bytes: int) -> None:
@@ -85,21 +83,11 @@ class RedoLog:
         """The place behind the last durable frame."""
         return self._segments[-1].base + self._offset
 
-    @property
-    def allocated_bytes(self) -> int:
-        """Bytes of disk that the segments take."""
-        return sum(segment.capacity for segment in self._segments)
-
     def open(self, replay: Callable[[Record], None]) -> None:
-        """Read the log and make it ready for appending; an absent one is made.
+        """Read the log, replaying its records in order, and make it ready for appending; an absent one is made.
 
-        Args:
-            replay: called with each record, in order.
-
-        Raises:
-            StoreDamagedError: what had been acknowledged is missing or does not read. Nothing was changed.
-            NoRoomError: there is no room for the first segment.
-            OSError: the disk failed.
+        Raises `StoreDamagedError` where what had been acknowledged is missing or does not read, and has changed nothing
+        then; `NoRoomError` where there is no room for the first segment.
         """
         names = self._folder.names()
         found = sorted(name for name in names if name.endswith(SUFFIX))
@@ -151,12 +139,9 @@ class RedoLog:
         self._clean(data, last.end if acknowledged else last.last, passed)
 
     def _clean(self, data: bytes, doubtful: int, passed: Sequence[_Segment]) -> None:
-        """Cut off what is torn, make durable what may not be, remove what is below the floor.
+        """Cut off what is torn, make durable what may not be, remove the segments that the floor has passed.
 
-        Args:
-            data: the last segment.
-            doubtful: where in it the frame begins that may not have been acknowledged; the end if there is none.
-            passed: segments below the floor.
+        `doubtful` is where in the data of the last segment the frame begins that may not have been acknowledged.
         """
         segment = self._segments[-1]
         torn = data[self._offset :].rstrip(b"\0")
@@ -179,10 +164,8 @@ class RedoLog:
     def append(self, records: Sequence[tuple[int, bytes]]) -> list[Record]:
         """Write records, given as kind and payload, in one frame; they are durable on return.
 
-        There must be room: see `needs_segment`.
-
-        Raises:
-            OSError: the disk failed; what became of the records is not known before the log is opened anew.
+        There must be room: see `needs_segment`. After an `OSError` it is not known what became of the records before
+        the log is opened anew.
         """
         segment = self._segments[-1]
         frame, offsets = encode_frame(self._sequence, segment.header.seed, records)
@@ -201,13 +184,7 @@ class RedoLog:
     def begin_segment(self, frame_bytes: int, floor: int) -> None:
         """Go on in a new segment with room for a frame of so many bytes, and remove the segments below the floor.
 
-        Args:
-            frame_bytes: bytes of the frame that comes next.
-            floor: the lowest place that is still needed.
-
-        Raises:
-            NoRoomError: there is no room on the disk.
-            OSError: the disk failed.
+        The floor is the lowest place that is still needed. Raises `NoRoomError`.
         """
         bases = (*self.bases, self.end)
         lowest = max(base for base in bases if base <= floor)
@@ -220,11 +197,7 @@ class RedoLog:
             self._folder.remove(segment.name)
 
     def read(self, place: int, size: int) -> Record:
-        """Read one record. Safe from any thread.
-
-        Raises:
-            StoreDamagedError: it does not read any more.
-        """
+        """Read one record. Safe from any thread. Raises `StoreDamagedError` where it does not read any more."""
         for segment in reversed(self._segments):
             if segment.base <= place:
                 data = self._folder.read(segment.name, place - segment.base, size)

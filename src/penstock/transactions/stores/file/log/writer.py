@@ -31,11 +31,8 @@ _OVERHEAD_BYTES = 200
 class Writer:
     """One thread that writes a journal. `submit` is safe from any thread, also from within a callback.
 
-    Args:
-        journal: opened; used by this thread from now on, under the guard.
-        guard: held while the journal changes.
-        changed: called with the changes and outcomes of each durable batch, before their callbacks.
-        name: of the thread.
+    The opened journal is used by this thread from now on, and changes under the guard. `changed` is called with the
+    changes and outcomes of each durable batch, before their callbacks.
     """
 
     def __init__(
@@ -96,10 +93,7 @@ class Writer:
         return StoreFailedError("the file store is stopped; start it again") if self._stopping else None
 
     def _run(self) -> None:
-        while True:
-            batch = self._take()
-            if not batch:
-                return
+        while batch := self._take():
             self._write(batch)
 
     def _take(self) -> list[tuple[Change, ChangedCallback, int]]:

@@ -26,12 +26,7 @@ _SILENT_S = 10.0
 
 
 class SqlCheckScheduler:
-    """Sends checks, and hands over to the discard policy. Used by the coordinator's thread.
-
-    Args:
-        database: where the transactions are.
-        checks: the rules.
-    """
+    """Sends checks, and hands over to the discard policy. Used by the coordinator's thread."""
 
     def __init__(self, database: Database, checks: CheckTerms) -> None:
         self._database = database
@@ -120,7 +115,7 @@ class SqlCheckScheduler:
         both = sa.select(tx, message).join_from(tx, message, (message.c.tx == tx.c.id) & (message.c.part == 0))
         with self._database.read() as connection:
             row = connection.execute(both.where(tx.c.id == transaction_id, tx.c.state == schema.PREPARED)).first()
-        return None if row is None else schema.half_of(row, 1)
+        return None if row is None else schema.half_of(row, row, 1)
 
     def _decide(self, transaction_id: str, verdict: Verdict) -> None:
         decision = Decision(transaction_id, None, verdict, Author.COORDINATOR)

@@ -18,13 +18,7 @@ _AT_ONCE = 10_000
 
 
 class SqlCounts:
-    """Counts of one coordinator since its start. Written by its thread alone, read by all; each is a number.
-
-    Args:
-        database: where the store is.
-        checks: counts those it sends.
-        name: the coordinator's.
-    """
+    """Counts of one coordinator since its start. Written by its thread alone, read by all; each is a number."""
 
     def __init__(self, database: Database, checks: SqlCheckScheduler, name: str) -> None:
         self._database = database
@@ -66,11 +60,7 @@ class SqlCounts:
         self._refused += counted
 
     def statistics(self, shards: Collection[int] | None = None) -> CoordinatorStatistics:
-        """Return what was counted, and what the store holds now; what the relays count is 0.
-
-        Args:
-            shards: of what is held, only theirs; all where it is None.
-        """
+        """Return what was counted, and what the store holds now, in all shards or in some; what relays count is 0."""
         # Before the database is asked: what is counted here is not pending there any more. What is settled at this very
         # moment may be in neither.
         counts, answered_so_far = dict(self._settled), self._answered

@@ -14,14 +14,9 @@ _log = logging.getLogger("penstock.transactions")
 
 
 class Leases:
-    """The leases of one coordinator. Used by its thread.
+    """The leases of one coordinator, by its name that no other has. Used by its thread.
 
-    A lease that ran out and was not taken by another is still good: the epoch says so.
-
-    Args:
-        database: where the leases are.
-        name: this coordinator, unlike any other.
-        session_s: seconds after which a coordinator that fell silent loses its shards.
+    A lease that ran out (after `session_s` of silence) and was not taken by another is still good: the epoch says so.
     """
 
     def __init__(self, database: Database, name: str, session_s: float) -> None:

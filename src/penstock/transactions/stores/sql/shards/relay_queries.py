@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,26 +29,17 @@ _REFUSALS_KEPT_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A transaction that was settled.
-
-    Attributes:
-        state: how.
-        answered: its answered checks, the one that decided included.
-        age_s: seconds since its birth.
-    """
+    """A transaction that was settled."""
 
     state: int
+    #: Its answered checks, the one that decided included.
     answered: int
+    #: Since its birth.
     age_s: float
 
 
 class RelayQueries:
-    """The transactions of shards, in statements. Used by the coordinator's thread.
-
-    Args:
-        database: where they are.
-        discarded: topic for those whose checks are exhausted.
-    """
+    """The transactions of shards, in statements. Used by the coordinator's thread."""
 
     def __init__(self, database: Database, discarded: str) -> None:
         self._database = database
@@ -82,15 +74,10 @@ class RelayQueries:
             rows = connection.execute(
                 sa.select(tx).where(self._is_ready(number)).order_by(tx.c.decided_seq).limit(GROUP)
             ).all()
-            parts = self._parts(connection, [row.id for row in rows])
-        return [self._publishable(row, parts.get(row.id, [])) for row in rows]
+            return self._publishables(connection, rows)
 
     def settle(self, ids: Sequence[str]) -> list[Settled]:
-        """Mark transactions as settled; those that are already, or are unknown, are left alone.
-
-        Args:
-            ids: as `ready` gave them out, and the done log holds them.
-        """
+        """Mark transactions, by their names in the done log, as settled; those that are already are left alone."""
         settled = []
         for start in range(0, len(ids), GROUP):
             some = ids[start : start + GROUP]
@@ -143,10 +130,7 @@ class RelayQueries:
                     .values(taken_until=schema.TAKEN, held_until=now + _HELD_S)
                     .returning(*tx.c)
                 ).all()
-                parts = self._parts(connection, [row.id for row in rows])
-                for row in rows:
-                    entry = self._publishable(row, parts.get(row.id, []))
-                    found[entry.transaction_id] = entry
+                found.update((entry.transaction_id, entry) for entry in self._publishables(connection, rows))
         return found
 
     def put_back(self, names: Iterable[str], mine: sa.ColumnElement[bool]) -> None:
@@ -193,22 +177,19 @@ class RelayQueries:
             tx.c.held_until <= now,
             sa.or_(
                 tx.c.state == schema.DISCARD,
-                sa.and_(
-                    tx.c.state == schema.COMMIT,
-                    sa.or_(tx.c.deliver_at_ms.is_(None), tx.c.deliver_at_ms <= now * 1000),
-                ),
+                (tx.c.state == schema.COMMIT) & sa.or_(tx.c.deliver_at_ms.is_(None), tx.c.deliver_at_ms <= now * 1000),
             ),
             sa.or_(tx.c.order_key.is_(None), ~in_the_way),
         )
 
-    def _parts(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the messages of transactions."""
-        message = schema.message
-        parts: dict[str, list[Any]] = {}
-        wanted = sa.select(message).where(message.c.tx.in_(ids)).order_by(message.c.tx, message.c.part)
-        for part in connection.execute(wanted) if ids else ():
-            parts.setdefault(part.tx, []).append(part)
-        return parts
+    def _publishables(self, connection: sa.Connection, rows: Sequence[Any]) -> list[Publishable]:
+        """Return transactions with their messages."""
+        message, parts = schema.message, defaultdict[str, list[Any]](list)
+        of_rows = message.c.tx.in_([row.id for row in rows])
+        wanted = sa.select(message).where(of_rows).order_by(message.c.tx, message.c.part)
+        for part in connection.execute(wanted) if rows else ():
+            parts[part.tx].append(part)
+        return [self._publishable(row, parts[row.id]) for row in rows]
 
     def _publishable(self, row: Any, parts: Sequence[Any]) -> Publishable:
         messages, name = [], row.id if row.state == schema.COMMIT else _other_id(row.id)
@@ -218,7 +199,7 @@ class RelayQueries:
                 headers = schema.decode_headers(part.headers)
                 messages.append(OutboundMessage(part.topic, part.partition, key, value, headers))
             else:
-                half = schema.half_of(_Joined(row, part), len(parts))
+                half = schema.half_of(row, part, len(parts))
                 headers = tuple(encode_discarded(half, reason_of_discard(row.author), row.check_count))
                 messages.append(OutboundMessage(self._discarded, None, key, value, headers))
         if row.state == schema.DISCARD:
@@ -258,14 +239,3 @@ def _other_id(transaction_id: str) -> str:
     One that is resumed later and commits is not taken for published because it was discarded once.
     """
     return id_text(bytes(octet ^ 0xFF for octet in id_bytes(transaction_id)))
-
-
-class _Joined:
-    """A transaction's row and a message's row as one."""
-
-    def __init__(self, row: Any, part: Any) -> None:
-        self._row = row
-        self._part = part
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._part, name) if hasattr(self._part, name) else getattr(self._row, name)

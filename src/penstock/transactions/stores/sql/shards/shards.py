@@ -28,15 +28,7 @@ _RENEWALS = 4
 
 
 class SqlShards:
-    """What one coordinator has of a SQL store. Used by its thread, save for `statistics`.
-
-    Args:
-        database: where the store is.
-        name: of the store, for its done log and its transactional ids.
-        count: how many shards there are.
-        discarded: topic for those whose checks are exhausted.
-        checks: the rules of checks.
-    """
+    """What one coordinator has of a SQL store. Used by its thread, save for `statistics`."""
 
     #: The database may be away, fail over, or refuse one of two that wait for each other.
     transient_errors: tuple[type[Exception], ...] = (sa.exc.SQLAlchemyError,)
@@ -115,14 +107,7 @@ class SqlShards:
 
 
 class SqlBacklog:
-    """What waits in one shard. Used by the coordinator's thread.
-
-    Args:
-        shard: its number.
-        leases: the coordinator's.
-        queries: the statements.
-        counts: of what is settled.
-    """
+    """What waits in one shard. Used by the coordinator's thread."""
 
     def __init__(self, shard: int, leases: Leases, queries: RelayQueries, counts: SqlCounts) -> None:
         self._shard = shard
