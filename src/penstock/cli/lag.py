@@ -11,6 +11,7 @@ import typer
 
 from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
 from penstock.cli.offsets import GroupName, Topics, looked_at
+from penstock.cli.output import print_error
 
 if TYPE_CHECKING:
     from penstock.group_offsets.group import GroupState
@@ -48,7 +49,7 @@ def lag(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
         for line in lag_lines(state.positions, ages):
             typer.echo(line)
     for failure in read.failures:
-        typer.echo(f"penstock: {failure}", err=True)
+        print_error(failure)
     if read.failures:
         raise typer.Exit(1)
 

@@ -125,7 +125,8 @@ def export(  # noqa: PLR0917 - as `reset`
     known = Group(bootstrap_servers, client_settings(config, config_file), group)
     state = looked_at(known, topic)
     committed = [one for one in state.positions if one.committed is not None]
-    text = to_json(group, committed, known.topic_ids({one.topic for one in committed}), time.time())
+    there = {one.topic for one in committed if one.log is not None}
+    text = to_json(group, committed, known.topic_ids(there), time.time())
     if file == "-":
         typer.echo(text, nl=False)
     else:

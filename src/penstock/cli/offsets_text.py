@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from penstock.cli.output import print_table
 from penstock.cli.tx_text import age_text
 from penstock.group_offsets.group import GroupState
 from penstock.group_offsets.oldest import Oldest
@@ -15,7 +16,7 @@ _NONE = "-"
 
 def print_positions(state: GroupState) -> None:
     """Print where a group stands, a row for each partition."""
-    _print(
+    print_table(
         ("topic", "partition", "committed", "log start", "log end", "lag", "done above", "member"),
         [
             (
@@ -42,7 +43,7 @@ def position_lines(state: GroupState) -> Iterator[str]:
 
 def print_changes(changes: Sequence[Change]) -> None:
     """Print a change, a row for each partition."""
-    _print(
+    print_table(
         ("topic", "partition", "committed", "becomes", "handled again", "skipped", "done above", "becomes"),
         [
             (
@@ -104,7 +105,7 @@ def print_lag(positions: Sequence[Position], ages: Mapping[Part, tuple[Oldest, f
                 _NONE if age_s is None else age_text(age_s),
             )
         )
-    _print(
+    print_table(
         ("topic", "partition", "committed", "log end", "lag", "done above", "not done", "oldest not done", "its age"),
         rows,
     )
@@ -161,16 +162,3 @@ def _counted(count: int, noun: str) -> str:
 
 def _were(count: int) -> str:
     return "was" if count == 1 else "were"
-
-
-def _print(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    if not rows:
-        return
-    table = Table(*head, box=None)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)

@@ -1,9 +1,10 @@
-"""What the commands share: errors and log lines on standard error."""
+"""What the commands share: tables on standard output, errors and log lines on standard error."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 
 DEBUG_VARIABLE = "PENSTOCK_DEBUG"
 
@@ -20,6 +21,21 @@ def print_error(text: str) -> None:
 
     # Soft wrap: a terminal breaks lines, a log file or a pipe keeps the sentence whole.
     Console(stderr=True).print(Text(f"penstock: {text}", style="red"), soft_wrap=True)
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in columns, the first column never broken; nothing where there is no row."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    table = Table(*head, box=None)
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)
 
 
 def log_to_stderr() -> None:

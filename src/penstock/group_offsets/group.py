@@ -161,9 +161,17 @@ class Group:
         return {part: latest[part] if offset < 0 else offset for part, offset in found.items()}
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """Return the ids of the topics, of those that have one and can be seen."""
-        found, _ = described(self._admin, topics, _ANSWER_S)
-        return {name: one for name, description in found.items() if (one := id_of(description)) is not None}
+        """Return the ids of the topics, of those that have one: older brokers have none. Errors as `state`."""
+        names = sorted(set(topics))
+
+        def ask() -> dict[str, str]:
+            found, failed = described(self._admin, names, _ANSWER_S)
+            if failed:
+                raise next(iter(failed.values()))
+            return {name: one for name, description in found.items() if (one := id_of(description)) is not None}
+
+        rights = [topic_right(Operation.DESCRIBE, name) for name in names]
+        return self._told(ask, f"the ids of {', '.join(names)} are not told", rights)
 
     def write(self, changes: Sequence[Change]) -> None:
         """Commit offsets and offset maps for the group, of all these partitions in one request.
@@ -180,20 +188,24 @@ class Group:
             self._group,
             [TopicPartition(*one.before.part, one.offset, metadata=one.metadata) for one in changes],
         )
-        what = f"the offsets of group {self._group} were not changed"
+        what = f"the offsets of group {self._group} are not known to be changed"
         rights = self._rights(Operation.READ, {one.before.topic for one in changes})
 
         def ask() -> list[TopicPartition]:
             answer = self._admin.alter_consumer_group_offsets([asked], request_timeout=_ANSWER_S)
             return list(kafka.answered(answer[self._group], _ANSWER_S).topic_partitions)
 
-        refused = [one for one in self._told(ask, what, rights) if one.error is not None]
+        def may_pass(answer: list[TopicPartition]) -> bool:
+            return any(one.error is not None and kafka.is_transient(one.error) for one in answer)
+
+        refused = [one for one in self._told(ask, what, rights, may_pass) if one.error is not None]
         if not refused:
             return
         error = KafkaException(refused[0].error)
         if code_of(error) in _HAS_MEMBERS:
             raise GroupHasMembersError(
-                f"{what}: a member joined meanwhile; stop all members of the group, and run the command again"
+                f"the offsets of group {self._group} were not changed: a member joined meanwhile; stop all members of "
+                "the group, and run the command again"
             ) from error
         places = ", ".join(f"{one.topic}[{one.partition}]" for one in refused)
         written = len(changes) - len(refused)
@@ -268,14 +280,16 @@ class Group:
     def _rights(self, operation: Operation, topics: Iterable[str] = ()) -> list[Right]:
         return [group_right(self._group, operation), *(topic_right(operation, topic) for topic in sorted(topics))]
 
-    def _told(self, ask: Callable[[], T], what: str, rights: Sequence[Right]) -> T:
-        """Return an answer; ask again for some seconds what may be answered in a moment."""
+    def _told(
+        self, ask: Callable[[], T], what: str, rights: Sequence[Right], again: Callable[[T], bool] = lambda _: False
+    ) -> T:
+        """Return an answer; ask again for some seconds what may be answered in a moment, or what `again` says."""
         try:
             return tenacity.Retrying(
                 stop=tenacity.stop_after_delay(_PASSES_S),
                 wait=tenacity.wait_fixed(_AGAIN_S),
-                retry=tenacity.retry_if_exception(_may_pass),
-                reraise=True,
+                retry=tenacity.retry_if_exception(_may_pass) | tenacity.retry_if_result(again),
+                retry_error_callback=_last,
             )(ask)
         except KafkaException as error:
             raise self._failure(error, what, rights) from error
@@ -287,7 +301,7 @@ class Group:
         if code == KafkaError.GROUP_ID_NOT_FOUND:
             return _NoSuchGroupError(what)
         if code in _HAS_MEMBERS:
-            return GroupHasMembersError(f"{what}: it has members; stop them, and run the command again")
+            return GroupHasMembersError(f"{what}: it has members; stop all members, and run the command again")
         if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
             return PenstockError(
                 f"{what}: a transaction that holds some of them is still open; it ends by itself, at the latest at its "
@@ -303,6 +317,11 @@ class Group:
 
 class _NoSuchGroupError(PenstockError):
     """The brokers know no such group."""
+
+
+def _last(state: tenacity.RetryCallState) -> Any:
+    """Return what the last try did, or raise it."""
+    return state.outcome.result() if state.outcome is not None else None
 
 
 def _may_pass(error: BaseException) -> bool:

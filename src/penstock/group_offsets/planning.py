@@ -83,7 +83,9 @@ def plan(group: str, positions: Sequence[Position], wanted: Mapping[Part, Wanted
     """
     outside = [text for one in positions if one.part in wanted and (text := _outside(one, wanted[one.part]))]
     if outside:
-        raise ConfigurationError(f"nothing was changed: {'; '.join(outside)}")
+        raise ConfigurationError(
+            f"nothing was changed: {'; '.join(outside)}; choose offsets in there, or leave these partitions out"
+        )
     return [_change(group, one, wanted[one.part]) for one in positions if one.part in wanted]
 
 
