@@ -124,6 +124,12 @@ class DevBrokerError(PenstockError, RuntimeError):
     """The embedded broker, or what it needs, could not be started."""
 
 
+def class_name(error: BaseException) -> str:
+    """Return an exception's class, with its module unless it is a builtin."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
 def raised() -> BaseException:
     """Return what a bare `except:` has caught, as an exception.
 

@@ -161,7 +161,7 @@ class FixedClock:
         self.now += seconds
 
 
-def exhausted(count: int) -> Sequence[ExhaustedMessage]:
+def exhausted(count: int, on_written: Callable[[], None] = lambda: None) -> Sequence[ExhaustedMessage]:
     def function(message: Message) -> None:
         raise AssertionError
 
@@ -169,16 +169,18 @@ def exhausted(count: int) -> Sequence[ExhaustedMessage]:
     assignment = Assignment("t", 0, route, start=0)
     fetch = Fetch(assignment, assignment.tracker.register(range(count)), 0.0)
     records = [FixedRecord("t", 0, offset, b"k%d" % offset, b"v", (), None) for offset in range(count)]
-    return [ExhaustedMessage(fetch, place, one, PoisonError(), 1, None) for place, one in enumerate(records)]
+    return [ExhaustedMessage(fetch, one, PoisonError(), 1, None, on_written, pytest.fail) for one in records]
 
 
 def test_a_dead_letter_that_is_sent_again_and_again_counts_once_against_the_limit() -> None:
     clock, timers, durable = FixedClock(), Timers(), []
     producer = BrokenProducer(refuses=6)
-    publisher = DeadLetterPublisher("g", clock, timers, DeadLetterLimits(DeadLetterLimit(consecutive=2), lambda: 0))
+    publisher = DeadLetterPublisher(
+        "g", clock, timers, DeadLetterLimits(DeadLetterLimit(consecutive=2), lambda: 0), fail=pytest.fail
+    )
     publisher.connect(producer)
-    for one in exhausted(2):
-        publisher.publish(one, lambda one=one: durable.append(one))
+    for one in exhausted(2, lambda: durable.append(clock.now)):
+        publisher.publish(one)
 
     for _ in range(4):
         publisher.serve()
@@ -194,11 +196,11 @@ def test_a_dead_letter_that_is_sent_again_and_again_counts_once_against_the_limi
 def test_nothing_more_is_sent_once_the_loop_has_ended() -> None:
     producer = BrokenProducer(refuses=0)
     publisher = DeadLetterPublisher(
-        "g", FixedClock(), Timers(), DeadLetterLimits(DeadLetterLimit(consecutive=1), lambda: 0)
+        "g", FixedClock(), Timers(), DeadLetterLimits(DeadLetterLimit(consecutive=1), lambda: 0), fail=pytest.fail
     )
     publisher.connect(producer)
     for one in exhausted(3):
-        publisher.publish(one, lambda: None)
+        publisher.publish(one)
     with pytest.raises(PenstockError, match="in a row"):
         publisher.serve()
 

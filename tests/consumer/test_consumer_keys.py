@@ -13,12 +13,12 @@ from consuming import consumer_of
 from stepped_engine import SteppedEngine
 
 from kafka_tools import produce, read_all
-from penstock.consumer import handler, retry
+from penstock.consumer import ConsumerSettings, handler, retry
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.message import FixedRecord, Message
-from penstock.routing import LANES_PER_WORKER, lane_of
+from penstock.routing import lane_of
 from raw_produce import produce_raw
 from waiting import wait_until
 
@@ -270,9 +270,10 @@ def test_what_names_no_key_is_refused(given: object) -> None:
 
 def test_a_hot_key_holds_no_cold_ones(broker: DevBroker, new_topic: NewTopic) -> None:
     topic = new_topic()
-    lane = lane_of(b"hot", 2 * LANES_PER_WORKER)
+    lanes = 2 * ConsumerSettings().lanes_per_worker
+    lane = lane_of(b"hot", lanes)
     # Those of its own lane wait while it is in a handler; the others are a hundred times as many.
-    cold = [key for i in range(600) if lane_of(key := b"c%d" % i, 2 * LANES_PER_WORKER) != lane]
+    cold = [key for i in range(600) if lane_of(key := b"c%d" % i, lanes) != lane]
     produce(broker.bootstrap_servers, topic, ((b"hot", b"x") for _ in range(2000)))
     produce(broker.bootstrap_servers, topic, ((key, b"x") for key in cold))
     gate = threading.Event()

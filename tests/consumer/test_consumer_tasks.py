@@ -38,7 +38,7 @@ def running(one: Handler, max_concurrency: int = 1) -> Iterator[SteppedEngine]:
         closing=lambda: None,
     )
     stepped.engine.executor = pool
-    pool.start()
+    pool.thread.start()
     try:
         yield stepped
     finally:

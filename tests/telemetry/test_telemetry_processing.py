@@ -203,7 +203,7 @@ def test_a_batch_is_one_span_with_a_link_for_each_distinct_context(
         message(4, headers=[traceparent(other)]),
     ]
 
-    total = consumer.processing.around_batch(lambda messages: sum(one.offset for one in messages))(batch)
+    total = consumer.processing.around(lambda messages: sum(one.offset for one in messages), batches=True)(batch)
 
     span = recorded.span("process orders")
     assert total == 10
@@ -214,7 +214,7 @@ def test_a_batch_is_one_span_with_a_link_for_each_distinct_context(
 
 
 def test_a_batch_of_several_partitions_names_none(recorded: Recorded, consumer: ConsumerTelemetry) -> None:
-    consumer.processing.around_batch(len)([message(1, partition=0), message(1, partition=1)])
+    consumer.processing.around(len, batches=True)([message(1, partition=0), message(1, partition=1)])
 
     assert "messaging.destination.partition.id" not in (recorded.span("process orders").attributes or {})
 
@@ -259,7 +259,7 @@ def test_two_tasks_at_once_do_not_mix_their_contexts(recorded: Recorded, consume
                 await asyncio.sleep(0)
             return given.offset
 
-        handle = consumer.processing.around_async(work)
+        handle = consumer.processing.around(work, is_async=True)
         return list(await asyncio.wait_for(asyncio.gather(handle(message(1)), handle(message(2))), 30))
 
     assert asyncio.run(main()) == [1, 2]
@@ -275,7 +275,7 @@ def test_tasks_in_turn_leave_no_context_behind(recorded: Recorded, consumer: Con
         await asyncio.sleep(0)
 
     async def main() -> list[bool]:
-        handle = consumer.processing.around_async(work)
+        handle = consumer.processing.around(work, is_async=True)
         currents = []
         for offset in range(3):
             await handle(message(offset))
@@ -295,7 +295,7 @@ def test_a_cancelled_task_ends_its_span_and_stays_cancelled(recorded: Recorded, 
             await asyncio.Event().wait()
 
         async def call() -> None:
-            await consumer.processing.around_async_batch(work)([message(1), message(2)])
+            await consumer.processing.around(work, batches=True, is_async=True)([message(1), message(2)])
 
         task = asyncio.create_task(call())
         await asyncio.wait_for(started.wait(), 30)
@@ -317,7 +317,7 @@ def test_an_async_batch_is_linked_as_a_batch_is(recorded: Recorded, consumer: Co
 
     async def main() -> int:
         batch = [message(1, headers=[traceparent()]), message(2)]
-        return await consumer.processing.around_async_batch(work)(batch)
+        return await consumer.processing.around(work, batches=True, is_async=True)(batch)
 
     assert asyncio.run(main()) == 2
     assert len(recorded.span("process orders").links) == 1

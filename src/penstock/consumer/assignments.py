@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Iterable
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import StrEnum
 
 from penstock.consumer.handlers.route import Route
@@ -26,6 +27,7 @@ class PauseReason(StrEnum):
     STOPPING = "stopping"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Assignment:
     """One incarnation of a partition.
 
@@ -36,64 +38,41 @@ class Assignment:
     thread-safe. `active` falls once and never rises again.
     """
 
-    __slots__ = (
-        "acknowledged",
-        "active",
-        "committed",
-        "end",
-        "full_since",
-        "is_sought",
-        "map_at",
-        "map_look",
-        "map_room",
-        "owner",
-        "partition",
-        "paused",
-        "route",
-        "sizes_each",
-        "start",
-        "topic",
-        "tracker",
-    )
+    topic: str
+    partition: int
+    route: Route
+    _: KW_ONLY
+    #: The offset at which reading starts, or None where it is not known. Never written again.
+    start: int | None
+    restored: InitVar[OffsetMap | None] = None
+    #: Whose offset maps are committed: group, topic and partition.
+    owner: bytes = b""
+    tracker: Tracker = field(init=False)
+    #: False once revoked or lost: nothing more of it is handed out, completed or committed.
+    active: bool = field(default=True, init=False)
+    #: What was sent to be committed last, and whether the group is known to have it.
+    committed: CommitPoint = field(init=False)
+    acknowledged: bool = field(default=True, init=False)
+    #: Why the partition is paused, or None.
+    paused: PauseReason | None = field(default=None, init=False)
+    #: Since when it has been at its limit, or None.
+    full_since: float | None = field(default=None, init=False)
+    #: How many messages its offset map had room for, the position when that was measured, and when it is to be
+    #: measured again.
+    map_room: int = field(default=0, init=False)
+    map_at: int = field(init=False)
+    map_look: float = field(default=0.0, init=False)
+    #: Whether the client seeks a logical offset; its own position means nothing before the first message.
+    is_sought: bool = field(default=False, init=False)
+    #: Whether a message with a large key or large headers was seen: from then on each is measured with its own.
+    sizes_each: bool = field(default=False, init=False)
+    #: The end of the partition's log as the client last heard of it, or None.
+    end: int | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        topic: str,
-        partition: int,
-        route: Route,
-        *,
-        start: int | None,
-        restored: OffsetMap | None = None,
-        owner: bytes = b"",
-    ) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.route = route
-        #: The offset at which reading starts, or None where it is not known. Never written again.
-        self.start = start
-        #: Whose offset maps are committed: group, topic and partition.
-        self.owner = owner
-        self.tracker = Tracker(start or 0, restored, owner)
-        #: False once revoked or lost: nothing more of it is handed out, completed or committed.
-        self.active = True
-        #: What was sent to be committed last, and whether the group is known to have it.
-        self.committed: CommitPoint = self.tracker.commit_point()
-        self.acknowledged = True
-        #: Why the partition is paused, or None.
-        self.paused: PauseReason | None = None
-        #: Since when it has been at its limit, or None.
-        self.full_since: float | None = None
-        #: How many messages its offset map had room for, the position when that was measured, and when it is to be
-        #: measured again.
-        self.map_room = 0
-        self.map_at = start or 0
-        self.map_look = 0.0
-        #: Whether the client seeks a logical offset; its own position means nothing before the first message.
-        self.is_sought = False
-        #: Whether a message with a large key or large headers was seen: from then on each is measured with its own.
-        self.sizes_each = False
-        #: The end of the partition's log as the client last heard of it, or None.
-        self.end: int | None = None
+    def __post_init__(self, restored: OffsetMap | None) -> None:
+        self.map_at = self.start or 0
+        self.tracker = Tracker(self.map_at, restored, self.owner)
+        self.committed = self.tracker.commit_point()
 
     @property
     def known(self) -> bool:
@@ -105,10 +84,10 @@ class Assignment:
         return None if self.end is None or not self.known else max(0, self.end - watermark)
 
     def __repr__(self) -> str:
-        """Name the partition."""
         return f"{self.topic}[{self.partition}]"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Fetch:
     """What one fetch brought of one assignment, and when: the owner of its runs.
 
@@ -116,13 +95,10 @@ class Fetch:
     written before its message is put on a lane.
     """
 
-    __slots__ = ("arrived", "assignment", "block", "identities")
-
-    def __init__(self, assignment: Assignment, block: Block, arrived: float) -> None:
-        self.assignment = assignment
-        self.block = block
-        self.arrived = arrived
-        self.identities: dict[int, Hashable] | None = None
+    assignment: Assignment
+    block: Block
+    arrived: float
+    identities: dict[int, Hashable] | None = field(default=None, init=False)
 
 
 ConsumerRun = Run[Fetch, Record]

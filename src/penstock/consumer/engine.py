@@ -56,12 +56,7 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """The parts of one consumer. Nothing runs, and nothing is connected before `connect`.
-
-    Args:
-        clock: the clock of the cluster it will be connected to.
-        middlewares: functions around every handler.
-    """
+    """The parts of one consumer, by the clock of its cluster. Nothing runs or is connected before `connect`."""
 
     def __init__(
         self,
@@ -92,7 +87,7 @@ class Engine:
             group,
             clock,
             self.timers,
-            DeadLetterLimits(settings.dead_letter_limit, self._handled),
+            DeadLetterLimits(settings.dead_letter_limit, lambda: sum(slot.handled for slot in self.slots())),
             fail=self.fail,
             exception_texts=settings.exception_texts,
         )
@@ -127,7 +122,7 @@ class Engine:
             assignments=self.assignments,
             commits=self.commits,
             clock=clock,
-            busy=self._busy,
+            busy=lambda assignments: self.processor.busy_with(self.slots(), assignments),
             on_dropped=self.wake_all,
             make_assignment=self._assignment,
             back_pressure=self.back_pressure,
@@ -147,9 +142,6 @@ class Engine:
         """Return where messages may be in a user's function. Any thread."""
         slots = list(self.executor.slots)
         return slots if self.key_resolver is None else [*slots, self.key_resolver.slot]
-
-    def _busy(self, assignments: Sequence[Assignment]) -> list[str]:
-        return self.processor.busy_with(self.slots(), assignments)
 
     def _telemetry(self) -> ConsumerTelemetry | None:
         if self.settings.telemetry is None:
@@ -200,12 +192,7 @@ class Engine:
     def _traced(self, one: Handler, invoke: Invoke) -> Invoke:
         if self.telemetry is None:
             return invoke
-        processing = self.telemetry.processing
-        if one.kind is Kind.TASK:
-            around = processing.around_async_batch if one.batch > 1 else processing.around_async
-        else:
-            around = processing.around_batch if one.batch > 1 else processing.around
-        return around(invoke)  # type: ignore[arg-type] # the handler's kind was asked above
+        return self.telemetry.processing.around(invoke, batches=one.batch > 1, is_async=one.kind is Kind.TASK)
 
     def _assignment(self, committed: TopicPartition) -> Assignment:
         # Below 0: the group has none, or was not heard of.
@@ -220,9 +207,6 @@ class Engine:
             owner=owner,
         )
 
-    def _handled(self) -> int:
-        return sum(slot.handled for slot in self.slots())
-
     def wake_all(self) -> None:
         """Wake all that waits in lanes: what is of dropped assignments goes, what waits for a limit asks again."""
         self.processor.throttling.dropped += 1
@@ -234,14 +218,7 @@ class Engine:
                 self.processor.wake_key(lane, token_bucket)
 
     def connect(self, cluster: Cluster) -> PollLoop:
-        """Check the topics, make the clients and return the loop that uses them.
-
-        Raises:
-            BrokerConnectionError: no broker answered.
-            TopicNotFoundError: a topic does not exist.
-            MissingRightError: the brokers refuse what the consumer will need; all that is missing is named.
-            ConfigurationError: the Kafka client refused its configuration.
-        """
+        """Check the topics, make the clients and return the loop that uses them. Raises as `LitePushConsumer.start`."""
         partitions = cluster.require_topics(self.handlers)
         if any(one.retry_delays for one in self.handlers.values()):
             self._take_former_delays(cluster.topics())
@@ -315,11 +292,7 @@ class Engine:
         return needed_rights(self.group, self.routes, output_topics(self.group, self.handlers))
 
     def statistics(self, workers: int) -> ConsumerStatistics:
-        """Return the counts of this moment, from live state. Any thread.
-
-        Args:
-            workers: how many worker threads there are.
-        """
+        """Return the counts of this moment, from live state, with so many worker threads. Any thread."""
         slots, scheduler, publisher = self.slots(), self.scheduler, self.dead_letter_publisher
         complete_finished(slots)
         partitions = tuple(partition_statistics(one) for one in self.assignments.all())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from asyncio import Task
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import methodcaller
 
 from penstock.consumer.assignments import ConsumerRun, Fetch
 from penstock.consumer.handlers.deferred import DeferredCompletion
@@ -17,55 +18,41 @@ from penstock.message import Message, Record
 Work = Message | list[Message]
 Outcome = Failed | DeferredCompletion | None
 
+_OFFSET_OF = methodcaller("offset")
 
+
+def _nothing(_: object) -> None:
+    raise AssertionError("the lane processor yields only after it has set what is to be called")
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class ExecutionSlot:
     """Where handlers are called: a worker thread or a task. Its fields are written by it alone, read by any thread."""
 
-    __slots__ = (
-        "batch_count",
-        "dropped",
-        "failed",
-        "fetch",
-        "filtered",
-        "handled",
-        "invoke",
-        "kind",
-        "name",
-        "owed_s",
-        "record",
-        "retried",
-        "run",
-        "slices",
-        "started",
-        "task",
-        "thread_id",
-    )
-
-    def __init__(self, kind: Kind, name: str, slices: int = 1) -> None:
-        self.kind = kind
-        self.name = name
-        #: Time slices that a lane has here.
-        self.slices = slices
-        #: What the message in the handler belongs to, or None between lanes.
-        self.fetch: Fetch | None = None
-        #: The message in the handler (of a batch the first) and since when on the engine's clock; None between two.
-        self.record: Record | None = None
-        self.started = 0.0
-        self.batch_count = 1
-        #: The run whose messages are handled one by one and completed together, until the lane is given back.
-        self.run: ConsumerRun | None = None
-        #: What is called with what the lane processor yields.
-        self.invoke: Invoke = _nothing
-        #: The thread, and for a task the task, that runs it: for a look at its stack.
-        self.thread_id: int | None = None
-        self.task: Task[None] | None = None
-        #: Seconds that it gave to what was woken and owes to new messages: see `Scheduler.take`.
-        self.owed_s = 0.0
-        self.handled = 0
-        self.failed = 0
-        self.retried = 0
-        self.dropped = 0
-        self.filtered = 0
+    kind: Kind
+    name: str
+    #: Time slices that a lane has here.
+    slices: int = 1
+    #: What the message in the handler belongs to, or None between lanes.
+    fetch: Fetch | None = field(default=None, init=False)
+    #: The message in the handler (of a batch the first) and since when on the engine's clock; None between two.
+    record: Record | None = field(default=None, init=False)
+    started: float = field(default=0.0, init=False)
+    batch_count: int = field(default=1, init=False)
+    #: The run whose messages are handled one by one and completed together, until the lane is given back.
+    run: ConsumerRun | None = field(default=None, init=False)
+    #: What is called with what the lane processor yields.
+    invoke: Invoke = field(default=_nothing, init=False)
+    #: The thread, and for a task the task, that runs it: for a look at its stack.
+    thread_id: int | None = field(default=None, init=False)
+    task: Task[None] | None = field(default=None, init=False)
+    #: Seconds that it gave to what was woken and owes to new messages: see `Scheduler.take`.
+    owed_s: float = field(default=0.0, init=False)
+    handled: int = field(default=0, init=False)
+    failed: int = field(default=0, init=False)
+    retried: int = field(default=0, init=False)
+    dropped: int = field(default=0, init=False)
+    filtered: int = field(default=0, init=False)
 
     def leave(self) -> None:
         """Note that the slot is between lanes."""
@@ -85,7 +72,7 @@ class ExecutionSlot:
             return None
         records, first = run.records, run.next
         # By offset, for they rise in a run. Never by equality: the client's records compare by all they hold.
-        place = bisect_left(records, record.offset(), first, key=_offset_of)
+        place = bisect_left(records, record.offset(), first, key=_OFFSET_OF)
         if place == len(records) or records[place] is not record:  # between two runs, or at a parked message
             return None
         return run, range(first, place)
@@ -97,10 +84,6 @@ class ExecutionSlot:
         handled = self.handled
         finished = self.finished()
         return handled + (0 if finished is None else len(finished[1]))
-
-
-def _offset_of(record: Record) -> int:
-    return record.offset()
 
 
 def complete_finished(slots: Iterable[ExecutionSlot]) -> None:
@@ -115,20 +98,13 @@ def complete_finished(slots: Iterable[ExecutionSlot]) -> None:
             run.owner.assignment.tracker.complete_early(run.owner.block, run.indexes[places.start : places.stop])
 
 
-def _nothing(_: object) -> None:
-    raise AssertionError("the lane processor yields only after it has set what is to be called")
-
-
 @dataclass(frozen=True, slots=True)
 class LingerUntil:
-    """The lane has runs, but its batch is not full: it is not to be processed until it is woken.
+    """The lane has runs, but its batch is not full: it is not to be processed until it is woken."""
 
-    Attributes:
-        appended: `lane.appended` when that was decided.
-        schedule_wake: called once the lane is given back: has it woken in time.
-    """
-
+    #: `lane.appended` when that was decided.
     appended: int
+    #: Called once the lane is given back: has it woken in time.
     schedule_wake: Callable[[], None]
 
 

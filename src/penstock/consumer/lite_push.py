@@ -21,7 +21,6 @@ from penstock.consumer.handlers.retry_policy import RetryPolicy
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.statistics import ConsumerStatistics
-from penstock.consumer.polling.health.rights_watch import check_rights
 from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import ConfigurationError, StoppedError
@@ -104,8 +103,12 @@ class LitePushConsumer:
         )
 
     def check_rights(self) -> tuple[Rights, str]:
-        """Return which of the rights that it needs it has, and its principal; raises as `start`, and starts nothing."""
-        return check_rights(self._engine.needed_rights(), self._engine.handlers, self._cluster)
+        """Return which of the rights that it needs it has, and its principal; raises as `start`, and starts nothing.
+
+        Those for a topic that does not exist are not known: one for dead letters or retries is created at the start.
+        """
+        self._cluster.require_topics(self._engine.handlers)
+        return self._cluster.ask_rights(self._engine.needed_rights()).wait(), self._cluster.principal
 
     def _close_resources(self) -> None:
         for resource in self._resources:
@@ -324,7 +327,6 @@ class LitePushConsumer:
         return self._engine.explain()
 
     def __enter__(self) -> Self:
-        """Start."""
         return self.start()
 
     def __exit__(

@@ -60,9 +60,7 @@ def former_retry_topics(group: str, topic: str, existing: Iterable[str]) -> dict
 def origin_of(record: Record, source: str) -> tuple[str, int, int]:
     """Return topic, partition and offset a record first came from; its own place where its header cannot be believed.
 
-    Args:
-        record: the record as it was fetched, from its own topic or from the retry topic.
-        source: its own topic.
+    The record is as it was fetched, from its own topic, which is `source`, or from the retry topic.
     """
     own = record.topic(), record.partition(), record.offset()
     if own[0] == source:
@@ -75,13 +73,9 @@ def origin_of(record: Record, source: str) -> tuple[str, int, int]:
 
 
 class RetriedRecord:
-    """A record of a retry topic as its handler sees it: from where it first came. Read-only.
+    """A record of a retry topic as its handler sees it: from where it first came, in `source`. Read-only.
 
     An idempotency key made of topic, partition and offset is then the same at every try.
-
-    Args:
-        fetched: the record of the retry topic.
-        source: the topic whose messages wait there.
     """
 
     __slots__ = ("_place", "fetched")
@@ -115,7 +109,6 @@ class RetriedRecord:
         return headers_of(self.fetched)
 
     def __len__(self) -> int:
-        """Bytes of the value."""
         return len(self.fetched)
 
     def timestamp(self) -> tuple[int, int]:
@@ -124,25 +117,15 @@ class RetriedRecord:
 
 
 def tries_before(record: Record, source: str) -> int:
-    """Return how often a record was tried before it came to the retry topic; 0 where its header cannot be believed.
-
-    Args:
-        record: the record as it was fetched, from its own topic or from the retry topic.
-        source: its own topic.
-    """
+    """Return how often a record was tried before it came to the retry topic; 0 where its header cannot be believed."""
     told = None if record.topic() == source else _last(record, TRIES)
     return int(told) if told is not None and _TRIES.fullmatch(told) else 0
 
 
 def headers(record: Record, source: str, rounds: int, due: float, attempts: int) -> HeaderList:
-    """Return the headers a message goes to the retry topic with.
+    """Return the headers a message goes to the retry topic with, in which it will have been so many `rounds`.
 
-    Args:
-        record: the record as it was fetched, from its own topic or from the retry topic.
-        source: its own topic.
-        rounds: how often it will have been there.
-        due: when it may be tried again, in seconds since the epoch.
-        attempts: how often it was tried since it was fetched.
+    It is `due` at a time in seconds since the epoch, and was tried `attempts` times since it was fetched.
     """
     topic, partition, offset = origin_of(record, source)
     return [
@@ -157,9 +140,7 @@ def headers(record: Record, source: str, rounds: int, due: float, attempts: int)
 class RetryHeaders:
     """Reads the headers of messages in a retry topic. Thread-safe: it keeps nothing.
 
-    Args:
-        delay: the topic's, in seconds; it bounds what a header may ask for.
-        rounds: how many delays the handler has.
+    The topic's `delay`, in seconds, and the `rounds` that its handler has bound what a header may claim.
     """
 
     def __init__(self, delay: float, rounds: int) -> None:
@@ -172,12 +153,7 @@ class RetryHeaders:
         return self._rounds if found is None else min(max(1, found), self._rounds)
 
     def wait(self, record: Record, epoch: float) -> float:
-        """Return the seconds that a message must wait yet; at most the topic's delay, and none where it does not say.
-
-        Args:
-            record: the record.
-            epoch: seconds since the epoch, now.
-        """
+        """Return the seconds that a message must wait yet, from `epoch`, in seconds, on; none where it does not say."""
         due = _number(record, DUE)
         return 0.0 if due is None else min(max(0.0, due / 1000 - epoch), self._delay)
 
@@ -199,11 +175,8 @@ def _number(record: Record, name: str) -> int | None:
 
 def _last(record: Record, name: str) -> bytes | None:
     """Return the last header of a name, or None; also where the client cannot carry the headers over."""
-    found: bytes | None = None
     try:
-        for header, value in headers_of(record) or ():
-            if header == name:
-                found = value
+        found = [value for header, value in headers_of(record) or () if header == name]
     except UnicodeDecodeError:
         return None
-    return found
+    return found[-1] if found else None

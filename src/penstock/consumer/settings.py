@@ -49,7 +49,8 @@ class ConsumerSettings:
         workers: worker threads. May change while running.
         max_concurrency: `async def` handlers under way at once. May change while running.
         pinned: one lane for each worker, which alone serves it, for state that belongs to a thread.
-        lanes_per_worker: lanes for each worker; more delay fewer neighbours of a slow key.
+        lanes_per_worker: lanes for each worker; more delay fewer neighbours of a slow key, and each costs some
+            microseconds when a worker takes it.
         max_in_flight: messages of one partition that may be taken in and not done, parked ones left out; the partition
             pauses when it stays there, and resumes at half; until then it may take up to twice as many where others
             have few. May change while running.

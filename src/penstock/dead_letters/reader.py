@@ -83,9 +83,7 @@ class DeadLetterLog:
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the first offset of a partition and the one after its last.
 
-        Raises:
-            BrokerConnectionError: no broker answered.
-            MissingRightError: this user may not know of the topic.
+        Raises `BrokerConnectionError`, and `MissingRightError` where this user may not know of the topic.
         """
         try:
             found = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=CONNECT_TIMEOUT_S)
@@ -99,9 +97,7 @@ class DeadLetterLog:
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[list[DeadLetter]]:
         """Read what lies from `start` to before `end`, in batches that are not empty. One reading at a time.
 
-        Raises:
-            BrokerConnectionError: nothing arrived for too long.
-            PenstockError: the broker refused to hand the topic over.
+        Raises `BrokerConnectionError` where nothing arrived for too long, `PenstockError` where the broker refused.
         """
         if start >= end:
             return
@@ -154,9 +150,7 @@ class DeadLetterLog:
     def replayed(self, topic: str, partition: int) -> tuple[int, OffsetMap | None]:
         """Return the offset below which all was replayed, -1 where nothing was, and the map of what was above it.
 
-        Raises:
-            BrokerConnectionError: no broker answered.
-            MissingRightError: this user may not read the offsets of the group.
+        Raises `BrokerConnectionError`, and `MissingRightError` where this user may not read the group's offsets.
         """
         what = f"what was replayed of {topic}[{partition}] is not told by group {REPLAY_GROUP}"
         try:

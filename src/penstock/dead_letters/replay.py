@@ -31,6 +31,10 @@ _POLL_S = 0.5
 _MAX_MESSAGE_BYTES = 1_000_000_000
 
 
+#: Takes the client's report of a message.
+Delivered = Callable[[KafkaError | None, object], None]
+
+
 class Left(Enum):
     """Why a dead letter that was chosen stays where it is."""
 
@@ -84,15 +88,9 @@ class Outcome:
 class Replay:
     """Sends the dead letters of one topic back to work. For one thread, and used once.
 
-    Args:
-        partitions: how many partitions every topic has.
-        to: the topic they all go to; their original ones when None.
-        limit: how many are sent at most; all when None.
-        again: whether those that an earlier replay sent are sent too.
-        dry_run: whether nothing is sent and nothing written down.
-
-    Raises:
-        ConfigurationError: the target is the dead-letter topic, or does not exist, or the place is not in the topic.
+    They go to the topics they came from, or all `to` one, `limit` of them at most. With `again`, those that an earlier
+    replay sent are sent too; in a dry run nothing is sent and nothing written down. `partitions` says how many every
+    topic has. Raises `ConfigurationError` where the target or the place cannot be.
     """
 
     def __init__(
@@ -131,9 +129,7 @@ class Replay:
     def run(self) -> None:
         """Replay up to the end that the topic has now; `outcome` counts along, whatever stops it.
 
-        Raises:
-            BrokerConnectionError: the broker does not answer any more.
-            PenstockError: a message could not be sent, or what was sent not be written down.
+        Raises `PenstockError` where a message could not be sent, or what was sent not be written down.
         """
         numbers = range(self._partitions[self._topic]) if self._choice.place is None else [self._choice.place[0]]
         for number in numbers:
@@ -219,7 +215,7 @@ class Replay:
         acknowledged: set[int] = set()
         failures: list[PenstockError] = []
 
-        def heard(letter: DeadLetter, target: str) -> Callable[[KafkaError | None, object], None]:
+        def heard(letter: DeadLetter, target: str) -> Delivered:
             def delivered(error: KafkaError | None, _message: object) -> None:
                 if error is None:
                     acknowledged.add(letter.offset)
@@ -257,13 +253,7 @@ class Replay:
                 failures.insert(0, self._not_sent(*chosen[0], error.args[0]))
         return len(producer)
 
-    def _produce(
-        self,
-        producer: Producer,
-        letter: DeadLetter,
-        target: str,
-        delivered: Callable[[KafkaError | None, object], None],
-    ) -> None:
+    def _produce(self, producer: Producer, letter: DeadLetter, target: str, delivered: Delivered) -> None:
         headers = replayed(letter.headers, letter.topic, letter.partition, letter.offset)
         while True:
             try:
@@ -284,9 +274,9 @@ class Replay:
     def _partition_for(self, letter: DeadLetter, target: str) -> int:
         """Return the original partition where it is known: its producer may have hashed the key another way."""
         origin = letter.origin
-        known = origin is not None and origin.topic == target and origin.partition is not None
-        number = origin.partition if known and origin is not None and origin.partition is not None else -1
-        return number if number < self._partitions[target] else -1
+        if origin is None or origin.topic != target or origin.partition is None:
+            return -1
+        return origin.partition if origin.partition < self._partitions[target] else -1
 
     def _write_down(self, tracker: Tracker, partition: int, failure: PenstockError | None) -> None:
         point = tracker.commit_point()

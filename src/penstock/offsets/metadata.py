@@ -65,7 +65,6 @@ class OffsetMap:
         return self.done[-1].stop if self.done else self.base
 
     def __contains__(self, offset: int) -> bool:
-        """Tell whether an offset is done, by bisection."""
         place = bisect_right(self.done, offset, key=_START) - 1
         return place >= 0 and offset < self.done[place].stop
 
@@ -78,9 +77,7 @@ def owner_of(group: str, topic: str, partition: int) -> bytes:
 def encode(base: int, done: Sequence[range], max_chars: int = MAX_METADATA_CHARS, owner: bytes = b"") -> str:
     """Write a map down: ranges done above `base`, rising and none empty; those that touch are joined.
 
-    Returns:
-        At most `max_chars` characters; empty when nothing is done above `base`. Ranges that do not fit are left out
-        from the top.
+    Ranges that do not fit into `max_chars` characters are left out from the top. Empty when nothing is done.
     """
     kept = _joined(done)[:_MAX_RUNS]
     while kept:
@@ -136,12 +133,10 @@ def _written(base: int, forms: list[tuple[str, bytes]], owner: bytes) -> str:
 
 
 def decode(base: int, metadata: str | None, owner: bytes = b"") -> OffsetMap | None:  # noqa: PLR0911 - one for each way to be wrong
-    """Read a map that was committed with `base`.
+    """Read a map that was committed with `base`; None when there is none or it cannot be trusted.
 
-    Returns:
-        The map, or None when there is none or it cannot be trusted: foreign, newer, cut, forged, or committed with
-        another offset, for another partition or by another group. The work above `base` is then done again, never
-        skipped.
+    It may be foreign, newer, cut, forged, or committed with another offset, for another partition or by another group.
+    The work above `base` is then done again, never skipped.
     """
     if not metadata or not metadata.startswith(_PREFIX) or len(metadata) <= len(_PREFIX):
         return None

@@ -61,10 +61,8 @@ class Tracker:
     every reader applies the queued ones, under the lock, before it reads. So a thread that is interrupted in here stops
     no thread that completes. No callback runs while the lock is held.
 
-    Args:
-        start: the offset at which reading starts: the watermark while nothing was registered.
-        restored: what a former owner had done above `start`, as read from the commit metadata.
-        owner: whose offset maps it writes, by `owner_of`.
+    Reading starts at `start`: the watermark while nothing was registered. `restored` is what a former owner had done
+    above it, as read from the commit metadata, and `owner` whose offset maps it writes, by `owner_of`.
     """
 
     def __init__(self, start: int, restored: OffsetMap | None = None, owner: bytes = b"") -> None:
@@ -81,18 +79,10 @@ class Tracker:
         self._parked_bytes = 0
 
     def register(self, offsets: Sequence[int], size_bytes: int = 0) -> Block:
-        """Take a fetch in.
+        """Take a fetch in, of rising offsets. Those a former owner had done are marked in `block.done`: skip them.
 
-        Args:
-            offsets: the fetched offsets, rising and above all registered before.
-            size_bytes: bytes of the fetched messages.
-
-        Returns:
-            The block. Offsets that a former owner had done already are marked in `block.done`: skip them.
-
-        Raises:
-            ValueError: nothing was given, or the offsets do not lie above those registered before. The log went
-                back; the caller must start a new tracker.
+        Raises `ValueError` where the offsets do not lie above those registered before: the log went back, and the
+        caller must start a new tracker.
         """
         if not offsets or offsets[0] < self._position:
             raise ValueError(f"offsets must rise above {self._position}, got {offsets[0] if offsets else 'none'}")

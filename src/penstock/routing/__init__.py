@@ -2,6 +2,6 @@
 
 from penstock.routing.hashing import lane_of
 from penstock.routing.lanes import KeyState, Lane, ParkedKey, Run, ThrottledRuns
-from penstock.routing.scheduler import LANES_PER_WORKER, Scheduler
+from penstock.routing.scheduler import Scheduler
 
-__all__ = ["LANES_PER_WORKER", "KeyState", "Lane", "ParkedKey", "Run", "Scheduler", "ThrottledRuns", "lane_of"]
+__all__ = ["KeyState", "Lane", "ParkedKey", "Run", "Scheduler", "ThrottledRuns", "lane_of"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -21,26 +22,20 @@ OwnerT = TypeVar("OwnerT")
 RecordT = TypeVar("RecordT")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Run(Generic[OwnerT, RecordT]):
-    """Consecutive messages of one lane, of one fetch of one partition, handed over in one go.
+    """Consecutive messages of one lane, of one fetch of one partition, handed over in one go."""
 
-    Attributes:
-        owner: what the messages belong to: an assignment and its block, opaque here.
-        records: the messages, in offset order.
-        indexes: the place of each in its owner's block.
-        arrival: when the first message of the block came, as a number that rises with every message. A message's own
-            is this and its index: by it the lane is served.
-        next: the first message not taken yet. Written by the lane's holder only.
-    """
-
-    __slots__ = ("arrival", "indexes", "next", "owner", "records")
-
-    def __init__(self, owner: OwnerT, arrival: int, records: list[RecordT], indexes: list[int]) -> None:
-        self.owner = owner
-        self.records = records
-        self.indexes = indexes
-        self.arrival = arrival
-        self.next = 0
+    #: What the messages belong to: an assignment and its block, opaque here.
+    owner: OwnerT
+    #: When the first message of the block came, as a number that rises with every message. A message's own is this and
+    #: its index: by it the lane is served.
+    arrival: int
+    #: The messages, in offset order, and the place of each in its owner's block.
+    records: list[RecordT]
+    indexes: list[int]
+    #: The first message not taken yet. Written by the lane's holder only.
+    next: int = field(default=0, init=False)
 
 
 class KeyState(Enum):
@@ -78,58 +73,37 @@ _OUT = (KeyState.DEFERRED, KeyState.SENDING)
 _FINISHED = (KeyState.HANDLED, KeyState.DONE)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ParkedKey(Generic[OwnerT, RecordT]):
     """A key whose head message waits: the head, and what came for the key behind it. The lane holder's alone.
 
     Save for `state` and `error` while another thread has the head: that thread writes them by `resolve`, the holder by
     `send_out` before that and by `take_error` after it, all under the lock. Waking a parked key is a hint; what happens
     to it is decided by these fields.
-
-    Attributes:
-        waiting: the messages in order, each with its owner and its place in the owner's block; the head is first.
-        attempts: how often the head was tried.
-        tries_behind_others: how often the head was handed over behind others, with them, before it was the head.
-        tries_of_waiting: how often the messages behind the head were, in their order; those it does not reach never
-            were.
-        tried_alone: how many messages, from the head on, are tried one at a time where others come in batches.
-        batch_keys: the keys, this one included, whose messages failed together as one batch: they are tried again so.
-        since: when the head was first tried, on the caller's clock.
-        awaits_token: whether the key stands in the queue of its handler's token bucket. Set by the holder, cleared by
-            whoever wakes the key because of it, before he does.
-        state: where the head is.
-        due_at: when a head that waits may be tried (again).
-        error: what the head's deferred completion failed with.
     """
 
-    __slots__ = (
-        "_lock",
-        "attempts",
-        "awaits_token",
-        "batch_keys",
-        "due_at",
-        "error",
-        "since",
-        "state",
-        "tried_alone",
-        "tries_behind_others",
-        "tries_of_waiting",
-        "waiting",
-    )
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.waiting: deque[tuple[OwnerT, int, RecordT]] = deque()
-        self.attempts = 0
-        self.tries_behind_others = 0
-        # Made at need: only handlers of batches have any.
-        self.tries_of_waiting: deque[int] | None = None
-        self.tried_alone = 0
-        self.batch_keys: tuple[Hashable, ...] = ()
-        self.awaits_token = False
-        self.since = 0.0
-        self.state = WAITING
-        self.due_at = 0.0
-        self.error: BaseException | None = None
+    #: The messages in order, each with its owner and its place in the owner's block; the head is first.
+    waiting: deque[tuple[OwnerT, int, RecordT]] = field(default_factory=deque)
+    #: How often the head was tried.
+    attempts: int = 0
+    #: How often the head was handed over behind others, with them, before it was the head; and how often the messages
+    #: behind it were, in their order: those it does not reach never were. Made at need, for handlers of batches only.
+    tries_behind_others: int = 0
+    tries_of_waiting: deque[int] | None = None
+    #: How many messages, from the head on, are tried one at a time where others come in batches.
+    tried_alone: int = 0
+    #: The keys, this one included, whose messages failed together as one batch: they are tried again so.
+    batch_keys: tuple[Hashable, ...] = ()
+    #: Whether the key stands in the queue of its handler's token bucket. Set by the holder, cleared by whoever wakes
+    #: the key because of it, before he does.
+    awaits_token: bool = False
+    #: When the head was first tried, and when one that waits may be tried (again), on the caller's clock.
+    since: float = 0.0
+    due_at: float = 0.0
+    #: Where the head is, and what its deferred completion failed with.
+    state: KeyState = WAITING
+    error: BaseException | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def send_out(self, state: KeyState) -> None:
         """Leave the head to another thread. By the holder, before that thread can know of it."""
@@ -194,45 +168,38 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         self.due_at = 0.0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ThrottledRuns(Generic[OwnerT, RecordT]):
-    """Runs that wait for a token of their handler while their lane goes on with others. The lane holder's alone.
+    """Runs that wait for a token of their handler while their lane goes on with others. The lane holder's alone."""
 
-    Attributes:
-        runs: the runs in arrival order; later ones of the same handler go behind.
-        awaits_token: whether they stand in the token bucket's queue. Set by the holder, cleared by whoever wakes them
-            because of it, before he does: a holder who saw it set is woken after that.
-        dropped: the caller's count of dropped owners when the runs were last searched for theirs.
-    """
-
-    __slots__ = ("awaits_token", "dropped", "runs")
-
-    def __init__(self) -> None:
-        self.runs: deque[Run[OwnerT, RecordT]] = deque()
-        self.awaits_token = False
-        self.dropped = 0
+    #: In arrival order; later ones of the same handler go behind.
+    runs: deque[Run[OwnerT, RecordT]] = field(default_factory=deque)
+    #: Whether they stand in the token bucket's queue. Set by the holder, cleared by whoever wakes them because of it,
+    #: before he does: a holder who saw it set is woken after that.
+    awaits_token: bool = False
+    #: The caller's count of dropped owners when the runs were last searched for theirs.
+    dropped: int = 0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Lane(Generic[OwnerT, RecordT]):
     """An ordered queue of messages whose keys hash to the same number."""
 
-    __slots__ = ("appended", "claim", "due", "number", "owed_s", "parked", "runs", "throttled")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        #: Runs in arrival order: the router appends, the holder takes from the front.
-        self.runs: deque[Run[OwnerT, RecordT]] = deque()
-        #: How many runs were ever appended. Written by the router.
-        self.appended = 0
-        #: Keys whose head waits. The holder's alone.
-        self.parked: dict[Hashable, ParkedKey[OwnerT, RecordT]] = {}
-        #: Runs that wait for a token, by its bucket: opaque here, and never equal to a key. The holder's alone.
-        self.throttled: dict[Hashable, ThrottledRuns[OwnerT, RecordT]] = {}
-        #: Parked keys, and token buckets whose runs wait, that were woken. Any thread appends, the holder takes.
-        self.due: list[Hashable] = []
-        #: Seconds that what was woken took, owed to the runs that waited meanwhile. The holder's alone.
-        self.owed_s = 0.0
-        #: Held while the lane is queued or served; used as a flag that is tested and set in one step, never waited for.
-        self.claim = threading.Lock()
+    number: int
+    #: Runs in arrival order: the router appends, the holder takes from the front.
+    runs: deque[Run[OwnerT, RecordT]] = field(default_factory=deque)
+    #: How many runs were ever appended. Written by the router.
+    appended: int = 0
+    #: Keys whose head waits. The holder's alone.
+    parked: dict[Hashable, ParkedKey[OwnerT, RecordT]] = field(default_factory=dict)
+    #: Runs that wait for a token, by its bucket: opaque here, and never equal to a key. The holder's alone.
+    throttled: dict[Hashable, ThrottledRuns[OwnerT, RecordT]] = field(default_factory=dict)
+    #: Parked keys, and token buckets whose runs wait, that were woken. Any thread appends, the holder takes.
+    due: list[Hashable] = field(default_factory=list)
+    #: Seconds that what was woken took, owed to the runs that waited meanwhile. The holder's alone.
+    owed_s: float = 0.0
+    #: Held while the lane is queued or served; used as a flag that is tested and set in one step, never waited for.
+    claim: threading.Lock = field(default_factory=threading.Lock)
 
     def append(self, run: Run[OwnerT, RecordT]) -> None:
         """Put a run at the end. By the router, which calls `Scheduler.ready` afterwards."""

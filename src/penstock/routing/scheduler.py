@@ -31,25 +31,15 @@ from typing import Generic, TypeVar
 
 from penstock.routing.lanes import Lane
 
-#: Lanes for each worker. More lanes delay fewer neighbours of a slow key; taking a lane costs some
-#: microseconds, so with empty handlers many more would show.
-LANES_PER_WORKER = 64
-
 OwnerT = TypeVar("OwnerT")
 RecordT = TypeVar("RecordT")
 
 
 class Scheduler(Generic[OwnerT, RecordT]):
-    """The lanes of one consumer and the order in which they are served.
+    """The lanes of one consumer and the order in which they are served, in a ready queue for each group of workers.
 
-    Args:
-        queues: how many ready queues there are, one for each group of workers.
-        queue_of: returns the ready queue of a lane; called when the lane is queued, while nobody holds it and it has
-            work. All are in queue 0 when left out.
-
-    Attributes:
-        lanes: all lanes, by number.
-        queues: how many ready queues there are.
+    `queue_of` returns that of a lane. It is called when the lane is queued, while nobody holds it and it has work; all
+    are in queue 0 when it is left out.
     """
 
     def __init__(
@@ -65,10 +55,9 @@ class Scheduler(Generic[OwnerT, RecordT]):
         self._woken = count()
 
     def ready(self, lanes: Iterable[Lane[OwnerT, RecordT]]) -> list[int]:
-        """Queue these lanes, to which runs were appended.
+        """Queue these lanes, to which runs were appended; return the ready queue of each that became ready by it.
 
-        Returns:
-            The ready queue of each lane that became ready by it: so many workers of these queues may be needed.
+        So many workers of these queues may be needed.
         """
         queues = []
         for lane in lanes:
@@ -88,12 +77,9 @@ class Scheduler(Generic[OwnerT, RecordT]):
         return self.ready((lane,))
 
     def take(self, queue: int, owed_s: float = 0.0) -> Lane[OwnerT, RecordT] | None:
-        """Give the caller a ready lane, or None. It must give it back.
+        """Give the caller a ready lane of its queue, or None. It must give it back.
 
-        Args:
-            queue: the caller's ready queue.
-            owed_s: seconds that the caller owes to runs: above 0, a lane whose runs are served comes first; else one in
-                which something was woken.
+        Where it owes seconds to runs, a lane whose runs are served comes first; else one in which something was woken.
         """
         ready, due = self._ready[queue], self._due[queue]
         try:
@@ -110,11 +96,9 @@ class Scheduler(Generic[OwnerT, RecordT]):
         return self._enqueue(lane)
 
     def linger(self, lane: Lane[OwnerT, RecordT], appended: int) -> int | None:
-        """Take a lane back that has runs but should not be served until it is woken.
+        """Take a lane back that has runs but should not be served until it is woken, or a run is appended.
 
-        Args:
-            lane: the lane; a run that is appended, a key that is woken, or `ready` queues it again.
-            appended: `lane.appended` as it was when the caller decided so; the lane is ready again if it has changed.
+        `appended` is `lane.appended` as it was when the caller decided so; the lane is ready again if it has changed.
         """
         lane.claim.release()
         return self._enqueue(lane) if lane.due or lane.appended != appended else None

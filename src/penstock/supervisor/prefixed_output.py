@@ -26,8 +26,7 @@ class PrefixedOutput:
 
     def pump(self) -> bool:
         """Print what is there; return False at the end of the stream."""
-        received = self._receive()
-        return received is None or bool(received)
+        return self._receive() != b""
 
     def finish(self) -> None:
         """Print what is left of a member that ended, and do not wait for processes that it started."""

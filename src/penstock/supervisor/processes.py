@@ -96,7 +96,9 @@ class Processes:
                     self._tend(member, now)
                 self._print(_LOOK_S)
         finally:
-            self._close()
+            # Members that still run, after a failure of our own, end by their lifeline.
+            self._lifeline.close()
+            self._selector.close()
             for number, handler in former.items():
                 signal.signal(number, handler)
         return self._code
@@ -227,11 +229,6 @@ class Processes:
                 self._selector.unregister(output.source)
             output.finish()
         member.outputs.clear()
-
-    def _close(self) -> None:
-        """Release everything; members that still run, after a failure of our own, end by their lifeline."""
-        self._lifeline.close()
-        self._selector.close()
 
 
 def run_processes(target: str, count: int, max_restarts: int) -> int:

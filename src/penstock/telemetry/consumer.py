@@ -62,19 +62,16 @@ class ConsumerTelemetry:
             self._durations.record(duration_s, received, _ROOT)
             self._report(f"poll {topic}", attributes, duration_s, None)
 
-    def committed(self, topic: str, partitions: int, error: str | None = None, duration_s: float | None = None) -> None:
+    def committed(self, topic: str, partitions: int, error: str | None = None) -> None:
         """Report the answer to a commit of so many partitions of a topic.
 
-        `error` is the name of Kafka's error, as `REBALANCE_IN_PROGRESS`, or None when the group took it; `duration_s`
-        the seconds to the answer, or None where nobody measured.
+        `error` is the name of Kafka's error, as `REBALANCE_IN_PROGRESS`, or None when the group took it.
         """
         measured = {**self._measured("commit", topic), names.OPERATION_TYPE: "settle"}
         if error is not None:
             measured[names.ERROR_TYPE] = error
         with self._suppressed.instead_of_raising():
-            if duration_s is not None:
-                self._durations.record(duration_s, measured, _ROOT)
-            self._report(f"commit {topic}", {**measured, names.PARTITION_COUNT: partitions}, duration_s or 0.0, error)
+            self._report(f"commit {topic}", {**measured, names.PARTITION_COUNT: partitions}, 0.0, error)
 
     def sending(self, topic: str, headers: Iterable[tuple[str, HeaderT]]) -> list[tuple[str, HeaderT | bytes]]:
         """Report a message that is about to be sent, and return its headers with the context of its span.

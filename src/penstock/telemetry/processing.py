@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Token
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from opentelemetry import context as context_api
 from opentelemetry.context import Context
@@ -19,14 +19,14 @@ from opentelemetry.metrics import Histogram, Meter
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
-from penstock.errors import raised
+from penstock.errors import class_name, raised
 from penstock.message import Message
 from penstock.telemetry import names
 from penstock.telemetry.propagation import context_of
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
-T = TypeVar("T")
-GivenT = TypeVar("GivenT")
+#: A handler, of a message or of a list of them, with what is around it.
+Invoke = Callable[[Any], Any]
 
 #: A context with nothing in it: a span that starts in it is the root of a new trace.
 _ROOT = Context()
@@ -43,6 +43,10 @@ class _Running(NamedTuple):
     token: Token[Context]
     since: float
     measured: dict[str, AttributeValue]
+
+
+#: Begins the span of what a handler is given.
+Start = Callable[[Any], _Running]
 
 
 class Processing:
@@ -77,29 +81,16 @@ class Processing:
         self._places: dict[tuple[str, int], dict[str, AttributeValue]] = {}
         self._suppressed = suppressed
 
-    def around(self, invoke: Callable[[Message], T]) -> Callable[[Message], T]:
-        """Return a function that calls `invoke` within a span of its message."""
-        return self._sync(invoke, self._start_one)
+    def around(self, invoke: Invoke, *, batches: bool = False, is_async: bool = False) -> Invoke:
+        """Return a function that calls `invoke`, or an `async def` that awaits it, within a span of its messages."""
+        start: Start = self._start_batch if batches else self._start_one
+        return self._async(invoke, start) if is_async else self._sync(invoke, start)
 
-    def around_batch(self, invoke: Callable[[list[Message]], T]) -> Callable[[list[Message]], T]:
-        """Return a function that calls `invoke` within one span of its messages."""
-        return self._sync(invoke, self._start_batch)
-
-    def around_async(self, invoke: Callable[[Message], Awaitable[T]]) -> Callable[[Message], Awaitable[T]]:
-        """Return an `async def` that awaits `invoke` within a span of its message."""
-        return self._async(invoke, self._start_one)
-
-    def around_async_batch(
-        self, invoke: Callable[[list[Message]], Awaitable[T]]
-    ) -> Callable[[list[Message]], Awaitable[T]]:
-        """Return an `async def` that awaits `invoke` within one span of its messages."""
-        return self._async(invoke, self._start_batch)
-
-    def _sync(self, invoke: Callable[[GivenT], T], start: Callable[[GivenT], _Running]) -> Callable[[GivenT], T]:
+    def _sync(self, invoke: Invoke, start: Start) -> Invoke:
         begin, finish = self._begin, self._finish
 
         @functools.wraps(invoke)
-        def traced(given: GivenT) -> T:
+        def traced(given: Any) -> object:
             running = begin(start, given)
             try:
                 answer = invoke(given)
@@ -111,13 +102,11 @@ class Processing:
 
         return traced
 
-    def _async(
-        self, invoke: Callable[[GivenT], Awaitable[T]], start: Callable[[GivenT], _Running]
-    ) -> Callable[[GivenT], Awaitable[T]]:
+    def _async(self, invoke: Invoke, start: Start) -> Invoke:
         begin, finish = self._begin, self._finish
 
         @functools.wraps(invoke)
-        async def traced(given: GivenT) -> T:
+        async def traced(given: Any) -> object:
             running = begin(start, given)
             try:
                 answer = await invoke(given)
@@ -129,7 +118,7 @@ class Processing:
 
         return traced
 
-    def _begin(self, start: Callable[[GivenT], _Running], given: GivenT) -> _Running | None:
+    def _begin(self, start: Start, given: Any) -> _Running | None:
         try:
             return start(given)
         except Exception:  # noqa: BLE001 - a defect of telemetry must not become a failure of the message
@@ -201,15 +190,9 @@ class Processing:
             self._suppressed.log()
 
 
-def error_type(error: BaseException) -> str:
-    """Return the value of `error.type`: the exception's class, with its module unless it is a builtin."""
-    kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
 def _note_error(span: Span, error: BaseException) -> str:
     """Mark the span as failed, without the exception's text, which may quote the payload; return the error's type."""
-    kind = error_type(error)
+    kind = class_name(error)
     if span.is_recording():
         span.set_attribute(names.ERROR_TYPE, kind)
         span.set_status(StatusCode.ERROR)

@@ -21,30 +21,7 @@ Read = Callable[[ReadingT], float | Iterable[Point] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A consumer at one moment. Counts are since its start.
-
-    Attributes:
-        lanes: lanes in all.
-        ready_lanes: lanes with work that no worker holds.
-        workers: workers in all.
-        busy_workers: workers with a message in a handler.
-        in_flight: messages taken in and not done.
-        bytes_in_flight: bytes of these.
-        lag: offsets from the watermark to the end of the log, by topic and partition; a partition whose end is not
-            known is left out.
-        parked_keys: keys that wait for their retry time.
-        held_keys: how many of them wait for good, for their handler holds them.
-        failed: calls of a handler that raised.
-        retried: calls of a handler that were not the first for their message.
-        dead_letters: messages written to a dead-letter topic.
-        dropped: messages given up by the handler's choice.
-        pauses: how often a partition was paused, by reason.
-        assigned: partitions assigned.
-        revoked: partitions revoked.
-        lost: partitions lost.
-        commits: commits the group took.
-        failed_commits: commits that failed and were made again.
-    """
+    """A consumer at one moment, as in `ConsumerStatistics`, which says what each field is."""
 
     lanes: int
     ready_lanes: int
@@ -52,6 +29,7 @@ class Reading:
     busy_workers: int
     in_flight: int
     bytes_in_flight: int
+    #: By topic and partition; a partition whose end is not known is left out.
     lag: Mapping[tuple[str, int], int]
     parked_keys: int
     held_keys: int

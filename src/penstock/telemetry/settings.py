@@ -32,7 +32,6 @@ class Telemetry:
     record_keys: bool = False
 
     def __post_init__(self) -> None:
-        """Check every option."""
         for option, needed in (("tracer_provider", "get_tracer"), ("meter_provider", "get_meter")):
             given = getattr(self, option)
             if given is not None and not callable(getattr(given, needed, None)):

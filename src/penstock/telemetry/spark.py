@@ -16,19 +16,15 @@ _Offsets = Mapping[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkReading:
-    """A query at one moment. Counts are since the process met it.
+    """A query at one moment. Counts are since the process met it."""
 
-    Attributes:
-        rows: rows of committed batches.
-        rows_per_s: rows that Spark processed in a second of the last batch.
-        lag: offsets from the query's position to the end of the log, by topic and partition.
-        ledger: next offset to apply by the sink's own ledger, by topic and partition; empty where it does not tell.
-        restarts: how often the query was started again.
-    """
-
+    #: Rows of committed batches.
     rows: int
+    #: Rows that Spark processed in a second of the last batch.
     rows_per_s: float
+    #: Offsets from the query's position to the end of the log, by topic and partition.
     lag: _Offsets
+    #: Next offset to apply by the sink's own ledger, by topic and partition; empty where it does not tell.
     ledger: _Offsets
     restarts: int
 

@@ -18,40 +18,29 @@ from penstock.telemetry.settings import Telemetry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorReading:
-    """A coordinator at one moment. Counts are since its start.
+    """A coordinator at one moment. Counts are of transactions, and since its start, where nothing else is said."""
 
-    Attributes:
-        pending: transactions not settled.
-        oldest_pending_age: seconds since the birth of the oldest of them.
-        held: committed transactions whose target cannot take them.
-        held_by_key: transactions that wait for an earlier one of their key.
-        delayed: committed transactions that wait for their time.
-        committed: transactions published.
-        rolled_back: transactions rolled back.
-        discarded: transactions moved to the discarded topic.
-        refused: decisions refused.
-        forged: records that could not be what they claim to be; None where the store has none that others could write.
-        checks: checks sent.
-        no_producer: checks that were due and reached nobody.
-        lost: records deleted before they were read; None where the store has no retention.
-        finish_bounds: upper bounds of the buckets of finish times, in seconds.
-        finish_times: transactions in each bucket, and above the last bound; empty where they are not measured.
-        finish_seconds: the sum of finish times.
-    """
-
+    #: Not settled now, and seconds since the birth of the oldest of them.
     pending: int
     oldest_pending_age: float
+    #: Committed, and their target cannot take them; those that wait for an earlier one of their key, or for their time.
     held: int
     held_by_key: int
     delayed: int
     committed: int
     rolled_back: int
     discarded: int
+    #: Decisions refused.
     refused: int
+    #: Records that could not be what they claim to be; None where the store has none that others could write.
     forged: int | None
+    #: Checks sent, and checks that were due and reached nobody.
     checks: int
     no_producer: int
+    #: Records deleted before they were read; None where the store has no retention.
     lost: int | None
+    #: Upper bounds of the buckets of finish times, in seconds; transactions in each bucket and above the last bound,
+    #: empty where they are not measured; and the sum of finish times.
     finish_bounds: Sequence[float]
     finish_times: Sequence[int]
     finish_seconds: float

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Hashable, Sequence
 from itertools import groupby
+from operator import itemgetter
 
-from penstock.consumer.assignments import ConsumerLane, Fetch, Item
+from penstock.consumer.assignments import ConsumerLane, Item
 from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.failures.parking import NotDue, Parking
 from penstock.consumer.handlers.route import Answer, Failed, RateLimited, Route
@@ -85,7 +86,7 @@ class Admission:
     @staticmethod
     def done(items: Sequence[Item], slot: ExecutionSlot) -> None:
         """Complete messages that a handler is done with."""
-        for fetch, same in groupby(items, key=_fetch_of):
+        for fetch, same in groupby(items, key=itemgetter(0)):
             indexes = [index for _, index, _ in same]
             fetch.assignment.tracker.complete(fetch.block, indexes)
             slot.handled += len(indexes)
@@ -95,7 +96,3 @@ class Admission:
         """Complete a message that the filter refused."""
         item[0].assignment.tracker.complete(item[0].block, (item[1],))
         slot.filtered += 1
-
-
-def _fetch_of(item: Item) -> Fetch:
-    return item[0]

@@ -16,13 +16,17 @@ from itertools import islice
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerParked, ConsumerRun, Item
 from penstock.consumer.execution.admission import AFTER_BATCH, Admission
-from penstock.consumer.execution.batches import failures, not_for_batches
+from penstock.consumer.execution.batches import failures
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.failures.parking import FailedBatch, Parking
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.route import Failed, RateLimited, Route
+from penstock.errors import PenstockError
 from penstock.message import Message
 from penstock.routing import KeyState
+
+#: A message that is handed over, with its key.
+Entry = tuple[Hashable, Item, Message]
 
 
 class BatchProcessor:
@@ -40,7 +44,7 @@ class BatchProcessor:
         assignment = runs[0].owner.assignment
         now = self._now()
         slot.started = now
-        batch: list[tuple[Hashable, Item, Message]] = []
+        batch: list[Entry] = []
         gathered: set[Hashable] = set()
         full = over = False
         while runs and len(batch) < route.batch and not over:
@@ -112,11 +116,11 @@ class BatchProcessor:
                 batch_keys.append(other)
         return batch_keys
 
-    def _gather(self, lane: ConsumerLane, keys: list[Hashable], now: float) -> list[tuple[Hashable, Item, Message]]:
+    def _gather(self, lane: ConsumerLane, keys: list[Hashable], now: float) -> list[Entry]:
         """Return what may be handed over now beside the head of the first of these keys, the oldest first."""
         assignment = lane.parked[keys[0]].waiting[0][0].assignment
         route = assignment.route
-        found: list[tuple[Hashable, Item, Message]] = []
+        found: list[Entry] = []
         # Of each key, the place of its next message.
         places = Counter(keys[:1])
         lines = [
@@ -141,20 +145,14 @@ class BatchProcessor:
         return found
 
     @staticmethod
-    def _hand_over(
-        batch: list[tuple[Hashable, Item, Message]], slot: ExecutionSlot
-    ) -> Generator[Work, Outcome, Failed | None]:
+    def _hand_over(batch: list[Entry], slot: ExecutionSlot) -> Generator[Work, Outcome, Failed | None]:
         slot.record, slot.batch_count = batch[0][1][2], len(batch)
         outcome = yield [message for _, _, message in batch]
-        return not_for_batches() if isinstance(outcome, DeferredCompletion) else outcome
+        if isinstance(outcome, DeferredCompletion):
+            return Failed(PenstockError("a batch handler cannot put its completion off; return when it is done"))
+        return outcome
 
-    def _finish_new(
-        self,
-        lane: ConsumerLane,
-        batch: list[tuple[Hashable, Item, Message]],
-        outcome: Failed | None,
-        slot: ExecutionSlot,
-    ) -> None:
+    def _finish_new(self, lane: ConsumerLane, batch: list[Entry], outcome: Failed | None, slot: ExecutionSlot) -> None:
         """Complete what is done of new messages; of each key, park the first that failed with all behind it."""
         failed = {} if outcome is None else failures(outcome, len(batch))
         failed_batch = _failed_batch(batch, outcome, failed)
@@ -175,7 +173,7 @@ class BatchProcessor:
     def _finish_parked(
         self,
         lane: ConsumerLane,
-        batch: list[tuple[Hashable, Item, Message]],
+        batch: list[Entry],
         heads: dict[Hashable, ConsumerParked],
         outcome: Failed | None,
         slot: ExecutionSlot,
@@ -202,9 +200,7 @@ class BatchProcessor:
             self._parking.fail_head(lane, key, heads[key], failure, slot, failed_batch=failed_batch)
 
 
-def _failed_batch(
-    batch: list[tuple[Hashable, Item, Message]], outcome: Failed | None, failed: dict[int, Failed]
-) -> FailedBatch | None:
+def _failed_batch(batch: list[Entry], outcome: Failed | None, failed: dict[int, Failed]) -> FailedBatch | None:
     """Return a batch of several that failed as a whole, or None."""
     whole = len(failed) == len(batch) > 1 and all(one is outcome for one in failed.values())
     if not whole:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.consumer.assignments import Assignment, ConsumerRun
 from penstock.consumer.handlers.route import Failed
-from penstock.errors import BatchError, PenstockError
+from penstock.errors import BatchError
 
 
 def available(runs: Sequence[ConsumerRun], assignment: Assignment, enough: int) -> int:
@@ -37,8 +37,3 @@ def failures(failed: Failed, count: int) -> dict[int, Failed]:
     }
     # Names one that is not there: it is not known what it meant, nor what is done, so nothing is.
     return named if len(named) == len(failed.error.failed) > 0 else dict.fromkeys(range(count), failed)
-
-
-def not_for_batches() -> Failed:
-    """Return the failure of a batch handler that returned a `DeferredCompletion`."""
-    return Failed(PenstockError("a batch handler cannot put its completion off; return when it is done"))

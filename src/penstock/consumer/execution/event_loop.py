@@ -84,28 +84,19 @@ class TaskPool:
         self._ended = False
         # Whether handlers did not end though they were cancelled. Written and read by who ends the pool.
         self._stuck = False
-        self._made = 0
         self._name = name
         #: The context variables that every handler finds. Written before the first task is made.
         self._context = contextvars.copy_context()
         #: Stations of tasks: those in use and, for later tasks, those that are not. It only grows.
         self.slots: list[ExecutionSlot] = []
         self._free: list[ExecutionSlot] = []
-        #: When the loop last came round; a loop that is blocked stays behind. Any thread reads it.
-        self.alive_at = self.time()
-
-    def start(self) -> None:
-        """Start the loop's thread."""
-        self.thread.start()
-
-    @staticmethod
-    def time() -> float:
-        """Return the time by which `alive_at` goes. Not the loop's: uvloop's stands still while the loop is blocked."""
-        return time.monotonic()
+        #: When the loop last came round; a loop that is blocked stays behind. Any thread reads it. Not by the loop's
+        #: own time: uvloop's stands still while the loop is blocked.
+        self.alive_at = time.monotonic()
 
     def loop_lag(self) -> LoopLag:
         """Return for how long the loop has not come round. Any thread."""
-        lag = self.time() - self.alive_at if self.thread.is_alive() else 0.0
+        lag = time.monotonic() - self.alive_at if self.thread.is_alive() else 0.0
         return LoopLag(lag, self.thread.ident)
 
     def wake(self, queues: Sequence[int]) -> None:
@@ -159,7 +150,7 @@ class TaskPool:
         await self._loop.shutdown_asyncgens()
 
     def _beat(self) -> None:
-        self.alive_at = self.time()
+        self.alive_at = time.monotonic()
         self._loop.call_later(0.1, self._beat)
 
     def _pump(self) -> None:
@@ -211,7 +202,7 @@ class TaskPool:
             self._processor.process,
             self._queue,
         )
-        clock, context, copied = self.time, self._context, contextvars.copy_context
+        clock, context, copied = time.monotonic, self._context, contextvars.copy_context
         cancelling = cast("asyncio.Task[None]", asyncio.current_task()).cancelling
         # Whether the handler left something behind, and whether another task has the slot and what it is at.
         tainted = moved = False
@@ -276,11 +267,7 @@ class TaskPool:
                 self._free.append(slot)
 
     def end_handlers(self, timeout: float) -> list[str]:
-        """Begin nothing more; cancel the handlers that are still under way. Returns their slots' names.
-
-        Args:
-            timeout: seconds to wait for handlers that were cancelled.
-        """
+        """Begin nothing more, cancel the handlers under way and wait for them; return their slots' names."""
         if not self.thread.is_alive():
             # Never begun, or ended: by `close`, or by what a handler's own task raised.
             return []

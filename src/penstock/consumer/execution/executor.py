@@ -9,12 +9,7 @@ from penstock.consumer.execution_slot import ExecutionSlot
 
 
 class LoopLag(NamedTuple):
-    """For how long an event loop has not come round.
-
-    Attributes:
-        seconds: since it last did; 0 where there is no loop.
-        thread_id: its thread, for a look at the stack, or None.
-    """
+    """For how long an event loop has not come round; 0 where there is none. Its thread, for a look at the stack."""
 
     seconds: float
     thread_id: int | None

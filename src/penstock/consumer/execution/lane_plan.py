@@ -15,23 +15,16 @@ _LANES_PER_BATCH = 2
 
 
 class LanePlan:
-    """Derived from handlers and settings, and never changed.
-
-    Attributes:
-        has_threads: whether there are handlers for threads.
-        has_tasks: whether there are handlers for tasks on the event loop.
-        task_queue: the ready queue of lanes whose head is for a task.
-        queues: how many ready queues there are: one for all threads, one for each where lanes are pinned, and one for
-            tasks.
-        lanes: how many lanes there are.
-    """
+    """Derived from handlers and settings, and never changed."""
 
     def __init__(self, handlers: Mapping[str, Handler], settings: ConsumerSettings) -> None:
         kinds = {one.kind for one in handlers.values()}
         self.has_threads, self.has_tasks = Kind.THREAD in kinds, Kind.TASK in kinds
         self._pinned = settings.pinned
         thread_queues = settings.workers if settings.pinned else 1
+        #: The ready queue of lanes whose head is for a task.
         self.task_queue = thread_queues if self.has_threads else 0
+        #: One for all threads, one for each where lanes are pinned, and one for tasks.
         self.queues = self.task_queue + 1 if self.has_tasks else thread_queues
         self.lanes = self._lane_count(handlers, settings)
 

@@ -33,11 +33,7 @@ from penstock.routing import Scheduler
 
 
 class LaneProcessor:
-    """Processes lanes. Thread-safe: each call works on the lane that its caller holds.
-
-    Args:
-        run_seconds: the time slice of a lane.
-    """
+    """Processes lanes, each for a slice of `run_seconds`. Thread-safe: each call is for a lane that is held."""
 
     def __init__(
         self,
@@ -261,11 +257,8 @@ class LaneProcessor:
 
     def busy_with(self, slots: Iterable[ExecutionSlot], assignments: Sequence[Assignment]) -> list[str]:
         """Return the names of the slots and completions that hold a message of one of these assignments."""
-        busy = []
-        for slot in slots:
-            fetch = slot.fetch
-            if fetch is not None and fetch.assignment in assignments:
-                busy.append(slot.name)
+        # `fetch` is read once: its owner clears it at any moment.
+        busy = [slot.name for slot in slots if (fetch := slot.fetch) is not None and fetch.assignment in assignments]
         busy += ["a deferred completion" for fetch in list(self.deferred.values()) if fetch.assignment in assignments]
         return busy
 

@@ -200,20 +200,14 @@ class WorkerPool:
         """Wake others where lanes wait and all who are awake are stuck. Returns whether lanes wait and some sleep."""
         if self._pinned or not self.scheduler.waiting(0):
             return False
-        sleepers, awake = 0, 0
+        workers = self.workers
+        awake = [worker.slot for worker in workers if not worker.asleep]
         stuck_before = self._clock.monotonic() - _STUCK_S
-        free = False
-        for worker in self.workers:
-            if worker.asleep:
-                sleepers += 1
-            else:
-                awake += 1
-                slot = worker.slot
-                free = free or slot.record is None or slot.started > stuck_before
-        if sleepers and not free:
+        some_sleep = len(awake) < len(workers)
+        if some_sleep and not any(slot.record is None or slot.started > stuck_before for slot in awake):
             # Twice as many each time: a thousand lanes are not a thousand blocked handlers yet.
-            self._wake_some(min(self.scheduler.waiting(0), max(1, awake)))
-        return sleepers > 0
+            self._wake_some(min(self.scheduler.waiting(0), max(1, len(awake))))
+        return some_sleep
 
     def _wake_some(self, count: int) -> None:
         for worker in self.workers:

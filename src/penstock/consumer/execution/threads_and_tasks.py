@@ -78,7 +78,7 @@ class ThreadsAndTasks(Executor):
     def start_loop(self) -> None:
         """Start the event loop alone, unless it runs."""
         if self.tasks is not None and self.tasks.thread.ident is None:
-            self.tasks.start()
+            self.tasks.thread.start()
 
     def wake(self, queues: Sequence[int]) -> None:
         """Have ready lanes served, given the ready queue of each lane that became ready."""
@@ -99,11 +99,7 @@ class ThreadsAndTasks(Executor):
         return super().loop_lag() if self.tasks is None else self.tasks.loop_lag()
 
     def run_async(self, awaitable: Awaitable[ResultT]) -> ResultT:
-        """Run something on the event loop and return its result.
-
-        Raises:
-            ConfigurationError: no handler is an `async def`, and so there is no loop.
-        """
+        """Run something on the event loop and return its result; `ConfigurationError` where there is no loop."""
         if self.tasks is None:
             if inspect.iscoroutine(awaitable):
                 awaitable.close()

@@ -63,35 +63,28 @@ _NEXT_SHED = {Shed.NOTHING: Shed.STACK, Shed.STACK: Shed.TEXTS}
 
 @dataclass(frozen=True, slots=True)
 class ExhaustedMessage:
-    """An exhausted message and why it failed.
-
-    Attributes:
-        fetch: what it belongs to.
-        index: its place in the fetch's block.
-        record: the record.
-        error: what its last try raised.
-        attempts: how often it was tried here.
-        retry: for the retry topic, how often it has been there; None for the dead-letter topic.
-        shed: what its headers leave out.
-        hold: called in place of `on_written` where no retry topic takes it and its handler holds it then.
-    """
+    """An exhausted message, what its last try raised, and what the poll thread calls when it is settled."""
 
     fetch: Fetch
-    index: int
     record: Record = field(repr=False)
     error: BaseException = field(repr=False)
+    #: How often it was tried here.
     attempts: int
+    #: For the retry topic, how often it has been there; None for the dead-letter topic.
     retry: int | None
+    #: Called when the broker has it.
+    on_written: Callable[[], None] = field(repr=False)
+    #: Called in place of that where no retry topic takes it and its handler holds it then.
+    hold: Callable[[], None] = field(repr=False)
+    #: What its headers leave out.
     shed: Shed = Shed.NOTHING
-    hold: Callable[[], None] | None = field(default=None, repr=False)
+    #: Whether it is sent again.
+    again: bool = False
 
     @property
     def place(self) -> tuple[Assignment, int]:
         """What it was fetched from, and its offset there."""
         return self.fetch.assignment, self.record.offset()
-
-
-OnWritten = Callable[[], None]
 
 
 class DeadLetterPublisher:
@@ -104,7 +97,7 @@ class DeadLetterPublisher:
         timers: Timers,
         limits: DeadLetterLimits,
         *,
-        fail: Callable[[BaseException], None] | None = None,
+        fail: Callable[[BaseException], None],
         exception_texts: bool = False,
     ) -> None:
         self._group = group
@@ -112,8 +105,7 @@ class DeadLetterPublisher:
         self._timers = timers
         #: What stops a consumer that gives up everything. Thread-safe: drops ask it too.
         self.limits = limits
-        # With whether it is sent for the first time.
-        self._queue: deque[tuple[ExhaustedMessage, OnWritten, bool]] = deque()
+        self._queue: deque[ExhaustedMessage] = deque()
         self._producer: ProducerClient | None = None
         # When it was logged last that a right is missing, by topic.
         self._logged_at: dict[str, float] = {}
@@ -125,7 +117,7 @@ class DeadLetterPublisher:
         self.exception_texts = exception_texts
         #: Whom the brokers take the producer for.
         self.principal = THIS_CLIENT
-        self._fail = fail or _raise
+        self._fail = fail
         #: Where each message is, in words. Any thread: operations of a `dict` are atomic.
         self.states: dict[tuple[Assignment, int], str] = {}
         #: Messages that their handler drops because no retry topic takes them. Written by the poll thread.
@@ -139,15 +131,10 @@ class DeadLetterPublisher:
         """Take the producer, and whom the brokers take it for. Before the poll thread starts."""
         self._producer, self.principal = producer, principal
 
-    def publish(self, message: ExhaustedMessage, on_written: OnWritten) -> None:
-        """Have a message written; its key must be parked. Any thread.
-
-        Args:
-            message: the message.
-            on_written: called on the poll thread when the broker has it.
-        """
+    def publish(self, message: ExhaustedMessage) -> None:
+        """Have a message written; its key must be parked. Any thread."""
         self.states[message.place] = "it is about to be written to another topic"
-        self._queue.append((message, on_written, True))
+        self._queue.append(message)
 
     @property
     def waiting(self) -> int:
@@ -164,7 +151,7 @@ class DeadLetterPublisher:
         if self._producer is None:
             return
         while self._queue:
-            self._send(self._producer, *self._queue.popleft())
+            self._send(self._producer, self._queue.popleft())
         if self._unacknowledged:
             self._producer.poll(0)
 
@@ -173,12 +160,12 @@ class DeadLetterPublisher:
         if self._producer is not None and self._unacknowledged:
             self._producer.flush(timeout)
 
-    def _send(self, producer: ProducerClient, one: ExhaustedMessage, on_written: OnWritten, first: bool) -> None:
+    def _send(self, producer: ProducerClient, one: ExhaustedMessage) -> None:
         if not one.fetch.assignment.active:
             # Its next owner handles it again. The key is woken for what waits behind it.
-            self._finish(one, on_written)
+            self._finish(one, one.on_written)
             return
-        if one.retry is None and first:
+        if one.retry is None and not one.again:
             self.limits.check(f"{one.fetch.assignment}@{one.record.offset()}", one.error)
         topic, headers = self._addressed(one)
         if self.trace is not None:
@@ -188,31 +175,31 @@ class DeadLetterPublisher:
             self._unacknowledged -= 1
             if error is None:
                 self._written(one, topic)
-                self._finish(one, on_written)
+                self._finish(one, one.on_written)
             else:
-                self._not_written(one, on_written, topic, error)
+                self._not_written(one, topic, error)
 
         try:
             producer.produce(topic, one.record.value(), one.record.key(), headers=headers, on_delivery=delivered)
         except KafkaException as error:
-            self._not_written(one, on_written, topic, error.args[0])
+            self._not_written(one, topic, error.args[0])
         except BufferError as error:
-            self._hold(one, on_written, topic, str(error))
+            self._hold(one, topic, str(error))
         else:
             self.states[one.place] = f"it is being written to {topic}"
             self._unacknowledged += 1
 
-    def _finish(self, one: ExhaustedMessage, on_written: OnWritten) -> None:
+    def _finish(self, one: ExhaustedMessage, then: Callable[[], None]) -> None:
         self.states.pop(one.place, None)
-        on_written()
+        then()
 
-    def _not_written(self, one: ExhaustedMessage, on_written: OnWritten, topic: str, error: KafkaError) -> None:
+    def _not_written(self, one: ExhaustedMessage, topic: str, error: KafkaError) -> None:
         if error.code() in _NEVER_TAKEN:
-            self._refused(one, on_written, topic, error)
+            self._refused(one, topic, error)
         else:
-            self._hold(one, on_written, topic, self._why(topic, error), for_topic=is_missing_right(error))
+            self._hold(one, topic, self._why(topic, error), for_topic=is_missing_right(error))
 
-    def _refused(self, one: ExhaustedMessage, on_written: OnWritten, topic: str, error: KafkaError) -> None:
+    def _refused(self, one: ExhaustedMessage, topic: str, error: KafkaError) -> None:
         """Handle a message that its topic will never take as it is."""
         self.failures += 1
         handler = one.fetch.assignment.route.handler
@@ -227,17 +214,17 @@ class DeadLetterPublisher:
                 failure_text(one.error, texts=self.exception_texts),
             )
             if handler.on_failure is OnFailure.DEAD_LETTER:
-                self._queue.append((replace(one, retry=None), on_written, True))
-            elif handler.on_failure is OnFailure.HOLD and one.hold is not None:
+                self._queue.append(replace(one, retry=None, again=False))
+            elif handler.on_failure is OnFailure.HOLD:
                 self._finish(one, one.hold)
             else:
                 self.dropped += 1
-                self._finish(one, on_written)
+                self._finish(one, one.on_written)
             return
         if one.retry is None and one.shed in _NEXT_SHED and error.code() != KafkaError.INVALID_RECORD:
-            smaller = replace(one, shed=_NEXT_SHED[one.shed])
+            smaller = replace(one, shed=_NEXT_SHED[one.shed], again=True)
             _log.warning("%s is too large for %s, and is written without %s", place, topic, smaller.shed.value)
-            self._queue.append((smaller, on_written, False))
+            self._queue.append(smaller)
             return
         self._held += 1
         self.states[one.place] = f"{topic} does not take it: {reason(error)}"
@@ -304,9 +291,7 @@ class DeadLetterPublisher:
             text += "; a broker before 2.8 asks for --operation IdempotentWrite --cluster as well"
         return f"{text} ({reason(error)})"
 
-    def _hold(
-        self, one: ExhaustedMessage, on_written: OnWritten, topic: str, why: str, *, for_topic: bool = False
-    ) -> None:
+    def _hold(self, one: ExhaustedMessage, topic: str, why: str, *, for_topic: bool = False) -> None:
         """Keep a message that could not be written, and send it again after a while.
 
         With `for_topic`, which says that nothing gets into the topic, that is logged once in a while, not for each.
@@ -326,12 +311,8 @@ class DeadLetterPublisher:
             )
         self._held += 1
         self.states[one.place] = f"it cannot be written to {topic}: {why}"
-        self._timers.add(now + RESEND_AFTER_S, partial(self._resend, one, on_written))
+        self._timers.add(now + RESEND_AFTER_S, partial(self._resend, replace(one, again=True)))
 
-    def _resend(self, one: ExhaustedMessage, on_written: OnWritten) -> None:
+    def _resend(self, one: ExhaustedMessage) -> None:
         self._held -= 1
-        self._queue.append((one, on_written, False))
-
-
-def _raise(error: BaseException) -> None:
-    raise error
+        self._queue.append(one)

@@ -8,15 +8,13 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, class_name
 
 
 def failure_text(error: BaseException, *, texts: bool) -> str:
     """Return an error with its stack and those it came from, the first cause first. Never raises.
 
-    Args:
-        error: what was raised.
-        texts: whether the texts of errors that are not ours are shown, as Python shows them.
+    With `texts`, those of errors that are not ours are shown too, as Python shows them.
     """
     if texts:
         try:
@@ -28,7 +26,7 @@ def failure_text(error: BaseException, *, texts: bool) -> str:
 
 def short_text(error: BaseException) -> str:
     """Return the text of an error of ours, and the class of any other."""
-    return str(error) if _is_ours(error) else _kind(error)
+    return str(error) if _is_ours(error) else class_name(error)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -44,14 +42,9 @@ def _own_text(error: BaseException) -> Iterator[str]:
     if error.__traceback__ is not None:
         yield "Traceback (most recent call last):\n"
         yield from traceback.format_tb(error.__traceback__)
-    yield _kind(error)
+    yield class_name(error)
     if _is_ours(error):
         yield f": {error}"
-
-
-def _kind(error: BaseException) -> str:
-    kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -27,7 +27,6 @@ class DeadLetterLimit:
     at_least: int = 100
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if self.consecutive is None and self.ratio is None:
             raise ConfigurationError(
                 "DeadLetterLimit() sets no limit; give consecutive= or ratio=, or leave dead_letter_limit out"
@@ -56,8 +55,7 @@ class DeadLetterLimits:
     def check(self, place: str, error: BaseException) -> None:
         """Count a message that is about to be given up.
 
-        Raises:
-            PenstockError: it would be one too many; it is not given up, and its offset is kept.
+        Raises `PenstockError` where it would be one too many: it is not given up, and its offset is kept.
         """
         limit = self._limit
         if limit is None:

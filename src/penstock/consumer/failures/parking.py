@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from penstock.clients.cluster import Clock
@@ -30,30 +30,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NotDue:
-    """Under which a message of a retry topic is parked until its time: it holds no key meanwhile.
+    """Under which a message of a retry topic is parked until its time: it holds no key meanwhile."""
 
-    Attributes:
-        key: the key under which it waits afterwards.
-        place: topic, partition and offset.
-    """
-
+    #: The key under which it waits afterwards.
     key: Hashable = field(repr=False)
+    #: Topic, partition and offset.
     place: tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class FailedBatch:
-    """A batch of several messages that failed as a whole.
+    """A batch of several messages that failed as a whole."""
 
-    Attributes:
-        sizes: how many messages of it each key has.
-        keys: its keys.
-        due_at: when it is tried again, or None for never, by the number of tries and the time of the first: its keys
-            come back at one time.
-    """
-
+    #: How many messages of it each key has.
     sizes: Mapping[Hashable, int] = field(repr=False)
     keys: tuple[Hashable, ...] = field(repr=False)
+    #: When it is tried again, or None for never, by the number of tries and the time of the first: its keys come back
+    #: at one time.
     due_at: dict[tuple[int, float], float | None] = field(default_factory=dict)
 
 
@@ -215,7 +208,7 @@ class Parking:
         self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot
     ) -> None:
         """Do with the head of a parked key what its handler chose for messages whose tries are exhausted."""
-        fetch, index, record = parked.waiting[0]
+        fetch, _, record = parked.waiting[0]
         error = failure.error
         route = fetch.assignment.route
         handler = route.handler
@@ -223,18 +216,18 @@ class Parking:
         retried = route.retried(record) if route.retried is not None else 0
         again = retried if retried < len(handler.retry_delays) and not failure.permanent else None
         if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
-            parked.send_out(KeyState.SENDING)
-            self._send(ExhaustedMessage(fetch, index, record, error, parked.tries, again), lane, key, parked)
-        elif handler.on_failure is OnFailure.HOLD:
+            self._send(lane, key, parked, error, again)
+            return
+        told = f"{handler.name} failed it {parked.attempts} times, last with {type(error).__name__}"
+        text = failure_text(error, texts=self._publisher.exception_texts)
+        if handler.on_failure is OnFailure.HOLD:
             parked.state = KeyState.HELD
             _log.error(
-                "%s is held: %s failed it %d times, last with %s; its key waits and its offset is not committed, "
-                "everything else goes on: mend the cause and start the app again\n%s",
+                "%s is held: %s; its key waits and its offset is not committed, everything else goes on: mend the "
+                "cause and start the app again\n%s",
                 place,
-                handler.name,
-                parked.attempts,
-                type(error).__name__,
-                failure_text(error, texts=self._publisher.exception_texts),
+                told,
+                text,
             )
         elif handler.on_failure is OnFailure.DROP:
             try:
@@ -243,14 +236,7 @@ class Parking:
                 parked.state = KeyState.STOPPING
                 self._fail(too_many)
                 return
-            _log.error(
-                "%s was dropped: %s failed it %d times, last with %s\n%s",
-                place,
-                handler.name,
-                parked.attempts,
-                type(error).__name__,
-                failure_text(error, texts=self._publisher.exception_texts),
-            )
+            _log.error("%s was dropped: %s\n%s", place, told, text)
             self._complete(parked.waiting[0])
             slot.dropped += 1
             parked.state = KeyState.DONE
@@ -277,11 +263,14 @@ class Parking:
             known[tries] = None if delay is None else now + delay
         return known[tries]
 
-    def _send(self, message: ExhaustedMessage, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> None:
-        """Have an exhausted message written to another topic; its key waits until a broker has it or refuses it."""
+    def _send(
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, error: BaseException, retry: int | None
+    ) -> None:
+        """Have the head written to another topic; its key waits until a broker has it or refuses it."""
+        item = fetch, _, record = parked.waiting[0]
 
         def on_written() -> None:
-            self._complete((message.fetch, message.index, message.record))
+            self._complete(item)
             parked.resolve(KeyState.DONE)
             self._wake_key(lane, key)
 
@@ -289,7 +278,8 @@ class Parking:
             parked.resolve(KeyState.HELD)
             self._wake_key(lane, key)
 
-        self._publisher.publish(replace(message, hold=hold), on_written)
+        parked.send_out(KeyState.SENDING)
+        self._publisher.publish(ExhaustedMessage(fetch, record, error, parked.tries, retry, on_written, hold))
 
     @staticmethod
     def _complete(item: Item) -> None:

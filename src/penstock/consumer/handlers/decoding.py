@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
 from penstock.errors import ConfigurationError
 
@@ -15,14 +14,9 @@ DecoderSpec = str | type | Decoder | None
 
 
 def decoder_of(given: DecoderSpec) -> Decoder | None:
-    """Return the function that decodes a value, or None.
+    """Return the function that decodes a value, or None; `ConfigurationError` where nothing can be made of it.
 
-    Args:
-        given: "json"; a pydantic model (known by `model_validate_json`); a msgspec struct (known by
-            `__struct_fields__`, decoded from JSON); or any callable of bytes.
-
-    Raises:
-        ConfigurationError: it is none of these.
+    A pydantic model is known by `model_validate_json`, a msgspec struct, decoded from JSON, by `__struct_fields__`.
     """
     if given is None:
         return None
@@ -32,16 +26,11 @@ def decoder_of(given: DecoderSpec) -> Decoder | None:
     if validate is not None:
         return validate
     if hasattr(given, "__struct_fields__"):
-        return _msgspec(given)
+        # The user's own package: a struct of it was given.
+        decode: Decoder = import_module("msgspec").json.Decoder(given).decode
+        return decode
     if isinstance(given, str) or not callable(given):
         raise ConfigurationError(
             f"decoder must be 'json', a pydantic model, a msgspec struct or a callable of bytes, but is {given!r}"
         )
     return given
-
-
-def _msgspec(struct: Any) -> Decoder:
-    msgspec = import_module("msgspec")  # the user's own package: a struct of it was given
-
-    decode: Decoder = msgspec.json.Decoder(struct).decode
-    return decode

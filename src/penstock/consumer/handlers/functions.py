@@ -31,16 +31,9 @@ def name_of(function: object) -> str:
 
 
 def require_parameters(kind: str, function: Callable[..., object], what: str, count: int) -> None:
-    """Check that a function can be called with so many arguments, and does its work when it is.
+    """Raise `ConfigurationError` unless a function can be called with `count` arguments, and does its work when it is.
 
-    Args:
-        kind: what it is for, such as "handler".
-        function: the function.
-        what: the arguments, in words.
-        count: how many they are, by position.
-
-    Raises:
-        ConfigurationError: it cannot, or it has a `yield`.
+    `kind` is what it is for, such as "handler", and `what` the arguments, in words.
     """
     called = called_by(function)
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
@@ -59,11 +52,7 @@ def require_parameters(kind: str, function: Callable[..., object], what: str, co
 
 
 def require_yield(kind: str, function: Callable[..., object], *, may_be_async: bool = False) -> None:
-    """Check that a function has a `yield`.
-
-    Raises:
-        ConfigurationError: it has none.
-    """
+    """Raise `ConfigurationError` unless a function has a `yield`."""
     if not (inspect.isgeneratorfunction(function) or (may_be_async and inspect.isasyncgenfunction(function))):
         raise ConfigurationError(
             f"{kind} takes a function with one `yield`, but {getattr(function, '__qualname__', function)} is none"

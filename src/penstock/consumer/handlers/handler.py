@@ -55,25 +55,7 @@ class Kind(Enum):
 class Handler:
     """A function and how messages are given to it. Made by `handler`, whose arguments these are.
 
-    Attributes:
-        function: called with each message, or with a list of them.
-        kind: where it runs.
-        order: which messages wait for each other.
-        keyless: how messages without a key are ordered under `Order.KEY`.
-        key: what stands for the record's key, or None for the key itself.
-        key_space: name of the key space it shares with others, or None for one of its own.
-        filter: which messages are handled at all.
-        decoder: makes a message's `body` of its value, or None.
-        batch: how many messages are given at once, at most; 1 gives messages, more gives lists.
-        linger: seconds that a batch which is not full waits, from the arrival of its first message.
-        retry: whether and when a failed message is tried again.
-        retry_delays: seconds that a message waits in the retry topic, each time it comes there.
-        on_failure: what becomes of a message whose retries are exhausted.
-        dead_letter_topic: where dead letters go; `{topic}` stands for the message's topic.
-        dead_letter_format: names of the dead letters' headers.
-        rate: messages/s that are begun, over all keys, or None for no limit; 0 holds all.
-        key_rate: messages/s of one key, or None for no limit.
-        deferred_timeout: seconds that a completion may be put off, or None for ever.
+    Times are in seconds, rates in messages a second. `App.handler` explains the options.
     """
 
     function: HandlerFunction
@@ -193,10 +175,7 @@ def _on_failure(
 def orderings_of(handlers: Mapping[str, Handler], lanes: int, *, batches: bool = False) -> dict[str, Ordering]:
     """Return the ordering of each topic's handler, with the key spaces numbered as they come.
 
-    Args:
-        handlers: a handler for each topic.
-        lanes: number of lanes.
-        batches: whether batches are gathered from lanes: then messages that nothing orders share them in rows.
+    Where `batches` are gathered from lanes, messages that nothing orders share them in rows.
     """
     numbers: dict[str | int, int] = {}
     found = {}

@@ -15,15 +15,9 @@ RunAsync = Callable[[Awaitable[Any]], object]
 
 
 def enter(lifespan: Lifespan, around: ExitStack, run_async: RunAsync | None) -> None:
-    """Run a lifespan up to its `yield`, and have `around` run the rest.
+    """Run a lifespan up to its `yield`, and have `around`, which ends with the app or the task, run the rest.
 
-    Args:
-        lifespan: the generator function.
-        around: what ends with the app or the task.
-        run_async: runs an `async def` lifespan; None where there is no event loop.
-
-    Raises:
-        ConfigurationError: there is no event loop for it.
+    Raises `ConfigurationError` for an async one where `run_async` is None: there is no event loop.
     """
     # Its end is a callback, not a context: what one raises there is no reason for those before it not to come to
     # theirs, and none of them is told of it.

@@ -33,7 +33,6 @@ class Middleware:
     async_: AsyncMiddleware
 
     def __post_init__(self) -> None:
-        """Check that each is of its kind."""
         for option, given, wanted in (("plain", self.plain, False), ("async_", self.async_, True)):
             _require_middleware(given)
             if is_async(given) is not wanted:
@@ -48,11 +47,7 @@ Invoke = Callable[..., object]
 
 
 def middlewares_of(given: Iterable[MiddlewareSpec]) -> tuple[MiddlewareSpec, ...]:
-    """Return what a user gave as middlewares.
-
-    Raises:
-        ConfigurationError: it is no list, or one of it cannot be called with a message and `call_next`.
-    """
+    """Return what a user gave as middlewares; `ConfigurationError` where they cannot be that."""
     if not isinstance(given, Iterable):
         raise ConfigurationError(
             f"middlewares must be a list of functions (message, call_next), but is a {type(given).__name__}"
@@ -74,8 +69,7 @@ def _require_middleware(given: Callable[..., object]) -> None:
 def wrap(handler: Handler, middlewares: Sequence[MiddlewareSpec]) -> Invoke:
     """Return the handler's function within the middlewares, the first outermost; the function itself without any.
 
-    Raises:
-        ConfigurationError: a middleware is not of the handler's kind.
+    Raises `ConfigurationError` where a middleware is not of the handler's kind.
     """
     invoke: Invoke = handler.function
     link = _async_link if handler.kind is Kind.TASK else _plain_link

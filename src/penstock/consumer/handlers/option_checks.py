@@ -1,4 +1,7 @@
-"""Checks of a handler's options that look at several of them, or at more than a value's type and range."""
+"""Checks of a handler's options that look at several of them, or at more than a value's type and range.
+
+What is wrong raises `ConfigurationError`.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,14 @@ MAX_RETRY_DELAY_S = 7 * 24 * 3600.0
 
 
 def check_plain(functions: Mapping[str, object]) -> None:
-    """Check that functions which nothing awaits are plain ones.
-
-    Raises:
-        ConfigurationError: one is an `async def`.
-    """
+    """Check that functions which nothing awaits are plain ones."""
     for option, given in functions.items():
         if callable(given) and is_async(given):
             raise ConfigurationError(f"{option} is an `async def`, which nothing awaits; make it a plain function")
 
 
 def check_batch(batch: int, linger: float, deferred_timeout: float | None) -> None:
-    """Check what speaks of batches.
-
-    Raises:
-        ConfigurationError: a value is out of range, or an option has no use.
-    """
+    """Check what speaks of batches: the ranges, and that each option has a use."""
     check.positive_int("batch", batch)
     check.not_negative("linger", linger)
     if linger and batch == 1:
@@ -44,11 +39,7 @@ def check_batch(batch: int, linger: float, deferred_timeout: float | None) -> No
 
 
 def check_rates(order: Order, rate: float | None, key_rate: float | None) -> None:
-    """Check the rates.
-
-    Raises:
-        ConfigurationError: a rate is out of range, or the order has no keys to limit.
-    """
+    """Check the rates, and that the order has keys to limit."""
     for option, value in (("rate", rate), ("key_rate", key_rate)):
         if value is not None:
             check.not_negative(option, value)
@@ -59,11 +50,7 @@ def check_rates(order: Order, rate: float | None, key_rate: float | None) -> Non
 
 
 def check_paced(order: Order) -> None:
-    """Check that a handler of this order can have a `key_rate`.
-
-    Raises:
-        ConfigurationError: its messages do not wait for those of their key.
-    """
+    """Check that a handler of this order can have a `key_rate`: that its messages wait for those of their key."""
     if order is not Order.KEY:
         raise ConfigurationError(
             f"key_rate lets the messages of a key wait for each other, which order={order.value!r} does not; take "
@@ -72,11 +59,7 @@ def check_paced(order: Order) -> None:
 
 
 def delays_of(given: Sequence[float]) -> tuple[float, ...]:
-    """Return the delays of retry topics, in seconds.
-
-    Raises:
-        ConfigurationError: it is no list of seconds, or one is out of range.
-    """
+    """Return the delays of retry topics, in seconds."""
     if not isinstance(given, Iterable):
         raise ConfigurationError(f"retry_delays must be a list of seconds, such as (60, 3600), but is {given!r}")
     delays = tuple(given)

@@ -48,8 +48,7 @@ class Keyless(Enum):
 def key_function(given: str | KeyFunction | None) -> KeyFunction | None:
     """Return the function that gives a message its key, or None where the record's own is meant.
 
-    Raises:
-        ConfigurationError: it is neither "header:name" nor a callable.
+    Raises `ConfigurationError` for what is neither "header:name" nor a callable.
     """
     if given is None:
         return None
@@ -68,15 +67,9 @@ def key_function(given: str | KeyFunction | None) -> KeyFunction | None:
 class Ordering:
     """The order of one handler over a number of lanes.
 
-    Used by the poll thread and by workers; it has no state that changes.
-
-    Args:
-        order: the order mode.
-        keyless: what to do without a key.
-        lanes: number of lanes.
-        key: what stands for the record's key, or None for the key itself.
-        space: number of the key space: equal keys of two spaces do not wait for each other.
-        together: messages in a row that share a lane though nothing orders them, for handlers that take batches.
+    Used by the poll thread and by workers; it has no state that changes. `space` is the number of the key space: equal
+    keys of two spaces do not wait for each other. `together` is how many messages in a row share a lane though nothing
+    orders them, for handlers that take batches.
     """
 
     def __init__(
@@ -102,11 +95,7 @@ class Ordering:
         return self._key is not None and self._order is Order.KEY
 
     def keyed(self, record: Record) -> tuple[int, Hashable]:
-        """Return the lane of a message and its identity, with one call of the key function.
-
-        Raises:
-            MessageFormatError: the user's key function failed on it, or gave something that is no key.
-        """
+        """Return the lane of a message and its identity, with one call of the key function. Raises as `identity`."""
         identity = self.identity(record)
         key = key_of(identity)
         if isinstance(key, bytes):
@@ -135,8 +124,7 @@ class Ordering:
     def identity(self, record: Record) -> Hashable:
         """Return what the messages that wait for this one have in common with it.
 
-        Raises:
-            MessageFormatError: the user's key function failed on it, or gave something that is no key.
+        Raises `MessageFormatError` where the user's key function failed on it, or gave something that is no key.
         """
         if self._order is Order.KEY:
             key = record.key() if self._key is None else self._own_key(self._key, record)

@@ -20,9 +20,6 @@ class TokenBucket:
 
     Who found it empty waits here, by arrival, and is woken as tokens come: one for each token, so that a thousand who
     wait do not ask a thousand times. Who comes later than one who waits gets nothing before him.
-
-    Args:
-        rate: messages/s; 0 holds all, None sets no limit.
     """
 
     def __init__(self, rate: float | None) -> None:
@@ -93,11 +90,7 @@ class TokenBucket:
 
 
 class KeyRateLimiter:
-    """The least time between two messages of one key. A key is asked for by the holder of its lane alone.
-
-    Args:
-        rate: messages/s of each key, or None for no limit.
-    """
+    """The least time between two messages of one key. A key is asked for by the holder of its lane alone."""
 
     def __init__(self, rate: float | None) -> None:
         #: Messages/s of each key, or None for no limit. Any thread may change it; the times of all keys follow.

@@ -29,11 +29,7 @@ class RetryPolicy:
     def delay_after(self, attempts: int, elapsed: float, error: BaseException) -> float | None:
         """Return the seconds to wait before the next try, or None when the message is exhausted.
 
-        Args:
-            attempts: how often the message was tried.
-            elapsed: seconds since it was tried first.
-            error: what the last try raised.
-
+        It was tried `attempts` times, first `elapsed` seconds ago, and `error` is what the last try raised.
         Tenacity's objects read the attempt, the outcome, the seconds since the first try and, as in tenacity itself,
         where `stop` is asked the wait that would come next. `idle_for` stays 0: the sum of the waits is kept nowhere.
         """

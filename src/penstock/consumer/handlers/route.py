@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
-from penstock.consumer.handlers.handler import Handler
+from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.rate_limits import KeyRateLimiter, TokenBucket
 from penstock.consumer.handlers.retry_policy import RetryPolicy
@@ -19,14 +19,10 @@ Invoke = Callable[..., object]
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A message did not get done.
-
-    Attributes:
-        error: why.
-        permanent: whether another try could not help.
-    """
+    """A message did not get done."""
 
     error: BaseException = field(repr=False)
+    #: Whether another try could not help.
     permanent: bool = False
 
 
@@ -57,64 +53,40 @@ RATE_LIMITED = RateLimited()
 Answer = Message | Failed | RateLimited | float
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Route:
     """A handler with its order, its limits and the callable that runs it.
 
     `retry` and the rates may be changed by any thread at any time: each is one reference, read once for each message.
-
-    Args:
-        handler: the handler.
-        ordering: its order over the consumer's lanes.
-        invoke: the handler's function with whatever is put around it.
-        source: for a retry topic, the topic whose messages wait there.
-        shares: another route of the same handler, whose limits it shares: of another topic, or, for a retry topic, of
-            that topic.
-        not_before: when a record may be handled, on the engine's clock; given for retry topics only, and asked once
-            for each message: from then on that time counts, whatever its header claims.
-        retried: how often a record has been through the retry topic; given for retry topics only.
     """
 
-    __slots__ = (
-        "batch",
-        "gated",
-        "handler",
-        "invoke",
-        "key_rate_limiter",
-        "kind",
-        "linger",
-        "not_before",
-        "ordering",
-        "retried",
-        "retry",
-        "source",
-        "token_bucket",
-    )
+    handler: Handler
+    ordering: Ordering
+    #: The handler's function with whatever is put around it.
+    invoke: Invoke
+    _: KW_ONLY
+    #: For a retry topic, the topic whose messages wait there.
+    source: str | None = None
+    #: Another route of the same handler, whose limits it shares: of another topic, or, of a retry topic, of that topic.
+    shares: InitVar[Route | None] = None
+    #: When a record may be handled, on the engine's clock; for retry topics only, and asked once for each message: from
+    #: then on that time counts, whatever its header claims.
+    not_before: Callable[[Record], float] | None = None
+    #: How often a record has been through the retry topic; for retry topics only.
+    retried: Callable[[Record], int] | None = None
+    kind: Kind = field(init=False)
+    batch: int = field(init=False)
+    linger: float = field(init=False)
+    retry: RetryPolicy = field(init=False)
+    token_bucket: TokenBucket = field(init=False)
+    key_rate_limiter: KeyRateLimiter = field(init=False)
+    gated: bool = field(init=False)
 
-    def __init__(
-        self,
-        handler: Handler,
-        ordering: Ordering,
-        invoke: Invoke,
-        *,
-        source: str | None = None,
-        shares: Route | None = None,
-        not_before: Callable[[Record], float] | None = None,
-        retried: Callable[[Record], int] | None = None,
-    ) -> None:
-        self.handler = handler
-        self.ordering = ordering
-        self.invoke = invoke
-        self.kind = handler.kind
-        self.batch = handler.batch
-        self.linger = handler.linger
-        self.retry: RetryPolicy = handler.retry
-        self.token_bucket: TokenBucket = TokenBucket(handler.rate) if shares is None else shares.token_bucket
-        self.key_rate_limiter: KeyRateLimiter = (
-            KeyRateLimiter(handler.key_rate) if shares is None else shares.key_rate_limiter
-        )
-        self.source = source
-        self.not_before = not_before
-        self.retried = retried
+    def __post_init__(self, shares: Route | None) -> None:
+        one = self.handler
+        self.kind, self.batch, self.linger, self.retry = one.kind, one.batch, one.linger, one.retry
+        self.token_bucket = TokenBucket(one.rate) if shares is None else shares.token_bucket
+        self.key_rate_limiter = KeyRateLimiter(one.key_rate) if shares is None else shares.key_rate_limiter
         self.gated = self._is_gated()
 
     def _is_gated(self) -> bool:
@@ -150,14 +122,9 @@ class Route:
             return Failed(raised())
 
     def admit(self, identity: Hashable, record: Record, now: float, arrival: int, attempts: int = 0) -> Answer:
-        """Return the message to hand over now, or why not.
+        """Return the message to hand over now, or why not; `identity` is the record's, by `ordering`.
 
-        Args:
-            identity: the record's identity, by `ordering`.
-            record: the record.
-            now: the time on the engine's clock.
-            arrival: its claim to be let through: the lowest of those that wait is first.
-            attempts: as for `message`.
+        `arrival` is its claim to be let through: the lowest of those that wait is first. `attempts`: as for `message`.
         """
         if (at := self.key_rate_limiter.free_at(identity)) > now:
             return at
@@ -170,12 +137,7 @@ class Route:
         return message
 
     def message(self, record: Record, attempts: int = 0) -> Message | Failed:
-        """Return what the handler is given for a record, decoded where a decoder is named.
-
-        Args:
-            record: the record.
-            attempts: how often it was tried since it was fetched.
-        """
+        """Return what the handler is given for a record that was tried `attempts` times since it was fetched."""
         if self.source is not None:
             attempts += tries_before(record, self.source)
         record = self._as_seen(record)

@@ -48,5 +48,4 @@ class WorkerResource(Generic[ResourceT]):
             _log.exception("closing a resource of %s failed", threading.current_thread().name)
 
     def __repr__(self) -> str:
-        """Name it."""
         return f"<WorkerResource {getattr(self._make, '__qualname__', 'resource')}>"

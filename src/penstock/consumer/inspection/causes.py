@@ -20,26 +20,18 @@ NO_PARTITION = (
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """What holds partitions beside the messages themselves. Any thread.
+    """What holds partitions beside the messages themselves, in words. Any thread."""
 
-    Attributes:
-        publishing: where messages are that go to another topic, in words, by their places.
-        topic_trouble: returns what is wrong with a topic, in words, or None.
-        missing_rights: returns which rights are missing that a topic comes to a halt without, in words, or None.
-    """
-
+    #: Where messages are that go to another topic.
     publishing: Mapping[Place, str]
+    #: Returns what is wrong with a topic, or None.
     topic_trouble: Callable[[str], str | None]
+    #: Returns which rights are missing that a topic comes to a halt without, or None.
     missing_rights: Callable[[str], str | None]
 
 
 def parked_ahead(scheduler: Scheduler[Fetch, Record], wanted: Collection[Place]) -> dict[Place, ConsumerParked]:
-    """Return the parked keys behind whose head these messages wait.
-
-    Args:
-        scheduler: the lanes.
-        wanted: the places of the messages, as few as can be: what waits is searched one by one.
-    """
+    """Return the parked keys behind whose head these messages wait. All that waits is searched for them."""
     found: dict[Place, ConsumerParked] = {}
     for lane in scheduler.lanes if wanted else ():
         # Copies, each made in one step: the holder of the lane changes them meanwhile.

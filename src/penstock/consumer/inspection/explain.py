@@ -70,7 +70,6 @@ class Explanation(PartitionStatistics):
     trouble: str | None = None
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
         if self.partition < 0:
             besides = "" if self.trouble in (None, self.paused) else f"; {self.trouble}"
             return f"{self.topic}: no partition; {self.paused}{besides}"

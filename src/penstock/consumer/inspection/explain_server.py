@@ -34,12 +34,7 @@ _SUFFIX = ".sock"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one process answered.
-
-    Attributes:
-        process: its process id.
-        content: the answer, or None where it did not come in time.
-    """
+    """What one process, by its id, answered; None where that did not come in time."""
 
     process: int
     content: dict[str, Any] | None
@@ -52,11 +47,7 @@ def folder() -> Path:
 
 @contextmanager
 def explain_server(answer: Callable[[], dict[str, Any]]) -> Iterator[None]:
-    """Serve explanations while the block runs, on a thread.
-
-    Args:
-        answer: returns the answer; called on that thread, for each connection.
-    """
+    """Serve explanations while the block runs; `answer` is called for each connection, on a thread of that."""
     try:
         server = _Server(_own_folder() / f"{os.getpid()}-{secrets.token_hex(2)}{_SUFFIX}", answer)
     except OSError as error:
@@ -101,8 +92,7 @@ class _Request(socketserver.StreamRequestHandler):
 def _own_folder() -> Path:
     """Return the folder, made where it is missing.
 
-    Raises:
-        OSError: it cannot be made, or others may write there: who made it could answer in this app's place.
+    Raises `OSError` where it cannot be made, or others may write there: who made it could answer in this app's place.
     """
     path = folder()
     path.mkdir(mode=0o700, exist_ok=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from penstock.consumer.assignments import Assignment
 
@@ -17,8 +17,6 @@ class PartitionStatistics:
     """One assigned partition.
 
     Attributes:
-        topic: name of the topic.
-        partition: number of the partition.
         watermark: lowest offset not done: what is committed at the next tick; 0 while no position is known.
         position: next offset to fetch; 0 while it is not known.
         in_flight: messages taken in and not done.
@@ -66,13 +64,9 @@ class ConsumerStatistics:
         commits: commits the group took.
         failed_commits: commits that failed and were made again.
         pauses: how often a partition was paused, by reason.
-        assigned: partitions assigned, ever.
-        revoked: partitions revoked, ever.
-        lost: partitions lost, ever.
+        assigned: partitions assigned; `revoked` and `lost` count partitions too.
         stale: messages that arrived for a partition this process had no more; its next owner gets them.
-        workers: worker threads.
         busy_workers: threads and tasks with a message in a handler.
-        lanes: lanes.
         ready_lanes: lanes that wait for a worker.
         partitions: the partitions assigned now.
     """
@@ -109,26 +103,12 @@ class ConsumerStatistics:
         """Return what metrics are made of."""
         from penstock.telemetry import Reading
 
+        own = {one.name for one in fields(Reading)} - {"bytes_in_flight", "lag"}
+        shown: dict[str, Any] = {name: getattr(self, name) for name in own}
         return Reading(
-            lanes=self.lanes,
-            ready_lanes=self.ready_lanes,
-            workers=self.workers,
-            busy_workers=self.busy_workers,
-            in_flight=self.in_flight,
             bytes_in_flight=sum(one.bytes_in_flight for one in self.partitions),
             lag={(one.topic, one.partition): one.lag for one in self.partitions if one.lag is not None},
-            parked_keys=self.parked_keys,
-            held_keys=self.held_keys,
-            failed=self.failed,
-            retried=self.retried,
-            dead_letters=self.dead_letters,
-            dropped=self.dropped,
-            pauses=self.pauses,
-            assigned=self.assigned,
-            revoked=self.revoked,
-            lost=self.lost,
-            commits=self.commits,
-            failed_commits=self.failed_commits,
+            **shown,
         )
 
 

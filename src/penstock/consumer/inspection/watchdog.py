@@ -9,7 +9,6 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from types import FrameType
 
 from penstock.consumer.execution.executor import LoopLag
 from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
@@ -37,9 +36,8 @@ class Watchdog:
         self._next = 0.0
         self._reported: dict[str, tuple[Record, float]] = {}
         self._loop_reported = False
-        #: How many messages were reported as stalled, and how often the event loop was.
+        #: How many messages were reported as stalled.
         self.stalls = 0
-        self.blocked_loops = 0
 
     def check(self, now: float) -> None:
         """Report what has been in a handler for too long."""
@@ -77,12 +75,11 @@ class Watchdog:
         lag = self._loop_lag()
         blocked = lag.seconds >= self._stall_after
         if blocked and not self._loop_reported:
-            self.blocked_loops += 1
             _log.warning(
                 "the event loop has been blocked for %.1f s: a handler calls something that waits without `await`, and "
                 "every other handler on the loop waits with it; its stack:\n%s",
                 lag.seconds,
-                "".join(_lines(_frame(lag.thread_id))),
+                "".join(_thread_stack(lag.thread_id)),
             )
         self._loop_reported = blocked
 
@@ -90,7 +87,7 @@ class Watchdog:
 def stack_of(slot: ExecutionSlot) -> Sequence[str]:
     """Return the stack of a handler as it is now, the call last; empty where it cannot be had."""
     if slot.kind is Kind.THREAD:
-        return _lines(_frame(slot.thread_id))
+        return _thread_stack(slot.thread_id)
     task = slot.task
     if task is None:
         return ()
@@ -104,9 +101,6 @@ def stack_of(slot: ExecutionSlot) -> Sequence[str]:
     return traceback.format_list([summary for frame in frames for summary in traceback.extract_stack(frame, limit=1)])
 
 
-def _frame(thread: int | None) -> FrameType | None:
-    return None if thread is None else sys._current_frames().get(thread)  # noqa: SLF001 - the documented way to a stack
-
-
-def _lines(frame: FrameType | None) -> list[str]:
+def _thread_stack(thread: int | None) -> list[str]:
+    frame = None if thread is None else sys._current_frames().get(thread)  # noqa: SLF001 - the documented way to a stack
     return [] if frame is None else traceback.format_stack(frame, limit=_MAX_FRAMES)

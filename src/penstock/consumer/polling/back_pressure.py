@@ -49,18 +49,13 @@ _MAP_FREE = 2_000
 
 @dataclass(slots=True)
 class _Load:
-    """What one partition holds.
-
-    Attributes:
-        assignment: the partition.
-        messages: in flight, parked ones left out.
-        parked: parked messages.
-        has_its_share: whether it holds its even share of the bytes that are kept free.
-    """
+    """What one partition holds."""
 
     assignment: Assignment
+    #: In flight, parked ones left out.
     messages: int
     parked: int
+    #: Whether it holds its even share of the bytes that are kept free.
     has_its_share: bool
 
 
@@ -85,7 +80,6 @@ class BackPressure:
     _some_hold_few: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        """Allow a whole fetch at first."""
         self.fetch_limit = self.fetch_size
 
     def apply(self, client: ConsumerClient, assignments: Sequence[Assignment], now: float) -> bool:

@@ -43,12 +43,10 @@ _SHORTEST_MAP = 16
 
 
 class Commits:
-    """Commits the assignments' watermarks.
+    """Commits the assignments' watermarks every `interval_s` seconds, which any thread may change.
 
-    Args:
-        interval_s: seconds between periodic commits; any thread may change it.
-        complete_finished: called before commit points are computed: completes what handlers finished of the runs they
-            are still at, so that one that hangs keeps none of it from the commit.
+    `complete_finished` is called before commit points are computed: it completes what handlers finished of the runs
+    they are still at, so that one that hangs keeps none of it from the commit.
     """
 
     def __init__(
@@ -133,13 +131,8 @@ class Commits:
         a request. Its answer would come from `poll`, which here would hand over messages as well. So the group is asked
         for its offsets instead, a question that ends in time, which the coordinator answers after the commit, for both
         go one way. The commit goes out before the group is told of the revocation in any case: the client sends in
-        order.
-
-        Args:
-            client: the client.
-            assignments: what is revoked.
-            wait_s: seconds to wait until the group is known to have it. Nothing is waited for where the last commit
-                failed or stays out, for then the coordinator may be away.
+        order. It is waited `wait_s` seconds until the group is known to have it, and not at all where the last commit
+        failed or stays out, for then the coordinator may be away.
         """
         now = self._clock.monotonic()
         late = self._under_way > 0 and now - self._sent_at > _LATE_S
@@ -184,7 +177,6 @@ class Commits:
         self, client: ConsumerClient, assignments: Sequence[Assignment], now: float, map_chars: int
     ) -> list[Assignment]:
         """Send what has changed, with at most so many characters of offset maps; return of which it was sent."""
-        points: list[TopicPartition] = []
         sent: list[Assignment] = []
         self._complete_finished()
         for assignment in assignments:
@@ -196,18 +188,19 @@ class Commits:
                 assignment.committed = point
                 assignment.acknowledged = False
                 sent.append(assignment)
-                points.append(
-                    TopicPartition(assignment.topic, assignment.partition, point.offset, metadata=point.metadata)
-                )
-        if not points:
+        if not sent:
             return []
+        points = [
+            TopicPartition(one.topic, one.partition, one.committed.offset, metadata=one.committed.metadata)
+            for one in sent
+        ]
         try:
             client.commit(offsets=points, asynchronous=True)
             self._overtaken = self._overtaken or self._under_way > 0
             self._under_way += 1
             self._sent_at = now
         except KafkaException as error:
-            self._note_failure(_error_of(error), points)
+            self._note_failure(error.args[0], points)
         return sent
 
     def _advance_idle(self, client: ConsumerClient, assignments: Sequence[Assignment]) -> None:
@@ -242,23 +235,23 @@ class Commits:
         self._under_way = 0
         self._overtaken = False
 
-    def _note_success(self, partitions: list[TopicPartition] | None) -> None:
-        refused = [one for one in partitions or () if one.error is not None]
-        if refused:
-            self._note_failure(refused[0].error, refused)
+    def _note_success(self, partitions: list[TopicPartition]) -> None:
+        error = next((one.error for one in partitions if one.error is not None), None)
+        if error is not None:
+            self._note_failure(error, [one for one in partitions if one.error is not None])
         else:
             self.succeeded += 1
             self._failing = self._refusal_logged = False
             if self.on_result is not None:
-                self.on_result(partitions or (), None)
-        for one in partitions or ():
+                self.on_result(partitions, None)
+        for one in partitions:
             assignment = self._assignments.get(one.topic, one.partition)
             # An answer to an earlier commit does not answer the last one.
             if one.error is None and assignment is not None and assignment.committed.offset == one.offset:
                 assignment.acknowledged = True
 
-    def _note_failure(self, error: KafkaError | None, partitions: Sequence[TopicPartition]) -> None:
-        why = "no reason given" if error is None else reason(error)
+    def _note_failure(self, error: KafkaError, partitions: Sequence[TopicPartition]) -> None:
+        why = reason(error)
         self.failed += 1
         if self.on_result is not None:
             self.on_result(partitions, why)
@@ -266,11 +259,11 @@ class Commits:
             assignment = self._assignments.get(one.topic, one.partition)
             if assignment is not None:
                 assignment.acknowledged = False
-        if error is not None and error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
+        if error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
             self._shorten(partitions)
             return
         self._failing = True
-        if error is not None and is_missing_right(error):
+        if is_missing_right(error):
             self.on_missing_right()
             if self._refusal_logged:
                 return
@@ -298,8 +291,3 @@ class Commits:
                 "after a restart or a rebalance; set offset.metadata.max.bytes to 4096 on the brokers, and start again",
                 longest,
             )
-
-
-def _error_of(error: KafkaException) -> KafkaError | None:
-    found = error.args[0] if error.args else None
-    return found if isinstance(found, KafkaError) else None

@@ -27,12 +27,7 @@ Polled = Callable[[str, dict[int, int], float], None]
 
 @dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Fetcher:
-    """On the poll thread only.
-
-    Attributes:
-        back_pressure: says whether, and how many messages, may be fetched.
-        polled: called for each fetch, or None.
-    """
+    """On the poll thread only."""
 
     membership: Membership
     clock: Clock
@@ -45,8 +40,7 @@ class Fetcher:
     def fetch(self, poll_timeout: Callable[[float], float]) -> None:
         """Take what is there; wait for a first message where nothing is.
 
-        Args:
-            poll_timeout: returns for how many seconds, given the time on the engine's clock.
+        `poll_timeout` returns for how many seconds, given the time on the engine's clock.
         """
         client = self.membership.client
         begun = self.clock.monotonic()
@@ -72,11 +66,7 @@ class Fetcher:
         return bool(batch)
 
     def route(self, batch: list[ClientMessage]) -> None:
-        """Put messages on their lanes, and see to the errors among them.
-
-        Raises:
-            PenstockError: one of these ends the consumer.
-        """
+        """Put messages on their lanes, and see to the errors among them: one that ends the consumer is raised."""
         errors = [(error, message.topic()) for message in batch if (error := message.error()) is not None]
         if errors:
             batch = [message for message in batch if message.error() is None]

@@ -27,11 +27,7 @@ _LEAVE_S = 5.0
 
 @dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Membership:
-    """On the poll thread only, save where it says otherwise.
-
-    Attributes:
-        revoke_timeout: the budget of the revocation that leaving begins with, in seconds.
-    """
+    """On the poll thread only, save where it says otherwise."""
 
     make_client: Callable[[], ConsumerClient]
     topics: list[str]
@@ -42,6 +38,7 @@ class Membership:
     commits: Commits
     rights_watch: RightsWatch
     stop_request: StopRequest
+    #: The budget of the revocation that leaving begins with, in seconds.
     revoke_timeout: float
     #: The client that is the member now.
     client: ConsumerClient = field(init=False)
@@ -55,7 +52,6 @@ class Membership:
     _abandoned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        """Make the first client."""
         self.client = self.make_client()
 
     def join(self) -> None:

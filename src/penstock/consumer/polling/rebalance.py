@@ -32,25 +32,19 @@ _COMMIT_S = 0.5
 
 @dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Rebalance:
-    """Serves the client's rebalance callbacks.
-
-    Attributes:
-        assignments: the table to keep.
-        busy: returns the names of slots and completions that hold messages of these assignments.
-        on_dropped: called once assignments are inactive: what waited for them goes on.
-        make_assignment: makes an assignment of what the group has committed.
-        back_pressure: pauses new assignments where too much is in flight.
-        revoke_timeout: the budget of a revocation, in seconds.
-        stop_request: cuts that short where a stop waits for handlers no longer.
-    """
+    """Serves the client's rebalance callbacks."""
 
     assignments: Assignments
     commits: Commits
     clock: Clock
+    #: Returns the names of slots and completions that hold messages of these assignments.
     busy: Callable[[Sequence[Assignment]], Sequence[str]]
+    #: Called once assignments are inactive: what waited for them goes on.
     on_dropped: Callable[[], None]
+    #: Makes an assignment of what the group has committed.
     make_assignment: Callable[[TopicPartition], Assignment]
     back_pressure: BackPressure
+    #: The budget of a revocation, in seconds; `stop_request` cuts it short where a stop waits for handlers no longer.
     revoke_timeout: float
     stop_request: StopRequest
     #: How often partitions were assigned, revoked and lost.

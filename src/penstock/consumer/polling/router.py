@@ -22,9 +22,7 @@ _log = logging.getLogger(__name__)
 class Router:
     """Puts batches on lanes. Belongs to the poll thread.
 
-    Args:
-        on_dropped: called once an assignment is inactive: what waited for it goes on.
-        key_resolver: puts messages on lanes whose keys a user's function gives.
+    `on_dropped` is called once an assignment is inactive: what waited for it goes on.
     """
 
     def __init__(
@@ -139,9 +137,7 @@ class Router:
     def begin_again(self, former: Assignment, start: int | None) -> Assignment:
         """Put a new incarnation of a partition in the place of the former, whose messages are dropped.
 
-        Args:
-            former: the one that has it now.
-            start: the offset at which reading starts, or None where the first message will show it.
+        `start` is the offset at which reading starts, or None where the first message will show it.
         """
         assignment = Assignment(former.topic, former.partition, former.route, start=start, owner=former.owner)
         assignment.paused = former.paused

@@ -46,8 +46,7 @@ class FetchErrors:
     def take(self, error: KafkaError, topic: str | None) -> bool:
         """Take an error; return whether it has ended the client, which a new one can follow.
 
-        Raises:
-            PenstockError: it ends the consumer.
+        Raises `PenstockError` where it ends the consumer.
         """
         # For a fenced static member it comes in a message whose error is not marked fatal.
         if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001 - as above

@@ -29,8 +29,7 @@ class RecreatedTopics:
     def restart(self, client: ConsumerClient, recreated: Sequence[str]) -> None:
         """Begin anew with the partitions of these topics, and with those that could not begin at the last call.
 
-        Raises:
-            PenstockError: `auto.offset.reset` forbids it.
+        Raises `PenstockError` where `auto.offset.reset` forbids it.
         """
         if not recreated and not self._waiting:
             return

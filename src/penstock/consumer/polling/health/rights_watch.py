@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.clients.cluster import Answer, Cluster
+from penstock.clients.cluster import Answer
 from penstock.clients.granted_rights import Rights
 from penstock.clients.kafka import reason
 from penstock.clients.rights import (
@@ -35,40 +35,22 @@ _EVERY_S = 4.0
 #: Seconds between two log lines about the same missing right.
 _LOG_AGAIN_S = 60.0
 
-_CONSEQUENCES = {
-    Operation.READ: "nothing more of it is handled",
-    Operation.WRITE: "what is to be written there is held, with its key and its offset",
+_WHAT_IS_DENIED = {
+    Operation.READ: "read, so that nothing more of it is handled",
+    Operation.WRITE: "written, so that what is to be written there is held, with its key and its offset",
 }
 
 
 def needed_rights(group: str, consumed: Iterable[str], written: Mapping[str, Iterable[str]]) -> dict[Right, list[str]]:
     """Return what a consumer has to be allowed, and of each right which topics come to a halt without it.
 
-    Args:
-        group: the consumer group.
-        consumed: topics that are read, retry topics included.
-        written: dead-letter and retry topics, each with those whose messages it takes.
+    `written` are dead-letter and retry topics, each with those whose messages it takes.
     """
     consumed = list(consumed)
     needed = {group_right(group): consumed}
     needed |= {topic_right(Operation.READ, topic): [topic] for topic in consumed}
     needed |= {topic_right(Operation.WRITE, topic): list(sources) for topic, sources in written.items()}
     return needed
-
-
-def check_rights(needed: Iterable[Right], consumed: Iterable[str], cluster: Cluster) -> tuple[Rights, str]:
-    """Return which of the rights the clients have, and whom the brokers take them for.
-
-    Those for a topic that does not exist are not known: one for dead letters or retries is created at the start.
-
-    Raises:
-        BrokerConnectionError: no broker answered.
-        MissingRightError: a topic that is read cannot even be seen.
-        TopicNotFoundError: a topic that is read does not exist.
-        ConfigurationError: the Kafka client refused its configuration.
-    """
-    cluster.require_topics(consumed)
-    return cluster.ask_rights(needed).wait(), cluster.principal
 
 
 class RightsWatch:
@@ -97,8 +79,7 @@ class RightsWatch:
     def require(self, only: Iterable[Right] | None = None) -> tuple[Right, ...]:
         """Ask for these rights, or for all, and wait for the answer; return which of them are unknown.
 
-        Raises:
-            MissingRightError: some are missing; all those are named.
+        Raises `MissingRightError` where some are missing; all those are named.
         """
         try:
             found = self._ask(self._needed if only is None else only).wait()
@@ -124,12 +105,10 @@ class RightsWatch:
         if now >= self._next:
             self._next = now + _EVERY_S
             try:
-                self._asked = self._ask(self._wanted())
+                suspects = self._suspects_group
+                self._asked = self._ask([one for one in self._needed if suspects or one.resource is not Resource.GROUP])
             except KafkaException as error:
                 _log.info("the rights of group %s are not known: %s", self._group, reason(error))
-
-    def _wanted(self) -> list[Right]:
-        return [right for right in self._needed if self._suspects_group or right.resource is not Resource.GROUP]
 
     def _compare(self, found: Rights, now: float) -> None:
         # Where a right is not known, as while brokers are away, the last answer still counts.
@@ -151,12 +130,10 @@ class RightsWatch:
             _log.error("%s; it goes on by itself once it is given", self._text(right))
 
     def _text(self, right: Right) -> str:
-        what = (
-            f"group {self._group} can neither be joined nor commit"
-            if right.resource is Resource.GROUP
-            else f"topic {right.name} cannot be {'read' if right.operation is Operation.READ else 'written'}, so that "
-            f"{_CONSEQUENCES[right.operation]}"
-        )
+        if right.resource is Resource.GROUP:
+            what = f"group {self._group} can neither be joined nor commit"
+        else:
+            what = f"topic {right.name} cannot be {_WHAT_IS_DENIED[right.operation]}"
         return missing_right_text(what, [right], self._principal)
 
     def trouble(self, topic: str) -> str | None:

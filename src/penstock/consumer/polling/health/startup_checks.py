@@ -31,9 +31,7 @@ def output_topics(group: str, handlers: Mapping[str, Handler]) -> OutputTopics:
 def prepare_topics(cluster: Cluster, partitions: Mapping[str, int], outputs: OutputTopics, rights: RightsWatch) -> None:
     """Check rights, and create the topics for dead letters and retries that are absent.
 
-    Raises:
-        BrokerConnectionError: no broker answered.
-        MissingRightError: the brokers refuse what the consumer will need; all that is missing is named.
+    Raises `BrokerConnectionError`, and `MissingRightError` that names all that is missing.
     """
     unknown = rights.require()
     limits = cluster.message_limits({topic for sources in outputs.values() for topic in sources})
