@@ -35,7 +35,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
+from penstock import clients
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.consumer import handler
 from penstock.devbroker import DevBroker, spark_environment
 from penstock.message import Message
@@ -132,7 +133,7 @@ def session() -> SparkSession:
 
 def write(servers: str, topic: str, rows: int) -> None:
     """Make a topic and fill it."""
-    ensure_topics(admin_client(servers, {}), servers, [TopicSpec(topic, PARTITIONS)])
+    ensure_topics(clients.admin(servers, {}), servers, [TopicSpec(topic, PARTITIONS)])
     producer = Producer(
         {"bootstrap.servers": servers, "linger.ms": 50, "batch.size": 1_000_000, "queue.buffering.max.messages": 10**6}
     )
@@ -300,7 +301,7 @@ def handlers(spark: SparkSession, servers: str, rows: int, folder: Path) -> None
 
 def latency(spark: SparkSession, servers: str, seconds: int, folder: Path) -> None:
     """Print how long micro-batches take, and messages to the sink's return, at 1,000 messages a second."""
-    ensure_topics(admin_client(servers, {}), servers, [TopicSpec("paced", PARTITIONS)])
+    ensure_topics(clients.admin(servers, {}), servers, [TopicSpec("paced", PARTITIONS)])
     ages_s: list[float] = []
     running = threading.Event()
 

@@ -42,7 +42,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
+from penstock import clients
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.transactions import Coordinator, TransactionalProducer
 from penstock.transactions.writing.acked_producer import AckedProducer
@@ -215,7 +216,7 @@ class Bench:
         self.servers, self.seconds, self.rounds = servers, seconds, rounds
         self.topic, self.other = f"bench-{time.time_ns()}", f"bench-plain-{time.time_ns()}"
         specs = [TopicSpec(self.topic, PARTITIONS), TopicSpec(self.other, PARTITIONS)]
-        ensure_topics(admin_client(servers, {}), servers, specs)
+        ensure_topics(clients.admin(servers, {}), servers, specs)
         self.coordinator, self.reader = Child("coordinate", servers), Child("read", servers, self.topic)
         self.producer = TransactionalProducer("bench", bootstrap_servers=servers, send_timeout=60).start()
         self.plain = AckedProducer(servers, {}, 60.0, "bench")

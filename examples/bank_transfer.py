@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from confluent_kafka import Consumer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock import Coordinator, HalfMessage, TransactionalProducer, TransactionState
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.transactions import TransactionOfSeveral
 
@@ -122,7 +122,8 @@ def read(servers: str, topic: str, count: int) -> list[tuple[str, int]]:
 def main(servers: str) -> None:
     """Run the bank, a coordinator and a reader."""
     topic, prefix = f"accounts-{uuid.uuid4().hex[:8]}", f"example-{uuid.uuid4().hex[:8]}"
-    ensure_topics(admin_client(servers, {}), servers, [TopicSpec(topic, 1)])
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([NewTopic(topic, 1)])[topic].result()
     with (
         tempfile.TemporaryDirectory() as folder,
         Coordinator(bootstrap_servers=servers, prefix=prefix, transaction_timeout=1.0),

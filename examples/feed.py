@@ -12,9 +12,8 @@ import os
 import sys
 from collections.abc import Iterator
 
-from confluent_kafka import Producer
-
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
+from confluent_kafka import KafkaError, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 Record = tuple[str | None, str, list[tuple[str, str | bytes | None]]]
 
@@ -48,7 +47,10 @@ def records(topic: str) -> Iterator[Record]:
 if __name__ == "__main__":
     servers, name = os.environ["PENSTOCK_BOOTSTRAP_SERVERS"], sys.argv[1]
     written = list(records(name))
-    ensure_topics(admin_client(servers, {}), servers, [TopicSpec(name, partitions=2)])
+    admin = AdminClient({"bootstrap.servers": servers})
+    error = admin.create_topics([NewTopic(name, num_partitions=2)])[name].exception()
+    if error is not None and error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+        raise error
     producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
     for key, value, headers in written:
         producer.produce(name, value, key, headers=headers)

@@ -16,9 +16,9 @@ import uuid
 
 import psycopg
 from confluent_kafka import Consumer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock import Coordinator, TransactionalProducer, TransactionRefusedError
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.transactions import Transaction, barrier, barrier_check, create_barrier_table
 
@@ -98,7 +98,8 @@ def read(servers: str, topic: str, count: int) -> list[str]:
 def main(url: str, servers: str) -> None:
     """Run the service, a coordinator and a reader."""
     topic, prefix = f"orders-{uuid.uuid4().hex[:8]}", f"example-{uuid.uuid4().hex[:8]}"
-    ensure_topics(admin_client(servers, {}), servers, [TopicSpec(topic, 1)])
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([NewTopic(topic, 1)])[topic].result()
     orders = Orders(url)
     with (
         Coordinator(bootstrap_servers=servers, prefix=prefix, transaction_timeout=1.0),

@@ -26,8 +26,9 @@ import threading
 import time
 import uuid
 
+from confluent_kafka.admin import AdminClient, NewTopic
+
 from penstock import Coordinator, HalfMessage, TransactionalProducer, TransactionState
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.transactions import Outgoing
 
@@ -62,7 +63,8 @@ class TransactionListenerImpl:
 def main(servers: str) -> None:
     """Send ten messages and wait until all are settled."""
     topic, prefix = f"TopicTest-{uuid.uuid4().hex[:8]}", f"example-{uuid.uuid4().hex[:8]}"
-    ensure_topics(admin_client(servers, {}), servers, [TopicSpec(topic, 4)])
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([NewTopic(topic, 4)])[topic].result()
     tags = ("TagA", "TagB", "TagC", "TagD", "TagE")
     with (
         Coordinator(

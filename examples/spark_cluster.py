@@ -171,10 +171,8 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         job(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
     else:
-        from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
         from penstock.devbroker import DevBroker
 
         with DevBroker() as broker, tempfile.TemporaryDirectory() as temporary:
-            servers = broker.bootstrap_servers
-            ensure_topics(admin_client(servers, {}), servers, [TopicSpec("flights", PARTITIONS)])
-            main(servers, "flights", Path(temporary))
+            broker.create_topic("flights", PARTITIONS)
+            main(broker.bootstrap_servers, "flights", Path(temporary))

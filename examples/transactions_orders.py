@@ -16,8 +16,8 @@ import uuid
 from pathlib import Path
 
 from confluent_kafka import Consumer
+from confluent_kafka.admin import AdminClient, NewTopic
 
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.transactions import Coordinator, HalfMessage, Transaction, TransactionalProducer, TransactionState
 
@@ -86,7 +86,8 @@ def read(servers: str, topic: str, count: int) -> list[str]:
 def main(servers: str) -> None:
     """Run the service, a coordinator and a reader."""
     topic, prefix = f"orders-{uuid.uuid4().hex[:8]}", f"example-{uuid.uuid4().hex[:8]}"
-    ensure_topics(admin_client(servers, {}), servers, [TopicSpec(topic, 1)])
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([NewTopic(topic, 1)])[topic].result()
     with (
         tempfile.TemporaryDirectory() as folder,
         Coordinator(bootstrap_servers=servers, prefix=prefix, transaction_timeout=1.0),

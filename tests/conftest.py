@@ -19,7 +19,8 @@ from pyspark.sql import SparkSession
 import canary
 from databases import TestDatabase, new_database
 from kafka_tools import STEADY
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
+from penstock import clients
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker, User, spark_environment
 from penstock.spark_sink import register
 from rights import Right, give
@@ -69,7 +70,7 @@ def broker() -> Iterator[DevBroker]:
 @pytest.fixture(scope="session")
 def admin(broker: DevBroker) -> AdminClient:
     """An admin client of the run's broker."""
-    return admin_client(broker.bootstrap_servers, {})
+    return clients.admin(broker.bootstrap_servers, {})
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,13 @@ import pickle
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from penstock.clients.kafka_errors import is_missing_right
 from penstock.clients.rights import (
     MissingRightError,
     Operation,
     Resource,
     Right,
     group_right,
-    is_missing_right,
     principal_of,
     topic_right,
     transactional_right,

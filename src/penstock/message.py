@@ -173,11 +173,7 @@ class Message:
 
     def header(self, name: str) -> bytes | None:
         """Return the last header of that name, or None. The last one wins, as in Kafka's `lastHeader`."""
-        found = None
-        for header, content in headers_of(self._record) or ():
-            if header == name:
-                found = content
-        return found
+        return dict(headers_of(self._record) or ()).get(name)
 
     def __repr__(self) -> str:
         """Name the place, never the key or the value."""

@@ -7,12 +7,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import (
-    ExitStack,
-)
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Self
 
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
@@ -40,16 +38,9 @@ LOOK_S = 0.2
 
 
 def coordinator_of(
-    given: bool | Coordinator,
-    bootstrap_servers: str,
-    prefix: str,
-    telemetry: Telemetry | None,
+    given: bool | Coordinator, bootstrap_servers: str, prefix: str, telemetry: Telemetry | None
 ) -> Coordinator | None:
-    """Return the coordinator that an app runs, not started, or None.
-
-    Raises:
-        ConfigurationError: what was given is none.
-    """
+    """Return the coordinator that an app runs, not started, or None; `ConfigurationError` where given what is none."""
     if given is True:
         return Coordinator(bootstrap_servers=bootstrap_servers, prefix=prefix, telemetry=telemetry)
     if given is False or isinstance(given, Coordinator):
@@ -82,8 +73,7 @@ class RunningApp:
     def start(self, name: str) -> None:
         """Start the parts; where one fails, stop those before it. Called once, by `App.start`.
 
-        Args:
-            name: name of the app, by which it answers `penstock explain` until it is stopped.
+        By the app's name it answers `penstock explain` until it is stopped.
         """
         try:
             # Without an `async def` handler the consumer has no event loop, and says so.
@@ -136,11 +126,7 @@ class RunningApp:
         return 0 if self._consumer is None else self._consumer.unfinished
 
     def explanation(self, name: str) -> dict[str, object]:
-        """Return what `penstock explain` shows, as JSON has it: a key that is no text with its bytes escaped.
-
-        Args:
-            name: name of the app.
-        """
+        """Return what `penstock explain` shows of the app, as JSON has it: a key that is no text with bytes escaped."""
         partitions = []
         for one in self.explain():
             key = one.key.decode(errors="backslashreplace") if isinstance(one.key, bytes) else one.key
@@ -208,10 +194,12 @@ class RunningApp:
         self._signalled = (number, now)
         self._signals += 1
         self._stop_requested.set()
-        if self._consumer is not None:
-            self._consumer.request_stop(now=self._signals > 1)
-        if self._sinks is not None:
-            self._sinks.request_stop(now=self._signals > 1)
+        self._request_stop(now=self._signals > 1)
+
+    def _request_stop(self, *, now: bool) -> None:
+        for part in (self._consumer, self._sinks):
+            if part is not None:
+                part.request_stop(now=now)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the app has ended or a stop was requested; return whether that is so.
@@ -276,23 +264,14 @@ class RunningApp:
         """Return itself, running."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Stop; without draining when an exception passes through."""
-        if self._consumer is not None:
-            self._consumer.request_stop(now=kind is not None)
-        if self._sinks is not None:
-            self._sinks.request_stop(now=kind is not None)
+        self._request_stop(now=kind is not None)
         self.stop()
 
 
 def run_until_signal(name: str, start: Callable[[], RunningApp]) -> None:
     """Start an app and run it until a signal, or until it has ended; then stop it. For the main thread.
-
-    Args:
-        name: name of the app.
-        start: starts it.
 
     Raises:
         PenstockError: what stopped the app, where it stopped by itself; and what `start` raises.

@@ -11,7 +11,7 @@ import pytest
 
 from chaos.transfer import Killed, Transfer, faults, has_open_transaction
 from kafka_tools import ends
-from penstock.clients.kafka import admin_client
+from penstock import clients
 from penstock.devbroker import DevBroker
 from penstock.transactions.wire.topics import open_topics
 from waiting import wait_until
@@ -30,7 +30,7 @@ def test_a_coordinator_bounced_every_5_s_for_3_minutes_loses_doubles_shows_and_r
     with DevBroker() as broker:
         servers = broker.bootstrap_servers
         broker.create_topic("target", 4)
-        open_topics(admin_client(servers, {}), servers, "penstock", 2)
+        open_topics(clients.admin(servers, {}), servers, "penstock", 2)
         coordinators = [Killed(servers, "penstock", name, tmp_path) for name in instances]
         for one in coordinators:
             one.start()

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka.admin import AdminClient
 
-import penstock.clients.kafka
 from commands import Command, commands
-from penstock.clients.kafka import TopicSpec, ensure_topics, partition_counts
+from penstock.clients import topics
+from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
 from waiting import wait_until
 
@@ -24,7 +24,7 @@ def penstock_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a broker one second to answer, not fifteen."""
-    monkeypatch.setattr(penstock.clients.kafka, "partition_counts", functools.partial(partition_counts, timeout_s=1))
+    monkeypatch.setattr(topics, "partition_counts", functools.partial(partition_counts, timeout_s=1))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from offsets_tools import commit, rows, stand, stands
 
 from commands import Command, Outcome
 from kafka_tools import produce, transactional, wait_for_markers
-from penstock.clients.kafka import partition_counts
+from penstock.clients.topics import partition_counts
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
 from penstock.group_offsets.group import Group, GroupHasMembersError

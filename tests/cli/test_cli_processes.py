@@ -13,7 +13,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from commands import Command
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
+from penstock import clients
+from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
 from waiting import wait_until
 
@@ -95,14 +96,14 @@ def test_the_broker_command_says_where_it_is_and_ends_in_order_at_a_signal(
     with command("broker", "--port", "0", "--data-dir", "kept", folder=tmp_path) as process:
         assert process.stdout is not None
         address = process.stdout.readline().split()[-1]
-        ensure_topics(admin_client(address, {}), address, [TopicSpec("kept", 1)])
+        ensure_topics(clients.admin(address, {}), address, [TopicSpec("kept", 1)])
 
         process.send_signal(number)
         code = process.wait(60)
 
     assert code == 0
     with DevBroker(data_dir=tmp_path / "kept") as again:
-        assert "kept" in partition_counts(admin_client(again.bootstrap_servers, {}), again.bootstrap_servers)
+        assert "kept" in partition_counts(clients.admin(again.bootstrap_servers, {}), again.bootstrap_servers)
 
 
 def test_a_broker_that_dies_ends_its_command_with_an_error(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from penstock.clients import admin
 from penstock.clients import factory as making
 from penstock.clients.causes import ClientWords, cause_of
-from penstock.clients.kafka import partition_counts
 from penstock.clients.topic_ids import AskedTopicIds
+from penstock.clients.topics import partition_counts
 from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError
 from penstock.spark_sink.source.offset_reader import OffsetReader

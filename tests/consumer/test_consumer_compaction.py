@@ -9,7 +9,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from consuming import consumer_of
 
 from kafka_tools import Recorder, committed, ends, produce, read_all
-from penstock.clients.kafka import admin_client
+from penstock import clients
 from penstock.consumer import handler
 from penstock.devbroker import DevBroker
 from penstock.message import Message
@@ -59,7 +59,7 @@ def stop_compaction(servers: str, topic: str) -> None:
         ConfigEntry(name, setting, incremental_operation=AlterConfigOpType.SET) for name, setting in settings.items()
     ]
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-    admin = admin_client(servers, {})
+    admin = clients.admin(servers, {})
     for done in admin.incremental_alter_configs([resource]).values():
         done.result(20)
 

@@ -88,9 +88,11 @@ def test_a_right_that_is_taken_away_is_said_once_and_stands_in_explain_until_it_
 def test_a_running_app_asks_nothing_of_its_group_as_long_as_that_takes_its_commits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with TestApp(app_of([])) as test:
-        asked, ask = list[Right](), test.broker.ask_rights
-        monkeypatch.setattr(test.broker, "ask_rights", lambda needed: ask([asked.append(one) or one for one in needed]))  # type: ignore[func-returns-value] # it notes them
+    test = TestApp(app_of([]))
+    asked, ask = list[Right](), test.broker.ask_rights
+    monkeypatch.setattr(test.broker, "ask_rights", lambda needed: ask([asked.append(one) or one for one in needed]))  # type: ignore[func-returns-value] # it notes them
+    with test:
+        asked.clear()
         test.send("t", "fine")
         test.settle()
         commits = test.statistics().commits

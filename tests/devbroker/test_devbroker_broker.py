@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
+from penstock import clients
+from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, DevBrokerError
 from waiting import wait_until
@@ -30,18 +31,18 @@ def own_broker() -> Iterator[DevBroker]:
 
 def topics(broker: DevBroker) -> set[str]:
     address = broker.bootstrap_servers
-    names = partition_counts(admin_client(address, {}), address)
+    names = partition_counts(clients.admin(address, {}), address)
     return {name for name in names if not name.startswith("__")}
 
 
 def create(broker: DevBroker, name: str) -> None:
     address = broker.bootstrap_servers
-    ensure_topics(admin_client(address, {}), address, [TopicSpec(name, 1)])
+    ensure_topics(clients.admin(address, {}), address, [TopicSpec(name, 1)])
 
 
 def answers(broker: DevBroker) -> bool:
     try:
-        return bool(admin_client(broker.bootstrap_servers, {}).list_topics(timeout=5).brokers)
+        return bool(clients.admin(broker.bootstrap_servers, {}).list_topics(timeout=5).brokers)
     except KafkaException:
         return False
 
@@ -94,7 +95,7 @@ def test_a_killed_broker_comes_back_on_its_port_with_its_topics(own_broker: DevB
 
 
 def test_a_suspended_broker_answers_nothing_until_it_is_resumed(own_broker: DevBroker) -> None:
-    admin = admin_client(own_broker.bootstrap_servers, {})
+    admin = clients.admin(own_broker.bootstrap_servers, {})
 
     own_broker.suspend()
     try:

@@ -19,7 +19,7 @@ from world import LARGEST, STEP_S, World
 
 import penstock
 from canary import MESSAGE, PAYLOAD
-from penstock.clients.kafka import admin_client
+from penstock import clients
 from penstock.errors import PublicationNotSeenError
 from penstock.transactions import CoordinatorStatistics, FileStore, HalfMessage, SqlStore, TransactionState
 from waiting import wait_until
@@ -96,7 +96,7 @@ def give_up(world: World, retry_delays: Sequence[float] = ()) -> None:
 
 def letters(world: World) -> int:
     """Return how many dead letters there are of the topic's messages."""
-    admin = admin_client(world.servers, world.broker.admin_config)
+    admin = clients.admin(world.servers, world.broker.admin_config)
     ends = admin.list_offsets(
         {TopicPartition(f"dlq.{world.names['topic']}", part): OffsetSpec.latest() for part in (0, 1)}
     )

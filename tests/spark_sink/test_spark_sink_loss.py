@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from kafka_tools import ANSWER_S
-from penstock.clients.kafka import TopicSpec, ensure_topics, partition_counts
+from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError, TopicNotFoundError
 from penstock.spark_sink.source.options import SourceOptions

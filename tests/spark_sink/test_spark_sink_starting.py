@@ -57,7 +57,7 @@ def test_a_wrong_beginning_is_refused() -> None:
 
 @pytest.fixture
 def options_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(starting, "admin_client", lambda *_: None)
+    monkeypatch.setattr(starting.clients, "admin", lambda *_: None)
     monkeypatch.setattr(starting, "require_topics", lambda *_, **__: {"orders": 2, "payments": 1})
 
     def make(sink: object, **options: str) -> dict[str, str]:

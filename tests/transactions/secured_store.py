@@ -11,7 +11,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError
 
-from penstock.clients.kafka import admin_client
+from penstock import clients
 from penstock.devbroker import DevBroker, User
 from penstock.transactions import Coordinator, CoordinatorStatistics, TransactionalProducer
 from penstock.transactions.model import HalfMessage, PendingTransaction, TransactionState
@@ -118,7 +118,7 @@ class KafkaSecured(SecuredStore):
     def __init__(self, broker: DevBroker, user: User, prefix: str, *targets: str) -> None:
         super().__init__(broker, user, prefix)
         servers = broker.bootstrap_servers
-        self.topics = open_topics(admin_client(servers, broker.admin_config), servers, prefix, 1)
+        self.topics = open_topics(clients.admin(servers, broker.admin_config), servers, prefix, 1)
         give(broker, user, coordinator_rights(self.topics, *targets))
         self.target = targets[0] if targets else ""
         self.coordinator = self.made_coordinator()

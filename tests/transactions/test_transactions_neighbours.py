@@ -13,7 +13,8 @@ from confluent_kafka.admin import AdminClient
 from transaction_tools import Bench
 
 from kafka_tools import limit
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
+from penstock import clients
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.transactions import Coordinator, Outgoing
 from penstock.transactions.model import TransactionState
@@ -188,7 +189,7 @@ def test_a_topic_that_is_deleted_and_made_again_takes_transactions_of_several_me
             producer.send(well, value=b"%d %d" % (life, number))
         bench.counted(coordinator, committed=before + 5)
         if life:
-            ensure_topics(admin_client(bench.servers, {}), bench.servers, [TopicSpec(gone, 1)])
+            ensure_topics(clients.admin(bench.servers, {}), bench.servers, [TopicSpec(gone, 1)])
         bench.settled(coordinator, committed=before + 10)
         assert Counter(bench.visible(gone)) == Counter((key, b"%d" % n) for key in (b"1", b"2") for n in range(5))
 

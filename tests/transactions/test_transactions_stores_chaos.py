@@ -19,7 +19,7 @@ from conformance.store_cases import FileBench, StoreBench, settled
 
 from databases import TestDatabase
 from kafka_tools import STEADY, read_all
-from penstock.clients.kafka import admin_client
+from penstock import clients
 from penstock.devbroker import DevBroker
 from penstock.transactions import Coordinator
 from penstock.transactions.wire.ops import Verdict
@@ -151,7 +151,7 @@ def test_a_broker_that_fails_ten_times_loses_and_doubles_nothing_of_stores(
 @pytest.mark.timeout(600)
 def test_a_target_that_is_deleted_and_made_again_under_load_doubles_nothing_and_holds_nobody(tmp_path: Path) -> None:
     with DevBroker(config=STEADY, start_timeout=150) as broker, loads(broker, tmp_path) as made:
-        admin = admin_client(broker.bootstrap_servers, {})
+        admin = clients.admin(broker.bootstrap_servers, {})
         for _ in range(4):
             for load in made:
                 load.goes_on()

@@ -12,7 +12,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
+from penstock import clients
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.transactions import Coordinator, TransactionalProducer
@@ -134,7 +135,7 @@ def test_topics_that_an_operator_made_with_the_brokers_defaults_are_mended_at_st
     topics = StoreTopics(prefix, 1)
     compacted = {"cleanup.policy": "compact", "max.message.bytes": "1000"}
     specs = [TopicSpec(topics.half, 1), TopicSpec(topics.op, 1, {"retention.bytes": "1000"})]
-    ensure_topics(admin_client(servers, {}), servers, [*specs, TopicSpec(topics.done, 1, compacted)])
+    ensure_topics(clients.admin(servers, {}), servers, [*specs, TopicSpec(topics.done, 1, compacted)])
 
     if who == "coordinator":
         Coordinator(bootstrap_servers=servers, prefix=prefix).start().stop()

@@ -11,7 +11,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import NewTopic
 
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics, partition_counts, require_topics
+from penstock import clients
+from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts, require_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError
 from penstock.transactions.wire import topics as topics_module
@@ -97,7 +98,7 @@ def test_those_who_open_a_new_store_at_the_same_time_agree_on_its_partitions(
     prefix, servers, together = new_topic(), broker.bootstrap_servers, Barrier(4)
 
     def opened(partitions: int) -> StoreTopics:
-        admin = admin_client(servers, {})
+        admin = clients.admin(servers, {})
         partition_counts(admin, servers)  # connected before the others are met
         together.wait(60)
         return open_topics(admin, servers, prefix, partitions)

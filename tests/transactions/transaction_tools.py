@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from kafka_tools import ANSWER_S, read_all
-from penstock.clients.kafka import admin_client
+from penstock import clients
 from penstock.transactions import (
     Coordinator,
     CoordinatorStatistics,
@@ -42,7 +42,7 @@ class Bench:
     def __init__(self, bootstrap_servers: str, topic: str, partitions: int = 2) -> None:
         self.servers = bootstrap_servers
         self.topic = topic
-        self.admin = admin_client(bootstrap_servers, {})
+        self.admin = clients.admin(bootstrap_servers, {})
         self.topics: StoreTopics = open_topics(self.admin, bootstrap_servers, f"store.{topic}", partitions)
         self._open = contextlib.ExitStack()
 

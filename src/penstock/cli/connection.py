@@ -17,14 +17,12 @@ from penstock.errors import ConfigurationError
 #: Settings for all commands: a JSON object, or lines of NAME=VALUE.
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 
-BootstrapServers = Annotated[
-    str,
-    typer.Option(
-        "--bootstrap-servers",
-        envvar="PENSTOCK_BOOTSTRAP_SERVERS",
-        help="Addresses of the brokers, HOST:PORT, separated by commas.",
-    ),
-]
+SERVERS_OPTION = typer.Option(
+    "--bootstrap-servers",
+    envvar="PENSTOCK_BOOTSTRAP_SERVERS",
+    help="Addresses of the brokers, HOST:PORT, separated by commas.",
+)
+BootstrapServers = Annotated[str, SERVERS_OPTION]
 
 ClientSettings = Annotated[
     list[str] | None,

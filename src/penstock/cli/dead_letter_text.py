@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from penstock.dead_letters.headers import strip
+from penstock.dead_letters.kinds import Kind
 from penstock.dead_letters.reader import DeadLetter
 
 #: Stands for what the headers do not tell.
@@ -40,8 +41,14 @@ def lines(letter: DeadLetter, *, payload: bool) -> Iterator[str]:
         stack = origin.stack.splitlines()
         yield from (f"    {printable(line)}" for line in stack if payload or _PLACE.fullmatch(line))
     if payload:
-        yield f"  key        {_content(letter.key)}"
-        yield f"  value      {_content(letter.value)}"
+        yield f"  key        {content_text(letter.key)}"
+        yield f"  value      {content_text(letter.value)}"
+
+
+def kind_row(name: str, kind: Kind) -> tuple[str, ...]:
+    """Return the row of `penstock dlq ls` for what is alike in the topic of that name."""
+    when = (time_text(kind.first_ms), time_text(kind.last_ms))
+    return (str(kind.count), name, kind.origin, printable(kind.exception), *when)
 
 
 def _block(name: str, text: str) -> Iterator[str]:
@@ -55,11 +62,11 @@ def _own_headers(letter: DeadLetter, *, payload: bool) -> Iterator[str]:
     if own:
         yield "  headers" if payload else "  headers    (their values are shown with --payload)"
     for name, value in own:
-        yield f"    {printable(name)}" + (f"  {_content(value)}" if payload else "")
+        yield f"    {printable(name)}" + (f"  {content_text(value)}" if payload else "")
 
 
-def _content(value: str | bytes | None) -> str:
-    """Return bytes as text where they are text, else as hexadecimal digits."""
+def content_text(value: str | bytes | None) -> str:
+    """Return bytes as text where they are text, else as hexadecimal digits; what a terminal might obey is escaped."""
     if value is None:
         return "(null)"
     if isinstance(value, str):

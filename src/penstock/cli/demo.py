@@ -33,12 +33,7 @@ def demo(  # noqa: PLR0917 - typer reads options from parameters; nobody calls t
     """
     from penstock.demo import Columns, DemoOptions, run
 
-    columns = Columns(
-        key=key,
-        order=tuple(name.strip() for name in order.split(",") if name.strip()),
-        status=status,
-        delay=delay,
-        place=place,
-    )
+    names = tuple(name.strip() for name in order.split(",") if name.strip())
+    columns = Columns(key, names, status, delay, place)
     options = DemoOptions(whole_year=whole_year, input=input_file, columns=columns, keep=keep, seed=seed, spark=spark)
     raise typer.Exit(run(options))

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
-from penstock.cli.output import log_to_stderr
+from penstock.cli.output import log_to_stderr, print_table
 from penstock.errors import ConfigurationError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.dead_letters.kinds import Kind
     from penstock.dead_letters.reader import DeadLetterLog
     from penstock.dead_letters.replay import Choice, Outcome
     from penstock.options import ClientConfig
@@ -49,6 +48,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
+    from penstock.cli.dead_letter_text import kind_row
     from penstock.dead_letters.kinds import count
 
     settings = client_settings(config, config_file)
@@ -65,11 +65,10 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     for name, found in kinds.items():
         total = sum(kind.count for kind in found)
         typer.echo(f"{name}: {total} dead letter{'' if total == 1 else 's'}")
-    rows = sorted(
-        ((name, kind) for name, found in kinds.items() for kind in found), key=lambda row: (-row[1].count, row[0])
-    )
-    if rows:
-        _print_kinds(rows[:limit])
+    rows = [(name, kind) for name, found in kinds.items() for kind in found]
+    rows.sort(key=lambda row: (-row[1].count, row[0]))
+    head = ("count", "dead-letter topic", "from", "exception", "first", "last")
+    print_table(head, [kind_row(name, kind) for name, kind in rows[:limit]])
     if len(rows) > limit:
         typer.echo(f"and {len(rows) - limit} more rows; see them with --limit {len(rows)}")
 
@@ -172,23 +171,25 @@ def replay(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
 @contextmanager
 def _topics(bootstrap_servers: str, config: ClientConfig) -> Iterator[tuple[DeadLetterLog, Mapping[str, int]]]:
     """Open a log, and tell how many partitions each topic has: that also finds out whether a broker answers."""
-    from penstock.clients.kafka import admin_client, partition_counts
+    from penstock import clients
+    from penstock.clients.topics import partition_counts
     from penstock.dead_letters.reader import DeadLetterLog
 
-    counts = partition_counts(admin_client(bootstrap_servers, config), bootstrap_servers)
+    counts = partition_counts(clients.admin(bootstrap_servers, config), bootstrap_servers)
     with DeadLetterLog(bootstrap_servers, config) as log:
         yield log, counts
 
 
 def _existing(topic: str, partitions: Mapping[str, int], bootstrap_servers: str, config: ClientConfig) -> str:
-    from penstock.clients.kafka import admin_client, require_topics
+    from penstock import clients
     from penstock.clients.rights import principal_of
+    from penstock.clients.topics import require_topics
     from penstock.errors import TopicNotFoundError
 
     if topic not in partitions:
         # It is told apart from one that this user may not see.
         with suppress(TopicNotFoundError):
-            admin = admin_client(bootstrap_servers, config)
+            admin = clients.admin(bootstrap_servers, config)
             require_topics(admin, bootstrap_servers, [topic], principal=principal_of(config))
         raise TopicNotFoundError(
             f"no topic {topic} at {bootstrap_servers}; `penstock dlq ls --all` names the dead-letter topics"
@@ -198,36 +199,16 @@ def _existing(topic: str, partitions: Mapping[str, int], bootstrap_servers: str,
 
 def _require_rights_to_replay(bootstrap_servers: str, config: ClientConfig, topic: str, to: str | None) -> None:
     """Raise `MissingRightError` for all that is missing. Original topics are not known yet: those tell when sent to."""
+    from penstock import clients
+    from penstock.clients.answers import CONNECT_TIMEOUT_S
     from penstock.clients.granted_rights import require_rights
-    from penstock.clients.kafka import CONNECT_TIMEOUT_S, admin_client
     from penstock.clients.rights import Operation, group_right, principal_of, topic_right
     from penstock.dead_letters.reader import REPLAY_GROUP
 
     needed = [topic_right(Operation.READ, topic), group_right(REPLAY_GROUP)]
     needed += [topic_right(Operation.WRITE, to)] if to is not None else []
-    admin = admin_client(bootstrap_servers, config)
+    admin = clients.admin(bootstrap_servers, config)
     require_rights(admin, f"{topic} cannot be replayed", needed, principal_of(config), CONNECT_TIMEOUT_S)
-
-
-def _print_kinds(rows: list[tuple[str, Kind]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from penstock.cli.dead_letter_text import printable, time_text
-
-    table = Table("count", "dead-letter topic", "from", "exception", "first", "last", box=None)
-    for name, kind in rows:
-        cells = (
-            str(kind.count),
-            name,
-            kind.origin,
-            printable(kind.exception),
-            time_text(kind.first_ms),
-            time_text(kind.last_ms),
-        )
-        table.add_row(*map(Text, cells))
-    Console().print(table)
 
 
 def _place(text: str) -> tuple[int, int]:

@@ -122,10 +122,11 @@ def _jars() -> Finding:
 
 
 def _ask_broker(bootstrap_servers: str, config: dict[str, str]) -> None:
-    from penstock.clients.kafka import admin_client, partition_counts
+    from penstock import clients
+    from penstock.clients.topics import partition_counts
 
     try:
-        counts = partition_counts(admin_client(bootstrap_servers, config), bootstrap_servers, timeout_s=5)
+        counts = partition_counts(clients.admin(bootstrap_servers, config), bootstrap_servers, timeout_s=5)
     except BrokerConnectionError:
         typer.echo(f"broker at {bootstrap_servers}: no answer")
         raise

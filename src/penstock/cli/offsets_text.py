@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from penstock.cli.output import print_table
-from penstock.cli.tx_text import age_text
+from penstock.cli.output import age_text, print_table
 from penstock.group_offsets.group import GroupState
 from penstock.group_offsets.oldest import Oldest
 from penstock.group_offsets.planning import Change

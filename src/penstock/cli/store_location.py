@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from penstock.cli.connection import SERVERS_OPTION
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -17,14 +19,7 @@ if TYPE_CHECKING:
     Operator = KafkaAdministration | SqlOperator | FileOperator
 
 #: As for every command, but a store that is not in Kafka needs no broker.
-Servers = Annotated[
-    str | None,
-    typer.Option(
-        "--bootstrap-servers",
-        envvar="PENSTOCK_BOOTSTRAP_SERVERS",
-        help="Addresses of the brokers, HOST:PORT, separated by commas.",
-    ),
-]
+Servers = Annotated[str | None, SERVERS_OPTION]
 Sql = Annotated[
     str | None,
     typer.Option("--sql", help="A store in a database instead: sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME."),
@@ -48,23 +43,18 @@ class StoreLocation(NamedTuple):
         """What the store is called."""
         return "the database" if self.sql is not None else str(self.file or self.prefix)
 
-    @property
-    def is_kafka(self) -> bool:
-        """Whether it is in Kafka, where payloads, discarded messages and acts can be seen."""
-        return self.sql is None and self.file is None
-
-    def open(self) -> Operator:
-        """Return what can be done there, as a context manager."""
+    def open(self) -> AbstractContextManager[Operator]:
+        """Return what can be done there, for a `with` block that closes it."""
         if self.sql is not None and self.file is not None:
             raise ConfigurationError("--sql and --file name two stores; leave one of them out")
         if self.file is not None:
             from penstock.cli.tx_file import FileOperator
 
-            return FileOperator(self.file, self.bootstrap_servers, self.prefix, self.config)
+            return nullcontext(FileOperator(self.file, self.bootstrap_servers, self.prefix, self.config))
         if self.sql is not None:
             from penstock.cli.tx_sql import SqlOperator
 
-            return SqlOperator(self.sql)
+            return closing(SqlOperator(self.sql))
         if self.bootstrap_servers is None:
             raise ConfigurationError(
                 "--bootstrap-servers is missing; or name a store in a database by --sql, or one in a folder by --file"
@@ -74,6 +64,6 @@ class StoreLocation(NamedTuple):
         return KafkaAdministration(self.bootstrap_servers, self.prefix, self.config)
 
     def require_kafka(self, option: str) -> None:
-        """Refuse an option that only a store in Kafka has."""
-        if not self.is_kafka:
+        """Refuse an option for what only a store in Kafka can tell or do."""
+        if self.sql is not None or self.file is not None:
             raise ConfigurationError(f"{option} is for a store in Kafka: leave it out, or --sql and --file")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.connection import ClientSettings, ConfigFile, client_settings
-from penstock.cli.output import log_to_stderr
+from penstock.cli.output import log_to_stderr, print_table
 from penstock.cli.store_location import File, Prefix, Servers, Sql, StoreLocation
 from penstock.errors import ConfigurationError, PenstockError, TransactionError
 
@@ -99,7 +99,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
             rows = pending_rows(found)
             head = ("transaction", "group", "topics", "age", "checks", "decided", "waits for")
             told = store.told() if isinstance(store, KafkaAdministration) else []
-    _print_rows(head, rows[:limit])
+    print_table(head, rows[:limit])
     kind = "discarded message" if discarded else "pending transaction"
     typer.echo(f"{len(rows)} {kind}{'' if len(rows) == 1 else 's'} in {location.name}")
     if len(rows) > limit:
@@ -122,7 +122,7 @@ def show(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 done, 1 failed or unknown, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.tx_text import act_line, described_lines, discarded_letter, discarded_lines, found_lines
+    from penstock.cli.tx_text import act_line, discarded_letter, discarded_lines, pending_lines
     from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
     _check_ids([transaction_id])
@@ -132,10 +132,10 @@ def show(  # noqa: PLR0917 - as `ls`
     with location.open() as store:
         if isinstance(store, KafkaAdministration):
             found = store.find(transaction_id)
-            lines = [] if found is None else list(found_lines(found, store.describe(found), payload=payload))
+            lines = [] if found is None else list(pending_lines(store.describe(found), found, payload=payload))
         else:
             described = store.show(transaction_id)
-            lines = [] if described is None else list(described_lines(described))
+            lines = [] if described is None else list(pending_lines(described))
         for letter in map(discarded_letter, store.discarded()):
             if letter.about.transaction_id == transaction_id:
                 lines.extend(discarded_lines(letter, payload=payload))
@@ -150,7 +150,7 @@ def show(  # noqa: PLR0917 - as `ls`
 
 
 def _deciding(verdict: str, what: str) -> Callable[..., None]:
-    """Return a command that stores an operator's decision."""
+    """Return a command that stores an operator's decisions one by one, and fails if one of them does not stand."""
 
     def decide(  # noqa: PLR0917 - as `ls`
         transaction_ids: TransactionIds,
@@ -163,8 +163,15 @@ def _deciding(verdict: str, what: str) -> Callable[..., None]:
         reason: Reason = "",
         timeout: Timeout = 30.0,
     ) -> None:
+        from penstock.transactions.wire.ops import Verdict
+
         location = StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
-        _decide(location, verdict, transaction_ids, reason, timeout)
+        _check_ids(transaction_ids)
+        with location.open() as store:
+            log_to_stderr()
+            stand = [_decide_one(store, one, Verdict[verdict], reason, timeout) for one in transaction_ids]
+        if not all(stand):
+            raise PenstockError(f"{stand.count(False)} of {len(stand)} decisions do not stand; the lines above say why")
 
     decide.__doc__ = f"""{what}
 
@@ -209,18 +216,6 @@ def resume(  # noqa: PLR0917 - as `ls`
     typer.echo(f"{transaction_id}: {what}; its group is asked again")
 
 
-def _decide(location: StoreLocation, verdict: str, ids: Sequence[str], reason: str, timeout_s: float) -> None:
-    """Decide transactions one after the other, and fail if one of the decisions does not stand."""
-    from penstock.transactions.wire.ops import Verdict
-
-    _check_ids(ids)
-    with location.open() as store:
-        log_to_stderr()
-        stand = [_decide_one(store, one, Verdict[verdict], reason, timeout_s) for one in ids]
-    if not all(stand):
-        raise PenstockError(f"{stand.count(False)} of {len(ids)} decisions do not stand; the lines above say why")
-
-
 def _decide_one(store: Operator, transaction_id: str, verdict: Verdict, reason: str, timeout_s: float) -> bool:
     """Decide one transaction, print what came of it, and tell whether the decision stands."""
     from penstock.cli.tx_text import decided_line
@@ -253,17 +248,3 @@ def _check_ids(ids: Sequence[str]) -> None:
     for one in ids:
         if not is_id(one):
             raise ConfigurationError(f"{one!r} is no transaction id; `penstock tx ls` names those that are pending")
-
-
-def _print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    if not rows:
-        return
-    table = Table(*head, box=None)
-    table.columns[0].no_wrap = True
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)

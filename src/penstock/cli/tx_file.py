@@ -5,9 +5,9 @@ The folder belongs to the process that has the store open: whatever changes some
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -22,41 +22,21 @@ if TYPE_CHECKING:
     from penstock.transactions.wire.ops import Verdict
 
 
+@dataclass(frozen=True, slots=True)
 class FileOperator:
-    """What `penstock tx` does on a file store: it looks. Used as a context manager, like its siblings.
+    """What `penstock tx` does on a file store: it looks."""
 
-    Args:
-        folder: the store's folder, as `FileStore` has it.
-        bootstrap_servers: Kafka's addresses, where the audit log of its prefix is; None: it is not looked at.
-        prefix: what the names of the store's topics begin with.
-        config: client settings by librdkafka's names.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        bootstrap_servers: str | None = None,
-        prefix: str = "penstock",
-        config: ClientConfig | None = None,
-    ) -> None:
-        self._folder = folder
-        self._bootstrap_servers = bootstrap_servers
-        self._prefix = prefix
-        self._config = config or {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        pass
+    folder: Path
+    #: Kafka's addresses, where the audit log of the store's prefix is; None: it is not looked at.
+    bootstrap_servers: str | None
+    prefix: str
+    config: ClientConfig
 
     def pending(self) -> Sequence[PendingTransaction]:
         """Return what is not settled, oldest first. Raises as `reader.read_pending`."""
         from penstock.transactions.stores.file.reader import read_pending
 
-        return read_pending(self._folder)
+        return read_pending(self.folder)
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None."""
@@ -68,37 +48,30 @@ class FileOperator:
 
     def acts(self, transaction_id: str) -> Sequence[Audited]:
         """Return what operators did to a transaction, oldest first, where it is known which Kafka has that."""
-        if self._bootstrap_servers is None:
+        if self.bootstrap_servers is None:
             return ()
         from penstock.transactions.operator.audit import read_audit
         from penstock.transactions.operator.inspection import Inspection
         from penstock.transactions.wire.topics import StoreTopics
 
-        topics = StoreTopics(self._prefix)
+        topics = StoreTopics(self.prefix)
         try:
-            return read_audit(Inspection(self._bootstrap_servers, self._config, topics), topics.audit, transaction_id)
+            return read_audit(Inspection(self.bootstrap_servers, self.config, topics), topics.audit, transaction_id)
         except BrokerConnectionError as error:
             # The store itself needs no Kafka to be looked at.
             typer.echo(f"what operators did is not shown: {error}", err=True)
             return ()
 
-    def decide(
-        self,
-        transaction_id: str,
-        verdict: Verdict,
-        actor: str,  # noqa: ARG002 - what the others are called with
-        why: str,  # noqa: ARG002 - the same
-        timeout_s: float,  # noqa: ARG002 - the same
-    ) -> NoReturn:
+    def decide(self, transaction_id: str, verdict: Verdict, *_others: object) -> NoReturn:
         """Refuse, and say what to do."""
         self._refuse(f"decide({transaction_id!r}, Verdict.{verdict.name}, actor)")
 
-    def resume(self, transaction_id: str, actor: str, why: str) -> NoReturn:  # noqa: ARG002 - as `decide`
+    def resume(self, transaction_id: str, *_others: object) -> NoReturn:
         """Refuse, and say what to do."""
         self._refuse(f"resume({transaction_id!r}, actor)")
 
     def _refuse(self, call: str) -> NoReturn:
         raise ConfigurationError(
-            f"the file store in {self._folder} is changed by the process that has it, and from here only looked at: "
+            f"the file store in {self.folder} is changed by the process that has it, and from here only looked at: "
             f"call store.administration().{call} there"
         )

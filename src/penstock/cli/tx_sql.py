@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError, PenstockError, StoreConnectionError
 from penstock.transactions.operator.kafka_operator import Decided, Effect
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from penstock.transactions.model import DiscardedTransaction, PendingTransaction
-    from penstock.transactions.operator.audit import Audited
     from penstock.transactions.wire.ops import Verdict
 
 _LOOK_S = 0.2
 
 
 class SqlOperator:
-    """What `penstock tx` does on a SQL store. Used by one thread, as a context manager.
+    """What `penstock tx` does on a SQL store, by the database's address. Used by one thread.
 
-    Args:
-        url: the database's address, as `SqlStore` has it.
-
-    Raises:
-        ConfigurationError: it is no such address.
-        StoreConnectionError: the database does not answer.
-        PenstockError: there is no store.
+    `ConfigurationError` where it is no such address, `StoreConnectionError` where the database does not answer,
+    `PenstockError` where there is no store.
     """
 
     def __init__(self, url: str) -> None:
@@ -40,13 +30,12 @@ class SqlOperator:
             from penstock.transactions.stores.sql.database import Database
         except ImportError as error:
             raise ConfigurationError("--sql needs the extra sql: pip install 'penstock[sql]'") from error
-        self._database = database = Database(url)
+        database = Database(url)
         name = database.engine.url.database or ""
         try:
             # SQLite would make the file.
-            is_there = (database.kind != "sqlite" or Path(name).exists()) and sa.inspect(database.engine).has_table(
-                "penstock_tx"
-            )
+            has_database = database.kind != "sqlite" or Path(name).exists()
+            is_there = has_database and sa.inspect(database.engine).has_table("penstock_tx")
         except sa.exc.SQLAlchemyError as error:
             raise StoreConnectionError(
                 f"the database {name} cannot be read: {type(error).__name__}; see whether it runs"
@@ -54,31 +43,12 @@ class SqlOperator:
         if not is_there:
             database.close()
             raise PenstockError(f"there is no store of transactions in database {name}; a SqlStore makes one")
-        self._administration = SqlAdministration(database)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._database.close()
-
-    def pending(self) -> Sequence[PendingTransaction]:
-        """Return what is not settled, oldest first."""
-        return self._administration.pending()
-
-    def show(self, transaction_id: str) -> PendingTransaction | None:
-        """Return one pending transaction, or None."""
-        return self._administration.show(transaction_id)
-
-    def discarded(self) -> Sequence[DiscardedTransaction]:
-        """Return what was discarded and can be resumed."""
-        return self._administration.discarded()
-
-    def acts(self, transaction_id: str) -> Sequence[Audited]:
-        """Return what operators did to a transaction, oldest first."""
-        return self._administration.acts(transaction_id)
+        self._administration = administration = SqlAdministration(database)
+        #: Closes the connections.
+        self.close = database.close
+        # What a look asks for is the administration's own.
+        self.pending, self.show = administration.pending, administration.show
+        self.discarded, self.acts = administration.discarded, administration.acts
 
     def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str, timeout_s: float) -> Decided:
         """Store a decision and wait until it took effect. Raises as `SqlAdministration.decide`."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from penstock.cli.dead_letter_text import printable, time_text
+from penstock.cli.dead_letter_text import content_text, printable, time_text
+from penstock.cli.output import age_text
 from penstock.transactions.model import DiscardedTransaction, PendingTransaction
 from penstock.transactions.operator.audit import Audited
 from penstock.transactions.operator.inspection import Discarded, Found
@@ -25,7 +26,6 @@ _AUTHORS = {
     Author.OPERATOR: "an operator",
     Author.COORDINATOR: "the coordinator, by the discard policy",
 }
-_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
 
 
 def pending_rows(found: Sequence[PendingTransaction]) -> list[tuple[str, ...]]:
@@ -79,32 +79,31 @@ def discarded_rows(found: Sequence[Letter]) -> list[tuple[str, ...]]:
     ]
 
 
-def described_lines(one: PendingTransaction) -> Iterator[str]:
-    """Return what a store that is not in Kafka tells of a pending transaction, line by line."""
+def pending_lines(one: PendingTransaction, found: Found | None = None, *, payload: bool = False) -> Iterator[str]:
+    """Return what there is to tell of a pending transaction, line by line: more where it was found in Kafka."""
+    birth = "" if found is None else f"{time_text(found.pending.birth_ms)}, "
+    decided = (_decided(one) or None) if found is None else _decision(found)
     yield f"{one.transaction_id}  pending"
     yield f"  group      {printable(one.group)}"
-    yield f"  born       {age_text(one.age_s)} ago"
+    yield f"  born       {birth}{age_text(one.age_s)} ago"
     yield f"  checks     {one.check_count} answered UNKNOWN"
-    if one.decided is not None:
-        yield f"  decided    {_decided(one)}"
+    if decided is not None:
+        yield f"  decided    {decided}"
     yield f"  waits for  {_waits(one)}"
-    yield from (f"  message    to {topic}" for topic in one.topics)
-
-
-def found_lines(found: Found, described: PendingTransaction, *, payload: bool) -> Iterator[str]:
-    """Return what there is to tell of a pending transaction, line by line."""
-    yield f"{described.transaction_id}  pending"
-    yield f"  group      {printable(described.group)}"
-    yield f"  born       {time_text(found.pending.birth_ms)}, {age_text(described.age_s)} ago"
-    yield f"  checks     {described.check_count} answered UNKNOWN"
-    decision = found.decision
-    if found.pending.verdict is not None:
-        by = "" if decision is None else f" by {_AUTHORS[decision.author]}"
-        name = "" if decision is None or not decision.actor else f" ({printable(decision.actor)})"
-        yield f"  decided    {_STANDS.get(found.pending.verdict, '')}{by}{name}"
-    yield f"  waits for  {_waits(described)}"
+    if found is None:
+        yield from (f"  message    to {topic}" for topic in one.topics)
+        return
     for half, offset in zip(found.pending.halves, found.pending.offsets, strict=True):
         yield from _half_lines(half, f"half {found.half_partition}:{offset}", payload=payload)
+
+
+def _decision(found: Found) -> str | None:
+    if found.pending.verdict is None:
+        return None
+    decision = found.decision
+    by = "" if decision is None else f" by {_AUTHORS[decision.author]}"
+    name = "" if decision is None or not decision.actor else f" ({printable(decision.actor)})"
+    return f"{_STANDS.get(found.pending.verdict, '')}{by}{name}"
 
 
 def discarded_lines(letter: Letter, *, payload: bool) -> Iterator[str]:
@@ -137,18 +136,6 @@ def decided_line(decided: Decided, verdict: Verdict) -> str:
     return f"stored, not seen to take effect{waits}"
 
 
-def age_text(seconds: float) -> str:
-    """Return an age in its two largest units."""
-    whole = int(seconds)
-    if whole < _MINUTE_S:
-        return f"{seconds:.1f} s"
-    if whole < _HOUR_S:
-        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
-    if whole < _DAY_S:
-        return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
-    return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
-
-
 def _reason(letter: Letter) -> str:
     since = f"; brought back by {printable(letter.resumed_by)}" if letter.resumed_by else ""
     return f"{printable(letter.about.reason)}{since}"
@@ -171,16 +158,7 @@ def _half_lines(half: Half, place: str, *, payload: bool) -> Iterator[str]:
     where = half.topic if half.partition is None else f"{half.topic}[{half.partition}]"
     yield f"  message    to {where}{part}, at {place}, {len(half.value or b'')} bytes"
     if payload:
-        yield f"    key      {_content(half.key)}"
-        yield f"    value    {_content(half.value)}"
+        yield f"    key      {content_text(half.key)}"
+        yield f"    value    {content_text(half.value)}"
         for name, value in half.headers:
-            yield f"    header   {printable(name)}  {_content(value)}"
-
-
-def _content(value: bytes | None) -> str:
-    if value is None:
-        return "(null)"
-    try:
-        return printable(value.decode())
-    except UnicodeDecodeError:
-        return f"0x{value.hex()}"
+            yield f"    header   {printable(name)}  {content_text(value)}"

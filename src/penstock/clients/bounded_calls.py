@@ -155,8 +155,7 @@ class Disposable:
     def run(self, label: str, function: Callable[[], T], limit_s: float, cleanup: Callable[[], object]) -> T:
         """Make a call and return its result, or raise what it raised.
 
-        Raises:
-            NotAnsweredError: it took over `limit_s` seconds and was left behind, as `leave` says: use this no more.
+        `NotAnsweredError`: it took over `limit_s` seconds and was left behind, as `leave` says: use this no more.
         """
         call = self.start(label, function)
         if not call.done(limit_s):

@@ -57,9 +57,6 @@ _CAUSES = (
     ),
 )
 
-#: Lines of the library's log about connections.
-_FAILED = "FAIL"
-
 
 @dataclass(frozen=True, slots=True)
 class Cause:
@@ -100,7 +97,7 @@ class ClientWords:
 
     def log(self, level: int, text: str, /, *arguments: object) -> None:
         """Take a line: its kind, the client's name and what it says are the arguments."""
-        if arguments and arguments[0] == _FAILED and level > logging.DEBUG:
+        if arguments and arguments[0] == "FAIL" and level > logging.DEBUG:  # it is about a connection
             self._note(THREAD.sub("", str(arguments[-1])))
         self._log.log(level, text, *arguments)
 

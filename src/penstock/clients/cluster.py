@@ -14,16 +14,9 @@ from confluent_kafka import TopicPartition
 
 from penstock import clients
 from penstock.clients.granted_rights import AskedRights, Rights
-from penstock.clients.kafka import (
-    TopicSpec,
-    admin_client,
-    ensure_topics,
-    message_limits,
-    partition_counts,
-    require_topics,
-)
 from penstock.clients.rights import Right, principal_of
 from penstock.clients.topic_ids import AskedTopicIds, TopicIds
+from penstock.clients.topics import TopicSpec, ensure_topics, message_limits, partition_counts, require_topics
 from penstock.options import ClientConfig
 
 if TYPE_CHECKING:
@@ -177,12 +170,7 @@ class Cluster(Protocol):
 
 
 class KafkaCluster:
-    """A real cluster.
-
-    Args:
-        bootstrap_servers: addresses of brokers, `host:port` with commas in between.
-        config: librdkafka's keys that reach the brokers (security), for the admin client.
-    """
+    """A real cluster. Of librdkafka's keys, `config` has those that an admin client needs to reach the brokers."""
 
     #: The operating system's clocks: the module has the three functions of `Clock`.
     clock: Clock = time
@@ -208,25 +196,21 @@ class KafkaCluster:
 
     def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
         """As `Cluster` says; `BrokerConnectionError` where no broker answered."""
-        admin = admin_client(self._bootstrap_servers, self._config)
+        admin = clients.admin(self._bootstrap_servers, self._config)
         return require_topics(admin, self._bootstrap_servers, topics, principal=self.principal)
 
     def topics(self) -> dict[str, int]:
-        """Return how many partitions each topic has that the clients may see.
-
-        Raises:
-            BrokerConnectionError: no broker answered.
-        """
-        return partition_counts(admin_client(self._bootstrap_servers, self._config), self._bootstrap_servers)
+        """As `Cluster` says; `BrokerConnectionError` where no broker answered."""
+        return partition_counts(clients.admin(self._bootstrap_servers, self._config), self._bootstrap_servers)
 
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
         """As `Cluster` says; `BrokerConnectionError` where no broker answered."""
-        admin = admin_client(self._bootstrap_servers, self._config)
+        admin = clients.admin(self._bootstrap_servers, self._config)
         ensure_topics(admin, self._bootstrap_servers, specs, principal=self.principal)
 
     def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return how many bytes a message of each topic may have; without those that are not told."""
-        return message_limits(admin_client(self._bootstrap_servers, self._config), topics)
+        """As `Cluster` says."""
+        return message_limits(clients.admin(self._bootstrap_servers, self._config), topics)
 
     def ask_topic_ids(self, topics: Iterable[str]) -> Answer[TopicIds]:
         """As `Cluster` says."""
@@ -238,5 +222,5 @@ class KafkaCluster:
 
     def _lasting_admin(self) -> AdminClient:
         if self._admin is None:
-            self._admin = admin_client(self._bootstrap_servers, self._config)
+            self._admin = clients.admin(self._bootstrap_servers, self._config)
         return self._admin

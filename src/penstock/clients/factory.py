@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import confluent_kafka
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 from confluent_kafka import admin as kafka_admin
 
 from penstock.clients.causes import ClientWords
 from penstock.clients.client_log import ClientLog
 from penstock.clients.ending import DestroyedElsewhere
+from penstock.clients.kafka_errors import reason
 from penstock.clients.kinds import Kind
 from penstock.clients.tokens import with_tokens
 from penstock.errors import ConfigurationError
@@ -54,15 +55,10 @@ class ClientRefusedError(ConfigurationError):
 
 
 def consumer(bootstrap_servers: str, config: ClientConfig) -> Consumer:
-    """Return a consumer.
+    """Return a consumer; of the settings, by librdkafka's names, what only producers take is left out.
 
-    Args:
-        bootstrap_servers: addresses of brokers, `host:port` with commas in between.
-        config: settings by librdkafka's names; what only producers take is left out.
-
-    Raises:
-        ConfigurationError: the client library refused a setting.
-        BrokerConnectionError: `oauth_cb` gave no token. It is a `KafkaException`, too.
+    `ConfigurationError` where the client library refused a setting; `BrokerConnectionError`, which is a
+    `KafkaException`, too, where `oauth_cb` gave no token.
     """
     return _made(Consumer, settings(Kind.CONSUMER, bootstrap_servers, config))
 
@@ -80,9 +76,8 @@ def admin(bootstrap_servers: str, config: ClientConfig) -> AdminClient:
 def settings(kind: Kind, bootstrap_servers: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a client of that kind is made from: what it takes, the addresses, and our log, rationed.
 
-    Raises:
-        ConfigurationError: no addresses, or they are given twice and differ; or `oauth_cb` cannot be used.
-        NoTokenError: `oauth_cb` gave no token.
+    `ConfigurationError` where there are no addresses, or two that differ, or `oauth_cb` cannot be used; `NoTokenError`
+    where that gave no token.
     """
     not_empty("bootstrap_servers", bootstrap_servers)
     given = config.get("bootstrap.servers", bootstrap_servers)
@@ -110,8 +105,7 @@ def _made(make: Callable[[dict[str, Any]], ClientT], config: dict[str, Any]) -> 
         client = make(config)
         client.words = config["logger"]
     except (KafkaException, TypeError, ValueError) as error:
-        inner = error.args[0] if error.args else error
-        said = f"{inner.str()} ({inner.name()})" if isinstance(inner, KafkaError) else str(error)
+        said = reason(error) if isinstance(error, KafkaException) else str(error)
         # The library repeats some values. Any may be a secret, as one that was given under another one's name; so the
         # error is not chained either.
         for value in config.values():

@@ -14,7 +14,8 @@ from typing import Any
 from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
-from penstock.clients.rights import MissingRightError, Resource, Right, is_missing_right
+from penstock.clients.kafka_errors import is_missing_right
+from penstock.clients.rights import MissingRightError, Resource, Right
 
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 5.0
@@ -42,9 +43,8 @@ class AskedRights:
         topics, groups = self._names(Resource.TOPIC), self._names(Resource.GROUP)
         self._asked: dict[tuple[Resource, str], Future[Any]] = {}
         if topics:
-            found = admin.describe_topics(
-                TopicCollection(topics), request_timeout=timeout_s, include_authorized_operations=True
-            )
+            names = TopicCollection(topics)
+            found = admin.describe_topics(names, request_timeout=timeout_s, include_authorized_operations=True)
             self._asked |= {(Resource.TOPIC, name): future for name, future in found.items()}
         if groups:
             found = admin.describe_consumer_groups(
@@ -62,9 +62,7 @@ class AskedRights:
     def wait(self) -> Rights:
         """Return what was answered, waiting for it."""
         told = {place: _held(future) for place, future in self._asked.items()}
-        held: list[Right] = []
-        missing: list[Right] = []
-        unknown: list[Right] = []
+        held, missing, unknown = list[Right](), list[Right](), list[Right]()
         for right in self._needed:
             names = told.get((right.resource, right.name))
             which = unknown if names is None else held if right.operation.name in names else missing
@@ -82,16 +80,8 @@ def require_rights(
 ) -> None:
     """Raise where a client lacks rights: tried instead, each would be told by a code, and some by a misleading one.
 
-    Args:
-        admin: an admin client of the one who needs the rights.
-        what: what cannot be done without them, as the beginning of a sentence.
-        needed: rights on topics and on groups. What brokers tell nothing of is passed over: the use itself tells.
-        principal: whom the brokers take the client for.
-        timeout_s: seconds that a broker may take to answer.
-
-    Raises:
-        KafkaException: the client library refused to ask.
-        MissingRightError: some are missing; all those are named.
+    `what` cannot be done without them, as the beginning of a sentence. What brokers tell nothing of is passed over: the
+    use itself tells. `KafkaException` where the client library refused to ask, `MissingRightError` names all missing.
     """
     if missing := missing_rights(admin, needed, timeout_s):
         raise MissingRightError(what, missing, principal)

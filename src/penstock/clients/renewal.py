@@ -23,19 +23,14 @@ RENEW_AFTER_S = 4.0
 #: Seconds that one poll of a flush waits.
 _FLUSH_LOOK_S = 0.1
 
-
 ClientT = TypeVar("ClientT")
 
 
 class ClientRenewal(Generic[ClientT]):
     """The client of a producer, replaced when it has failed for ever. Thread-safe.
 
-    Args:
-        make: makes a client.
-        retire: called with a client that was replaced, under the lock: it neither waits nor raises.
-        every_s: seconds between two clients at least: each asks the brokers for an id.
-        monotonic: the clock.
-        at_once: whether the first client may be replaced at once.
+    Between two clients lie at least `every_s` seconds, for each asks the brokers for an id; with `at_once` the first
+    may be replaced at once. `retire` is called with one that was replaced, under the lock: it neither waits nor raises.
     """
 
     def __init__(
@@ -74,8 +69,7 @@ class ClientRenewal(Generic[ClientT]):
     def replace(self, failed: ClientT) -> bool:
         """Make a new client in place of one that has failed; tell whether there is another by now.
 
-        Raises:
-            ConfigurationError: the new client was refused its configuration.
+        `ConfigurationError` where the new client was refused its configuration.
         """
         with self._lock:
             if self.client is failed:
@@ -121,12 +115,10 @@ class LastingProducer:
         headers: Sequence[tuple[str, str | bytes | None]] = (),
         on_delivery: DeliveryCallback | None = None,
     ) -> None:
-        """Queue a message.
+        """Queue a message; `BufferError` where the queue is full.
 
-        Raises:
-            KafkaException: it is not taken; of a client that failed fatally, why that was. Try again later.
-            BufferError: the queue is full.
-            ConfigurationError: a new client was refused its configuration.
+        `KafkaException` where it is not taken; of a client that failed fatally, why that was: try again later.
+        `ConfigurationError` where a new client was refused its configuration.
         """
         if self.failure is not None and not self._replace():
             raise KafkaException(self.failure)

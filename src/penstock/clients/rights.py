@@ -10,22 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from confluent_kafka import KafkaError, KafkaException
-
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
-
-#: What brokers answer to a client that lacks a right. Nothing passes by itself here: somebody has to give it.
-_REFUSALS = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        KafkaError.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
-    }
-)
-
 
 #: Stands for the principal where the configuration does not tell it, as with certificates and tokens.
 THIS_CLIENT = "User:<this client>"
@@ -109,12 +95,11 @@ class Grantable(Protocol):
 class MissingRightError(PenstockError, PermissionError):
     """A broker, or a database, refused what its client has no right to.
 
-    Args:
-        what: what was tried, as the beginning of a sentence: "messages cannot be sent to topic orders".
-        rights: what is missing.
-        principal: whom they are to be given to, as `User:orders`.
+    `what` was tried, as the beginning of a sentence: "messages cannot be sent to topic orders". The missing rights are
+    to be given to `principal`, as `User:orders`.
     """
 
+    #: What is missing.
     rights: tuple[Grantable, ...]
 
     def __init__(self, what: str, rights: Sequence[Grantable], principal: str) -> None:
@@ -122,21 +107,15 @@ class MissingRightError(PenstockError, PermissionError):
         self.rights = tuple(rights)
 
     @classmethod
-    def from_text(cls, text: str) -> MissingRightError:
-        """Return one that was told in another process, of which the text is left; its rights stand in that alone."""
+    def from_text(cls, text: str, rights: tuple[Grantable, ...] = ()) -> MissingRightError:
+        """Return one that was told in another process; where its text alone is left, its rights stand in that."""
         error = cls.__new__(cls)
         PermissionError.__init__(error, text)
-        error.rights = ()
+        error.rights = rights
         return error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (str(self), self.rights)
-
-
-def _restored(text: str, rights: tuple[Grantable, ...]) -> MissingRightError:
-    error = MissingRightError.from_text(text)
-    error.rights = rights
-    return error
+        return MissingRightError.from_text, (str(self), self.rights)
 
 
 def missing_right_text(what: str, rights: Sequence[Grantable], principal: str) -> str:
@@ -149,26 +128,6 @@ def lacking_text(rights: Sequence[Grantable], principal: str) -> str:
     named = " and ".join(map(str, rights))
     commands = "; ".join(right.command(principal) for right in rights)
     return f"{principal} lacks the right {named}; an administrator gives it with: {commands}"
-
-
-def code_of(error: KafkaException | KafkaError) -> int | None:
-    """Return the code of a Kafka error; None of an exception that carries none."""
-    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
-    return inner.code() if isinstance(inner, KafkaError) else None
-
-
-def is_missing_right(error: KafkaException | KafkaError) -> bool:
-    """Tell whether a broker refused for want of a right: trying again helps once somebody has given it."""
-    return code_of(error) in _REFUSALS
-
-
-def concerns_a_group(error: KafkaException | KafkaError) -> bool:
-    """Tell whether a broker refused a group.
-
-    The client library asks for a group's coordinator even where partitions are assigned by hand; such a consumer reads
-    all the same, and passes over this answer.
-    """
-    return code_of(error) == KafkaError.GROUP_AUTHORIZATION_FAILED
 
 
 def principal_of(config: ClientConfig) -> str:

@@ -51,11 +51,7 @@ class NoTokenError(BrokerConnectionError, KafkaException):
 
 
 class _SilentError(Exception):
-    """The callback has not answered for some seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(seconds)
-        self.seconds = seconds
+    """The callback has not answered for so many seconds."""
 
 
 def _answer(callback: Callable[[str | None], Any], config: str | None) -> Any:
@@ -77,14 +73,9 @@ def _answer(callback: Callable[[str | None], Any], config: str | None) -> Any:
 
 
 class Tokens:
-    """A callback for the client library. Called by one thread at a time: who makes the client, then the library's.
+    """A user's callback for the client library, asked for its first token here: `NoTokenError` where it gives none.
 
-    Args:
-        callback: the user's.
-        config: what it is given: `sasl.oauthbearer.config`.
-
-    Raises:
-        NoTokenError: it gave none.
+    Called by one thread at a time: who makes the client, then the library's. `config` is `sasl.oauthbearer.config`.
     """
 
     def __init__(self, callback: Callable[[str | None], Any], config: str | None) -> None:
@@ -109,7 +100,7 @@ class Tokens:
             told = _answer(self._callback, config)
         except _SilentError as error:
             raise NoTokenError(
-                f"no token for Kafka: config[{KEY!r}] ({name}) has not answered for {error.seconds:.0f} s; see that "
+                f"no token for Kafka: config[{KEY!r}] ({name}) has not answered for {error.args[0]:.0f} s; see that "
                 f"its token endpoint answers, and give its requests a time limit below {_ANSWER_S:g} s"
             ) from None
         except Exception as error:
@@ -135,9 +126,7 @@ class Tokens:
 def with_tokens(config: ClientConfig) -> dict[str, Any]:
     """Return a configuration whose `oauth_cb`, if it has one, is ready for the client library.
 
-    Raises:
-        ConfigurationError: it names no function, or the mechanism is not OAUTHBEARER.
-        NoTokenError: it gave no token.
+    `ConfigurationError` where it names no function or the mechanism is not OAUTHBEARER, `NoTokenError` without a token.
     """
     ready = dict(config)
     if ready.get(KEY) is not None:
@@ -178,11 +167,7 @@ def _found(named: object) -> Callable[[str | None], Any]:
 
 
 def require_travelling(key: str, value: object) -> None:
-    """Refuse a setting that cannot go to Spark's executors.
-
-    Raises:
-        ConfigurationError: it is neither text nor number.
-    """
+    """Raise `ConfigurationError` for a setting that is neither text nor number: it cannot go to Spark's executors."""
     if not isinstance(value, str | int | float | bool):
         remedy = (
             "name the function as text, 'module:function', and install its module there"

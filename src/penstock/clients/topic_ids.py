@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from penstock.clients.causes import ClientWords
-from penstock.clients.kafka import reason
+from penstock.clients.kafka_errors import reason
 
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 5.0

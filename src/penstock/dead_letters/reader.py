@@ -14,15 +14,9 @@ from typing import Self, cast
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
-from penstock.clients.kafka import CONNECT_TIMEOUT_S, reason
-from penstock.clients.rights import (
-    MissingRightError,
-    Operation,
-    group_right,
-    is_missing_right,
-    principal_of,
-    topic_right,
-)
+from penstock.clients.answers import CONNECT_TIMEOUT_S
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import MissingRightError, Operation, group_right, principal_of, topic_right
 from penstock.dead_letters.headers import HEADERS_LOST, DeadLetterOrigin, HeaderList, read
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.message import Record, headers_of

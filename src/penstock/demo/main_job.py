@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import signal
 import tempfile
 import threading
@@ -12,12 +11,12 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 from rich.text import Text
 
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
+from penstock import clients
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.demo.checks.fold import FlightFold, plain_states, plain_totals
 from penstock.demo.checks.totals import read_totals
 from penstock.demo.checks.verdict import Facts, KilledSender, Rates, SparkFacts, differing, kept, table, verdict
@@ -75,17 +74,14 @@ def run(options: DemoOptions, console: Console | None = None) -> int:
 def _perform(options: DemoOptions, flights: Sequence[Flight], chosen: Plan, folder: Path, console: Console) -> Facts:
     """Start everything, wait until all is settled, and collect the facts."""
     departed = sum(flight.departed for flight in flights)
-    console.print(
-        f"{len(flights):,} flights, {departed:,} departed. Starting an embedded Kafka"
-        f"{' and Spark' if options.spark else ''} ...",
-        soft_wrap=True,
-    )
+    parts = "an embedded Kafka and Spark" if options.spark else "an embedded Kafka"
+    console.print(f"{len(flights):,} flights, {departed:,} departed. Starting {parts} ...", soft_wrap=True)
     fold = FlightFold(chosen.poison, options.ignored)
     limit_s = _LIMIT_S * max(1.0, len(flights) / _LIMIT_FLIGHTS)
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(DevBroker(data_dir=folder / "kafka"))
         place = Workplace(broker.bootstrap_servers, folder)
-        admin = admin_client(place.bootstrap_servers, {})
+        admin = clients.admin(place.bootstrap_servers, {})
         ensure_topics(admin, place.bootstrap_servers, [TopicSpec(TOPIC, PARTITIONS)])
         write_schedule(place.schedule, flights)
         book = stack.enter_context(FlightBook(place.database))
@@ -165,11 +161,8 @@ def _folder(console: Console, *, keep: bool) -> Iterator[Path]:
         finally:
             console.print(f"Kept: {path}", soft_wrap=True)
         return
-    path = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="penstock-demo-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 @contextlib.contextmanager
@@ -194,12 +187,8 @@ def _interruptible() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    former = signal.signal(signal.SIGTERM, _interrupt)
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, former)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

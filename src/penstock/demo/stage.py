@@ -138,9 +138,7 @@ class Stage:
     def until(self, condition: Callable[[Counts], bool], what: str) -> None:
         """Wait until the condition holds, showing the counts.
 
-        Raises:
-            DemoError: a child has ended, nothing moves any more, or the time is over.
-            PenstockError: what stopped the app.
+        `DemoError` where a child has ended, nothing moves any more or the time is over; or what stopped the app.
         """
         moved, newest = time.monotonic(), self._progress(Counts())
         while True:

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
 from penstock import clients
-from penstock.clients.kafka import admin_client, reason, require_topics
+from penstock.clients.kafka_errors import reason
+from penstock.clients.topics import require_topics
 from penstock.demo.flights import Flight
 from penstock.errors import BrokerConnectionError
 
@@ -83,7 +84,7 @@ class PublishedFlights:
 
 @contextmanager
 def _whole_topic(bootstrap_servers: str, topic: str) -> Iterator[tuple[Consumer, int]]:
-    partitions = require_topics(admin_client(bootstrap_servers, {}), bootstrap_servers, [topic])[topic]
+    partitions = require_topics(clients.admin(bootstrap_servers, {}), bootstrap_servers, [topic])[topic]
     consumer = clients.consumer(
         bootstrap_servers,
         {

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.clients.kafka import admin_client
+from penstock import clients
 from penstock.devbroker.node import Node
 from penstock.devbroker.security.certificates import Certificate, Certificates, write_private
 from penstock.devbroker.security.protocols import ADMIN, ClientSecurity, Security, User, check_security, check_user
@@ -74,7 +74,7 @@ class AccessControl(ABC):
         known = security.add(name, password)
         config = security.client_settings(name, mechanism)
         if security.kind.has_passwords:
-            Rights(admin_client(node.inside, {})).set_password(name, known)
+            Rights(clients.admin(node.inside, {})).set_password(name, known)
             node.await_login(config, time.monotonic() + _LOGIN_TIMEOUT_S)
         return User(name, config)
 
@@ -185,7 +185,7 @@ class AccessControl(ABC):
             raise DevBrokerError(
                 "the embedded broker allows everything to everybody: it was started without acls=True; give that"
             )
-        return Rights(admin_client(self._running_node().inside, {}))
+        return Rights(clients.admin(self._running_node().inside, {}))
 
 
 def _name(user: User | str) -> str:

@@ -10,15 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
+from penstock import clients
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.devbroker.access import AccessControl
 from penstock.devbroker.java.jars import kafka_jars
 from penstock.devbroker.java.runtime import find_java
 from penstock.devbroker.node import STOP_TIMEOUT_S, Node
 from penstock.devbroker.security.protocols import Security
-from penstock.devbroker.settings import check_config
+from penstock.devbroker.settings import OWNED_SETTINGS
 from penstock.errors import ConfigurationError, DevBrokerError
-from penstock.options import positive, positive_int
+from penstock.options import positive, positive_int, reserved
 
 #: Seconds in which the broker answers a question, and between two questions.
 _ANSWER_S = 30.0
@@ -69,7 +70,7 @@ class DevBroker(AccessControl):
         positive("start_timeout", start_timeout)
         if port is not None and not 1 <= port <= 65_535:  # noqa: PLR2004 - the range of TCP
             raise ConfigurationError(f"port must be between 1 and 65535, but is {port!r}")
-        check_config(config or {})
+        reserved(config or {}, OWNED_SETTINGS, "the embedded broker")
         super().__init__(security, acls=acls, users=users, expired_certificate=expired_certificate)
         self._wanted_port = port
         self._data_dir = data_dir
@@ -143,7 +144,7 @@ class DevBroker(AccessControl):
         """
         positive_int("partitions", partitions)
         inside = self._running_node().inside
-        admin = admin_client(inside, {})
+        admin = clients.admin(inside, {})
         ensure_topics(admin, inside, [TopicSpec(name, partitions, dict(config or {}))])
         # Whoever asks for the ends of a partition before it has a leader is refused.
         deadline = time.monotonic() + self._start_timeout_s

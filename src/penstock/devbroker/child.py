@@ -26,11 +26,9 @@ _KILLED = -9
 class SupervisedChild:
     """One command that can be run, signalled and run again, and that never outlives this process.
 
-    For one thread at a time; which thread makes a call, and whether it lives on, does not matter.
-
-    Args:
-        remove: folder that disappears when the child is closed or this process dies; None keeps everything.
-        lock: descriptor of a locked file that stays locked until the supervisor has ended; None for none.
+    For one thread at a time; which thread makes a call, and whether it lives on, does not matter. The folder `remove`
+    disappears when the child is closed or this process dies. The locked file of descriptor `lock` stays locked until
+    the supervisor has ended.
     """
 
     def __init__(

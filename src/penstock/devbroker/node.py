@@ -18,7 +18,7 @@ from typing import IO, Any
 from confluent_kafka import KafkaException
 
 from penstock import clients
-from penstock.clients.kafka import admin_client, reason
+from penstock.clients.kafka_errors import reason
 from penstock.devbroker.child import SupervisedChild
 from penstock.devbroker.java.jars import KAFKA_VERSION, last_lines
 from penstock.devbroker.java.runtime import JavaRuntime
@@ -40,7 +40,6 @@ STOP_TIMEOUT_S = 15.0
 _LOOK_INTERVAL_S = 0.05
 
 _JVM_OPTIONS = ("-Xmx1g", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Djava.awt.headless=true")
-
 
 #: The transactional id that is initialised once at each start.
 _WARM_UP_ID = "penstock-devbroker-warm-up"
@@ -77,10 +76,8 @@ class Node:
             f"{jars}/*",
         ]
         with _lock(folder) as lock:
-            has_authorizer = security is not None and security.has_acls
-            (folder / "log4j2.properties").write_text(
-                log_format(self.authorizer_log_path if has_authorizer else None), encoding="ascii"
-            )
+            authorizer_log = self.authorizer_log_path if security is not None and security.has_acls else None
+            (folder / "log4j2.properties").write_text(log_format(authorizer_log), encoding="ascii")
             self.child = SupervisedChild(
                 [*self._java_command, "kafka.Kafka", str(self._properties)],
                 log_path=self.log_path,
@@ -131,7 +128,7 @@ class Node:
         names = security.passwords if security.kind.has_passwords else (ADMIN,)
         for name in names:
             if security.kind.has_passwords:
-                Rights(admin_client(self.inside, {})).set_password(name, security.passwords[name])
+                Rights(clients.admin(self.inside, {})).set_password(name, security.passwords[name])
             self.await_login(security.client_settings(name, "SCRAM-SHA-512"), deadline)
 
     def _load_transactions(self, deadline: float) -> None:
@@ -197,7 +194,7 @@ class Node:
         except OSError:
             return False
         try:
-            metadata = admin_client(self.inside, {}).list_topics(timeout=5)
+            metadata = clients.admin(self.inside, {}).list_topics(timeout=5)
         except KafkaException:
             return False  # it listens but is not ready: the caller asks again and keeps the deadline
         found: str | None = metadata.cluster_id

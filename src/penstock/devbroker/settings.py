@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.options import reserved
-
-_OWNED = {
+#: Settings that the embedded broker holds itself, with what to do in place of them.
+OWNED_SETTINGS = {
     "process.roles": "the embedded broker is one node in both roles",
     "node.id": "the embedded broker is one node, number 1",
     "controller.quorum.voters": "the embedded broker is its own quorum",
@@ -83,11 +82,6 @@ class SecuredListener:
     settings: Mapping[str, str]
 
 
-def check_config(config: Mapping[str, str]) -> None:
-    """Raise `ConfigurationError` when `config` sets what the embedded broker holds itself."""
-    reserved(config, _OWNED, "the embedded broker")
-
-
 def properties(
     port: int, controller_port: int, storage: Path, config: Mapping[str, str], secured: SecuredListener | None = None
 ) -> str:
@@ -110,7 +104,7 @@ def properties(
             "inter.broker.listener.name": "INTERNAL",
             "listeners": f"CLIENT://127.0.0.1:{port},{inside},CONTROLLER://127.0.0.1:{controller_port}",
             "advertised.listeners": f"CLIENT://127.0.0.1:{port},{inside}",
-            "listener.security.protocol.map": (f"CLIENT:{secured.protocol},INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT"),
+            "listener.security.protocol.map": f"CLIENT:{secured.protocol},INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
         }
     return "".join(f"{key}={_escaped(str(value))}\n" for key, value in {**defaults, **config, **owned}.items())
 

@@ -62,8 +62,7 @@ def to_json(group: str, positions: Iterable[Position], topic_ids: Mapping[str, s
 def from_json(text: str) -> Export:
     """Return what a file holds.
 
-    Raises:
-        ConfigurationError: it is not of this format, of a newer version, or contradicts itself; what is wrong where.
+    `ConfigurationError` where it is not of this format, of a newer version, or contradicts itself: what is wrong where.
     """
     try:
         found = json.loads(text)

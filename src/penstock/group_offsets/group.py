@@ -21,18 +21,12 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
-from penstock.clients import kafka
+from penstock import clients
+from penstock.clients import topics as kafka_topics
+from penstock.clients.answers import answered, told_offset
 from penstock.clients.granted_rights import require_rights
-from penstock.clients.rights import (
-    MissingRightError,
-    Operation,
-    Right,
-    code_of,
-    group_right,
-    is_missing_right,
-    principal_of,
-    topic_right,
-)
+from penstock.clients.kafka_errors import code_of, is_missing_right, is_transient, reason
+from penstock.clients.rights import MissingRightError, Operation, Right, group_right, principal_of, topic_right
 from penstock.clients.topic_ids import described, id_of
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.group_offsets.planning import Change
@@ -88,15 +82,11 @@ def require_no_members(state: GroupState) -> None:
 
 
 class Group:
-    """A consumer group, to look at and to move. For one thread.
-
-    Raises:
-        ConfigurationError: the client library refused a setting.
-    """
+    """A consumer group, to look at and to move. For one thread. `ConfigurationError` where a setting was refused."""
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, group: str) -> None:
         self._servers = bootstrap_servers
-        self._admin = kafka.admin_client(bootstrap_servers, config)
+        self._admin = clients.admin(bootstrap_servers, config)
         self._principal = principal_of(config)
         self._group = group
         is_uncommitted = config.get("isolation.level") == "read_uncommitted"
@@ -105,16 +95,16 @@ class Group:
     def topics(self, named: Iterable[str] = ()) -> dict[str, int]:
         """Return how many partitions each topic has that this user may see.
 
-        Raises:
-            BrokerConnectionError: no broker answered.
-            MissingRightError: one of those that are named may not be seen.
-            TopicNotFoundError: one of them does not exist.
+        `BrokerConnectionError` where no broker answered, `MissingRightError` or `TopicNotFoundError` where one of those
+        that are named may not be seen, or does not exist.
         """
-        counts = kafka.partition_counts(self._admin, self._servers)
+        counts = kafka_topics.partition_counts(self._admin, self._servers)
         missing = [topic for topic in named if topic not in counts]
         if missing:
             # Told apart: those that do not exist, and those that may not be seen.
-            kafka.require_topics(self._admin, self._servers, missing, to=Operation.DESCRIBE, principal=self._principal)
+            kafka_topics.require_topics(
+                self._admin, self._servers, missing, to=Operation.DESCRIBE, principal=self._principal
+            )
         return counts
 
     def require_rights_to_write(self, topics: Iterable[str]) -> None:
@@ -123,16 +113,11 @@ class Group:
         require_rights(self._admin, f"the offsets of group {self._group} cannot be changed", rights, self._principal)
 
     def state(self, counts: Mapping[str, int], parts: Sequence[Part] | None = None) -> GroupState:
-        """Return members and positions.
+        """Return members and positions, given how many partitions each topic has, by `topics`.
 
-        Args:
-            counts: how many partitions each topic has, by `topics`.
-            parts: the partitions that are meant; None for all of each topic that the group has offsets of or reads.
-
-        Raises:
-            BrokerConnectionError: a broker did not answer.
-            MissingRightError: this user may not look at the group.
-            PenstockError: the brokers refused.
+        Without `parts` all partitions are meant of each topic that the group has offsets of or reads.
+        `BrokerConnectionError` where a broker did not answer, `MissingRightError` where this user may not look,
+        `PenstockError` where the brokers refused for another reason.
         """
         state, members = self._described()
         committed = self._committed()
@@ -176,11 +161,8 @@ class Group:
     def write(self, changes: Sequence[Change]) -> None:
         """Commit offsets and offset maps for the group, of all these partitions in one request.
 
-        Raises:
-            BrokerConnectionError: no answer came; what was written is not known.
-            GroupHasMembersError: the group has members.
-            MissingRightError: this user may not.
-            PenstockError: some were refused; the text says which, and that the others are written.
+        `BrokerConnectionError` where no answer came: what was written is not known then. `GroupHasMembersError`,
+        `MissingRightError`, or `PenstockError` where some were refused: it says which, and that the others are written.
         """
         if not changes:
             return
@@ -193,10 +175,10 @@ class Group:
 
         def ask() -> list[TopicPartition]:
             answer = self._admin.alter_consumer_group_offsets([asked], request_timeout=_ANSWER_S)
-            return list(kafka.answered(answer[self._group], _ANSWER_S).topic_partitions)
+            return list(answered(answer[self._group], _ANSWER_S).topic_partitions)
 
         def may_pass(answer: list[TopicPartition]) -> bool:
-            return any(one.error is not None and kafka.is_transient(one.error) for one in answer)
+            return any(one.error is not None and is_transient(one.error) for one in answer)
 
         refused = [one for one in self._told(ask, what, rights, may_pass) if one.error is not None]
         if not refused:
@@ -220,7 +202,7 @@ class Group:
     def _described(self) -> tuple[str, tuple[Member, ...]]:
         def ask() -> Any:
             answer = self._admin.describe_consumer_groups([self._group], request_timeout=_ANSWER_S)
-            return kafka.answered(answer[self._group], _ANSWER_S)
+            return answered(answer[self._group], _ANSWER_S)
 
         try:
             found = self._told(ask, f"group {self._group} cannot be looked at", self._rights(Operation.DESCRIBE))
@@ -244,7 +226,7 @@ class Group:
         def ask() -> list[TopicPartition]:
             # Stable ones: those of a transaction that is still open may be replaced when it ends.
             answer = self._admin.list_consumer_group_offsets([asked], require_stable=True, request_timeout=_ANSWER_S)
-            found = list(kafka.answered(answer[self._group], _ANSWER_S).topic_partitions)
+            found = list(answered(answer[self._group], _ANSWER_S).topic_partitions)
             if failed := next((one.error for one in found if one.error is not None), None):
                 raise KafkaException(failed)
             return found
@@ -269,7 +251,7 @@ class Group:
                 request_timeout=_ANSWER_S,
             )
             return {
-                (place.topic, place.partition): kafka.told_offset(kafka.answered(answer, _ANSWER_S))
+                (place.topic, place.partition): told_offset(answered(answer, _ANSWER_S))
                 for place, answer in answers.items()
             }
 
@@ -309,10 +291,9 @@ class Group:
             )
         if _may_pass(error):
             return BrokerConnectionError(
-                f"{what} by {self._servers}: {kafka.reason(error)}; check that the brokers run, and run the command "
-                "again"
+                f"{what} by {self._servers}: {reason(error)}; check that the brokers run, and run the command again"
             )
-        return PenstockError(f"{what}: {kafka.reason(error)}; see to the brokers, and run the command again")
+        return PenstockError(f"{what}: {reason(error)}; see to the brokers, and run the command again")
 
 
 class _NoSuchGroupError(PenstockError):
@@ -327,4 +308,4 @@ def _last(state: tenacity.RetryCallState) -> Any:
 def _may_pass(error: BaseException) -> bool:
     if not isinstance(error, KafkaException):
         return False
-    return kafka.is_transient(error) or code_of(error) == KafkaError.UNSTABLE_OFFSET_COMMIT
+    return is_transient(error) or code_of(error) == KafkaError.UNSTABLE_OFFSET_COMMIT

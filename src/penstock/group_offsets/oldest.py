@@ -9,15 +9,8 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from penstock import clients
-from penstock.clients.kafka import is_transient, reason
-from penstock.clients.rights import (
-    Operation,
-    concerns_a_group,
-    is_missing_right,
-    missing_right_text,
-    principal_of,
-    topic_right,
-)
+from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, is_transient, reason
+from penstock.clients.rights import Operation, missing_right_text, principal_of, topic_right
 from penstock.group_offsets.positions import Part, Position
 from penstock.options import ClientConfig
 
@@ -55,10 +48,8 @@ def oldest_not_done(
     Markers of transactions and compaction leave offsets without a record, so it is the first at or after that offset
     which the offset map does not call done. It joins no group and commits nothing.
 
-    All of it takes `limit_s` seconds at most; what has not arrived by then is told as a failure.
-
-    Raises:
-        ConfigurationError: the client library refused a setting.
+    All of it takes `limit_s` seconds at most; what has not arrived by then is told as a failure. `ConfigurationError`
+    where the client library refused a setting.
     """
     reading = _Reading([one for one in positions if one.left])
     if not reading.left:

@@ -78,8 +78,7 @@ def _target_offset(to: Target, position: Position, found: Mapping[Part, int]) ->
 def plan(group: str, positions: Sequence[Position], wanted: Mapping[Part, Wanted]) -> list[Change]:
     """Return the change of each partition for which something is wanted.
 
-    Raises:
-        ConfigurationError: offsets lie outside of their logs; all are named, with the ranges.
+    `ConfigurationError` where offsets lie outside of their logs: all are named, with the ranges.
     """
     outside = [text for one in positions if one.part in wanted and (text := _outside(one, wanted[one.part]))]
     if outside:

@@ -51,11 +51,7 @@ Target = Edge | AtTime | AtOffset | Shift
 
 
 def target(text: str) -> Target:
-    """Return where `--to` wants a group.
-
-    Raises:
-        ConfigurationError: it is none of what can be written there.
-    """
+    """Return where `--to` wants a group; `ConfigurationError` where it is none of what can be written there."""
     if text in {edge.value for edge in Edge}:
         return Edge(text)
     if _NUMBER.fullmatch(text) and int(text) <= _MAX_OFFSET:
@@ -90,11 +86,7 @@ class TopicChoice:
 
 
 def topic_choice(text: str) -> TopicChoice:
-    """Return what `--topic` chooses: `orders`, or `orders:0,4-7`.
-
-    Raises:
-        ConfigurationError: it is no choice.
-    """
+    """Return what `--topic` chooses: `orders`, or `orders:0,4-7`; `ConfigurationError` where that is nothing."""
     topic, colon, numbers = text.partition(":")
     found: set[int] = set()
     for one in numbers.split(",") if colon else ():
@@ -111,9 +103,7 @@ def topic_choice(text: str) -> TopicChoice:
 def chosen(choices: Iterable[TopicChoice], counts: Mapping[str, int]) -> list[Part]:
     """Return the partitions that are chosen, in their order, given how many each topic has.
 
-    Raises:
-        ConfigurationError: a topic has no such partition.
-        TopicNotFoundError: there is no such topic.
+    `TopicNotFoundError` where there is no such topic, `ConfigurationError` where it has no such partition.
     """
     parts: set[Part] = set()
     for choice in choices:

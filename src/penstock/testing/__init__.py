@@ -1,7 +1,5 @@
 """Testing aids, public: a Kafka in memory whose clock you move, and an app driven on it step by step."""
 
-from __future__ import annotations
-
 from penstock.testing.app import TestApp
 from penstock.testing.memory.assignor import Place
 from penstock.testing.memory.broker import TestBroker

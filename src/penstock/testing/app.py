@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self
 
 from confluent_kafka import Message as ClientMessage
 
 from penstock.app import App
 from penstock.clients.cluster import Clock
-from penstock.clients.kafka import TopicSpec
+from penstock.clients.topics import TopicSpec
 from penstock.consumer import ConsumerStatistics, Explanation
 from penstock.consumer.execution.threads import call
 from penstock.consumer.execution_slot import Outcome
@@ -106,7 +105,9 @@ class TestApp:
             self._tasks = TaskRunner(consumer, self._handler_timeout)
         self._consumer = consumer
         try:
-            self._enter_lifespans()
+            run_async = None if self._tasks is None else self._tasks.run
+            for lifespan in app._lifespans:  # noqa: SLF001 - as above
+                enter(lifespan, self._around, run_async)
             consumer.connect()
             if consumer.engine.telemetry is not None:
                 consumer.engine.telemetry.observe(lambda: consumer.statistics().reading())
@@ -114,11 +115,6 @@ class TestApp:
             self._end()
             raise
         return self
-
-    def _enter_lifespans(self) -> None:
-        run_async = None if self._tasks is None else self._tasks.run
-        for lifespan in self.app._lifespans:  # noqa: SLF001 - as above
-            enter(lifespan, self._around, run_async)
 
     def stop(self) -> bool:
         """Drain, commit and leave the group. Returns whether everything taken in was done.
@@ -130,7 +126,7 @@ class TestApp:
         """
         if self._consumer is None:
             return True
-        consumer, loop = self._running(), self._running().loop
+        consumer, loop = self._consumer, self._consumer.loop
         try:
             if loop is None or loop.stop_request.failure is not None:
                 return False
@@ -200,9 +196,7 @@ class TestApp:
         """Start."""
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Stop; without draining when an exception passes through."""
         if kind is None:
             self.stop()
@@ -326,9 +320,8 @@ class TestApp:
 
     def _work(self) -> bool:
         """Let handlers run as far as they get; tell whether one did."""
-        consumer = self._running()
         worked = False
-        for worker in consumer.workers:
+        for worker in self._running().workers:
             if worker.slot.kind is Kind.THREAD:
                 while worker.take():
                     worked = True
@@ -343,8 +336,7 @@ class TestApp:
 
     def _traces(self) -> tuple[object, ...]:
         """Return what changes whenever the poll loop has done something."""
-        consumer = self._running()
-        engine = consumer.engine
+        engine = self._running().engine
         publisher = engine.dead_letter_publisher
         return (
             engine.router.received,

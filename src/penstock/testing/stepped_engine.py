@@ -6,17 +6,13 @@ when anything happens, and time moves only when the driver moves it: where the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import Message as ClientMessage
 from confluent_kafka import TopicPartition
 
-from penstock.clients.cluster import Answer, RebalanceCallback
-from penstock.clients.granted_rights import Rights
-from penstock.clients.kafka import TopicSpec
-from penstock.clients.rights import Right
-from penstock.clients.topic_ids import TopicIds
+from penstock.clients.cluster import RebalanceCallback
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.executor import ManualExecutor
@@ -33,7 +29,6 @@ from penstock.testing.memory.assignor import Place
 from penstock.testing.memory.broker import TestBroker
 from penstock.testing.memory.clock import TestClock
 from penstock.testing.memory.consumer_client import MemoryConsumer
-from penstock.testing.memory.producer_client import MemoryProducer
 
 
 def _nothing(_client: object, _partitions: list[TopicPartition]) -> None:
@@ -41,36 +36,15 @@ def _nothing(_client: object, _partitions: list[TopicPartition]) -> None:
 
 
 class SteppedClock:
-    """The broker's clock, but for waiting: that is the driver's to decide.
-
-    Args:
-        clock: the broker's clock.
-        wait: called in place of `sleep`.
-    """
+    """The broker's clock, but for waiting: that is the driver's to decide, in `wait`."""
 
     def __init__(self, clock: TestClock, wait: Callable[[float], None]) -> None:
-        self._clock = clock
-        self._wait = wait
-
-    def monotonic(self) -> float:
-        """Return seconds that only rise."""
-        return self._clock.monotonic()
-
-    def time(self) -> float:
-        """Return seconds since the epoch."""
-        return self._clock.time()
-
-    def sleep(self, seconds: float) -> None:
-        """Let the driver decide."""
-        self._wait(seconds)
+        self.monotonic, self.time = clock.monotonic, clock.time
+        self.sleep = wait
 
 
 class SteppedClient:
-    """The consumer client in memory, with a driver that listens. It never waits for a message.
-
-    Args:
-        inner: the client.
-    """
+    """The consumer client in memory, with a driver that listens. It never waits for a message."""
 
     def __init__(self, inner: MemoryConsumer) -> None:
         self.inner = inner
@@ -80,6 +54,11 @@ class SteppedClient:
         self.on_change: Callable[[str, Sequence[Place], bool], None] = lambda _name, _places, _over: None
         #: Whether a rebalance callback is being called.
         self.in_callback = False
+        # The rest is the client's own.
+        self.committed, self.position, self.seek = inner.committed, inner.position, inner.seek
+        self.incremental_assign, self.incremental_unassign = inner.incremental_assign, inner.incremental_unassign
+        self.get_watermark_offsets = inner.get_watermark_offsets
+        self.pause, self.resume, self.close = inner.pause, inner.resume, inner.close
 
     def subscribe(
         self,
@@ -122,55 +101,9 @@ class SteppedClient:
         self.on_commit(offsets)
         return self.inner.commit(offsets=offsets, asynchronous=asynchronous)
 
-    # What is the client's own
-
-    def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
-        """Return the group's offsets."""
-        return self.inner.committed(partitions, timeout)
-
-    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Return the next offset to hand over."""
-        return self.inner.position(partitions)
-
-    def get_watermark_offsets(
-        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
-    ) -> tuple[int, int] | None:
-        """Return the first offset of the log and the one after its last."""
-        return self.inner.get_watermark_offsets(partition, timeout, cached)
-
-    def pause(self, partitions: list[TopicPartition]) -> None:
-        """Hand over nothing of these partitions."""
-        self.inner.pause(partitions)
-
-    def resume(self, partitions: list[TopicPartition]) -> None:
-        """Hand over again."""
-        self.inner.resume(partitions)
-
-    def seek(self, partition: TopicPartition) -> None:
-        """Go on from an offset."""
-        self.inner.seek(partition)
-
-    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
-        """Begin with these partitions."""
-        self.inner.incremental_assign(partitions)
-
-    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
-        """Stop with these partitions."""
-        self.inner.incremental_unassign(partitions)
-
-    def close(self) -> None:
-        """Leave the group."""
-        self.inner.close()
-
 
 class SteppedWorker:
-    """What a worker thread or a task does, step by step.
-
-    Args:
-        engine: whose lanes it serves.
-        slot: where it calls handlers.
-        queue: the scheduler's queue of its lanes.
-    """
+    """What a worker thread or a task does, step by step: it serves the lanes of a queue of the engine's scheduler."""
 
     __slots__ = ("_engine", "_processing", "assignment", "lane", "queue", "slot", "work")
 
@@ -217,16 +150,10 @@ class SteppedWorker:
 
 
 class SteppedConsumer:
-    """One consumer: its engine, its client and its workers.
+    """One consumer: its engine, its client and its workers; and the cluster that its engine sees.
 
-    Args:
-        group: the consumer group.
-        handlers: a handler for each topic.
-        settings: the options.
-        broker: where it runs.
-        middlewares: functions around every handler.
-        wait: called where a rebalance callback waits for handlers, with the seconds it would sleep: to let somebody
-            work, or to move the clock.
+    `wait` is called where a rebalance callback waits for handlers, with the seconds it would sleep: to let somebody
+    work, or to move the clock.
     """
 
     def __init__(
@@ -249,48 +176,18 @@ class SteppedConsumer:
         self._past: list[ExecutionSlot] = []
         self.loop: PollLoop | None = None
         self._client: SteppedClient | None = None
+        # All of the cluster but its consumers and its clock is the broker's own.
+        self.principal, self.producer, self.topics = broker.principal, broker.producer, broker.topics
+        self.require_topics, self.ensure_topics = broker.require_topics, broker.ensure_topics
+        self.message_limits = broker.message_limits
+        self.ask_topic_ids, self.ask_rights = broker.ask_topic_ids, broker.ask_rights
         if self.engine.lane_plan.has_threads:
             self.resize(settings.workers, Kind.THREAD)
 
-    # The cluster its engine sees
-
-    @property
-    def principal(self) -> str:
-        """Whom the broker takes the clients for."""
-        return self._broker.principal
-
     def consumer(self, config: Mapping[str, Any]) -> SteppedClient:
-        """Make the client."""
+        """Make the client, as the engine asks its cluster for one."""
         self._client = SteppedClient(self._broker.consumer(config))
         return self._client
-
-    def producer(self, config: Mapping[str, Any]) -> MemoryProducer:
-        """Make a producer."""
-        return self._broker.producer(config)
-
-    def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return how many partitions each topic has."""
-        return self._broker.require_topics(topics)
-
-    def topics(self) -> dict[str, int]:
-        """Return how many partitions each topic has."""
-        return self._broker.topics()
-
-    def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
-        """Create the topics that are absent."""
-        self._broker.ensure_topics(specs)
-
-    def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return how many bytes a message of each topic may have."""
-        return self._broker.message_limits(topics)
-
-    def ask_topic_ids(self, topics: Iterable[str]) -> Answer[TopicIds]:
-        """Ask which topics there are."""
-        return self._broker.ask_topic_ids(topics)
-
-    def ask_rights(self, needed: Iterable[Right]) -> Answer[Rights]:
-        """Ask which rights are missing."""
-        return self._broker.ask_rights(needed)
 
     def _sleep(self, seconds: float) -> None:
         if self._client is not None and self._client.in_callback:
@@ -307,13 +204,11 @@ class SteppedConsumer:
 
     def resize(self, count: int, kind: Kind) -> None:
         """Have so many workers of a kind; those too many go when they are between lanes, at the next call of this."""
-        mine = [worker for worker in self.workers if worker.slot.kind is kind]
+        engine, mine = self.engine, [worker for worker in self.workers if worker.slot.kind is kind]
         for number in range(len(mine), count):
-            queue = (
-                self.engine.lane_plan.task_queue if kind is Kind.TASK else number if self.engine.settings.pinned else 0
-            )
-            slot = ExecutionSlot(kind, f"penstock-stepped-{kind.value}-{self.engine.group}-{number}")
-            self.workers.append(SteppedWorker(self.engine, slot, queue))
+            queue = engine.lane_plan.task_queue if kind is Kind.TASK else number if engine.settings.pinned else 0
+            slot = ExecutionSlot(kind, f"penstock-stepped-{kind.value}-{engine.group}-{number}")
+            self.workers.append(SteppedWorker(engine, slot, queue))
         for worker in mine[count:]:
             if worker.lane is None:
                 self.workers.remove(worker)
@@ -321,11 +216,7 @@ class SteppedConsumer:
         self._executor.slots = [*(worker.slot for worker in self.workers), *self._past]
 
     def connect(self) -> PollLoop:
-        """Check the topics, make the clients and ask to join.
-
-        Raises:
-            TopicNotFoundError: a topic does not exist.
-        """
+        """Check the topics, make the clients and ask to join; errors as `Engine.connect`."""
         self.loop = self.engine.connect(self)
         self.loop.membership.join()
         return self.loop

@@ -23,12 +23,8 @@ _LOOK_S = 0.01
 class TaskRunner:
     """Runs the tasks of a consumer on a private event loop, only within its calls.
 
-    Args:
-        consumer: whose tasks.
-        handler_timeout: real seconds without an end of a handler after which it is taken to hang.
-
-    Raises:
-        ConfigurationError: an event loop runs in this thread already.
+    Without an end of a handler in `handler_timeout` real seconds it is taken to hang. `ConfigurationError` where an
+    event loop runs in this thread already.
     """
 
     def __init__(self, consumer: SteppedConsumer, handler_timeout: float) -> None:
@@ -56,11 +52,7 @@ class TaskRunner:
         return self._loop.run_until_complete(wait())
 
     def work(self) -> bool:
-        """Begin tasks for ready lanes and let all tasks go on; tell whether any is under way or has ended.
-
-        Raises:
-            PenstockError: a handler does not end.
-        """
+        """Let tasks of ready lanes begin and all go on, and tell if there was one; `PenstockError` if one hangs."""
         if not self._tasks:
             self._ended_at = time.monotonic()
         begun = self._begin()
@@ -103,12 +95,13 @@ class TaskRunner:
 
     @staticmethod
     async def _serve(worker: SteppedWorker) -> None:
+        task = cast("asyncio.Task[None]", asyncio.current_task())
         while worker.work is not None:
             outcome: Outcome = None
             try:
                 returned = await cast("Awaitable[object]", worker.slot.invoke(worker.work))
             except (KeyboardInterrupt, asyncio.CancelledError) as error:
-                if isinstance(error, KeyboardInterrupt) or _is_cancelled():
+                if isinstance(error, KeyboardInterrupt) or task.cancelling():
                     raise
                 outcome = Failed(error)
             except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
@@ -129,8 +122,3 @@ class TaskRunner:
         """End the loop."""
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -18,7 +18,8 @@ from conformance.store_cases import counted, decide, settled
 
 from databases import TestDatabase
 from kafka_tools import read_all
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
+from penstock import clients
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.errors import (
     BrokerConnectionError,
     ConfigurationError,
@@ -133,7 +134,7 @@ def test_a_missing_topic_holds_its_own_messages_until_it_is_there(sql_bench: Sql
     counted(coordinator, committed=1)
     wait_until(lambda: coordinator.statistics().held == 1)
     assert sql_bench.seen() == [b"3"]
-    ensure_topics(admin_client(sql_bench.servers, {}), sql_bench.servers, [TopicSpec(missing, 1)])
+    ensure_topics(clients.admin(sql_bench.servers, {}), sql_bench.servers, [TopicSpec(missing, 1)])
     settled(coordinator, committed=3, timeout=120.0)
 
     assert [message.value() for message in read_all(sql_bench.servers, missing)] == [b"1"]

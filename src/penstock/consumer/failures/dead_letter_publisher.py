@@ -21,8 +21,8 @@ from functools import partial
 from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.cluster import Clock, ProducerClient
-from penstock.clients.kafka import reason
-from penstock.clients.rights import THIS_CLIENT, Operation, is_missing_right, missing_right_text, topic_right
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import THIS_CLIENT, Operation, missing_right_text, topic_right
 from penstock.consumer.assignments import Assignment, Fetch
 from penstock.consumer.failures.failure_text import failure_text
 from penstock.consumer.failures.limits import DeadLetterLimits

@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from confluent_kafka import KafkaException, TopicPartition
 
 from penstock.clients.cluster import ConsumerClient
-from penstock.clients.kafka import reason as why
+from penstock.clients.kafka_errors import reason as why
 from penstock.consumer.assignments import Assignment, PauseReason
 from penstock.offsets import MAX_METADATA_CHARS
 

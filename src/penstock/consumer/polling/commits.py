@@ -24,8 +24,7 @@ from collections.abc import Callable, Sequence
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from penstock.clients.cluster import Clock, ConsumerClient
-from penstock.clients.kafka import reason
-from penstock.clients.rights import is_missing_right
+from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.offsets import MAX_METADATA_CHARS
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import KafkaException, TopicPartition
 
 from penstock.clients.cluster import Clock, ConsumerClient
-from penstock.clients.kafka import reason
+from penstock.clients.kafka_errors import reason
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.polling.back_pressure import BackPressure
 from penstock.consumer.polling.commits import Commits

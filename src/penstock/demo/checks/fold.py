@@ -81,10 +81,9 @@ class _Aircraft:
 class FlightFold:
     """The handler of the demo's app, and what it has seen.
 
-    There is no lock around an aircraft's state: the promise under test is that messages of one key are handled
-    one at a time, and each handler marks its aircraft busy, so a breach is counted rather than hidden. What
-    belongs to no aircraft (flights without a tail number, the counters) is under `_lock`. Flights to be `ignored` are
-    taken without being folded: a test that wants a red verdict gives some.
+    There is no lock around an aircraft's state: the promise under test is that messages of one key are handled one at a
+    time, and each handler marks its aircraft busy, so a breach is counted rather than hidden. The counters are under
+    `_lock`. Flights to be `ignored` are taken without being folded: a test that wants a red verdict gives some.
     """
 
     def __init__(self, poison: int, ignored: frozenset[int] = frozenset()) -> None:
@@ -107,7 +106,7 @@ class FlightFold:
             with self._lock:
                 self.poison_attempts += 1
             raise PoisonFlightError(f"flight {flight.sequence} of the schedule is the planted poison flight")
-        in_order = True if flight.tail is None else self._depart(flight.tail, flight)
+        in_order = flight.tail is None or self._depart(flight.tail, flight)
         with self._lock:
             self.finished += 1
             if flight.sequence in self._ignored:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 Value = TypeVar("Value")
@@ -157,11 +157,8 @@ def differing(expected: Mapping[str, Value], found: Mapping[str, Value]) -> int:
 def table(facts: Facts, rows: Sequence[Row]) -> Table:
     """Lay the verdict out. A broken promise stands in red and says BROKEN, for terminals without colours."""
     title = f"{facts.flights:,} flights in the CSV, {facts.departed:,} departed, {facts.aircraft:,} aircraft"
-    laid_out = Table(title=title, title_justify="left")
-    laid_out.add_column("")
-    laid_out.add_column("promised", justify="right")
-    laid_out.add_column("found", justify="right")
-    laid_out.add_column("")
+    promised, found = Column("promised", justify="right"), Column("found", justify="right")
+    laid_out = Table("", promised, found, "", title=title, title_justify="left")
     for row in rows:
         word, style = {True: ("kept", "green"), False: ("BROKEN", "bold red"), None: ("", "dim")}[row.holds]
         line_style = style if row.holds is not True else ""

@@ -2,9 +2,8 @@
 
     python -m penstock.demo airline SETTINGS_AS_JSON
 
-Each flight is one transaction: the half, then the row in the `flights` table as the local transaction, then
-the decision. Sender threads share the aircraft among them. Reports `progress`, and `standing` when it has come
-to the flight at which it is to be killed. It ends when its standard input does.
+Each flight is one transaction, whose local part is a row in the `flights` table. Sender threads share the aircraft
+among them. Reports `progress`, and `standing` at the flight at which it is to be killed. Ends with its standard input.
 """
 
 from __future__ import annotations
@@ -135,11 +134,7 @@ class Airline:
             self._fail(error)
 
     def _send(self, flight: Flight) -> bool:
-        """Send one flight in a transaction; tell whether it is decided.
-
-        A transaction whose half is not known to be stored, or that a check has rolled back before its local part
-        ran, comes to nothing: the flight is sent in another one.
-        """
+        """Send one flight in a transaction, or another one where that came to nothing; tell whether it is decided."""
         for _ in range(_ATTEMPTS):
             try:
                 return self._send_once(flight)

@@ -116,16 +116,12 @@ class FlightBook:
         ((total, commit),) = self._rows("SELECT COUNT(*), COALESCE(SUM(departed), 0) FROM answers")
         return Answers(commit=commit, rollback=total - commit)
 
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            self._connection.close()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_raised: object) -> None:
-        self.close()
+        with self._lock:
+            self._connection.close()
 
     def _require_unanswered(self, flight: Flight, transaction_id: str) -> None:
         query = "SELECT 1 FROM answers WHERE transaction_id = ?"

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -66,7 +67,7 @@ def kafka_jars(java: JavaRuntime, *, progress: bool | None = None) -> Path:
     Raises:
         DevBrokerError: they could not be resolved; the message carries the resolver's last lines.
     """
-    return cached(jars_folder(), lambda jars, work, show: _resolve_with_ivy(java, jars, work, show), progress)
+    return cached(jars_folder(), partial(_resolve_with_ivy, java), progress)
 
 
 def cached(folder: Path, resolver: Resolver, progress: bool | None = None) -> Path:

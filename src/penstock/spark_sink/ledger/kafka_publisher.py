@@ -24,7 +24,7 @@ import tenacity
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from penstock import clients
-from penstock.clients import kafka
+from penstock.clients.kafka_errors import reason
 from penstock.clients.rights import MissingRightError, Resource, principal_of
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger.kafka_ledger import (
@@ -121,7 +121,7 @@ def _may_pass(target: Target, rows: Sequence[Row], error: BaseException) -> bool
 def _warn_retry(transactional_id: str, state: tenacity.RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome is not None else None
     if isinstance(error, KafkaException):
-        _log.warning("%s: publishing failed and is tried again: %s", transactional_id, kafka.reason(error))
+        _log.warning("%s: publishing failed and is tried again: %s", transactional_id, reason(error))
 
 
 def _published(target: Target, transactional_id: str, rows: Sequence[Row], ledger: KafkaLedger) -> int:
@@ -199,7 +199,7 @@ def _end_what_is_open(target: Target, transactional_id: str) -> None:
         producer.init_transactions(ANSWER_S)
         producer.close()
     except KafkaException as error:
-        _log.warning("%s: what is open ends by its timeout: %s", transactional_id, kafka.reason(error))
+        _log.warning("%s: what is open ends by its timeout: %s", transactional_id, reason(error))
 
 
 def _places(rows: Sequence[Row]) -> str:
@@ -212,7 +212,7 @@ def _places(rows: Sequence[Row]) -> str:
 
 def _refused(target: Target, rows: Sequence[Row], error: KafkaException, *, tries: int) -> SinkError:
     return SinkError(
-        f"sink {target.name}: {_places(rows)}: {kafka.reason(error)}, tries: {tries}; mend the topic or the row, or "
+        f"sink {target.name}: {_places(rows)}: {reason(error)}, tries: {tries}; mend the topic or the row, or "
         "stop the other query of this name, and start the query anew"
     )
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.clients import kafka
+from penstock import clients
 from penstock.clients.granted_rights import missing_rights
-from penstock.clients.rights import Operation, Resource, Right, is_missing_right, topic_right, transactional_right
+from penstock.clients.kafka_errors import is_missing_right, is_transient
+from penstock.clients.rights import Operation, Resource, Right, topic_right, transactional_right
 from penstock.options import ClientConfig
 from penstock.spark_sink.source import planning
 
@@ -54,7 +55,7 @@ def missing_for(target: Target, topics: Collection[str], error: KafkaException) 
     The client library tells of a topic's missing WRITE as INVALID_TXN_STATE or as purged records, by chance: so the
     brokers are asked wherever an error is none that passes.
     """
-    if kafka.is_transient(error):
+    if is_transient(error):
         return []
     code = error.args[0].code() if isinstance(error.args[0], KafkaError) else None
     if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
@@ -62,6 +63,6 @@ def missing_for(target: Target, topics: Collection[str], error: KafkaException) 
     if code == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
         return [Right(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)]
     needed = target.rights(topics)
-    missing = missing_rights(kafka.admin_client(target.servers, target.config), needed)
+    missing = missing_rights(clients.admin(target.servers, target.config), needed)
     # Refused a moment ago, and given by now or not told: then any of them may have been meant.
     return missing or (needed if is_missing_right(error) else [])

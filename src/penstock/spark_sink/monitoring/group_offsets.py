@@ -15,17 +15,10 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from confluent_kafka.admin import AdminClient
 
 from penstock import clients
+from penstock.clients.answers import answered
 from penstock.clients.granted_rights import missing_rights
-from penstock.clients.kafka import admin_client, answered, reason
-from penstock.clients.rights import (
-    Operation,
-    Right,
-    group_right,
-    is_missing_right,
-    missing_right_text,
-    principal_of,
-    topic_right,
-)
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import Operation, Right, group_right, missing_right_text, principal_of, topic_right
 from penstock.options import ClientConfig, not_empty
 from penstock.spark_sink.source.consumer_settings import without_group
 from penstock.spark_sink.source.planning import Offsets
@@ -67,7 +60,7 @@ class GroupOffsets:
     def __init__(self, group: str, *, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
         not_empty("group", group)
         self.group = group
-        self._admin: AdminClient = admin_client(bootstrap_servers, config or {})
+        self._admin: AdminClient = clients.admin(bootstrap_servers, config or {})
         self._principal = principal_of(config or {})
         # Reads what the group has, and joins nothing. The admin client's way of asking ends the process where the
         # group's coordinator is new or moves (librdkafka 2.16: rd_kafka_handle_OffsetFetch has no group to tell;

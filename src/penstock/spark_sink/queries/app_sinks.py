@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.clients.kafka import admin_client, require_topics
+from penstock import clients
 from penstock.clients.rights import MissingRightError, principal_of
+from penstock.clients.topics import require_topics
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SessionStoppedError
@@ -78,7 +79,7 @@ class AppSinks:
         """
         from penstock.spark_sink import register  # says which extra brings PySpark
 
-        admin = admin_client(self._bootstrap_servers, self._config)
+        admin = clients.admin(self._bootstrap_servers, self._config)
         topics = {topic for one in self._specs for topic in one.topics}
         require_topics(admin, self._bootstrap_servers, topics, principal=principal_of(self._config))
         spark = self._session()

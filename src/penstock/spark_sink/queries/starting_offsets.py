@@ -11,8 +11,9 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from penstock.clients.kafka import admin_client, require_topics
+from penstock import clients
 from penstock.clients.rights import principal_of
+from penstock.clients.topics import require_topics
 from penstock.errors import ConfigurationError, MessageFormatError
 from penstock.options import ClientConfig
 from penstock.spark_sink.queries.sink_specs import SinkSpec
@@ -55,7 +56,7 @@ def starting_options(spec: SinkSpec, bootstrap_servers: str, config: ClientConfi
     given = {_STARTING: spec.starting_offsets} | {option.lower(): value for option, value in spec.options.items()}
     if not has_ledger(spec.function):
         return given
-    admin = admin_client(bootstrap_servers, config)
+    admin = clients.admin(bootstrap_servers, config)
     counts = require_topics(admin, bootstrap_servers, spec.topics, principal=principal_of(config))
     partitions = [(topic, number) for topic in spec.topics for number in range(counts[topic])]
     ledger = ledger_positions(spec.function, spec.name, partitions) or {}

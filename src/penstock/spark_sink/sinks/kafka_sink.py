@@ -17,11 +17,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
-from penstock.clients import kafka, require_travelling
+from penstock import clients
+from penstock.clients import require_travelling
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.clients.granted_rights import require_rights
-from penstock.clients.kafka import TopicSpec
+from penstock.clients.kafka_errors import reason
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts, require_topics
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, positive_int, reserved
 from penstock.spark_sink.errors import SchemaMismatchError
@@ -165,18 +167,18 @@ class KafkaSink:
             SinkError: the ledger cannot be read.
             BrokerConnectionError: no broker answered.
         """
-        admin = kafka.admin_client(self.bootstrap_servers, self.config)
+        admin = clients.admin(self.bootstrap_servers, self.config)
         # A topic that may not be seen looks like one that is not there, and the query would begin anew.
         reading = [topic_right(Operation.READ, self.ledger_topic)]
         require_rights(admin, f"the ledger of sink {self.name} cannot be read", reading, principal_of(self.config))
-        if self.ledger_topic not in kafka.partition_counts(admin, self.bootstrap_servers):
+        if self.ledger_topic not in partition_counts(admin, self.bootstrap_servers):
             return {}
         ledger = KafkaLedger(Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic))
         try:
             held = ledger.read(list(partitions))
         except KafkaException as error:
             raise SinkError(
-                f"the ledger {self.ledger_topic} of sink {self.name} could not be read: {kafka.reason(error)}; check "
+                f"the ledger {self.ledger_topic} of sink {self.name} could not be read: {reason(error)}; check "
                 "the brokers"
             ) from error
         finally:
@@ -227,20 +229,20 @@ class KafkaSink:
             )
 
     def _check_topics(self) -> None:
-        admin = kafka.admin_client(self.bootstrap_servers, self.config)
+        admin = clients.admin(self.bootstrap_servers, self.config)
         target = Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic)
         needed = target.rights([] if self.topic is None else [self.topic])
         principal = principal_of(self.config)
         require_rights(admin, f"sink {self.name} cannot publish", needed, principal)
         spec = TopicSpec(self.ledger_topic, PARTITIONS, TOPIC_CONFIG)
-        count = kafka.ensure_topics(admin, self.bootstrap_servers, [spec], principal=principal)[self.ledger_topic]
+        count = ensure_topics(admin, self.bootstrap_servers, [spec], principal=principal)[self.ledger_topic]
         if count < PARTITIONS:
             raise ConfigurationError(
                 f"topic {self.ledger_topic} has {count} partitions, a ledger needs {PARTITIONS}; give another "
                 "ledger_topic, which is made as it has to be"
             )
         if self.topic is not None:
-            kafka.require_topics(admin, self.bootstrap_servers, [self.topic], principal=principal)
+            require_topics(admin, self.bootstrap_servers, [self.topic], principal=principal)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from penstock.clients import kafka
-from penstock.clients.rights import MissingRightError, Operation, is_missing_right, principal_of, topic_right
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import PenstockError, SourceError
 from penstock.spark_sink.source.offset_reader import Topics
 from penstock.spark_sink.source.options import SourceOptions
@@ -101,7 +101,7 @@ class MissingPartitions:
                 principal_of(self._options.client),
             )
         return SourceError(
-            f"{read} and cannot be seen now: {kafka.reason(error)}; see to its brokers, then start the query again: it "
+            f"{read} and cannot be seen now: {reason(error)}; see to its brokers, then start the query again: it "
             "goes on there"
         )
 

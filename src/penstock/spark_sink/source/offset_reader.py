@@ -22,10 +22,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 )
 
 from penstock import clients
-from penstock.clients import kafka
-from penstock.clients.reaching import first_answer
-from penstock.clients.rights import MissingRightError, Operation, is_missing_right, principal_of, topic_right
+from penstock.clients.answers import CONNECT_TIMEOUT_S, first_answer, told_offset
+from penstock.clients.kafka_errors import is_missing_right, is_transient, reason
+from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.clients.topic_ids import described, id_of
+from penstock.clients.topics import partition_counts
 from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError
 from penstock.spark_sink.source import planning
 from penstock.spark_sink.source.client_names import nearest
@@ -68,7 +69,7 @@ class OffsetReader:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         _refuse_wrong_settings(options)
-        self._admin: AdminClient = kafka.admin_client(options.bootstrap_servers, options.client)
+        self._admin: AdminClient = clients.admin(options.bootstrap_servers, options.client)
 
     def partitions(self) -> list[planning.TopicPartition]:
         """Return the partitions the query reads, as they are now.
@@ -83,7 +84,7 @@ class OffsetReader:
         for name, error in sorted(topics.refused.items()):
             if not topics.is_unknown(name):
                 raise SourceError(
-                    f"topic {name} cannot be seen at {self._options.bootstrap_servers}: {kafka.reason(error)}; see "
+                    f"topic {name} cannot be seen at {self._options.bootstrap_servers}: {reason(error)}; see "
                     "to its brokers"
                 )
         return self._options.selection.pick(topics.counts)
@@ -102,7 +103,7 @@ class OffsetReader:
             if state.outcome is None:
                 return False
             found: Topics = state.outcome.result()
-            return any(kafka.is_transient(found.refused[name]) for name in found.refused.keys() & asked)
+            return any(is_transient(found.refused[name]) for name in found.refused.keys() & asked)
 
         return self._options.retrying(is_passing)(self._topics, asked)
 
@@ -110,17 +111,17 @@ class OffsetReader:
         servers, selection = self._options.bootstrap_servers, self._options.selection
         names = selection.names()
         if names is None:
-            names = frozenset(filter(selection.covers, kafka.partition_counts(self._admin, servers)))
+            names = frozenset(filter(selection.covers, partition_counts(self._admin, servers)))
         asked = names | expected
 
         def ask() -> tuple[dict[str, Any], dict[str, KafkaException]]:
-            found, refused = described(self._admin, asked, kafka.CONNECT_TIMEOUT_S, with_operations=True)
+            found, refused = described(self._admin, asked, CONNECT_TIMEOUT_S, with_operations=True)
             # Numbers below zero are the client's own errors: no broker has said anything.
             if refused and not found and all(error.args[0].code() < 0 for error in refused.values()):
                 raise next(iter(refused.values()))
             return found, refused
 
-        found, refused = first_answer(self._admin, servers, kafka.CONNECT_TIMEOUT_S, ask)
+        found, refused = first_answer(self._admin, servers, CONNECT_TIMEOUT_S, ask)
         for name in [name for name, one in found.items() if _may_only_be_seen(one)]:
             # Planned all the same, its tasks would fail one after the other.
             del found[name]
@@ -183,7 +184,7 @@ class OffsetReader:
 
         def is_passing(state: tenacity.RetryCallState) -> bool:
             refused = state.outcome.result() if state.outcome else None
-            return refused is not None and not is_missing_right(refused[1]) and kafka.is_transient(refused[1])
+            return refused is not None and not is_missing_right(refused[1]) and is_transient(refused[1])
 
         refused = self._options.retrying(is_passing)(ask) if specs else None
         if refused is not None:
@@ -192,7 +193,7 @@ class OffsetReader:
                 raise self._not_allowed(f"the offsets of {part[0]}[{part[1]}] cannot be read", [part[0]]) from error
             raise SourceError(
                 f"the offsets of {part[0]}[{part[1]}] could not be read at {self._options.bootstrap_servers}: "
-                f"{kafka.reason(error)}; check that its leader is up"
+                f"{reason(error)}; check that its leader is up"
             ) from error
         return found
 
@@ -209,12 +210,12 @@ class OffsetReader:
         futures = self._admin.list_offsets(
             {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
             isolation_level=mine if isolation is None else isolation,
-            request_timeout=kafka.CONNECT_TIMEOUT_S,
+            request_timeout=CONNECT_TIMEOUT_S,
         )
         refused = None
         for part, future in futures.items():
             try:
-                found[(part.topic, part.partition)] = kafka.told_offset(future.result())
+                found[(part.topic, part.partition)] = told_offset(future.result())
             except KafkaException as error:
                 refused = (part.topic, part.partition), error
         return refused
@@ -240,12 +241,12 @@ def _refuse_wrong_settings(options: SourceOptions) -> None:
         complaint = str(refused)
         found = [name for name in options.client if f'"{name}"' in complaint] + _NAMED.findall(complaint)
         named = next((name for name in found if name in options.client), None)
-        reason = "its value is not accepted, or a file it names cannot be read"
+        why = "its value is not accepted, or a file it names cannot be read"
         if "No such configuration property" in complaint:
             near = named and nearest(named)
-            reason = "it has no such setting" + (f"; did you mean kafka.{near}?" if near else "")
+            why = "it has no such setting" + (f"; did you mean kafka.{near}?" if near else "")
         what = f"the option kafka.{named}" if named else "an option kafka.*"
         raise ConfigurationError(
-            f"the Kafka client refused {what}: {reason} (names are librdkafka's, which differ from the Java client's "
+            f"the Kafka client refused {what}: {why} (names are librdkafka's, which differ from the Java client's "
             "in security settings)"
         ) from None

@@ -20,9 +20,9 @@ import tenacity
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
-from penstock.clients import kafka
 from penstock.clients.gc_pause import collection_put_off
-from penstock.clients.rights import MissingRightError, Operation, concerns_a_group, principal_of, topic_right
+from penstock.clients.kafka_errors import concerns_a_group, is_transient, reason
+from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import PenstockError, SourceError
 from penstock.message import UNREADABLE_HEADERS, Record, headers_of
 from penstock.spark_sink.errors import DataLossError
@@ -101,7 +101,7 @@ def _fill(rows: _Rows, consumer: Consumer, options: SourceOptions, wanted: Offse
             continue
         hindrance = error or hindrance
         if time.monotonic() - last_progress > options.poll_timeout_s:
-            why = "" if hindrance is None else f" ({kafka.reason(hindrance)})"
+            why = "" if hindrance is None else f" ({reason(hindrance)})"
             raise SourceError(
                 f"{_name(wanted)}: nothing came at offset {position} for {options.poll_timeout_s:g} s{why}; check that "
                 "the partition's leader is up, or raise kafkaConsumer.pollTimeoutMs"
@@ -126,7 +126,7 @@ def _settle(
                 position = max(position, message.offset() or 0)
             elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):  # noqa: SLF001 - as above
                 position = max(position, _after_gap(consumer, options, wanted, position))
-            elif kafka.is_transient(error):
+            elif is_transient(error):
                 hindrance = error
             elif not concerns_a_group(error):
                 raise _failure(error, options, wanted, position)
@@ -143,7 +143,7 @@ def _failure(error: KafkaError, options: SourceOptions, wanted: OffsetRange, pos
         right = topic_right(Operation.READ, wanted.topic)
         return MissingRightError(f"{_name(wanted)} cannot be read", [right], principal_of(options.client))
     return SourceError(
-        f"{_name(wanted)}: reading at offset {position} failed: {kafka.reason(error)}; "
+        f"{_name(wanted)}: reading at offset {position} failed: {reason(error)}; "
         "Spark tries the task again, and the broker's log says more"
     )
 
@@ -168,14 +168,14 @@ def _first_offset(consumer: Consumer, options: SourceOptions, wanted: OffsetRang
         return consumer.get_watermark_offsets(part, timeout=_WATERMARK_TIMEOUT_S)[0]
 
     def is_passing(error: BaseException) -> bool:
-        return isinstance(error, KafkaException) and kafka.is_transient(error)
+        return isinstance(error, KafkaException) and is_transient(error)
 
     try:
         return options.retrying(tenacity.retry_if_exception(is_passing))(ask)
     except KafkaException as error:
         raise SourceError(
             f"{_name(wanted)}: offset {position} is out of range, and where the log begins could not be read: "
-            f"{kafka.reason(error)}; Spark tries the task again"
+            f"{reason(error)}; Spark tries the task again"
         ) from error
 
 

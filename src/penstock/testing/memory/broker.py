@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar
 from confluent_kafka import KafkaError, Message
 
 from penstock.clients.granted_rights import Rights
-from penstock.clients.kafka import TopicSpec
 from penstock.clients.rights import Right
 from penstock.clients.topic_ids import TopicIds
+from penstock.clients.topics import TopicSpec
 from penstock.errors import TopicNotFoundError
 from penstock.testing.memory.assignor import Place
 from penstock.testing.memory.clock import TestClock

@@ -40,9 +40,7 @@ class Committing:
     def __init__(self, group: str, on_commit: OnCommit | None, state: BrokerState, cut_off: Callable[[], bool]) -> None:
         self._group = group
         self._on_commit = on_commit
-        self._clock = state.clock
-        self._coordinator = state.coordinator
-        self._faults = state.faults
+        self._state = state
         self._cut_off = cut_off
         #: Answers that `on_commit` has not heard yet.
         self.answers: deque[tuple[KafkaError | None, list[TopicPartition]]] = deque()
@@ -60,16 +58,17 @@ class Committing:
         def answer(error: KafkaError | None) -> None:
             self._answer(error, points)
 
-        self._send(self._request(member, points), self._faults.take(Operation.COMMIT_ASYNC), answer)
+        self._send(self._request(member, points), self._state.faults.take(Operation.COMMIT_ASYNC), answer)
 
     def send_and_wait(self, member: Member | None, points: Sequence[TopicPartition]) -> list[TopicPartition]:
         """Commit and let the clock go on until there is an answer; `KafkaException` where it is not a yes in time."""
         answers: list[KafkaError | None] = []
-        self._send(self._request(member, points), self._faults.take(Operation.COMMIT_SYNC), answers.append)
-        deadline = self._clock.monotonic() + ANSWER_S
-        while not answers and (now := self._clock.monotonic()) < deadline:
-            self._clock.sleep(min(deadline, self._coordinator.next_due()) - now)
-            self._coordinator.tick(self._clock.monotonic())
+        self._send(self._request(member, points), self._state.faults.take(Operation.COMMIT_SYNC), answers.append)
+        coordinator, clock = self._state.coordinator, self._state.clock
+        deadline = clock.monotonic() + ANSWER_S
+        while not answers and (now := clock.monotonic()) < deadline:
+            clock.sleep(min(deadline, coordinator.next_due()) - now)
+            coordinator.tick(clock.monotonic())
         error = answers[0] if answers else KafkaError(codes.TIMED_OUT)
         if error is not None:
             raise failed(error.code(), f"Commit failed: {error.str()}")
@@ -88,7 +87,7 @@ class Committing:
         self.answers.append((error, [AnsweredPartition(one, error) for one in points]))
 
     def _send(self, request: CommitRequest, fault: Fault | None, answer: Callable[[KafkaError | None], None]) -> None:
-        coordinator = self._coordinator
+        coordinator = self._state.coordinator
 
         def execute() -> KafkaError | None:
             code = coordinator.accept(request)
@@ -102,17 +101,18 @@ class Committing:
 
     def committed(self, partitions: Iterable[TopicPartition], timeout: float) -> list[TopicPartition]:
         """Return the group's offsets; `KafkaException` without an answer within `timeout` seconds of the clock."""
-        fault = self._faults.take(Operation.COMMITTED)
+        fault = self._state.faults.take(Operation.COMMITTED)
         if fault is not None:
             raise KafkaException(fault.error)
-        if self._cut_off() or self._coordinator.away:
+        coordinator, clock = self._state.coordinator, self._state.clock
+        if self._cut_off() or coordinator.away:
             allowed_s = timeout if timeout >= 0 else ANSWER_S
-            missing = float("inf") if self._cut_off() else self._coordinator.away_until - self._clock.monotonic()
-            self._clock.sleep(min(allowed_s, missing))
+            missing = float("inf") if self._cut_off() else coordinator.away_until - clock.monotonic()
+            clock.sleep(min(allowed_s, missing))
             if missing > allowed_s:
                 raise failed(codes.TIMED_OUT, "Failed to get committed offsets: Local: Timed out")
-            self._coordinator.tick(self._clock.monotonic())
-        offsets = self._coordinator.offsets.get(self._group, {})
+            coordinator.tick(clock.monotonic())
+        offsets = coordinator.offsets.get(self._group, {})
         answer = []
         for one in partitions:
             found = offsets.get((one.topic, one.partition))

@@ -26,12 +26,7 @@ class MemoryConsumer:
 
     def __init__(self, config: Mapping[str, Any], state: BrokerState) -> None:
         self._group = str(config["group.id"])
-        self._clock = state.clock
-        self._lock = state.lock
-        self._coordinator = state.coordinator
-        self._logs = state.topics.logs
-        self._faults = state.faults
-        self._chance = state.chance
+        self._state = state
         self._closed = False
         # Whether nothing of it reaches the broker.
         self._cut_off = False
@@ -43,11 +38,11 @@ class MemoryConsumer:
         )
         self._committing = Committing(self._group, config.get("on_commit"), state, lambda: self._cut_off)
         self._membership = Membership(
-            config, self, state, self._fetcher, lambda: not (self._cut_off or self._coordinator.away)
+            config, self, state, self._fetcher, lambda: not (self._cut_off or self._state.coordinator.away)
         )
 
     def _stored(self, place: Place) -> int | None:
-        found = self._coordinator.offsets.get(self._group, {}).get(place)
+        found = self._state.coordinator.offsets.get(self._group, {}).get(place)
         return None if found is None else found.offset
 
     def _require_open(self) -> None:
@@ -75,7 +70,7 @@ class MemoryConsumer:
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """Begin with these partitions, at their offsets; `KafkaException` where one is assigned already."""
         self._require_open()
-        with self._lock:
+        with self._state.lock:
             for one in partitions:
                 if (one.topic, one.partition) in self._fetcher.assigned:
                     text = f"{one.topic} [{one.partition}] is already part of the current assignment"
@@ -86,7 +81,7 @@ class MemoryConsumer:
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """Stop with these partitions; `KafkaException` where one is not assigned."""
         self._require_open()
-        with self._lock:
+        with self._state.lock:
             for one in partitions:
                 if (one.topic, one.partition) not in self._fetcher.assigned:
                     text = f"{one.topic} [{one.partition}] can't be unassigned: it is not in the current assignment"
@@ -105,9 +100,7 @@ class MemoryConsumer:
         """Return up to so many messages of what is there.
 
         Where nothing is there the clock goes on by `timeout` seconds, and what is there then is returned.
-
-        Raises:
-            RuntimeError: it is closed; or nothing is there and there is no timeout, so that it would wait for ever.
+        `RuntimeError` where it is closed, or where nothing is there and without a timeout it would wait for ever.
         """
         self._require_open()
         found = self._turn(num_messages)
@@ -115,16 +108,16 @@ class MemoryConsumer:
             return found
         if timeout < 0:
             raise RuntimeError("nothing is there, and on a test broker nobody else will bring it; give a timeout")
-        self._clock.sleep(timeout)
+        self._state.clock.sleep(timeout)
         return self._turn(num_messages)
 
     def _turn(self, wanted: int) -> list[Message]:
         membership, fetcher = self._membership, self._fetcher
         early: list[Message] = []
         before: dict[Place, FetchedPartition] = {}
-        with self._lock:
-            now = self._clock.monotonic()
-            self._coordinator.tick(now)
+        with self._state.lock:
+            now = self._state.clock.monotonic()
+            self._state.coordinator.tick(now)
             member = membership.member
             if member is not None:
                 member.polled_at = now
@@ -132,13 +125,13 @@ class MemoryConsumer:
                     if not self._cut_off:
                         fetcher.refill()
                     return fetcher.take(wanted)
-                if member.change is not None and wanted > 1 and self._chance.getrandbits(1):
+                if member.change is not None and wanted > 1 and self._state.chance.getrandbits(1):
                     # The callbacks come in the middle: some messages are counted out, but not handed over yet.
                     before = dict(fetcher.assigned)
-                    early = fetcher.take(self._chance.randrange(wanted))
+                    early = fetcher.take(self._state.chance.randrange(wanted))
         self._committing.serve()
         membership.serve()
-        with self._lock:
+        with self._state.lock:
             # Of a partition that the callbacks gave back nothing is handed over.
             found = [one for one in early if fetcher.assigned.get(_place(one)) is before.get(_place(one))]
             while membership.errors and len(found) < wanted:
@@ -150,14 +143,14 @@ class MemoryConsumer:
     def pause(self, partitions: list[TopicPartition]) -> None:
         """Hand over nothing of these partitions, and forget what was fetched of them."""
         self._require_open()
-        with self._lock:
+        with self._state.lock:
             for one in partitions:
                 self._fetcher.pause((one.topic, one.partition))
 
     def resume(self, partitions: list[TopicPartition]) -> None:
         """Hand over again, from the position."""
         self._require_open()
-        with self._lock:
+        with self._state.lock:
             for one in partitions:
                 self._fetcher.resume((one.topic, one.partition))
 
@@ -165,7 +158,7 @@ class MemoryConsumer:
         """Go on from an offset, or a logical one, and forget what was fetched; `KafkaException` if unassigned."""
         self._require_open()
         place = (partition.topic, partition.partition)
-        with self._lock:
+        with self._state.lock:
             if place not in self._fetcher.assigned:
                 raise failed(codes.STATE, f"Failed to seek to offset {partition.offset}: Local: Erroneous state")
             self._fetcher.seek(place, partition.offset)
@@ -173,36 +166,33 @@ class MemoryConsumer:
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return the next offset to hand over; -1001 before the first message and for what is not assigned."""
         self._require_open()
-        with self._lock:
-            assigned, found = self._fetcher.assigned, []
+        found = []
+        with self._state.lock:
             for one in partitions:
-                part = assigned.get((one.topic, one.partition))
-                offset = codes.INVALID if part is None else part.position
-                found.append(TopicPartition(one.topic, one.partition, offset))
-            return found
+                part = self._fetcher.assigned.get((one.topic, one.partition))
+                found.append(TopicPartition(one.topic, one.partition, codes.INVALID if part is None else part.position))
+        return found
 
     def get_watermark_offsets(
         self, partition: TopicPartition, timeout: float = -1, cached: bool = False
     ) -> tuple[int, int] | None:
         """Return the first offset of the log and the one after its last.
 
-        For a reader of committed messages the end is the last stable offset, unless `cached`.
-
-        Raises:
-            KafkaException: there is no such partition, or the broker did not answer.
+        For a reader of committed messages the end is the last stable offset, unless `cached`. `KafkaException` where
+        there is no such partition, or the broker did not answer.
         """
         self._require_open()
         place = (partition.topic, partition.partition)
-        with self._lock:
-            log = self._logs.get(place)
+        with self._state.lock:
+            log = self._state.topics.logs.get(place)
             if cached:
                 known = log is not None and place in self._fetcher.assigned
                 return (log.start, log.end) if log is not None and known else (codes.INVALID, codes.INVALID)
-            fault = self._faults.take(Operation.WATERMARKS)
+            fault = self._state.faults.take(Operation.WATERMARKS)
             if fault is not None:
                 raise KafkaException(fault.error)
             if self._cut_off:
-                self._clock.sleep(timeout if timeout >= 0 else ANSWER_S)
+                self._state.clock.sleep(timeout if timeout >= 0 else ANSWER_S)
                 raise failed(codes.TIMED_OUT, "Failed to get watermark offsets: Local: Timed out")
             if log is None:
                 raise failed(codes.UNKNOWN_PARTITION, "Failed to get watermark offsets: Local: Unknown partition")
@@ -213,15 +203,14 @@ class MemoryConsumer:
     def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition] | None:
         """Commit offsets with their metadata; the answer to an asynchronous one comes to `on_commit`.
 
-        Raises:
-            KafkaException: it was refused, whole or in part, or no answer came within 60 s of the clock.
+        `KafkaException` where it was refused, whole or in part, or no answer came within 60 s of the clock.
         """
         self._require_open()
         points = [one for one in offsets if one.offset >= 0]
         if not points:
             raise failed(codes.NO_OFFSET, "Commit failed: Local: No offset stored")
-        with self._lock:
-            self._coordinator.tick(self._clock.monotonic())
+        with self._state.lock:
+            self._state.coordinator.tick(self._state.clock.monotonic())
             if self._membership.fenced:
                 raise failed(codes.FATAL, "Commit failed: Local: Fatal error")
             if not asynchronous:
@@ -235,8 +224,8 @@ class MemoryConsumer:
         `KafkaException` where the coordinator did not answer within `timeout` seconds of the clock.
         """
         self._require_open()
-        with self._lock:
-            self._coordinator.tick(self._clock.monotonic())
+        with self._state.lock:
+            self._state.coordinator.tick(self._state.clock.monotonic())
             return self._committing.committed(partitions, timeout)
 
     # The end
@@ -245,31 +234,31 @@ class MemoryConsumer:
         """Revoke what is assigned and leave the group; with an instance id the group waits for the return."""
         if self._closed:
             return
-        with self._lock:
-            self._coordinator.tick(self._clock.monotonic())
+        with self._state.lock:
+            self._state.coordinator.tick(self._state.clock.monotonic())
         self._membership.close()
         self._committing.serve()
         self._closed = True
 
     def die(self) -> None:
         """End as a process that is killed: no callback, no word to the group. For the broker."""
-        with self._lock:
+        with self._state.lock:
             self._closed = True
             self._membership.hear_no_more()
 
     def cut_off(self) -> None:
         """Let nothing of it reach the broker from now on. For the broker."""
-        with self._lock:
+        with self._state.lock:
             self._cut_off = True
             self._membership.hear_no_more()
 
     def heal(self) -> None:
         """Let it reach the broker again; what was held arrives. For the broker."""
-        with self._lock:
-            self._coordinator.tick(self._clock.monotonic())
+        with self._state.lock:
+            self._state.coordinator.tick(self._state.clock.monotonic())
             self._cut_off = False
             self._membership.hear_again()
-            self._coordinator.tick(self._clock.monotonic())
+            self._state.coordinator.tick(self._state.clock.monotonic())
 
 
 def _place(message: Message) -> Place:

@@ -51,16 +51,11 @@ class Effect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault.
-
-    Attributes:
-        effect: how the call goes wrong.
-        error: what the client hears, where it hears an error.
-        seconds: how late, for what is late.
-    """
+    """One fault: how a call goes wrong, and what the client hears where it hears an error."""
 
     effect: Effect
     error: KafkaError
+    #: How late, for what is late.
     seconds: float = 0.0
 
 

@@ -53,10 +53,7 @@ class Fetcher:
     def __init__(
         self, state: BrokerState, *, reset: str, committed_only: bool, stored: Callable[[Place], int | None]
     ) -> None:
-        self._logs = state.topics.logs
-        self._faults = state.faults
-        self._chance = state.chance
-        self._max_fetch = state.max_fetch
+        self._state = state
         self._reset = reset
         self._stored = stored
         self.committed_only = committed_only
@@ -103,7 +100,7 @@ class Fetcher:
                 self._fetch(part)
 
     def _fetch(self, part: FetchedPartition) -> None:
-        log = self._logs.get(part.place)
+        log = self._state.topics.logs.get(part.place)
         if log is None:
             return
         if part.next < 0:
@@ -113,11 +110,11 @@ class Fetcher:
             self._go_by_policy(part, log, why)
         if part.stopped or part.next >= log.end:
             return
-        fault = self._faults.take(Operation.FETCH)
+        fault = self._state.faults.take(Operation.FETCH)
         if fault is not None:
             self._put_error(part, fault.error, None)
             return
-        limit = int(self._chance.random() * self._max_fetch) + 1
+        limit = int(self._state.chance.random() * self._state.max_fetch) + 1
         messages, end = log.read(part.next, limit, committed_only=self.committed_only)
         if end > part.next:
             part.buffered = True

@@ -79,9 +79,8 @@ class Group:
 
     def join(self, member: Member, now: float) -> None:
         """Take a member in. One with the instance id of another takes its place without a rebalance."""
-        former = next(
-            (one for one in self.members.values() if member.instance and one.instance == member.instance), None
-        )
+        same = (one for one in self.members.values() if member.instance and one.instance == member.instance)
+        former = next(same, None)
         self.check_at = now
         if former is None:
             self.members[member.name] = member
@@ -178,13 +177,9 @@ class Group:
             given = tuple(place for place in shares[name] if owner.get(place, name) == name)
             member.generation, member.assigned = self.generation, given
             kept = set(given)
-            self._tell(
-                member,
-                Change(
-                    tuple(place for place in member.owned if place not in kept),
-                    tuple(place for place in given if place not in member.owned),
-                ),
-            )
+            revoked = tuple(place for place in member.owned if place not in kept)
+            added = tuple(place for place in given if place not in member.owned)
+            self._tell(member, Change(revoked, added))
 
     @staticmethod
     def _tell(member: Member, change: Change) -> None:

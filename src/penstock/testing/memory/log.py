@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from confluent_kafka import Message
@@ -26,13 +27,11 @@ class Outcome(Enum):
     ABORTED = auto()
 
 
+@dataclass(slots=True, eq=False)
 class LoggedTransaction:
     """A transaction as the logs know it: one object for all its partitions, so that it ends in all at once."""
 
-    __slots__ = ("outcome",)
-
-    def __init__(self) -> None:
-        self.outcome = Outcome.OPEN
+    outcome: Outcome = Outcome.OPEN
 
 
 class PartitionLog:

@@ -38,11 +38,8 @@ class Membership:
         self._session_s = float(config.get("session.timeout.ms", _SESSION_MS)) / 1000
         self._poll_s = float(config.get("max.poll.interval.ms", _POLL_MS)) / 1000
         self._consumer = consumer
-        self._clock = state.clock
-        self._lock = state.lock
-        self._coordinator = state.coordinator
+        self._state = state
         self._group = state.coordinator.group(str(config["group.id"]))
-        self._exists = state.topics.logs
         self._fetcher = fetcher
         self._reachable = reachable
         self._topics: list[str] = []
@@ -68,7 +65,7 @@ class Membership:
         on_lost: RebalanceCallback | None,
     ) -> None:
         """Join the group."""
-        with self._lock:
+        with self._state.lock:
             if self.member is not None and self.member.gone is None:
                 self._group.leave(self.member)
             self._topics = list(topics)
@@ -78,10 +75,10 @@ class Membership:
     def _join(self) -> None:
         if not self._reachable():
             return
-        now = self._clock.monotonic()
-        self._coordinator.tick(now)
+        now = self._state.clock.monotonic()
+        self._state.coordinator.tick(now)
         self._reported_eviction = False
-        name = self._coordinator.new_name()
+        name = self._state.coordinator.new_name()
         self.member = Member(name, self._instance, tuple(self._topics), self._session_s, self._poll_s, now)
         self._group.join(self.member, now)
 
@@ -90,7 +87,7 @@ class Membership:
         member = self.member
         if member is None:
             if self._topics:
-                with self._lock:
+                with self._state.lock:
                     self._join()
         elif member.gone is Gone.FENCED:
             self._fence(member)
@@ -114,13 +111,13 @@ class Membership:
             return
         if self._fetcher.assigned:
             self._drop(self._on_lost or self._on_revoke, list(self._fetcher.assigned))
-        with self._lock:
+        with self._state.lock:
             self.member = None
             self._join()
 
     def _serve_change(self, member: Member, change: Change) -> None:
-        absent = [place for place in change.revoked if place not in self._exists]
-        revoked = [place for place in change.revoked if place in self._exists]
+        absent = [place for place in change.revoked if place not in self._state.topics.logs]
+        revoked = [place for place in change.revoked if place in self._state.topics.logs]
         if absent:
             for topic, partition in absent:
                 text = f"Subscribed topic not available: {topic}: Broker: Unknown topic or partition"
@@ -134,7 +131,7 @@ class Membership:
             return
         if self._on_assign is not None:
             self._on_assign(self._consumer, [TopicPartition(*place) for place in change.added])
-        with self._lock:
+        with self._state.lock:
             for place in change.added:
                 if place not in self._fetcher.assigned:
                     self._fetcher.assign(place, codes.INVALID)
@@ -147,7 +144,7 @@ class Membership:
         """Call a callback and unassign what it left assigned, as the client library does."""
         if callback is not None:
             callback(self._consumer, [TopicPartition(*place) for place in places])
-        with self._lock:
+        with self._state.lock:
             for place in places:
                 if place in self._fetcher.assigned:
                     self._fetcher.unassign(place)
@@ -158,22 +155,22 @@ class Membership:
             lost = self.member is not None and self.member.gone is not None
             callback = (self._on_lost or self._on_revoke) if lost else self._on_revoke
             self._drop(callback, list(self._fetcher.assigned))
-        with self._lock:
+        with self._state.lock:
             member = self.member
             if member is None or member.gone is not None:
                 return
             if self._instance is not None or not self._reachable():
                 # With an instance id the group waits for its return (KIP-345).
-                self._group.unheard(member, self._clock.monotonic())
+                self._group.unheard(member, self._state.clock.monotonic())
             else:
                 self._group.leave(member)
 
     def hear_no_more(self) -> None:
         """Let the group hear nothing of this client from now on. Under the lock."""
         if self.member is not None and self.member.gone is None:
-            self._group.unheard(self.member, self._clock.monotonic())
+            self._group.unheard(self.member, self._state.clock.monotonic())
 
     def hear_again(self) -> None:
         """Let the group hear this client again. Under the lock."""
         if self.member is not None and self.member.gone is None:
-            self._group.heard(self.member, self._clock.monotonic())
+            self._group.heard(self.member, self._state.clock.monotonic())

@@ -23,11 +23,7 @@ class MemoryProducer:
     """A producer on the broker in memory: made by `TestBroker.producer`. Safe to use from any thread."""
 
     def __init__(self, state: BrokerState) -> None:
-        self._clock = state.clock
-        self._lock = state.lock
-        self._coordinator = state.coordinator
-        self._topics = state.topics
-        self._faults = state.faults
+        self._state = state
         self._reports: deque[tuple[DeliveryCallback | None, KafkaError | None, Message]] = deque()
         self._waiting = 0
         # Why it takes nothing more, and whether that was raised.
@@ -44,18 +40,14 @@ class MemoryProducer:
         partition: int = -1,
         on_delivery: DeliveryCallback | None = None,
     ) -> None:
-        """Queue a message.
-
-        Raises:
-            BufferError: a fault says that the queue is full.
-            KafkaException: it failed fatally before.
-        """
-        with self._lock:
+        """Queue a message; `BufferError` where a fault says so, `KafkaException` where it failed fatally before."""
+        state = self._state
+        with state.lock:
             if self._failure is not None:
                 raise KafkaException(KafkaError(codes.FATAL))
-            if self._faults.take(Operation.QUEUE) is not None:
+            if state.faults.take(Operation.QUEUE) is not None:
                 raise BufferError("Local: Queue full")
-            fault = self._faults.take(Operation.PRODUCE)
+            fault = state.faults.take(Operation.PRODUCE)
             if fault is not None and fault.effect is Effect.REFUSED:
                 fault = replace(fault, error=self._refusal(fault.error))
             self._waiting += 1
@@ -64,12 +56,12 @@ class MemoryProducer:
             def write() -> KafkaError | None:
                 nonlocal message
                 try:
-                    message = self._topics.append(topic, value, key, headers, partition=partition)[0]
+                    message = state.topics.append(topic, value, key, headers, partition=partition)[0]
                 except TopicNotFoundError:
                     return KafkaError(codes.UNKNOWN_TOPIC_OR_PARTITION)
                 return None
 
-            self._coordinator.deliver(fault, write, lambda error: self._reports.append((on_delivery, error, message)))
+            state.coordinator.deliver(fault, write, lambda error: self._reports.append((on_delivery, error, message)))
 
     def _refusal(self, error: KafkaError) -> KafkaError:
         """Return what is reported of a message that was refused."""
@@ -88,29 +80,29 @@ class MemoryProducer:
         """
         served = self._serve()
         if not served and self._waiting and timeout > 0:
-            self._clock.sleep(timeout)
+            self._state.clock.sleep(timeout)
             served = self._serve()
         return served
 
     def flush(self, timeout: float = -1) -> int:
         """Let the clock go on until everything is delivered or `timeout` is over; return how many are still out."""
         self._serve()
-        deadline = self._clock.monotonic() + timeout if timeout >= 0 else float("inf")
-        while self._waiting and (now := self._clock.monotonic()) < deadline:
-            with self._lock:
-                until = min(deadline, self._coordinator.next_due())
+        deadline = self._state.clock.monotonic() + timeout if timeout >= 0 else float("inf")
+        while self._waiting and (now := self._state.clock.monotonic()) < deadline:
+            with self._state.lock:
+                until = min(deadline, self._state.coordinator.next_due())
             if until == float("inf"):
                 break
-            self._clock.sleep(until - now)
+            self._state.clock.sleep(until - now)
             self._serve()
         return self._waiting
 
     def _serve(self) -> int:
-        with self._lock:
+        with self._state.lock:
             if self._failure is not None and not self._is_raised:
                 self._is_raised = True
                 raise KafkaException(self._failure)
-            self._coordinator.tick(self._clock.monotonic())
+            self._state.coordinator.tick(self._state.clock.monotonic())
             due, self._reports = self._reports, deque()
             self._waiting -= len(due)
         for callback, error, message in due:

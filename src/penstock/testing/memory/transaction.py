@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 from typing import Self
 
 from confluent_kafka import Message
@@ -67,9 +66,7 @@ class TestTransaction:
         """Return the open transaction."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Commit, or abort when an exception passes through; what was ended by hand stays as it is."""
         if self._logged.outcome is Outcome.OPEN:
             self._end(Outcome.COMMITTED if kind is None else Outcome.ABORTED)

@@ -16,8 +16,8 @@ from functools import partial
 
 from confluent_kafka import KafkaException
 
+from penstock import clients
 from penstock.clients.bounded_calls import Disposable, LeftBehind, NotAnsweredError
-from penstock.clients.kafka import admin_client
 from penstock.clients.rights import Operation, principal_of
 from penstock.errors import ConfigurationError, StoppedError, raised
 from penstock.options import ClientConfig, positive, positive_int, reserved
@@ -113,7 +113,7 @@ class KafkaCoordinator:
         self._target_latency = target_latency
         self._options = options
         self._config = given
-        self._admin = admin_client(bootstrap_servers, given)
+        self._admin = clients.admin(bootstrap_servers, given)
         # Set by stop(), read by all threads.
         self._stopping = threading.Event()
         self._start_lock = threading.Lock()

@@ -16,8 +16,9 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
 
 from penstock.clients.bounded_calls import LeftBehind
-from penstock.clients.kafka import hidden_topics, partition_counts, reason
-from penstock.clients.rights import Operation, group_right, is_missing_right, topic_right
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import Operation, group_right, topic_right
+from penstock.clients.topics import hidden_topics, partition_counts
 from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
 from penstock.transactions.coordinator.partitions.counts import Counts
 from penstock.transactions.coordinator.partitions.half_partition import HalfPartition

@@ -17,8 +17,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from penstock.clients.kafka import reason
-from penstock.clients.rights import Operation, is_missing_right, topic_right
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import Operation, topic_right
 from penstock.errors import MessageFormatError
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import AckedProducer

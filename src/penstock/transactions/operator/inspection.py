@@ -15,15 +15,9 @@ from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from penstock.clients.kafka import admin_client, reason
-from penstock.clients.rights import (
-    MissingRightError,
-    Operation,
-    group_right,
-    is_missing_right,
-    principal_of,
-    topic_right,
-)
+from penstock import clients
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import MissingRightError, Operation, group_right, principal_of, topic_right
 from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.log_bounds import topic_ids
@@ -132,7 +126,7 @@ class Inspection:
         self._topics = topics
         self._principal = principal_of(config)
         self._reader = EndReader(bootstrap_servers, config, topics.coordinators)
-        self._admin = admin_client(bootstrap_servers, config)
+        self._admin = clients.admin(bootstrap_servers, config)
 
     def pending(self) -> list[Found]:
         """Return what is not settled, oldest first."""

@@ -15,9 +15,10 @@ from typing import Self
 
 from confluent_kafka import KafkaException
 
+from penstock import clients
 from penstock.clients.granted_rights import require_rights
-from penstock.clients.kafka import admin_client, hidden_topics, partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.clients.topics import hidden_topics, partition_counts
 from penstock.errors import DecisionNotStoredError, PenstockError, StoppedError, TransactionError
 from penstock.options import ClientConfig
 from penstock.transactions.model import PendingTransaction
@@ -69,7 +70,7 @@ class KafkaAdministration:
     def __init__(self, bootstrap_servers: str, prefix: str = "penstock", config: ClientConfig | None = None) -> None:
         given = config or {}
         self._principal = principal_of(given)
-        self._admin = admin_client(bootstrap_servers, given)
+        self._admin = clients.admin(bootstrap_servers, given)
         self._bootstrap_servers = bootstrap_servers
         counts = partition_counts(self._admin, bootstrap_servers)
         topics = StoreTopics(prefix)

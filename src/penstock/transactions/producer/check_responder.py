@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from confluent_kafka import KafkaException
 
-from penstock.clients.kafka import reason
+from penstock.clients.kafka_errors import reason
 from penstock.errors import DecisionNotStoredError, raised
 from penstock.transactions.bulkhead import BulkheadPool
 from penstock.transactions.model import HalfMessage, TransactionState

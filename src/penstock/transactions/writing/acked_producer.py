@@ -18,9 +18,9 @@ from typing import Any, cast
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from penstock import clients
-from penstock.clients.kafka import reason
+from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.renewal import ClientRenewal
-from penstock.clients.rights import Operation, is_missing_right, lacking_text, principal_of, topic_right
+from penstock.clients.rights import Operation, lacking_text, principal_of, topic_right
 from penstock.errors import MessageFormatError, StoppedError, raised
 from penstock.message import Record, headers_of
 from penstock.options import ClientConfig, reserved

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from penstock.clients.kafka import reason
+from penstock.clients.kafka_errors import reason
 from penstock.errors import PenstockError
 
 #: What the library is asked to log: every EndTxn that was answered or lost, among thirty lines a transaction.

@@ -27,8 +27,8 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from penstock import clients
-from penstock.clients.kafka import reason
-from penstock.clients.rights import Operation, Right, is_missing_right, topic_right
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import Operation, Right, topic_right
 from penstock.options import ClientConfig
 from penstock.transactions.writing.end_watch import EndWatch, UnknownEndError
 from penstock.transactions.writing.errors import GivenUpError, IdLostError, NotOpenedError

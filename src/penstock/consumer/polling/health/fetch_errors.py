@@ -10,8 +10,7 @@ import logging
 from confluent_kafka import KafkaError
 
 from penstock.clients.cluster import Clock
-from penstock.clients.kafka import reason
-from penstock.clients.rights import is_missing_right
+from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.consumer.polling.health.rights_watch import RightsWatch
 from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.errors import PenstockError

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from confluent_kafka import OFFSET_END, KafkaException, TopicPartition
 
 from penstock.clients.cluster import ConsumerClient
-from penstock.clients.kafka import reason
+from penstock.clients.kafka_errors import reason
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.polling.router import Router
 from penstock.errors import PenstockError

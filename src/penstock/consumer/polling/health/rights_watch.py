@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.cluster import Answer
 from penstock.clients.granted_rights import Rights
-from penstock.clients.kafka import reason
+from penstock.clients.kafka_errors import reason
 from penstock.clients.rights import (
     MissingRightError,
     Operation,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from confluent_kafka import KafkaException
 
 from penstock.clients.cluster import Answer
-from penstock.clients.kafka import reason
+from penstock.clients.kafka_errors import reason
 from penstock.clients.topic_ids import TopicIds
 
 #: Seconds between two questions.

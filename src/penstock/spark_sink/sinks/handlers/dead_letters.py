@@ -11,16 +11,8 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.cluster import ProducerClient
-from penstock.clients.kafka import reason
-from penstock.clients.rights import (
-    MissingRightError,
-    Operation,
-    Resource,
-    Right,
-    is_missing_right,
-    principal_of,
-    topic_right,
-)
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import MissingRightError, Operation, Resource, Right, principal_of, topic_right
 from penstock.consumer.failures.limits import DeadLetterLimit
 from penstock.consumer.handlers.handler import OnFailure
 from penstock.consumer.handlers.route import Route

@@ -19,11 +19,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql.functions import arrow_udf, col  # type: ignore[attr-defined] # the first has no types
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType
 
+from penstock import clients
 from penstock import options as check
 from penstock.clients import require_travelling
 from penstock.clients.granted_rights import require_rights
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics, partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, MiddlewareSpec, OnFailure, WorkerResource
 from penstock.consumer.handlers.functions import name_of
 from penstock.consumer.handlers.handler import Kind, orderings_of, require_own_topics
@@ -249,7 +250,7 @@ class HandlerSink:
         wanted = self._dead_letter_topics()
         if not wanted or self.bootstrap_servers is None or self._process.has_dead_letter_topics:
             return
-        admin = admin_client(self.bootstrap_servers, self.config)
+        admin = clients.admin(self.bootstrap_servers, self.config)
         rights = [topic_right(Operation.WRITE, name) for name in sorted(set(wanted.values()))]
         require_rights(admin, f"the dead letters of {self.group} cannot be written", rights, principal_of(self.config))
         counts = partition_counts(admin, self.bootstrap_servers)

@@ -15,11 +15,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from confluent_kafka.admin import AdminClient
 
 from penstock import clients
-from penstock.clients import kafka
 from penstock.clients.granted_rights import require_rights
-from penstock.clients.kafka import TopicSpec
-from penstock.clients.rights import MissingRightError, Operation, concerns_a_group, principal_of, topic_right
+from penstock.clients.kafka_errors import concerns_a_group, is_transient, reason
+from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.clients.topic_ids import described
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
 from penstock.errors import PenstockError, SinkError
 from penstock.message import FixedRecord, Record
@@ -81,7 +81,7 @@ class DeadLetters:
             self._write(reasons, self._ensure_topics({topic for topic, _, _ in reasons}))
         except KafkaException as error:
             raise SinkError(
-                f"dead letters could not be written at {self.bootstrap_servers}: {kafka.reason(error)}; nothing of "
+                f"dead letters could not be written at {self.bootstrap_servers}: {reason(error)}; nothing of "
                 "the batch was stored; check the brokers"
             ) from error
         except (SinkError, MissingRightError):
@@ -94,14 +94,14 @@ class DeadLetters:
 
         Raises `MissingRightError` where the messages may not be read, or their letters not be written.
         """
-        admin, principal = kafka.admin_client(self.bootstrap_servers, self.config), principal_of(self.config)
+        admin, principal = clients.admin(self.bootstrap_servers, self.config), principal_of(self.config)
         rights = [topic_right(Operation.READ, topic) for topic in sorted(topics)]
         rights += [topic_right(Operation.WRITE, self.topic.replace("{topic}", topic)) for topic in sorted(topics)]
         require_rights(admin, "dead letters cannot be written, so nothing of the batch was stored", rights, principal)
         partitions = _partitions(admin, topics)
         named = {self.topic.replace("{topic}", topic): partitions.get(topic, 1) for topic in topics}
         specs = [TopicSpec(name, count) for name, count in named.items()]
-        kafka.ensure_topics(admin, self.bootstrap_servers, specs, principal=principal)
+        ensure_topics(admin, self.bootstrap_servers, specs, principal=principal)
         return partitions
 
     def _write(self, reasons: Mapping[tuple[str, int, int], str], partitions: Mapping[str, int]) -> None:
@@ -115,7 +115,7 @@ class DeadLetters:
         )
         consumer = clients.consumer(self.bootstrap_servers, settings)
         try:
-            for (topic, partition, offset), reason in reasons.items():
+            for (topic, partition, offset), why in reasons.items():
                 # For a partition that there is not the client would wait, and say nothing.
                 there = partition < partitions.get(topic, 0)
                 record = _read(consumer, topic, partition, offset) if there else _gone(topic, partition, offset)
@@ -126,13 +126,13 @@ class DeadLetters:
                     group=self.group,
                     attempts=1,
                     exception=f"{SinkError.__module__}.{SinkError.__qualname__}",
-                    message=reason,
+                    message=why,
                 )
                 place = f"{topic}[{partition}] offset {offset}"
 
                 def delivered(error: KafkaError | None, _message: Message, place: str = place) -> None:
                     if error is not None:
-                        failures.append(f"{place}: {kafka.reason(error)}")
+                        failures.append(f"{place}: {reason(error)}")
 
                 producer.produce(
                     self.topic.replace("{topic}", topic),
@@ -163,7 +163,7 @@ def _partitions(admin: AdminClient, topics: set[str]) -> dict[str, int]:
     def ask() -> list[KafkaException]:
         found, failed = described(admin, topics - counts.keys())
         counts.update({name: len(one.partitions) for name, one in found.items()})
-        if lasting := next((error for error in failed.values() if not kafka.is_transient(error)), None):
+        if lasting := next((error for error in failed.values() if not is_transient(error)), None):
             raise lasting
         return list(failed.values())
 
@@ -195,9 +195,9 @@ def _read(consumer: Consumer, topic: str, partition: int, offset: int) -> Record
         if concerns_a_group(error):
             continue
         # Nor is a topic that was there a moment ago gone because a broker says so for a moment.
-        if not kafka.is_transient(error):
+        if not is_transient(error):
             raise KafkaException(error)
-        why = f" ({kafka.reason(error)})"
+        why = f" ({reason(error)})"
     raise SinkError(
         f"{topic}[{partition}] offset {offset}: the message of a refused row did not come within {_READ_S:g} s{why}, "
         "so it could not be written to the dead letters; nothing of the batch was stored; check the partition's leader"

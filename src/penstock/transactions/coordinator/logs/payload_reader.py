@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 
 from penstock import clients
 from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
-from penstock.clients.kafka import admin_client, reason
+from penstock.clients.kafka_errors import reason
 from penstock.errors import MessageFormatError, PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.log_bounds import Bounds, LogBounds, Look
@@ -107,7 +107,7 @@ class PayloadReader:
         # This consumer is nobody's member.
         settings.pop("group.instance.id", None)
         new_consumer = partial(clients.consumer, bootstrap_servers, settings)
-        self._new_clients = partial(_Clients, new_consumer, partial(admin_client, bootstrap_servers, config), topics)
+        self._new_clients = partial(_Clients, new_consumer, partial(clients.admin, bootstrap_servers, config), topics)
         self._left = left
         self._ration = RationedLog()
         self._thread: Disposable | None = None

@@ -20,8 +20,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not all in i
     ConfigResource,
 )
 
-from penstock.clients.kafka import reason
-from penstock.clients.rights import THIS_CLIENT, Operation, is_missing_right, lacking_text, topic_right
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import THIS_CLIENT, Operation, lacking_text, topic_right
 from penstock.errors import ConfigurationError
 from penstock.transactions.wire.topics import StoreTopics
 

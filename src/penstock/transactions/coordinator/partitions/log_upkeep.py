@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from penstock.clients.kafka import reason
-from penstock.clients.rights import Operation, is_missing_right, topic_right
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import Operation, topic_right
 from penstock.transactions.coordinator.logs.log_bounds import Bounds, LogBounds, Look
 from penstock.transactions.coordinator.logs.log_identity import (
     DONE,

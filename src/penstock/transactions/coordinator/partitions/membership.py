@@ -14,8 +14,8 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from penstock import clients
-from penstock.clients.kafka import reason
-from penstock.clients.rights import Operation, group_right, is_missing_right, topic_right
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.partitions.half_partition import HalfPartition

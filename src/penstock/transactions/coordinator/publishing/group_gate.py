@@ -12,7 +12,7 @@ from collections.abc import Callable
 from confluent_kafka import KafkaException
 
 from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
-from penstock.clients.kafka import reason
+from penstock.clients.kafka_errors import reason
 
 _log = logging.getLogger("penstock.transactions")
 

@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from penstock.clients.kafka import reason
-from penstock.clients.rights import Operation, Right, group_right, is_missing_right, topic_right, transactional_right
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import Operation, Right, group_right, topic_right, transactional_right
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.state.pending.pending import Pending, size_of

@@ -22,7 +22,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
-from penstock.clients.kafka import reason
+from penstock.clients.kafka_errors import reason
 from penstock.errors import StoppedError
 from penstock.transactions.coordinator.publishing.publisher import (
     AbortedError,

@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException
 
 from penstock import clients
 from penstock.clients.bounded_calls import Disposable, LeftBehind
-from penstock.clients.kafka import reason
+from penstock.clients.kafka_errors import reason
 from penstock.options import ClientConfig
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.producer_settings import TRANSACTION_TIMEOUT_MS

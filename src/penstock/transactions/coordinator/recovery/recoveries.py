@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import KafkaException
 
 from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
-from penstock.clients.kafka import reason
-from penstock.clients.rights import is_missing_right
+from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.errors import StoppedError
 from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.coordinator.recovery.recovery import Step

@@ -20,8 +20,9 @@ from functools import partial
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from penstock.clients.kafka import admin_client, reason
-from penstock.clients.rights import Operation, group_right, is_missing_right, topic_right
+from penstock import clients
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.errors import MessageFormatError, StoppedError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.log_bounds import topic_ids
@@ -74,7 +75,7 @@ class RecoveryReader:
     ) -> None:
         self._topics = topics
         self._names = {HALF: topics.half, OP: topics.op, DONE: topics.done}
-        self._admin = admin_client(bootstrap_servers, config)
+        self._admin = clients.admin(bootstrap_servers, config)
         self._fence = fence
         self._rights = rights
         self._stopping = stopping

@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from penstock.clients.kafka import admin_client
+from penstock import clients
 from penstock.errors import HalfNotStoredError, PenstockError, TransactionError, TransactionRefusedError
 from penstock.options import ClientConfig
 from penstock.transactions.model import PendingTransaction, TransactionState
@@ -168,7 +168,7 @@ class FileAdministration:
         servers, prefix, config, _ = self._kafka
         topics = StoreTopics(prefix)
         sends = LateProducer(lambda: AckedProducer(servers, config, _SEND_S, f"operator-{prefix}"))
-        admin, inspection = admin_client(servers, config), Inspection(servers, config, topics)
+        admin, inspection = clients.admin(servers, config), Inspection(servers, config, topics)
         try:
             yield AuditLog(servers, config, topics=topics, admin=admin, sends=sends, inspection=inspection), inspection
         finally:

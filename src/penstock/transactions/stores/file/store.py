@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from penstock.clients.kafka import admin_client
+from penstock import clients
 from penstock.errors import ConfigurationError, StoppedError, StoreFailedError, TransactionRefusedError
 from penstock.options import ClientConfig, not_empty, positive_int, seconds
 from penstock.transactions.coordinator.state.cancelling import not_cancelled, not_pending
@@ -86,7 +86,7 @@ class FileStore:
         self._changes = Changes(self.path, lambda: self.opened, send_timeout)
         self._lock = FolderLock(self.path)
         self._topics = StoreTopics(prefix)
-        admin = admin_client(bootstrap_servers, self.config)
+        admin = clients.admin(bootstrap_servers, self.config)
         #: Raises unless a message can be published to a topic: `TargetTopics.require`.
         self.require_target = TargetTopics(admin, bootstrap_servers, self.config, self.may_publish_to).require
         # Guards starting, stopping and the fields below; `_opened` is read without it.

@@ -10,8 +10,8 @@ from typing import Any
 from confluent_kafka import KafkaError, Message
 
 from penstock import clients
-from penstock.clients.kafka import reason
-from penstock.clients.rights import Operation, group_right, is_missing_right, topic_right
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.errors import MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.rationed_log import RationedLog

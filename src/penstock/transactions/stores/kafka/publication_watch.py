@@ -13,8 +13,8 @@ import time
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
-from penstock.clients.kafka import reason
-from penstock.clients.rights import MissingRightError, Operation, is_missing_right, principal_of, topic_right
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.rationed_log import RationedLog

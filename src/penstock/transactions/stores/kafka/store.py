@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from penstock.clients.kafka import admin_client
+from penstock import clients
 from penstock.clients.rights import Operation, principal_of
 from penstock.errors import HalfNotStoredError, StoppedError, TransactionError
 from penstock.options import ClientConfig
@@ -150,7 +150,7 @@ class KafkaStore:
         self._partitions = partitions
         self._config = config
         self._send_timeout_s = send_timeout_s
-        self._admin = admin_client(bootstrap_servers, config)
+        self._admin = clients.admin(bootstrap_servers, config)
         self._name = name
         self._sends = AckedProducer(bootstrap_servers, config, send_timeout_s, name)
         # These three are set by start() before any other call; decisions go to the op topic of these topics.

@@ -13,9 +13,10 @@ import time
 from dataclasses import replace
 from typing import NamedTuple
 
+from penstock import clients
 from penstock.clients.bounded_calls import LeftBehind
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
 from penstock.clients.rights import Operation, principal_of
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.errors import StoppedError, raised
 from penstock.transactions.connections import cause_of
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
@@ -113,7 +114,7 @@ class RelayCoordinator:
             create_done_log(servers, config, f"{shards.name}.done", shards.count)
             discarded = f"{store.prefix}.discarded"
             ensure_topics(
-                admin_client(servers, config),
+                clients.admin(servers, config),
                 servers,
                 [TopicSpec(discarded, shards.count, KEPT | ROOM)],
                 needs={discarded: (Operation.WRITE,)},

@@ -13,8 +13,10 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from penstock.clients.kafka import TopicSpec, admin_client, ensure_topics
-from penstock.clients.rights import Operation, is_missing_right, principal_of, topic_right
+from penstock import clients
+from penstock.clients.kafka_errors import is_missing_right
+from penstock.clients.rights import Operation, principal_of, topic_right
+from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.errors import MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.end_reader import EndReader
@@ -50,7 +52,7 @@ class DoneLog:
         self.partition = partition
         self._reader = EndReader(bootstrap_servers, config, topic)
         #: Asks brokers of this log, and of what was published with it.
-        self.admin = admin_client(bootstrap_servers, config)
+        self.admin = clients.admin(bootstrap_servers, config)
         self._forgotten_to = 0
 
     def read(self, goes_on: Callable[[], object] = lambda: None) -> tuple[int, frozenset[str]]:
@@ -91,7 +93,7 @@ class DoneLog:
 
 def create_done_log(bootstrap_servers: str, config: ClientConfig, topic: str, partitions: int) -> int:
     """Create a done log where it is absent, and return its number of partitions. Raises as `ensure_topics`."""
-    admin = admin_client(bootstrap_servers, config)
+    admin = clients.admin(bootstrap_servers, config)
     needs = {topic: (Operation.READ, Operation.WRITE, Operation.DELETE)}
     specs = [TopicSpec(topic, partitions, KEPT)]
     return ensure_topics(admin, bootstrap_servers, specs, needs=needs, principal=principal_of(config))[topic]

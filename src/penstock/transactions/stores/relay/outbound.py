@@ -27,8 +27,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from penstock.clients.kafka import reason
-from penstock.clients.rights import Operation, is_missing_right, topic_right, transactional_right
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import Operation, topic_right, transactional_right
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.stores.relay.done_log import DoneLog, encode_ids

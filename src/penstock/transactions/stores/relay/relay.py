@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from confluent_kafka import KafkaException
 
 from penstock.clients.bounded_calls import LeftBehind, NotAnsweredError
-from penstock.clients.kafka import reason
+from penstock.clients.kafka_errors import reason
 from penstock.errors import BrokerConnectionError
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.stores.relay.backlog import Backlog

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 import sqlalchemy as sa
 from xxhash import xxh3_64_intdigest
 
-from penstock.clients.kafka import admin_client
+from penstock import clients
 from penstock.errors import (
     DecisionNotStoredError,
     HalfNotStoredError,
@@ -132,7 +132,7 @@ class SqlStore:
         self.prefix = prefix
         self.topics = StoreTopics(prefix)
         self._wanted_shards = shards
-        admin = admin_client(bootstrap_servers, self.config)
+        admin = clients.admin(bootstrap_servers, self.config)
         #: Raises unless a message can be published to a topic: `TargetTopics.require`.
         self.require_target = TargetTopics(admin, bootstrap_servers, self.config, self._may_publish_to).require
         # Guards starting, stopping and the watch.

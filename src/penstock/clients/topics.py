@@ -1,74 +1,27 @@
-"""What the engines share of Kafka: is a broker there, do topics exist, make the missing ones; how to fetch many.
-
-Nothing here keeps a connection.
-"""
+"""Topics: how many partitions they have, whether all are there, and the missing ones made."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeVar
 
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
-    AdminClient,
-    ConfigResource,
-    ListOffsetsResultInfo,
-    ResourceType,
-)
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # not in its __all__
 from confluent_kafka.cimpl import NewTopic
 
-from penstock.clients import admin as admin_client
-from penstock.clients.reaching import first_answer, not_answered
-from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, is_missing_right, topic_right
+from penstock.clients.answers import CONNECT_TIMEOUT_S, first_answer
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
 from penstock.errors import PenstockError, TopicNotFoundError
 
-#: Seconds a broker may take to answer before it counts as unreachable.
-CONNECT_TIMEOUT_S = 15.0
 #: Seconds that one look at the metadata may take, and between two looks.
 _METADATA_LOOK_S = 5.0
 _LOOK_S = 0.02
 
-#: What passes by itself: a leader moves, a broker starts or is away for a moment, metadata has not come round yet, an
-#: answer took too long. `KafkaError.retriable()` is false for all of them outside of a transactional producer.
-_TRANSIENT = frozenset(
-    {
-        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - the client library's public constants look so, here and below
-        KafkaError._DESTROY_BROKER,  # noqa: SLF001 - the same
-        KafkaError._RESOLVE,  # noqa: SLF001 - the same
-        KafkaError._TIMED_OUT,  # noqa: SLF001 - the same
-        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001 - the same
-        KafkaError._TRANSPORT,  # noqa: SLF001 - the same
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the same
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the same
-        KafkaError._WAIT_CACHE,  # noqa: SLF001 - the same
-        KafkaError._WAIT_COORD,  # noqa: SLF001 - the same
-        KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.KAFKA_STORAGE_ERROR,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NETWORK_EXCEPTION,
-        KafkaError.NOT_CONTROLLER,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.REPLICA_NOT_AVAILABLE,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.UNKNOWN_TOPIC_ID,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-    }
-)
-
 _log = logging.getLogger("penstock.kafka")
-
-AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,51 +38,12 @@ class TopicSpec:
     is_optional: bool = False
 
 
-def reason(error: KafkaException | KafkaError) -> str:
-    """Return the text of a Kafka error without the client library's wrapping."""
-    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
-    return f"{inner.str()} ({inner.name()})" if isinstance(inner, KafkaError) else str(inner)
-
-
-def told_offset(answer: ListOffsetsResultInfo) -> int:
-    """Return the offset in an answer of `AdminClient.list_offsets`; `KafkaException` where none was told: try again.
-
-    Where a partition has no leader for a moment, the client library (2.16, seen) may answer with an invalid offset.
-    Taken for the end of a log, it would mean that all in it is gone.
-    """
-    if answer.offset == OFFSET_INVALID:
-        raise KafkaException(
-            KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "no offset was told: the partition may have no leader yet")
-        )
-    return int(answer.offset)
-
-
-def answered(question: Future[AnswerT], timeout_s: float) -> AnswerT:
-    """Return what brokers answered to a question of an admin client, waiting `timeout_s` seconds at most.
-
-    The library's own time-out may pass unheard, as where a thread of it gets no processor: then a `KafkaException` says
-    so, so that nobody has two kinds to catch.
-    """
-    try:
-        return question.result(timeout_s)
-    except TimeoutError:
-        error = KafkaError(KafkaError._TIMED_OUT, f"the client did not answer within {timeout_s:g} s")  # noqa: SLF001 - the library's public constants look so
-        raise KafkaException(error) from None
-
-
-def is_transient(error: KafkaException | KafkaError) -> bool:
-    """Tell whether the same question may be answered a moment later, without anybody doing something about it."""
-    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
-    return isinstance(inner, KafkaError) and (inner.retriable() or inner.code() in _TRANSIENT)
-
-
 def partition_counts(
     admin: AdminClient, bootstrap_servers: str, timeout_s: float = CONNECT_TIMEOUT_S
 ) -> dict[str, int]:
     """Return the number of partitions of every topic the client may see.
 
-    Raises:
-        BrokerConnectionError: no broker answered within `timeout_s` seconds; at once where none lets the client in.
+    `BrokerConnectionError` where no broker answered within `timeout_s` seconds, at once where none lets the client in.
     """
     metadata = first_answer(admin, bootstrap_servers, timeout_s, lambda: admin.list_topics(timeout=timeout_s))
     return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
@@ -138,8 +52,7 @@ def partition_counts(
 def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = CONNECT_TIMEOUT_S) -> list[str]:
     """Return those topics that the brokers say nothing of because this client has no right on them.
 
-    The list of all topics leaves them out, as it does those that do not exist; asked by name, the brokers tell them
-    apart.
+    The list of all topics leaves out both them and what does not exist; asked by name, the brokers tell them apart.
     """
     names = sorted(set(topics))
     if not names:
@@ -157,21 +70,17 @@ def require_topics(
     to: Operation = Operation.READ,
     principal: str = THIS_CLIENT,
 ) -> dict[str, int]:
-    """Return the number of partitions of each named topic.
+    """Return the number of partitions of each named topic; `BrokerConnectionError` where no broker answered.
 
-    Where one cannot be seen, the error says that `principal` lacks the right `to` it.
-
-    Raises:
-        BrokerConnectionError: no broker answered.
-        MissingRightError: this client may not know of a topic; all such are named.
-        TopicNotFoundError: at least one topic does not exist; all missing ones are named.
+    `MissingRightError` names all that cannot be seen, and says that `principal` lacks the right `to` them;
+    `TopicNotFoundError` names all that do not exist.
     """
     counts = partition_counts(admin, bootstrap_servers)
     wanted = list(topics)
     missing = sorted(name for name in wanted if name not in counts)
     if hidden := hidden_topics(admin, missing):
         raise MissingRightError(
-            f"{_topics(hidden)} cannot be seen at {bootstrap_servers}",
+            f"topic{'s' if len(hidden) > 1 else ''} {', '.join(hidden)} cannot be seen at {bootstrap_servers}",
             [topic_right(to, name) for name in hidden],
             principal,
         )
@@ -186,10 +95,6 @@ def require_topics(
     return {name: counts[name] for name in wanted}
 
 
-def _topics(names: Sequence[str]) -> str:
-    return f"topic{'s' if len(names) > 1 else ''} {', '.join(names)}"
-
-
 def ensure_topics(
     admin: AdminClient,
     bootstrap_servers: str,
@@ -201,25 +106,20 @@ def ensure_topics(
     """Create the topics that do not exist and return the number of partitions of each.
 
     A topic that exists is left as it is. The replication factor is the broker's default. One that can be done without
-    and is refused is left out of what is returned, and a warning tells. Where one cannot be seen, the error says that
-    `principal` lacks what the topic is needed for, by name in `needs`.
+    and is refused is left out of what is returned, and a warning tells.
 
-    Raises:
-        BrokerConnectionError: no broker answered.
-        MissingRightError: this client may not create one, or not see one that is there.
-        PenstockError: the broker refused to create one; the message says why.
+    `BrokerConnectionError` where no broker answered; `MissingRightError` where `principal` may not create one, or lacks
+    what it is needed for, by name in `needs`; `PenstockError` where the broker refused to create one.
     """
     wanted = {spec.name: spec for spec in specs}
     counts = partition_counts(admin, bootstrap_servers)
     missing = [spec for name, spec in wanted.items() if name not in counts]
     if missing:
-        futures = admin.create_topics(
-            [
-                NewTopic(spec.name, num_partitions=spec.partitions, replication_factor=-1, config=dict(spec.config))
-                for spec in missing
-            ]
-        )
-        for name, future in futures.items():
+        new = [
+            NewTopic(spec.name, num_partitions=spec.partitions, replication_factor=-1, config=dict(spec.config))
+            for spec in missing
+        ]
+        for name, future in admin.create_topics(new).items():
             try:
                 future.result()
             except KafkaException as error:
@@ -293,20 +193,3 @@ def _await_metadata(admin: AdminClient, names: set[str]) -> None:
         if all(name in known and known[name].error is None for name in names):
             return
         time.sleep(_LOOK_S)
-
-
-__all__ = [
-    "CONNECT_TIMEOUT_S",
-    "TopicSpec",
-    "admin_client",
-    "answered",
-    "ensure_topics",
-    "hidden_topics",
-    "is_transient",
-    "message_limits",
-    "not_answered",
-    "partition_counts",
-    "reason",
-    "require_topics",
-    "told_offset",
-]

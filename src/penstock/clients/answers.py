@@ -1,0 +1,80 @@
+"""What brokers answer to a client: waited for within limits that we hold, and no longer than waiting is of use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo  # type: ignore[attr-defined] # not in its __all__
+
+from penstock.clients.bounded_calls import Disposable, LeftBehind
+from penstock.clients.causes import ClientWords
+from penstock.clients.kafka_errors import reason
+from penstock.errors import BrokerConnectionError
+
+T = TypeVar("T")
+
+#: Seconds a broker may take to answer before it counts as unreachable.
+CONNECT_TIMEOUT_S = 15.0
+#: Seconds between two looks at what the client says.
+_LOOK_S = 0.02
+#: Seconds for which an address is tried whose connections end early, which a wrong protocol does.
+_ENDS_EARLY_S = 3.0
+
+
+def first_answer(admin: AdminClient, bootstrap_servers: str, timeout_s: float, ask: Callable[[], T]) -> T:
+    """Return what the first question of a client gives, asked on a thread of its own by `ask` for `timeout_s` seconds.
+
+    `BrokerConnectionError` where no broker answered in time; or at once, where none will let this client in.
+    """
+    words: ClientWords = getattr(admin, "words", None) or ClientWords({}, None)
+    thread = Disposable("penstock-ask", LeftBehind("a first question"))
+    answer = thread.start("a first question", ask)
+    # It ends with its call: the library waits for its whole time, whatever it has said meanwhile.
+    thread.close()
+    while not answer.done(_LOOK_S):
+        admin.poll(0)
+        ended_early = words.cause is not None and words.cause.may_pass and bool(words.cause.remedy)
+        hopeless = ended_early and answer.age_s > _ENDS_EARLY_S
+        if not answer.done() and (hopeless or words.refused_by_all(bootstrap_servers)):
+            raise BrokerConnectionError(f"no Kafka broker lets this client in at {bootstrap_servers}: {words.cause}")
+    try:
+        found = answer.result()
+    except KafkaException as error:
+        admin.poll(0)
+        said = reason(error) if words.cause is None else str(words.cause)
+        if words.cause is None or not words.cause.remedy:
+            said += "; check the address, that the broker runs, and its security settings"
+        raise BrokerConnectionError(
+            f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s: {said}"
+        ) from error
+    words.clear()
+    return found
+
+
+def answered(question: Future[T], timeout_s: float) -> T:
+    """Return what brokers answered to a question of an admin client, waiting `timeout_s` seconds at most.
+
+    The library's own time-out may pass unheard, as where a thread of it gets no processor: then a `KafkaException` says
+    so, so that nobody has two kinds to catch.
+    """
+    try:
+        return question.result(timeout_s)
+    except TimeoutError:
+        error = KafkaError(KafkaError._TIMED_OUT, f"the client did not answer within {timeout_s:g} s")  # noqa: SLF001 - the library's public constants look so
+        raise KafkaException(error) from None
+
+
+def told_offset(answer: ListOffsetsResultInfo) -> int:
+    """Return the offset in an answer of `AdminClient.list_offsets`; `KafkaException` where none was told: try again.
+
+    Where a partition has no leader for a moment, the client library (2.16, seen) may answer with an invalid offset.
+    Taken for the end of a log, it would mean that all in it is gone.
+    """
+    if answer.offset == OFFSET_INVALID:
+        raise KafkaException(
+            KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "no offset was told: the partition may have no leader yet")
+        )
+    return int(answer.offset)

@@ -1,0 +1,86 @@
+"""What an error of the Kafka client means: its text, whether it passes by itself, whether a right is missing."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError, KafkaException
+
+#: What passes by itself: a leader moves, a broker starts or is away for a moment, metadata has not come round yet, an
+#: answer took too long. `KafkaError.retriable()` is false for all of them outside of a transactional producer.
+_TRANSIENT = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - the client library's public constants look so, here and below
+        KafkaError._DESTROY_BROKER,  # noqa: SLF001 - the same
+        KafkaError._RESOLVE,  # noqa: SLF001 - the same
+        KafkaError._TIMED_OUT,  # noqa: SLF001 - the same
+        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001 - the same
+        KafkaError._TRANSPORT,  # noqa: SLF001 - the same
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the same
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the same
+        KafkaError._WAIT_CACHE,  # noqa: SLF001 - the same
+        KafkaError._WAIT_COORD,  # noqa: SLF001 - the same
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
+
+#: What brokers answer to a client that lacks a right. Nothing passes by itself here: somebody has to give it.
+_REFUSALS = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+    }
+)
+
+
+def _inner(error: KafkaException | KafkaError) -> object:
+    """Return what an exception carries, a `KafkaError` as a rule."""
+    return error.args[0] if isinstance(error, KafkaException) and error.args else error
+
+
+def reason(error: KafkaException | KafkaError) -> str:
+    """Return the text of a Kafka error without the client library's wrapping."""
+    inner = _inner(error)
+    return f"{inner.str()} ({inner.name()})" if isinstance(inner, KafkaError) else str(inner)
+
+
+def code_of(error: KafkaException | KafkaError) -> int | None:
+    """Return the code of a Kafka error; None of an exception that carries none."""
+    inner = _inner(error)
+    return inner.code() if isinstance(inner, KafkaError) else None
+
+
+def is_transient(error: KafkaException | KafkaError) -> bool:
+    """Tell whether the same question may be answered a moment later, without anybody doing something about it."""
+    inner = _inner(error)
+    return isinstance(inner, KafkaError) and (inner.retriable() or inner.code() in _TRANSIENT)
+
+
+def is_missing_right(error: KafkaException | KafkaError) -> bool:
+    """Tell whether a broker refused for want of a right: trying again helps once somebody has given it."""
+    return code_of(error) in _REFUSALS
+
+
+def concerns_a_group(error: KafkaException | KafkaError) -> bool:
+    """Tell whether a broker refused a group.
+
+    The client library asks for a group's coordinator even where partitions are assigned by hand; such a consumer reads
+    all the same, and passes over this answer.
+    """
+    return code_of(error) == KafkaError.GROUP_AUTHORIZATION_FAILED
