@@ -356,6 +356,7 @@ class Ending:
 
 
 _ABORT = {"txn_requires_abort": True}
+INVALID_STATE = KafkaError(KafkaError.INVALID_TXN_STATE, "", **_ABORT)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +368,11 @@ _ABORT = {"txn_requires_abort": True}
         (None, "_TRANSPORT in state", False, UnknownEndError, UnknownEndError),
         (None, "", True, UnknownEndError, UnknownEndError),
         # Refused by the broker, or not sent; and what is neither.
-        (KafkaError(KafkaError.INVALID_TXN_STATE, "", **_ABORT), "", False, KafkaException, UnknownEndError),
+        (KafkaError(KafkaError.CONCURRENT_TRANSACTIONS, "", **_ABORT), "", False, KafkaException, UnknownEndError),
+        # The broker knows of no open transaction: there is nothing to abort, unless an end was sent more than once.
+        (INVALID_STATE, "INVALID_TXN_STATE (", False, KafkaException, None),
+        (INVALID_STATE, "INVALID_TXN_STATE (", True, KafkaException, None),
+        (INVALID_STATE, "_TRANSPORT in state", False, KafkaException, UnknownEndError),
         (KafkaError(KafkaError._TIMED_OUT, "", retriable=True, **_ABORT), "", False, UnknownEndError, UnknownEndError),
         (KafkaError(KafkaError._TIMED_OUT), "", False, UnknownEndError, UnknownEndError),
         (KafkaError(KafkaError._FENCED, "", fatal=True), "", False, UnknownEndError, UnknownEndError),

@@ -39,7 +39,7 @@ def dlq() -> typer.Typer:
 def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
     bootstrap_servers: BootstrapServers,
     topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="The dead-letter topic.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="All topics called dlq.* or *-dlt.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="All topics called dlq.* or *-dlt that you may see.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Rows to print, the largest counts first.")] = _ROW_LIMIT,
     config: ClientSettings = None,
     config_file: ConfigFile = None,

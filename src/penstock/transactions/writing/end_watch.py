@@ -8,6 +8,7 @@ well. The only sign of it is a line of the library's log; the watch stands where
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from typing import Protocol
@@ -23,7 +24,11 @@ CONTEXT = "eos"
 _END = "ENDTXN"
 _FAILED = "FAIL"
 #: Answers after which no request of that kind is under way any more.
-_ANSWERED = ("EndTxn returned NO_ERROR ", "EndTxn returned CONCURRENT_TRANSACTIONS ")
+_ANSWERED = (
+    "EndTxn returned NO_ERROR ",
+    "EndTxn returned CONCURRENT_TRANSACTIONS ",
+    "EndTxn returned INVALID_TXN_STATE ",
+)
 #: A connection that carried requests ended: positions that were on it are sent again, and may arrive a second time.
 _WAS_UP = "in state UP"
 #: Seconds that an end may take which the library does not speak of, so that it passes for known.
@@ -93,8 +98,17 @@ class EndWatch:
         try:
             producer.abort_transaction(timeout_s)
         except KafkaException as error:
+            if error.args[0].code() == KafkaError.INVALID_TXN_STATE and self._sign_after_all(producer) is None:
+                # The broker knows of no open transaction: none of its partitions was let in, for want of a right, say.
+                return
             raise UnknownEndError(f"a Kafka transaction could not be aborted: {reason(error)}") from error
         self._require_known(producer, begun, "aborted")
+
+    def _sign_after_all(self, producer: Producer) -> str | None:
+        """Return the sign of a repeated end, with all lines of the library's log read; its client has failed."""
+        with contextlib.suppress(KafkaException):
+            producer.poll(0)
+        return self._sign
 
     def _require_known(self, producer: Producer, begun: float, how: str) -> None:
         """Raise `UnknownEndError` where an end that was answered may come a second time."""
