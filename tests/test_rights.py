@@ -8,7 +8,16 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.kafka_errors import is_missing_right
-from penstock.clients.rights import MissingRightError, Operation, Resource, Right, group_right, principal_of, topic_right, transactional_right
+from penstock.clients.rights import (
+    MissingRightError,
+    Operation,
+    Resource,
+    Right,
+    group_right,
+    principal_of,
+    topic_right,
+    transactional_right,
+)
 from penstock.errors import PenstockError
 
 

@@ -11,12 +11,52 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.app import App
     from penstock.clients.rights import MissingRightError
-    from penstock.consumer import CallNext, ConsumerStatistics, DeadLetterLimit, DeferredCompletion, Explanation, Keyless, LitePushConsumer, Middleware, OnFailure, Order, RetryPolicy, WorkerResource, retry
-    from penstock.errors import BatchError, BrokerConnectionError, BufferFullError, ConfigurationError, DecisionNotStoredError, HalfNotStoredError, PenstockError, PublicationNotSeenError, RetryLater, SinkError, StoppedError, StoreConnectionError, StoreDamagedError, StoreInUseError, TopicNotFoundError, TransactionError, TransactionRefusedError
+    from penstock.consumer import (
+        CallNext,
+        ConsumerStatistics,
+        DeadLetterLimit,
+        DeferredCompletion,
+        Explanation,
+        Keyless,
+        LitePushConsumer,
+        Middleware,
+        OnFailure,
+        Order,
+        RetryPolicy,
+        WorkerResource,
+        retry,
+    )
+    from penstock.errors import (
+        BatchError,
+        BrokerConnectionError,
+        BufferFullError,
+        ConfigurationError,
+        DecisionNotStoredError,
+        HalfNotStoredError,
+        PenstockError,
+        PublicationNotSeenError,
+        RetryLater,
+        SinkError,
+        StoppedError,
+        StoreConnectionError,
+        StoreDamagedError,
+        StoreInUseError,
+        TopicNotFoundError,
+        TransactionError,
+        TransactionRefusedError,
+    )
     from penstock.message import Message
     from penstock.running import RunningApp
     from penstock.telemetry import Telemetry
-    from penstock.transactions import Coordinator, FileStore, HalfMessage, SqlStore, TransactionalProducer, TransactionResult, TransactionState
+    from penstock.transactions import (
+        Coordinator,
+        FileStore,
+        HalfMessage,
+        SqlStore,
+        TransactionalProducer,
+        TransactionResult,
+        TransactionState,
+    )
 
 __version__ = "0.1.0"
 

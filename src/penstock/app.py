@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import options as check
 from penstock.clients.cluster import Cluster
-from penstock.consumer import ConsumerSettings, DeadLetterFormat, DeadLetterLimit, Handler, Keyless, LitePushConsumer, MiddlewareSpec, OnFailure, Order, RetryPolicy, WorkerResource, handler
+from penstock.consumer import (
+    ConsumerSettings,
+    DeadLetterFormat,
+    DeadLetterLimit,
+    Handler,
+    Keyless,
+    LitePushConsumer,
+    MiddlewareSpec,
+    OnFailure,
+    Order,
+    RetryPolicy,
+    WorkerResource,
+    handler,
+)
 from penstock.consumer.handlers.decoding import DecoderSpec
 from penstock.consumer.handlers.functions import require_yield
 from penstock.consumer.handlers.handler import Filter

@@ -6,7 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dead_letters.headers import HEADERS_LOST, MAX_STACK_CHARS, MAX_TEXT_CHARS, REPLAYED_FROM, DeadLetterFormat, DeadLetterOrigin, HeaderValue, default_topic, read, replayed, strip, write
+from penstock.dead_letters.headers import (
+    HEADERS_LOST,
+    MAX_STACK_CHARS,
+    MAX_TEXT_CHARS,
+    REPLAYED_FROM,
+    DeadLetterFormat,
+    DeadLetterOrigin,
+    HeaderValue,
+    default_topic,
+    read,
+    replayed,
+    strip,
+    write,
+)
 from penstock.message import FixedRecord
 
 FORMATS = pytest.mark.parametrize("letter_format", list(DeadLetterFormat))

@@ -12,7 +12,19 @@ import tenacity
 from kafka_tools import Recorder, committed, produce, read_all
 from penstock.app import App
 from penstock.consumer import CallNext, ConsumerSettings, DeferredCompletion, LitePushConsumer, handler, retry
-from penstock.consumer.retry_topics import DUE, ORIGIN, ROUND, TRIES, RetryHeaders, former_retry_topics, headers, origin_of, retry_topic, retry_topics, tries_before
+from penstock.consumer.retry_topics import (
+    DUE,
+    ORIGIN,
+    ROUND,
+    TRIES,
+    RetryHeaders,
+    former_retry_topics,
+    headers,
+    origin_of,
+    retry_topic,
+    retry_topics,
+    tries_before,
+)
 from penstock.dead_letters.headers import own_headers, read
 from penstock.devbroker import DevBroker
 from penstock.message import FixedRecord, Headers, Message

@@ -12,7 +12,15 @@ import pytest
 import tenacity
 
 from kafka_tools import produce
-from penstock.consumer import ConsumerSettings, ConsumerStatistics, DeferredCompletion, Explanation, LitePushConsumer, handler, retry
+from penstock.consumer import (
+    ConsumerSettings,
+    ConsumerStatistics,
+    DeferredCompletion,
+    Explanation,
+    LitePushConsumer,
+    handler,
+    retry,
+)
 from penstock.devbroker import DevBroker
 from penstock.message import Message
 from waiting import wait_until

@@ -22,7 +22,14 @@ from penstock.spark_sink import SqlSink
 from penstock.spark_sink.errors import DataLossError, SchemaMismatchError, SessionStoppedError, errors_in
 from penstock.spark_sink.monitoring.progress import SinkState
 from penstock.spark_sink.queries.gate import BatchLeftError, Gate
-from penstock.spark_sink.queries.restarts import LONGEST_WAIT_S, RIGHT_WAIT_S, Restarts, is_permanent, lacks_right, summary_of
+from penstock.spark_sink.queries.restarts import (
+    LONGEST_WAIT_S,
+    RIGHT_WAIT_S,
+    Restarts,
+    is_permanent,
+    lacks_right,
+    summary_of,
+)
 from penstock.spark_sink.queries.supervised_query import SupervisedQuery
 from penstock.spark_sink.queries.supervisor import Supervisor
 from waiting import wait_until

@@ -13,7 +13,14 @@ from transaction_tools import Bench
 from kafka_tools import STEADY
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
-from penstock.errors import BrokerConnectionError, ConfigurationError, HalfNotStoredError, StoppedError, TopicNotFoundError, TransactionError
+from penstock.errors import (
+    BrokerConnectionError,
+    ConfigurationError,
+    HalfNotStoredError,
+    StoppedError,
+    TopicNotFoundError,
+    TransactionError,
+)
 from penstock.transactions import Coordinator, FileStore, HalfMessage, SqlStore, TransactionalProducer, TransactionState
 from waiting import wait_until
 

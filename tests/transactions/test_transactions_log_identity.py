@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP, Committed, Fate, Start, decode_ids, encode_ids, starts_of
+from penstock.transactions.coordinator.logs.log_identity import (
+    DONE,
+    HALF,
+    OP,
+    Committed,
+    Fate,
+    Start,
+    decode_ids,
+    encode_ids,
+    starts_of,
+)
 
 IDS = {HALF: "h", OP: "o", DONE: "d"}
 

@@ -17,7 +17,13 @@ from transaction_tools import Bench, unknown
 from kafka_tools import STEADY
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
-from penstock.errors import BufferFullError, ConfigurationError, DecisionNotStoredError, HalfNotStoredError, TransactionError
+from penstock.errors import (
+    BufferFullError,
+    ConfigurationError,
+    DecisionNotStoredError,
+    HalfNotStoredError,
+    TransactionError,
+)
 from penstock.transactions import HalfMessage, Outgoing, TransactionResult, TransactionState
 from penstock.transactions.producer.futures import ResultFuture
 from penstock.transactions.producer.in_flight import InFlightLimit

@@ -13,7 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.wire.check_request import CHECK_NUMBER, CheckRequest, decode_check_request, encode_check_request
+from penstock.transactions.wire.check_request import (
+    CHECK_NUMBER,
+    CheckRequest,
+    decode_check_request,
+    encode_check_request,
+)
 from penstock.transactions.wire.discarded import REASON, decode_discarded, encode_discarded
 from penstock.transactions.wire.done_records import Done, Note, Snapshot, SnapshotHalf, decode_done, encode_done
 from penstock.transactions.wire.half import MAX_GROUP_BYTES, RESERVED_PREFIX, Half, decode_half, encode_half

@@ -16,7 +16,14 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from kafka_tools import ANSWER_S, read_all
 from penstock import clients
-from penstock.transactions import Coordinator, CoordinatorStatistics, HalfMessage, Transaction, TransactionalProducer, TransactionState
+from penstock.transactions import (
+    Coordinator,
+    CoordinatorStatistics,
+    HalfMessage,
+    Transaction,
+    TransactionalProducer,
+    TransactionState,
+)
 from penstock.transactions.stores.kafka.store import StoredHalves
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics, open_topics

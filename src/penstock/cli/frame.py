@@ -18,6 +18,8 @@ from penstock.cli.demo import demo
 from penstock.cli.dlq.command import dlq
 from penstock.cli.doctor import doctor
 from penstock.cli.explain import explain
+from penstock.cli.lag import lag
+from penstock.cli.offsets import offsets
 from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
 from penstock.cli.run import run
 from penstock.cli.tx.command import tx
@@ -28,6 +30,7 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
     (demo, "penstock demo --no-spark"),
     (run, "penstock run orders:app"),
     (explain, "penstock explain"),
+    (lag, "penstock lag sms"),
     (coordinator, "penstock coordinator --bootstrap-servers 127.0.0.1:9092"),
     (broker, "penstock broker --port 9092"),
     (doctor, "penstock doctor --bootstrap-servers 127.0.0.1:9092"),
@@ -48,6 +51,7 @@ def frame() -> typer.Typer:
     app.callback()(_options)
     for command, example in _COMMANDS:
         app.command(epilog=f"Example: {example}")(command)
+    app.add_typer(offsets())
     app.add_typer(dlq())
     app.add_typer(tx())
     return app

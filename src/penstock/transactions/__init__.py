@@ -8,9 +8,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.transactions.messages import Outgoing, UserHeaders
-from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy, HalfMessage, ProducerStatistics, TransactionResult, TransactionState, Wait
+from penstock.transactions.model import (
+    CoordinatorStatistics,
+    DiscardPolicy,
+    HalfMessage,
+    ProducerStatistics,
+    TransactionResult,
+    TransactionState,
+    Wait,
+)
 from penstock.transactions.producer.check_responder import Check
-from penstock.transactions.producer.listeners import LocalTransactionExecutor, Run, TransactionCheckListener, TransactionListener
+from penstock.transactions.producer.listeners import (
+    LocalTransactionExecutor,
+    Run,
+    TransactionCheckListener,
+    TransactionListener,
+)
 from penstock.transactions.producer.producer import TransactionalProducer
 from penstock.transactions.producer.sender import AsyncExecute, Execute
 from penstock.transactions.producer.submission import Submission
@@ -21,7 +34,14 @@ from penstock.transactions.stores.relay.relayed_store import RelayedStore
 from penstock.transactions.wire.ids import new_id
 
 if TYPE_CHECKING:
-    from penstock.transactions.barriers import BarrierCheck, HasId, barrier, barrier_check, clean_barrier, create_barrier_table
+    from penstock.transactions.barriers import (
+        BarrierCheck,
+        HasId,
+        barrier,
+        barrier_check,
+        clean_barrier,
+        create_barrier_table,
+    )
     from penstock.transactions.stores.file import FileStore
     from penstock.transactions.stores.sql import SqlStore
 

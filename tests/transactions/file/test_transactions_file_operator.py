@@ -13,7 +13,13 @@ from confluent_kafka import Producer
 from conformance.store_cases import FileBench, counted, decide, prepare, settled
 
 from commands import commands
-from penstock.errors import HalfNotStoredError, PenstockError, StoreDamagedError, TransactionError, TransactionRefusedError
+from penstock.errors import (
+    HalfNotStoredError,
+    PenstockError,
+    StoreDamagedError,
+    TransactionError,
+    TransactionRefusedError,
+)
 from penstock.transactions import TransactionState, new_id
 from penstock.transactions.operator.audit import AuditLog
 from penstock.transactions.stores.file import FileStore

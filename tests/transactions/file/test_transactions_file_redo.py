@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given
 
 from penstock.errors import MessageFormatError, StoreDamagedError
-from penstock.transactions.stores.file.log.entries import Checked, Decided, Entry, Prepared, Settled, decode_entry, encode_entry
+from penstock.transactions.stores.file.log.entries import (
+    Checked,
+    Decided,
+    Entry,
+    Prepared,
+    Settled,
+    decode_entry,
+    encode_entry,
+)
 from penstock.transactions.stores.file.log.folder import OsFolder
 from penstock.transactions.stores.file.log.frames import HEADER_BYTES, SegmentHeader, encode_frame, encode_header, scan
 from penstock.transactions.stores.file.log.redo import MARK, SUFFIX, NoRoomError, RedoLog

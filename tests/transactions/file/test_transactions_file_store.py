@@ -18,7 +18,17 @@ from conformance.store_cases import FileBench, counted, decide, prepare, settled
 from transaction_tools import child, kill, line_of
 
 from kafka_tools import ends, read_all
-from penstock.errors import ConfigurationError, DecisionNotStoredError, HalfNotStoredError, StoppedError, StoreDamagedError, StoreFailedError, StoreInUseError, TopicNotFoundError, TransactionError
+from penstock.errors import (
+    ConfigurationError,
+    DecisionNotStoredError,
+    HalfNotStoredError,
+    StoppedError,
+    StoreDamagedError,
+    StoreFailedError,
+    StoreInUseError,
+    TopicNotFoundError,
+    TransactionError,
+)
 from penstock.transactions import TransactionState, new_id
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.check_sources import CheckSources

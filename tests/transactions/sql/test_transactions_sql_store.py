@@ -20,7 +20,13 @@ from databases import TestDatabase
 from kafka_tools import read_all
 from penstock import clients
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
-from penstock.errors import BrokerConnectionError, ConfigurationError, DecisionNotStoredError, HalfNotStoredError, StoreConnectionError
+from penstock.errors import (
+    BrokerConnectionError,
+    ConfigurationError,
+    DecisionNotStoredError,
+    HalfNotStoredError,
+    StoreConnectionError,
+)
 from penstock.transactions import Coordinator, TransactionalProducer, TransactionState, new_id
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.stores.relay.relayed_store import CheckTerms

@@ -165,7 +165,7 @@ def replay(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
             work.run()
         finally:
             _print_outcome(work.outcome, topic, dry_run=dry_run)
-    _raise_for_left(work.outcome, topic)
+    _raise_for_left(work.outcome, topic, settings)
 
 
 @contextmanager
@@ -249,10 +249,13 @@ def _print_outcome(outcome: Outcome, topic: str, *, dry_run: bool) -> None:
         )
 
 
-def _raise_for_left(outcome: Outcome, topic: str) -> None:
+def _raise_for_left(outcome: Outcome, topic: str, config: ClientConfig) -> None:
+    from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+
     if outcome.left:
         each = "; ".join(f"{count} {why.value}, as {outcome.first_left[why]}" for why, count in outcome.left.items())
-        raise PenstockError(
-            f"{outcome.left.total()} of {topic} could not go anywhere and stay: {each}; "
-            "look at them with `penstock dlq show`, or name a topic for them with --to"
-        )
+        what = f"{outcome.left.total()} of {topic} could not go anywhere and stay: {each}"
+        if outcome.hidden:
+            rights = [topic_right(Operation.WRITE, name) for name in sorted(outcome.hidden)]
+            raise MissingRightError(what, rights, principal_of(config))
+        raise PenstockError(f"{what}; look at them with `penstock dlq show`, or name a topic for them with --to")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from penstock.cli.dlq.text import content_text, printable, time_text
+from penstock.cli.output import age_text
 from penstock.transactions.model import DiscardedTransaction, PendingTransaction
 from penstock.transactions.operator.audit import Audited
 from penstock.transactions.operator.inspection import Discarded, Found
@@ -25,7 +26,6 @@ _AUTHORS = {
     Author.OPERATOR: "an operator",
     Author.COORDINATOR: "the coordinator, by the discard policy",
 }
-_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
 
 
 def pending_rows(found: Sequence[PendingTransaction]) -> list[tuple[str, ...]]:
@@ -134,18 +134,6 @@ def decided_line(decided: Decided, verdict: Verdict) -> str:
     if decided.effect is Effect.REFUSED:
         return f"refused: {stands} was decided before{waits}"
     return f"stored, not seen to take effect{waits}"
-
-
-def age_text(seconds: float) -> str:
-    """Return an age in its two largest units."""
-    whole = int(seconds)
-    if whole < _MINUTE_S:
-        return f"{seconds:.1f} s"
-    if whole < _HOUR_S:
-        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
-    if whole < _DAY_S:
-        return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
-    return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
 
 
 def _reason(letter: Letter) -> str:

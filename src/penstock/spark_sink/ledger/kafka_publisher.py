@@ -27,7 +27,15 @@ from penstock import clients
 from penstock.clients.kafka_errors import reason
 from penstock.clients.rights import MissingRightError, Resource, principal_of
 from penstock.errors import SinkError
-from penstock.spark_sink.ledger.kafka_ledger import ANSWER_S, POLL_S, TRANSACTION_TIMEOUT_S, Entry, KafkaLedger, ledger_key, ledger_partition
+from penstock.spark_sink.ledger.kafka_ledger import (
+    ANSWER_S,
+    POLL_S,
+    TRANSACTION_TIMEOUT_S,
+    Entry,
+    KafkaLedger,
+    ledger_key,
+    ledger_partition,
+)
 from penstock.spark_sink.ledger.kafka_target import Row, Target, missing_for
 from penstock.spark_sink.ledger.state import refuse_late
 from penstock.spark_sink.source.planning import planning

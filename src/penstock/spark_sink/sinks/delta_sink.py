@@ -26,7 +26,15 @@ from penstock.options import names, not_empty
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.state import OffsetStatistics, advanced, refuse_late, replayed, warn_replayed
 from penstock.spark_sink.sinks.folder_access import local_path, require_access
-from penstock.spark_sink.sinks.position import POSITION, null_counts, offset_spans, require_columns, require_position, require_position_types, unapplied
+from penstock.spark_sink.sinks.position import (
+    POSITION,
+    null_counts,
+    offset_spans,
+    require_columns,
+    require_position,
+    require_position_types,
+    unapplied,
+)
 from penstock.spark_sink.sinks.sink import arrow_schema, origin_of
 from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
 

@@ -22,7 +22,13 @@ from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.log_bounds import topic_ids
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP
-from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead, RecoveredPartition, committed_at, recovered_partition, report_log
+from penstock.transactions.coordinator.recovery.recovered_partition import (
+    DoneRead,
+    RecoveredPartition,
+    committed_at,
+    recovered_partition,
+    report_log,
+)
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.coordinator.status import STALE_S, Status, decode_status

@@ -14,7 +14,13 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 
-from penstock.errors import DecisionNotStoredError, HalfNotStoredError, PublicationNotSeenError, TransactionError, TransactionRefusedError
+from penstock.errors import (
+    DecisionNotStoredError,
+    HalfNotStoredError,
+    PublicationNotSeenError,
+    TransactionError,
+    TransactionRefusedError,
+)
 from penstock.transactions.model import TransactionState, Wait
 from penstock.transactions.producer.core import Core
 from penstock.transactions.store import Prepared

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.wire.half import HALF_FIELDS, MAX_INT32, MAX_INT64, Half, WireHeaders, encode_half, half_from, number_from, split_headers
+from penstock.transactions.wire.half import (
+    HALF_FIELDS,
+    MAX_INT32,
+    MAX_INT64,
+    Half,
+    WireHeaders,
+    encode_half,
+    half_from,
+    number_from,
+    split_headers,
+)
 
 HALF_PARTITION = "penstock-half-partition"
 HALF_OFFSET = "penstock-half-offset"

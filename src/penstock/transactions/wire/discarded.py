@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.transactions.wire.check_request import CHECK_NUMBER, MAX_CHECK_NUMBER
-from penstock.transactions.wire.half import HALF_FIELDS, Half, WireHeaders, encode_half, half_from, number_from, split_headers
+from penstock.transactions.wire.half import (
+    HALF_FIELDS,
+    Half,
+    WireHeaders,
+    encode_half,
+    half_from,
+    number_from,
+    split_headers,
+)
 
 REASON = "penstock-reason"
 _FIELDS = HALF_FIELDS | {REASON, CHECK_NUMBER}

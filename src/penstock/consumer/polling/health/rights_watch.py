@@ -18,7 +18,15 @@ from confluent_kafka import KafkaError, KafkaException
 from penstock.clients.cluster import Answer
 from penstock.clients.kafka_errors import reason
 from penstock.clients.requests.granted_rights import Rights
-from penstock.clients.rights import MissingRightError, Operation, Resource, Right, group_right, missing_right_text, topic_right
+from penstock.clients.rights import (
+    MissingRightError,
+    Operation,
+    Resource,
+    Right,
+    group_right,
+    missing_right_text,
+    topic_right,
+)
 
 _log = logging.getLogger(__name__)
 

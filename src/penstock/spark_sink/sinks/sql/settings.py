@@ -15,9 +15,9 @@ from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.position import POSITION, require_columns, require_position_types
 from penstock.spark_sink.sinks.sink import arrow_schema
 from penstock.spark_sink.sinks.sql.databases.databases import parse_url
-from penstock.spark_sink.sinks.sql.rows.dead_letters import DeadLetters
 from penstock.spark_sink.sinks.sql.databases.rights import NeededRights
 from penstock.spark_sink.sinks.sql.databases.schema import SQLITE_DIGITS
+from penstock.spark_sink.sinks.sql.rows.dead_letters import DeadLetters
 from penstock.spark_sink.sinks.sql.rows.staging import ATTEMPT
 
 if TYPE_CHECKING:

@@ -18,7 +18,16 @@ from confluent_kafka.admin import AdminClient
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, topic_right
 from penstock.transactions.coordinator.logs.log_bounds import Bounds, LogBounds, Look
-from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, LOGS, OP, Committed, Fate, explained, start_of
+from penstock.transactions.coordinator.logs.log_identity import (
+    DONE,
+    HALF,
+    LOGS,
+    OP,
+    Committed,
+    Fate,
+    explained,
+    start_of,
+)
 from penstock.transactions.coordinator.partitions.counts import Counts
 from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.partitions.log_reader import LogReader

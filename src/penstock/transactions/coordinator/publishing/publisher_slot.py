@@ -24,7 +24,12 @@ from confluent_kafka import KafkaException
 from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
 from penstock.clients.kafka_errors import reason
 from penstock.errors import StoppedError
-from penstock.transactions.coordinator.publishing.publisher import AbortedError, InDoubtError, NotPublishedError, Publisher
+from penstock.transactions.coordinator.publishing.publisher import (
+    AbortedError,
+    InDoubtError,
+    NotPublishedError,
+    Publisher,
+)
 from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead
 from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.rationed_log import RationedLog

@@ -8,7 +8,18 @@ from dataclasses import dataclass, field
 
 from confluent_kafka import TopicPartition
 
-from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP, Committed, Fate, Start, decode_ids, explained, known_ids, starts_of
+from penstock.transactions.coordinator.logs.log_identity import (
+    DONE,
+    HALF,
+    OP,
+    Committed,
+    Fate,
+    Start,
+    decode_ids,
+    explained,
+    known_ids,
+    starts_of,
+)
 from penstock.transactions.coordinator.state.recovered_state import live_snapshots
 from penstock.transactions.wire.done_records import Done, Note, Snapshot, UnloadedSnapshot
 

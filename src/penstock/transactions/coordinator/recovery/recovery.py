@@ -28,7 +28,13 @@ from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.log_bounds import topic_ids
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP, Committed
 from penstock.transactions.coordinator.recovery.fencing import Fence
-from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead, RecoveredPartition, committed_at, recovered_partition, report_log
+from penstock.transactions.coordinator.recovery.recovered_partition import (
+    DoneRead,
+    RecoveredPartition,
+    committed_at,
+    recovered_partition,
+    report_log,
+)
 from penstock.transactions.coordinator.state.recovered_state import without_payloads
 from penstock.transactions.end_reader import EndReader
 from penstock.transactions.rationed_log import RationedLog

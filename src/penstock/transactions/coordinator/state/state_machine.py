@@ -13,7 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from penstock.transactions.coordinator.state.ahead import Ahead, AheadOps
-from penstock.transactions.coordinator.state.judgement import NEED_ALL, Refusal, is_cancellation, is_next_answer, misfit, overrules
+from penstock.transactions.coordinator.state.judgement import (
+    NEED_ALL,
+    Refusal,
+    is_cancellation,
+    is_next_answer,
+    misfit,
+    overrules,
+)
 from penstock.transactions.coordinator.state.pending.log_places import by_offset
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.pending.pending_transactions import PendingTransactions

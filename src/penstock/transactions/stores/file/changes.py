@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from penstock.errors import DecisionNotStoredError, HalfNotStoredError, StoppedError, TransactionError, TransactionRefusedError
+from penstock.errors import (
+    DecisionNotStoredError,
+    HalfNotStoredError,
+    StoppedError,
+    TransactionError,
+    TransactionRefusedError,
+)
 from penstock.transactions.store import DecidedCallback, PreparedCallback
 from penstock.transactions.stores.file.log.journal import Change, Decide, Outcome, Prepare
 from penstock.transactions.stores.file.open_store import OpenStore

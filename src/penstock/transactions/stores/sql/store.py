@@ -17,7 +17,14 @@ import sqlalchemy as sa
 from xxhash import xxh3_64_intdigest
 
 from penstock import clients
-from penstock.errors import DecisionNotStoredError, HalfNotStoredError, StoppedError, StoreConnectionError, TransactionError, TransactionRefusedError
+from penstock.errors import (
+    DecisionNotStoredError,
+    HalfNotStoredError,
+    StoppedError,
+    StoreConnectionError,
+    TransactionError,
+    TransactionRefusedError,
+)
 from penstock.options import ClientConfig, positive_int
 from penstock.transactions.connections import cause_of
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback

@@ -26,10 +26,10 @@ from penstock.spark_sink.errors import errors_in
 from penstock.spark_sink.ledger.state import Span
 from penstock.spark_sink.sinks.reports import report_schema
 from penstock.spark_sink.sinks.sql.databases import postgresql
-from penstock.spark_sink.sinks.sql.rows.deduplication import BatchStatistics, Deduplication, deduplicated
 from penstock.spark_sink.sinks.sql.databases.errors import LostTaskError, is_transient, refused
-from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected, concerns_a_row, in_halves
 from penstock.spark_sink.sinks.sql.databases.schema import columns_of
+from penstock.spark_sink.sinks.sql.rows.deduplication import BatchStatistics, Deduplication, deduplicated
+from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected, concerns_a_row, in_halves
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,7 +14,15 @@ from typing import NamedTuple, Protocol
 
 from penstock.errors import MessageFormatError, StoreDamagedError
 from penstock.transactions.coordinator.state.cancelling import may_cancel
-from penstock.transactions.stores.file.log.entries import Checked, Decided, Entry, Prepared, Settled, decode_entry, encode_entry
+from penstock.transactions.stores.file.log.entries import (
+    Checked,
+    Decided,
+    Entry,
+    Prepared,
+    Settled,
+    decode_entry,
+    encode_entry,
+)
 from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.frames import FRAME_BYTES, RECORD_BYTES, Record
 from penstock.transactions.stores.file.log.ledger import Ledger, StoredTransaction, is_discard_of_refused

@@ -17,7 +17,17 @@ from uuid import UUID, uuid4
 
 from penstock.errors import MessageFormatError, StoreDamagedError
 from penstock.transactions.stores.file.log.folder import Folder
-from penstock.transactions.stores.file.log.frames import HEADER_BYTES, Record, Scan, SegmentHeader, decode_header, decode_record, encode_frame, encode_header, scan
+from penstock.transactions.stores.file.log.frames import (
+    HEADER_BYTES,
+    Record,
+    Scan,
+    SegmentHeader,
+    decode_header,
+    decode_record,
+    encode_frame,
+    encode_header,
+    scan,
+)
 
 SUFFIX = ".redo"
 _NEW = ".new"
