@@ -22,8 +22,8 @@ from confluent_kafka import (
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
 from penstock import clients
-from penstock.clients import topics as kafka_topics
 from penstock.clients.kafka_errors import code_of, is_missing_right, is_transient, reason
+from penstock.clients.requests import topics as kafka_topics
 from penstock.clients.requests.answers import answered, told_offset
 from penstock.clients.requests.granted_rights import require_rights
 from penstock.clients.requests.topic_ids import described, id_of
