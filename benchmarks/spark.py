@@ -36,13 +36,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import clients
-from penstock.clients.topics import TopicSpec, ensure_topics
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.consumer import handler
 from penstock.devbroker import DevBroker, spark_environment
 from penstock.message import Message
 from penstock.spark_sink import SqlSink, register
-from penstock.spark_sink.source.offset_reader import consumer_config
-from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.options.options import SourceOptions
+from penstock.spark_sink.source.planning.offset_reader import consumer_config
 
 PARTITIONS = 8
 KEYS = 10_000

@@ -43,7 +43,7 @@ from typing import Any
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from penstock import clients
-from penstock.clients.topics import TopicSpec, ensure_topics
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.transactions import Coordinator, TransactionalProducer
 from penstock.transactions.writing.acked_producer import AckedProducer

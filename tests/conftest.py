@@ -20,7 +20,7 @@ import canary
 from databases import TestDatabase, new_database
 from kafka_tools import STEADY
 from penstock import clients
-from penstock.clients.topics import TopicSpec, ensure_topics
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker, User, spark_environment
 from penstock.spark_sink import register
 from rights import Right, give

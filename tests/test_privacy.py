@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import penstock
 from penstock.app import App
-from penstock.cli.dead_letter_text import lines
+from penstock.cli.dlq.text import lines
 from penstock.consumer import retry
 from penstock.consumer.failures.failure_text import failure_text
 from penstock.dead_letters.headers import read

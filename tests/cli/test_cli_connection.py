@@ -51,7 +51,7 @@ def with_passwords() -> Iterator[DevBroker]:
         yield running
 
 
-@pytest.mark.parametrize("arguments", [("doctor",), ("dlq", "ls", "--all"), ("tx", "ls")], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("doctor",), ("dlq", "ls", "--all"), ("tx", "ls"), ("lag", "sms")], ids=" ".join)
 def test_commands_reach_a_secured_cluster_without_a_secret_on_the_command_line(
     penstock_command: Command,
     monkeypatch: pytest.MonkeyPatch,

@@ -11,7 +11,7 @@ from penstock.devbroker import KAFKA_VERSION, DevBroker
 from penstock.errors import BrokerConnectionError, ConfigurationError, DevBrokerError
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "coordinator", "broker", "doctor"])
+@pytest.mark.parametrize("command", ["demo", "run", "lag", "coordinator", "broker", "doctor"])
 def test_the_help_of_every_command_ends_with_an_example(penstock_command: Command, command: str) -> None:
     outcome = penstock_command(command, "--help")
 

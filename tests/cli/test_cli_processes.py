@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from commands import Command
 from penstock import clients
-from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts
+from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
 from waiting import wait_until
 

@@ -14,12 +14,12 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from penstock.clients import admin
 from penstock.clients import factory as making
 from penstock.clients.causes import ClientWords, cause_of
-from penstock.clients.topic_ids import AskedTopicIds
-from penstock.clients.topics import partition_counts
+from penstock.clients.requests.topic_ids import AskedTopicIds
+from penstock.clients.requests.topics import partition_counts
 from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError
-from penstock.spark_sink.source.offset_reader import OffsetReader
-from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.options.options import SourceOptions
+from penstock.spark_sink.source.planning.offset_reader import OffsetReader
 
 #: Far below the 15 s that a broker has to answer, and far above what a loaded machine takes.
 AT_ONCE_S = 10.0

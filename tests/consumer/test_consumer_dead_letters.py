@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from kafka_tools import committed, produce, read_all
 from penstock.app import App
-from penstock.clients.topics import TopicSpec, ensure_topics
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, LitePushConsumer, handler, retry
 from penstock.consumer.assignments import Assignment, Fetch
 from penstock.consumer.failures import dead_letter_publisher as publisher_module

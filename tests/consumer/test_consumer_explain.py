@@ -7,7 +7,7 @@ import tenacity
 from confluent_kafka import KafkaError
 
 import penstock
-from penstock.clients.topic_ids import TopicIds
+from penstock.clients.requests.topic_ids import TopicIds
 from penstock.consumer import Explanation, LitePushConsumer, handler
 from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.message import Message

@@ -10,7 +10,7 @@ import tenacity
 from confluent_kafka.admin import AdminClient
 
 from kafka_tools import Recorder, committed, produce, read_all
-from penstock.clients.topics import TopicSpec, ensure_topics
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.consumer import ConsumerSettings, LitePushConsumer, RetryPolicy, handler, retry
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError, RetryLater

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 
 import penstock
 from kafka_tools import committed, produce
-from penstock.clients.topics import TopicSpec, ensure_topics
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
 from penstock.testing import TestApp

@@ -118,6 +118,28 @@ def replay_dead_letters(world: World) -> None:
     assert world.arrived(world.names["topic"]) == sorted(world.sent * 2)
 
 
+def look_at_offsets(world: World) -> None:
+    group, chosen = world.names["app"], ("--topic", world.names["topic"])
+    application(world.as_administrator())
+    world.write()
+    assert f"group {group} is empty" in world.run("offsets", "ls", group, *chosen)
+    assert '"offset": 1' in world.run("offsets", "export", group, "-", *chosen)
+    # A partition without a commit would have no lag.
+    world.as_administrator().run("offsets", "reset", group, "--to", "earliest")
+    assert f"{len(world.sent)} of it not done; the oldest" in world.run("lag", group, *chosen)
+
+
+def move_offsets(world: World) -> None:
+    """Have an app handle a message once more, and again."""
+    group, topic, file = world.names["app"], world.names["topic"], str(world.folder / "offsets.json")
+    application(world.as_administrator())
+    world.as_administrator().run("offsets", "export", group, file)
+    world.run("offsets", "reset", group, "--to", "earliest", "--topic", topic)
+    world.run("offsets", "import", group, file)
+    world.run("offsets", "reset", group, "--to", "earliest", "--topic", topic)
+    application(world.as_administrator())
+
+
 @contextmanager
 def coordinated(world: World, timeout: float = 0.2, check_max: int = 3) -> Iterator[penstock.Coordinator]:
     """Run a coordinator of the store in Kafka as that user, which asks after `timeout` seconds."""
@@ -382,6 +404,8 @@ PARTS: dict[str, Role] = {
     "process with a FileStore": file_store,
     "operator who looks at dead letters": look_at_dead_letters,
     "operator who replays dead letters": replay_dead_letters,
+    "operator who looks at offsets": look_at_offsets,
+    "operator who moves offsets": move_offsets,
 }
 
 #: What an administrator makes before a part runs; the others need the topic alone.

@@ -33,6 +33,8 @@ ONE_SHOT = {
     "operator who decides",
     "operator who looks at dead letters",
     "operator who replays dead letters",
+    "operator who looks at offsets",
+    "operator who moves offsets",
 }
 
 #: What is needed at a start, or at the first use, and not again: without it the part that runs does its work.
@@ -56,6 +58,7 @@ QUICK = {
     ("app", "<topic>", "READ", WHILE_IT_RUNS),
     ("app with dead letters and retry topics", "dlq.<topic>", "WRITE", WHILE_IT_RUNS),
     ("operator who replays dead letters", "<topic>", "WRITE", AT_ITS_START),
+    ("operator who looks at offsets", "<topic>", "READ", AT_ITS_START),
     ("producer on a SqlStore", "<topic>", "DESCRIBE", AT_ITS_START),
 }
 

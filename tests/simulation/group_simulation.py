@@ -19,7 +19,7 @@ from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import BatchError
 from penstock.message import Message
 from penstock.testing.memory.broker import TestBroker
-from penstock.testing.memory.transaction import TestTransaction
+from penstock.testing.memory.log.transaction import TestTransaction
 from penstock.testing.stepped_engine import SteppedWorker
 from simulation.balance_checker import check_bytes, check_counts
 from simulation.instance import Instance, State

@@ -7,8 +7,8 @@ import traceback
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.spark_sink.source.java_names import translated
-from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.options.java_names import translated
+from penstock.spark_sink.source.options.options import SourceOptions
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required"

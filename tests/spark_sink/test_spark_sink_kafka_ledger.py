@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from kafka_tools import read_all, transactional
 from penstock.clients import factory as making
-from penstock.clients.topics import TopicSpec, ensure_topics
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
 from penstock.spark_sink import KafkaSink

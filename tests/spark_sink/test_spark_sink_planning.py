@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from penstock.errors import MessageFormatError
 from penstock.spark_sink.ledger.state import Span, advanced, replayed
-from penstock.spark_sink.source.planning import OffsetRange, Offsets, from_json, limited, parse_offsets, split, to_json
+from penstock.spark_sink.source.planning.planning import (
+    OffsetRange,
+    Offsets,
+    from_json,
+    limited,
+    parse_offsets,
+    split,
+    to_json,
+)
 
 partitions = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 5))
 offsets = st.dictionaries(partitions, st.integers(0, 2**62), min_size=1)

@@ -16,9 +16,9 @@ from penstock.spark_sink.ledger.kafka_ledger import KafkaLedger
 from penstock.spark_sink.ledger.kafka_publisher import publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
-from penstock.spark_sink.sinks.sql.row_validator import Rejected
+from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
 from penstock.spark_sink.source.batch_reader import BatchReader
-from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.options.options import SourceOptions
 from rights import Right, give, on_group, on_topic, on_transactional_id, take
 
 #: The topic of the ledger of all sinks here; each has a name, and so entries, of its own.

@@ -25,10 +25,10 @@ from penstock.errors import SinkError
 from penstock.spark_sink import DeadLetters, SqlSink
 from penstock.spark_sink.queries.restarts import is_permanent
 from penstock.spark_sink.sinks.sink import ledger_positions
-from penstock.spark_sink.sinks.sql import deduplication as reducing
-from penstock.spark_sink.sinks.sql import staging
-from penstock.spark_sink.sinks.sql.databases import parse_url
-from penstock.spark_sink.sinks.sql.row_validator import Rejected
+from penstock.spark_sink.sinks.sql.databases.databases import parse_url
+from penstock.spark_sink.sinks.sql.rows import deduplication as reducing
+from penstock.spark_sink.sinks.sql.rows import staging
+from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,9 +14,10 @@ from test_spark_sink_sql_rows import PRICES, Letters, frame
 from databases import TestDatabase, new_database
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.sinks.sql import batch_transaction, postgresql
+from penstock.spark_sink.sinks.sql import batch_transaction
 from penstock.spark_sink.sinks.sql import sink as sql_sink
-from penstock.spark_sink.sinks.sql.errors import is_transient, refused
+from penstock.spark_sink.sinks.sql.databases import postgresql
+from penstock.spark_sink.sinks.sql.databases.errors import is_transient, refused
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from databases import new_database
 from kafka_tools import ANSWER_S, ends, produce, read_all
 from penstock.devbroker import DevBroker, spark_environment
-from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.stream_reader import StreamReader
 from waiting import wait_until
 

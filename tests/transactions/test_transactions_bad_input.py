@@ -11,7 +11,7 @@ import pytest
 from transaction_tools import Bench
 
 from kafka_tools import STEADY
-from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts
+from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
 from penstock.errors import (
     BrokerConnectionError,

@@ -22,13 +22,7 @@ from sqlalchemy.pool import NullPool
 from databases import TestDatabase, new_database
 from penstock.errors import ConfigurationError, TransactionRefusedError
 from penstock.transactions import TransactionalProducer
-from penstock.transactions.barriers import (
-    BarrierCheck,
-    barrier,
-    barrier_check,
-    clean_barrier,
-    create_barrier_table,
-)
+from penstock.transactions.barriers import BarrierCheck, barrier, barrier_check, clean_barrier, create_barrier_table
 from penstock.transactions.connections import Kind
 from penstock.transactions.model import HalfMessage, TransactionState
 from penstock.transactions.wire.ids import new_id

@@ -14,7 +14,7 @@ from transaction_tools import Bench
 
 from kafka_tools import limit
 from penstock import clients
-from penstock.clients.topics import TopicSpec, ensure_topics
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.transactions import Coordinator, Outgoing
 from penstock.transactions.model import TransactionState

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 from transaction_tools import Bench, unknown
 
 from kafka_tools import STEADY
-from penstock.clients.topics import TopicSpec, ensure_topics
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import (
     BufferFullError,

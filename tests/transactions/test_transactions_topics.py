@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import NewTopic
 
 from penstock import clients
-from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts, require_topics
+from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts, require_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError
 from penstock.transactions.wire import topics as topics_module

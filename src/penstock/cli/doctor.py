@@ -123,7 +123,7 @@ def _jars() -> Finding:
 
 def _ask_broker(bootstrap_servers: str, config: dict[str, str]) -> None:
     from penstock import clients
-    from penstock.clients.topics import partition_counts
+    from penstock.clients.requests.topics import partition_counts
 
     try:
         counts = partition_counts(clients.admin(bootstrap_servers, config), bootstrap_servers, timeout_s=5)

@@ -15,12 +15,14 @@ import typer
 from penstock.cli.broker import broker
 from penstock.cli.coordinator import coordinator
 from penstock.cli.demo import demo
-from penstock.cli.dlq import dlq
+from penstock.cli.dlq.command import dlq
 from penstock.cli.doctor import doctor
 from penstock.cli.explain import explain
+from penstock.cli.lag import lag
+from penstock.cli.offsets import offsets
 from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
 from penstock.cli.run import run
-from penstock.cli.tx import tx
+from penstock.cli.tx.command import tx
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
 from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_USAGE
 
@@ -28,6 +30,7 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
     (demo, "penstock demo --no-spark"),
     (run, "penstock run orders:app"),
     (explain, "penstock explain"),
+    (lag, "penstock lag sms"),
     (coordinator, "penstock coordinator --bootstrap-servers 127.0.0.1:9092"),
     (broker, "penstock broker --port 9092"),
     (doctor, "penstock doctor --bootstrap-servers 127.0.0.1:9092"),
@@ -48,6 +51,7 @@ def frame() -> typer.Typer:
     app.callback()(_options)
     for command, example in _COMMANDS:
         app.command(epilog=f"Example: {example}")(command)
+    app.add_typer(offsets())
     app.add_typer(dlq())
     app.add_typer(tx())
     return app

@@ -1,4 +1,4 @@
-"""What the commands share: tables on standard output, errors and log lines on standard error."""
+"""What the commands share: tables and ages on standard output, errors and log lines on standard error."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 
 DEBUG_VARIABLE = "PENSTOCK_DEBUG"
+
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
 
 
 def debugging() -> bool:
@@ -36,6 +38,18 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*map(Text, row))
     Console().print(table)
+
+
+def age_text(seconds: float) -> str:
+    """Return an age in its two largest units."""
+    whole = int(seconds)
+    if whole < _MINUTE_S:
+        return f"{seconds:.1f} s"
+    if whole < _HOUR_S:
+        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
+    if whole < _DAY_S:
+        return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
+    return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
 
 
 def log_to_stderr() -> None:

@@ -12,8 +12,8 @@ from penstock.cli.connection import SERVERS_OPTION
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from penstock.cli.tx_file import FileOperator
-    from penstock.cli.tx_sql import SqlOperator
+    from penstock.cli.tx.file_store import FileOperator
+    from penstock.cli.tx.sql_store import SqlOperator
     from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
     Operator = KafkaAdministration | SqlOperator | FileOperator
@@ -48,11 +48,11 @@ class StoreLocation(NamedTuple):
         if self.sql is not None and self.file is not None:
             raise ConfigurationError("--sql and --file name two stores; leave one of them out")
         if self.file is not None:
-            from penstock.cli.tx_file import FileOperator
+            from penstock.cli.tx.file_store import FileOperator
 
             return nullcontext(FileOperator(self.file, self.bootstrap_servers, self.prefix, self.config))
         if self.sql is not None:
-            from penstock.cli.tx_sql import SqlOperator
+            from penstock.cli.tx.sql_store import SqlOperator
 
             return closing(SqlOperator(self.sql))
         if self.bootstrap_servers is None:

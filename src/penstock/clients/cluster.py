@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from confluent_kafka import TopicPartition
 
 from penstock import clients
-from penstock.clients.granted_rights import AskedRights, Rights
+from penstock.clients.requests.granted_rights import AskedRights, Rights
+from penstock.clients.requests.topic_ids import AskedTopicIds, TopicIds
+from penstock.clients.requests.topics import TopicSpec, ensure_topics, message_limits, partition_counts, require_topics
 from penstock.clients.rights import Right, principal_of
-from penstock.clients.topic_ids import AskedTopicIds, TopicIds
-from penstock.clients.topics import TopicSpec, ensure_topics, message_limits, partition_counts, require_topics
 from penstock.options import ClientConfig
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from penstock import options as check
 from penstock.clients.cluster import Cluster, KafkaCluster
-from penstock.clients.granted_rights import Rights
+from penstock.clients.requests.granted_rights import Rights
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.handlers.handler import Handler, require_own_topics

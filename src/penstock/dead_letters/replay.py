@@ -17,10 +17,11 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.renewal import cause_of
+from penstock.clients.requests.topics import require_topics
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.dead_letters.headers import replayed
 from penstock.dead_letters.reader import REPLAY_GROUP, DeadLetter, DeadLetterLog
-from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
+from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, TopicNotFoundError
 from penstock.offsets import OffsetMap, Tracker, decode, owner_of
 from penstock.options import ClientConfig
 
@@ -40,6 +41,7 @@ class Left(Enum):
 
     NO_ORIGIN = "tells no original topic that can be one"
     NO_TOPIC = "has an original topic that does not exist"
+    HIDDEN = "has an original topic that this user may not see"
     ITSELF = "says that it comes from the dead-letter topic itself"
 
 
@@ -81,6 +83,8 @@ class Outcome:
     left: Counter[Left] = field(default_factory=Counter)
     #: An example of each.
     first_left: dict[Left, str] = field(default_factory=dict)
+    #: Original topics that this user may not see.
+    hidden: set[str] = field(default_factory=set)
     #: Partitions of which more was sent than can be written down.
     forgetful: set[int] = field(default_factory=set)
 
@@ -117,7 +121,7 @@ class Replay:
         self._bootstrap_servers = bootstrap_servers
         self._config = config or {}
         self._topic = topic
-        self._partitions = partitions
+        self._partitions = dict(partitions)
         self._choice = choice
         self._to = to
         self._limit = limit
@@ -125,6 +129,8 @@ class Replay:
         self._principal = principal_of(self._config)
         self._producer = None if dry_run else self._connect()
         self.outcome = Outcome()
+        # Why nothing can go to topics that were not listed, by name.
+        self._asked: dict[str, Left | None] = {}
 
     def run(self) -> None:
         """Replay up to the end that the topic has now; `outcome` counts along, whatever stops it.
@@ -201,16 +207,35 @@ class Replay:
         if self._to is not None:
             return self._to
         target = None if letter.origin is None else letter.origin.topic
-        if target is not None and target in self._partitions and target != self._topic:
+        why: Left | None
+        if target is None or target == self._topic:
+            why = Left.NO_ORIGIN if target is None else Left.ITSELF
+        else:
+            why = None if target in self._partitions else self._unlisted(target)
+        if why is None:
             return target
-        why = Left.NO_ORIGIN if target is None else Left.ITSELF if target == self._topic else Left.NO_TOPIC
         self.outcome.left[why] += 1
         self.outcome.first_left.setdefault(why, letter.place)
         return None
 
+    def _unlisted(self, target: str) -> Left | None:
+        """Return why a topic is not among those that were listed; None where it can be seen now. Asked once."""
+        if target not in self._asked:
+            self._asked[target] = None
+            admin = clients.admin(self._bootstrap_servers, self._config)
+            try:
+                self._partitions |= require_topics(admin, self._bootstrap_servers, [target])
+            except MissingRightError:
+                self._asked[target] = Left.HIDDEN
+                self.outcome.hidden.add(target)
+            except TopicNotFoundError:
+                self._asked[target] = Left.NO_TOPIC
+        return self._asked[target]
+
     def _send(self, chosen: Sequence[tuple[DeadLetter, str]]) -> tuple[set[int], PenstockError | None]:
         """Send letters of one partition; return the offsets that were acknowledged, and the first failure."""
-        if self._producer is None:
+        # With nothing to send there is nothing that a producer which failed meanwhile has to do with.
+        if self._producer is None or not chosen:
             return {letter.offset for letter, _ in chosen}, None
         acknowledged: set[int] = set()
         failures: list[PenstockError] = []

@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Top
 
 from penstock import clients
 from penstock.clients.kafka_errors import reason
-from penstock.clients.topics import require_topics
+from penstock.clients.requests.topics import require_topics
 from penstock.demo.flights import Flight
 from penstock.errors import BrokerConnectionError
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock import clients
-from penstock.clients.topics import TopicSpec, ensure_topics
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker.access import AccessControl
 from penstock.devbroker.java.jars import kafka_jars
 from penstock.devbroker.java.runtime import find_java

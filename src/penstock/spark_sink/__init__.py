@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from penstock.spark_sink.sinks.handlers.sink import HandlerSink
     from penstock.spark_sink.sinks.kafka_sink import KafkaSink
     from penstock.spark_sink.sinks.parquet_sink import ParquetSink
-    from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
-    from penstock.spark_sink.sinks.sql.row_validator import Rejected
+    from penstock.spark_sink.sinks.sql.rows.dead_letters import DeadLetters
+    from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
     from penstock.spark_sink.sinks.sql.sink import SqlSink
-    from penstock.spark_sink.source.planning import Offsets, TopicPartition
+    from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
     from penstock.spark_sink.source.source import register
 
 #: Public name -> the module that defines it.
 _HOMES = {
     "BatchReport": "penstock.spark_sink.sinks.handlers.report",
     "DataLossError": "penstock.spark_sink.errors",
-    "DeadLetters": "penstock.spark_sink.sinks.sql.dead_letters",
+    "DeadLetters": "penstock.spark_sink.sinks.sql.rows.dead_letters",
     "DeltaSink": "penstock.spark_sink.sinks.delta_sink",
     "HandlerSink": "penstock.spark_sink.sinks.handlers.sink",
     "KafkaSink": "penstock.spark_sink.sinks.kafka_sink",
-    "Offsets": "penstock.spark_sink.source.planning",
+    "Offsets": "penstock.spark_sink.source.planning.planning",
     "ParquetSink": "penstock.spark_sink.sinks.parquet_sink",
     "ProgressListener": "penstock.spark_sink.monitoring.progress_listener",
-    "Rejected": "penstock.spark_sink.sinks.sql.row_validator",
+    "Rejected": "penstock.spark_sink.sinks.sql.rows.row_validator",
     "RowsFunction": "penstock.spark_sink.queries.sink_specs",
     "SchemaMismatchError": "penstock.spark_sink.errors",
     "SessionStoppedError": "penstock.spark_sink.errors",
@@ -51,7 +51,7 @@ _HOMES = {
     "SinkStatistics": "penstock.spark_sink.monitoring.progress",
     "SqlSink": "penstock.spark_sink.sinks.sql.sink",
     "TaskReport": "penstock.spark_sink.sinks.handlers.report",
-    "TopicPartition": "penstock.spark_sink.source.planning",
+    "TopicPartition": "penstock.spark_sink.source.planning.planning",
     "register": "penstock.spark_sink.source.source",
     "start_sink": "penstock.spark_sink.queries.query",
 }

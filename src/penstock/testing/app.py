@@ -14,7 +14,7 @@ from confluent_kafka import Message as ClientMessage
 
 from penstock.app import App
 from penstock.clients.cluster import Clock
-from penstock.clients.topics import TopicSpec
+from penstock.clients.requests.topics import TopicSpec
 from penstock.consumer import ConsumerStatistics, Explanation
 from penstock.consumer.execution.threads import call
 from penstock.consumer.execution_slot import Outcome

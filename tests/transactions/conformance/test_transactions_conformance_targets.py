@@ -16,7 +16,7 @@ from conformance.store_cases import FileBench, StoreBench, counted, settled
 
 from databases import TestDatabase
 from kafka_tools import limit, read_all
-from penstock.clients.topics import TopicSpec, ensure_topics
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import TransactionRefusedError
 from penstock.transactions.model import PendingTransaction

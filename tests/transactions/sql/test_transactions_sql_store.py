@@ -19,7 +19,7 @@ from conformance.store_cases import counted, decide, settled
 from databases import TestDatabase
 from kafka_tools import read_all
 from penstock import clients
-from penstock.clients.topics import TopicSpec, ensure_topics
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.errors import (
     BrokerConnectionError,
     ConfigurationError,

@@ -24,11 +24,11 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from xxhash import xxh3_64_intdigest
 
 from penstock import clients
-from penstock.clients.answers import answered, told_offset
+from penstock.clients.requests.answers import answered, told_offset
 from penstock.errors import MessageFormatError, SinkError
 from penstock.spark_sink.ledger.kafka_target import Target
-from penstock.spark_sink.source import planning
-from penstock.spark_sink.source.consumer_settings import GROUP, assigned_consumer
+from penstock.spark_sink.source.options.consumer_settings import GROUP, assigned_consumer
+from penstock.spark_sink.source.planning import planning
 
 _log = logging.getLogger("penstock.spark_sink")
 

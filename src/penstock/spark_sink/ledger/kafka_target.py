@@ -9,11 +9,11 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException
 
 from penstock import clients
-from penstock.clients.granted_rights import missing_rights
 from penstock.clients.kafka_errors import is_missing_right, is_transient
+from penstock.clients.requests.granted_rights import missing_rights
 from penstock.clients.rights import Operation, Resource, Right, topic_right, transactional_right
 from penstock.options import ClientConfig
-from penstock.spark_sink.source import planning
+from penstock.spark_sink.source.planning import planning
 
 
 class Row(NamedTuple):

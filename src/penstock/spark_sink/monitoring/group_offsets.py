@@ -15,14 +15,14 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from confluent_kafka.admin import AdminClient
 
 from penstock import clients
-from penstock.clients.answers import answered
-from penstock.clients.granted_rights import missing_rights
 from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.requests.answers import answered
+from penstock.clients.requests.granted_rights import missing_rights
 from penstock.clients.rights import Operation, Right, group_right, missing_right_text, principal_of, topic_right
 from penstock.options import ClientConfig, not_empty
-from penstock.spark_sink.source.consumer_settings import without_group
-from penstock.spark_sink.source.planning import Offsets
-from penstock.spark_sink.source.planning import TopicPartition as Part
+from penstock.spark_sink.source.options.consumer_settings import without_group
+from penstock.spark_sink.source.planning.planning import Offsets
+from penstock.spark_sink.source.planning.planning import TopicPartition as Part
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import clients
+from penstock.clients.requests.topics import require_topics
 from penstock.clients.rights import MissingRightError, principal_of
-from penstock.clients.topics import require_topics
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SessionStoppedError

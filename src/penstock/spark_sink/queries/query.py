@@ -18,9 +18,9 @@ from penstock.spark_sink.queries.restarts import lacking_package
 from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.queries.starting_offsets import is_remembered, refuse_forgetful, starting_options
 from penstock.spark_sink.sinks.sink import OfQuery
-from penstock.spark_sink.source.consumer_settings import without_group
-from penstock.spark_sink.source.offset_reader import OffsetReader
-from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.options.consumer_settings import without_group
+from penstock.spark_sink.source.options.options import SourceOptions
+from penstock.spark_sink.source.planning.offset_reader import OffsetReader
 from penstock.spark_sink.source.session import is_classic
 from penstock.spark_sink.source.source import register
 

@@ -12,13 +12,20 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from penstock import clients
+from penstock.clients.requests.topics import require_topics
 from penstock.clients.rights import principal_of
-from penstock.clients.topics import require_topics
 from penstock.errors import ConfigurationError, MessageFormatError
 from penstock.options import ClientConfig
 from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.sinks.sink import has_ledger, ledger_positions
-from penstock.spark_sink.source.planning import EARLIEST, LATEST, Offsets, TopicPartition, parse_offsets, to_json
+from penstock.spark_sink.source.planning.planning import (
+    EARLIEST,
+    LATEST,
+    Offsets,
+    TopicPartition,
+    parse_offsets,
+    to_json,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

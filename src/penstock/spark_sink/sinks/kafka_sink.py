@@ -20,10 +20,10 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 from penstock import clients
 from penstock.clients import require_travelling
 from penstock.clients.gc_pause import imports_set_aside
-from penstock.clients.granted_rights import require_rights
 from penstock.clients.kafka_errors import reason
+from penstock.clients.requests.granted_rights import require_rights
+from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts, require_topics
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
-from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts, require_topics
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, positive_int, reserved
 from penstock.spark_sink.errors import SchemaMismatchError
@@ -34,7 +34,7 @@ from penstock.spark_sink.ledger.state import OffsetStatistics, warn_replayed
 from penstock.spark_sink.sinks.position import POSITION, null_counts, require_columns, require_position
 from penstock.spark_sink.sinks.reports import report_schema
 from penstock.spark_sink.sinks.sink import origin_of
-from penstock.spark_sink.source.planning import Offsets, TopicPartition
+from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
 
 _log = logging.getLogger("penstock.spark_sink")
 

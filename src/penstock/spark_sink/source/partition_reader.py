@@ -26,9 +26,9 @@ from penstock.clients.rights import MissingRightError, Operation, principal_of, 
 from penstock.errors import PenstockError, SourceError
 from penstock.message import UNREADABLE_HEADERS, Record, headers_of
 from penstock.spark_sink.errors import DataLossError
-from penstock.spark_sink.source.offset_reader import consumer_config
-from penstock.spark_sink.source.options import SourceOptions
-from penstock.spark_sink.source.planning import OffsetRange
+from penstock.spark_sink.source.options.options import SourceOptions
+from penstock.spark_sink.source.planning.offset_reader import consumer_config
+from penstock.spark_sink.source.planning.planning import OffsetRange
 
 #: A record batch is handed over when it holds this many rows or this many bytes of keys, values and headers.
 BATCH_ROWS = 20_000

@@ -13,21 +13,21 @@ from typing import Any, Generic, TypeVar
 
 from confluent_kafka import KafkaError, Message
 
-from penstock.clients.granted_rights import Rights
+from penstock.clients.requests.granted_rights import Rights
+from penstock.clients.requests.topic_ids import TopicIds
+from penstock.clients.requests.topics import TopicSpec
 from penstock.clients.rights import Right
-from penstock.clients.topic_ids import TopicIds
-from penstock.clients.topics import TopicSpec
 from penstock.errors import TopicNotFoundError
-from penstock.testing.memory.assignor import Place
 from penstock.testing.memory.clock import TestClock
 from penstock.testing.memory.consumer_client import MemoryConsumer
-from penstock.testing.memory.coordinator import Commit, Coordinator, Offset
 from penstock.testing.memory.faults import NO_ERROR, Effect, Fault, Faults, Operation, as_error
-from penstock.testing.memory.log import Headers
+from penstock.testing.memory.group.assignor import Place
+from penstock.testing.memory.group.coordinator import Commit, Coordinator, Offset
+from penstock.testing.memory.log.log import Headers
+from penstock.testing.memory.log.topics import Topics
+from penstock.testing.memory.log.transaction import TestTransaction
 from penstock.testing.memory.producer_client import MemoryProducer
 from penstock.testing.memory.state import BrokerState
-from penstock.testing.memory.topics import Topics
-from penstock.testing.memory.transaction import TestTransaction
 
 T = TypeVar("T")
 

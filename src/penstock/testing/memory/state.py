@@ -7,9 +7,9 @@ import threading
 from dataclasses import dataclass
 
 from penstock.testing.memory.clock import TestClock
-from penstock.testing.memory.coordinator import Coordinator
 from penstock.testing.memory.faults import Faults
-from penstock.testing.memory.topics import Topics
+from penstock.testing.memory.group.coordinator import Coordinator
+from penstock.testing.memory.log.topics import Topics
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.requests.topics import hidden_topics, partition_counts
 from penstock.clients.rights import Operation, group_right, topic_right
-from penstock.clients.topics import hidden_topics, partition_counts
 from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
 from penstock.transactions.coordinator.partitions.counts import Counts
 from penstock.transactions.coordinator.partitions.half_partition import HalfPartition

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from confluent_kafka.admin import AdminClient
 
+from penstock.clients.requests.topics import partition_counts, require_topics
 from penstock.clients.rights import Operation, principal_of
-from penstock.clients.topics import partition_counts, require_topics
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
 

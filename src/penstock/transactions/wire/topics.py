@@ -12,10 +12,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from xxhash import xxh3_64_intdigest
 
-from penstock.clients.answers import CONNECT_TIMEOUT_S
 from penstock.clients.kafka_errors import reason
+from penstock.clients.requests.answers import CONNECT_TIMEOUT_S
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import THIS_CLIENT, Operation
-from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.errors import BrokerConnectionError, ConfigurationError
 
 #: Partitions of half, op and done when penstock has to create them: so many coordinators can share the work. More

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
-from penstock.clients.answers import answered, told_offset
+from penstock.clients.requests.answers import answered, told_offset
 
 _ANSWER_S = 2.0
 _LOOK_S = 0.002

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.cluster import Answer
-from penstock.clients.granted_rights import Rights
 from penstock.clients.kafka_errors import reason
+from penstock.clients.requests.granted_rights import Rights
 from penstock.clients.rights import (
     MissingRightError,
     Operation,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from penstock.clients.cluster import Cluster
-from penstock.clients.topics import TopicSpec
+from penstock.clients.requests.topics import TopicSpec
 from penstock.consumer.handlers.handler import Handler, OnFailure
 from penstock.consumer.polling.health.rights_watch import RightsWatch
 from penstock.consumer.retry_topics import retry_topics

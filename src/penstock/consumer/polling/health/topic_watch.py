@@ -14,7 +14,7 @@ from confluent_kafka import KafkaException
 
 from penstock.clients.cluster import Answer
 from penstock.clients.kafka_errors import reason
-from penstock.clients.topic_ids import TopicIds
+from penstock.clients.requests.topic_ids import TopicIds
 
 #: Seconds between two questions.
 _EVERY_S = 5.0

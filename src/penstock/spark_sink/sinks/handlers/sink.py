@@ -22,9 +22,9 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, Strin
 from penstock import clients
 from penstock import options as check
 from penstock.clients import require_travelling
-from penstock.clients.granted_rights import require_rights
+from penstock.clients.requests.granted_rights import require_rights
+from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
-from penstock.clients.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, MiddlewareSpec, OnFailure, WorkerResource
 from penstock.consumer.handlers.functions import name_of
 from penstock.consumer.handlers.handler import Kind, orderings_of, require_own_topics

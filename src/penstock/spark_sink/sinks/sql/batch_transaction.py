@@ -11,10 +11,10 @@ from penstock.errors import SinkError
 from penstock.spark_sink.ledger.sql_ledger import Owner, advance_ledger
 from penstock.spark_sink.ledger.state import LedgerState, advanced, refuse_late, warn_replayed
 from penstock.spark_sink.sinks.position import POSITION
-from penstock.spark_sink.sinks.sql.deduplication import BatchStatistics
-from penstock.spark_sink.sinks.sql.row_validator import Rejected, RowRefusedError, concerns_a_row, in_halves
+from penstock.spark_sink.sinks.sql.databases.upsert import NUMBER, Upsert, numbered, remove_messages
+from penstock.spark_sink.sinks.sql.rows.deduplication import BatchStatistics
+from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected, RowRefusedError, concerns_a_row, in_halves
 from penstock.spark_sink.sinks.sql.settings import ORDERED, SqlSinkSettings
-from penstock.spark_sink.sinks.sql.upsert import NUMBER, Upsert, numbered, remove_messages
 
 _log = logging.getLogger("penstock.spark_sink")
 

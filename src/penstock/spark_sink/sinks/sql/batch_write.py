@@ -23,12 +23,9 @@ from penstock.errors import SinkError
 from penstock.spark_sink.ledger.sql_ledger import ledger_table, lock_ledger, read_ledger, require_ledger
 from penstock.spark_sink.ledger.state import LedgerState
 from penstock.spark_sink.sinks.position import POSITION
-from penstock.spark_sink.sinks.sql import staging
 from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction, Tables
-from penstock.spark_sink.sinks.sql.databases import Database
-from penstock.spark_sink.sinks.sql.deduplication import BatchStatistics, Deduplication, deduplicated, staged_schema
-from penstock.spark_sink.sinks.sql.row_validator import RowRefusedError, RowValidator, concerns_a_row
-from penstock.spark_sink.sinks.sql.schema import (
+from penstock.spark_sink.sinks.sql.databases.databases import Database
+from penstock.spark_sink.sinks.sql.databases.schema import (
     add_columns,
     casts_of,
     columns_of,
@@ -36,8 +33,11 @@ from penstock.spark_sink.sinks.sql.schema import (
     require_fitting,
     whole_sums,
 )
+from penstock.spark_sink.sinks.sql.databases.upsert import Upsert
+from penstock.spark_sink.sinks.sql.rows import staging
+from penstock.spark_sink.sinks.sql.rows.deduplication import BatchStatistics, Deduplication, deduplicated, staged_schema
+from penstock.spark_sink.sinks.sql.rows.row_validator import RowRefusedError, RowValidator, concerns_a_row
 from penstock.spark_sink.sinks.sql.settings import STAGING, SqlSinkSettings
-from penstock.spark_sink.sinks.sql.upsert import Upsert
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,11 +14,11 @@ from penstock.options import names, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.position import POSITION, require_columns, require_position_types
 from penstock.spark_sink.sinks.sink import arrow_schema
-from penstock.spark_sink.sinks.sql.databases import parse_url
-from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
-from penstock.spark_sink.sinks.sql.rights import NeededRights
-from penstock.spark_sink.sinks.sql.schema import SQLITE_DIGITS
-from penstock.spark_sink.sinks.sql.staging import ATTEMPT
+from penstock.spark_sink.sinks.sql.databases.databases import parse_url
+from penstock.spark_sink.sinks.sql.databases.rights import NeededRights
+from penstock.spark_sink.sinks.sql.databases.schema import SQLITE_DIGITS
+from penstock.spark_sink.sinks.sql.rows.dead_letters import DeadLetters
+from penstock.spark_sink.sinks.sql.rows.staging import ATTEMPT
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

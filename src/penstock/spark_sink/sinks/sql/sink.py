@@ -19,11 +19,11 @@ from penstock.spark_sink.ledger.sql_ledger import Owner, ledger_table, read_ledg
 from penstock.spark_sink.sinks.sink import Origin, origin_of
 from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction
 from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
-from penstock.spark_sink.sinks.sql.databases import database_of, parse_url
-from penstock.spark_sink.sinks.sql.errors import LostTaskError, facts_of, is_transient, refused
-from penstock.spark_sink.sinks.sql.rights import is_forbidden, require_rights
+from penstock.spark_sink.sinks.sql.databases.databases import database_of, parse_url
+from penstock.spark_sink.sinks.sql.databases.errors import LostTaskError, facts_of, is_transient, refused
+from penstock.spark_sink.sinks.sql.databases.rights import is_forbidden, require_rights
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
-from penstock.spark_sink.source.planning import Offsets
+from penstock.spark_sink.source.planning.planning import Offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
-from penstock.clients.answers import told_offset
 from penstock.clients.kafka_errors import reason
-from penstock.clients.topic_ids import AskedTopicIds
+from penstock.clients.requests.answers import told_offset
+from penstock.clients.requests.topic_ids import AskedTopicIds
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP
 from penstock.transactions.wire.topics import StoreTopics
 

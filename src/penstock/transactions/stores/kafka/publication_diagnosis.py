@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from penstock.clients.bounded_calls import Disposable, LeftBehind, NotAnsweredError
-from penstock.clients.topics import partition_counts
+from penstock.clients.requests.topics import partition_counts
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.transactions.coordinator.status import Status
 from penstock.transactions.operator.inspection import Inspection

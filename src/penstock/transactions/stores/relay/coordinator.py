@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from penstock import clients
 from penstock.clients.bounded_calls import LeftBehind
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import Operation, principal_of
-from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.errors import StoppedError, raised
 from penstock.transactions.connections import cause_of
 from penstock.transactions.coordinator.checks.discard_policy import Discarding

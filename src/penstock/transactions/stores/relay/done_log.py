@@ -15,8 +15,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import Operation, principal_of, topic_right
-from penstock.clients.topics import TopicSpec, ensure_topics
 from penstock.errors import MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.end_reader import EndReader

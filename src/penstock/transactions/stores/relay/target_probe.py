@@ -11,7 +11,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
     ResourceType,
 )
 
-from penstock.clients.topics import hidden_topics
+from penstock.clients.requests.topics import hidden_topics
 from penstock.transactions.writing.faults import Blamed, Fault, blamed
 
 #: Seconds for a question to the brokers.

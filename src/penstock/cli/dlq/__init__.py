@@ -1,0 +1,1 @@
+"""`penstock dlq`: dead letters, shown and replayed."""

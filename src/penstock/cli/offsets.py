@@ -1,0 +1,212 @@
+"""`penstock offsets`: where a group stands in its topics, and the ways to have it stand elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
+from penstock.errors import ConfigurationError, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.group_offsets.group import Group, GroupState
+    from penstock.group_offsets.planning import Wanted
+    from penstock.group_offsets.positions import Part
+
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group: the name of an App.")]
+FileName = Annotated[str, typer.Argument(metavar="FILE", help="A file; - for standard input or output.")]
+Topics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic",
+        metavar="TOPIC[:PARTITIONS]",
+        help="Only this topic, or these partitions of it: orders:0,4-7. Repeatable. Left out: all that the group has "
+        "offsets of.",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be, and change nothing.")]
+
+
+def offsets() -> typer.Typer:
+    """Return the commands for offsets. Each help text ends with an example."""
+    app = typer.Typer(
+        name="offsets",
+        help="Look at a group's offsets, move them, write them to a file and take them from one.",
+        epilog="Example: penstock offsets ls sms --bootstrap-servers 127.0.0.1:9092",
+        no_args_is_help=True,
+    )
+    app.command(epilog="Example: penstock offsets ls sms")(ls)
+    app.command(epilog="Example: penstock offsets reset sms --to 2026-01-31T08:00:00Z --topic orders --dry-run")(reset)
+    app.command(epilog="Example: penstock offsets export sms sms.json")(export)
+    app.command("import", epilog="Example: penstock offsets import sms sms.json --dry-run")(import_)
+    return app
+
+
+def ls(
+    bootstrap_servers: BootstrapServers,
+    group: GroupName,
+    topic: Topics = None,
+    config: ClientSettings = None,
+    config_file: ConfigFile = None,
+) -> None:
+    """List by partition what a group has committed, its log and lag, and what is done above the commit point.
+
+    Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
+    """
+    from penstock.cli.offsets_text import position_lines, print_positions
+    from penstock.group_offsets.group import Group
+
+    known = Group(bootstrap_servers, client_settings(config, config_file), group)
+    state = looked_at(known, topic)
+    print_positions(state)
+    for line in position_lines(state):
+        typer.echo(line)
+
+
+def reset(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
+    bootstrap_servers: BootstrapServers,
+    group: GroupName,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="earliest|latest|TIME|OFFSET|+N|-N",
+            help="Where to. TIME: 2026-01-31T08:00:00Z, with its zone, or milliseconds since 1970, 1769846400000ms.",
+        ),
+    ],
+    topic: Topics = None,
+    keep_done: Annotated[
+        bool,
+        typer.Option(
+            "--keep-done", help="What is done above the commit point stays done. Without: it is handled again."
+        ),
+    ] = False,
+    dry_run: DryRun = False,
+    config: ClientSettings = None,
+    config_file: ConfigFile = None,
+) -> None:
+    """Have a group without members begin elsewhere.
+
+    Exit codes: 0 done, 1 failed or refused, 2 wrong use, 3 no broker.
+    """
+    from penstock.group_offsets.group import Group
+    from penstock.group_offsets.planning import reset_wanted
+    from penstock.group_offsets.targets import AtTime, Edge, target
+
+    aim = target(to)
+    known = Group(bootstrap_servers, client_settings(config, config_file), group)
+    state = looked_at(known, topic, to_change=True)
+    there = [one for one in state.positions if one.log is not None]
+    found = known.find(aim, (one.part for one in there)) if aim is Edge.LATEST or isinstance(aim, AtTime) else {}
+    _change(known, state, reset_wanted(aim, there, found, keep_done=keep_done), dry_run=dry_run)
+
+
+def export(  # noqa: PLR0917 - as `reset`
+    bootstrap_servers: BootstrapServers,
+    group: GroupName,
+    file: FileName,
+    topic: Topics = None,
+    config: ClientSettings = None,
+    config_file: ConfigFile = None,
+) -> None:
+    """Write a group's offsets to a file, as JSON: what is done above a commit point as ranges.
+
+    Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
+    """
+    from penstock.cli.offsets_text import position_lines
+    from penstock.group_offsets.exchange import to_json
+    from penstock.group_offsets.group import Group
+
+    known = Group(bootstrap_servers, client_settings(config, config_file), group)
+    state = looked_at(known, topic)
+    committed = [one for one in state.positions if one.committed is not None]
+    there = {one.topic for one in committed if one.log is not None}
+    text = to_json(group, committed, known.topic_ids(there), time.time())
+    if file == "-":
+        typer.echo(text, nl=False)
+    else:
+        try:
+            Path(file).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise PenstockError(f"{file} cannot be written: {error.strerror}; name another file") from error
+        typer.echo(f"the offsets of {len(committed)} partitions of group {group} are in {file}")
+    for line in position_lines(state):
+        typer.echo(line, err=True)
+    if state.members:
+        typer.echo(f"group {group} has members, so these offsets are those of a moment of its work", err=True)
+
+
+def import_(  # noqa: PLR0917 - as `reset`
+    bootstrap_servers: BootstrapServers,
+    group: GroupName,
+    file: FileName,
+    dry_run: DryRun = False,
+    config: ClientSettings = None,
+    config_file: ConfigFile = None,
+) -> None:
+    """Have a group without members stand where a file says, that of another group, too.
+
+    Exit codes: 0 done, 1 failed or refused, 2 wrong use, 3 no broker.
+    """
+    from penstock.group_offsets.exchange import from_json, require_same_topics
+    from penstock.group_offsets.group import Group
+    from penstock.group_offsets.targets import TopicChoice, chosen
+
+    given = from_json(_text(file))
+    known = Group(bootstrap_servers, client_settings(config, config_file), group)
+    topics = sorted({topic for topic, _ in given.wanted})
+    counts = known.topics(topics)
+    known.require_rights_to_write(topics)
+    parts = chosen((TopicChoice(topic, frozenset([number])) for topic, number in given.wanted), counts)
+    require_same_topics(given, known.topic_ids(topics))
+    if given.group != group:
+        typer.echo(f"these are the offsets of group {given.group}; group {group} gets them, too")
+    _change(known, known.state(counts, parts), given.wanted, dry_run=dry_run)
+
+
+def looked_at(known: Group, topics: Sequence[str] | None, *, to_change: bool = False) -> GroupState:
+    """Return what there is to tell of a group, in the topics that were chosen; raise where that is nothing."""
+    from penstock.group_offsets.targets import chosen, topic_choice
+
+    choices = [topic_choice(text) for text in topics or ()]
+    counts = known.topics(choice.topic for choice in choices)
+    if to_change:
+        known.require_rights_to_write(choice.topic for choice in choices)
+    state = known.state(counts, chosen(choices, counts) if choices else None)
+    if not state.positions and not state.members:
+        raise PenstockError(
+            f"group {state.group} has no members, and no offsets of topics that this user may see; correct its name, "
+            "which is that of the App, or name a topic with --topic to be told which right is missing"
+        )
+    return state
+
+
+def _change(known: Group, state: GroupState, wanted: Mapping[Part, Wanted], *, dry_run: bool) -> None:
+    """Show a change, and make it."""
+    from penstock.cli.offsets_text import change_lines, print_changes
+    from penstock.group_offsets.group import require_no_members
+    from penstock.group_offsets.planning import plan, refuse_coordinators
+
+    refuse_coordinators(state.group, [topic for topic, _ in wanted])
+    changes = plan(state.group, state.positions, wanted)
+    print_changes(changes)
+    if dry_run:
+        for line in change_lines(changes, state, dry_run=True):
+            typer.echo(line)
+        return
+    require_no_members(state)
+    known.write(changes)
+    for line in change_lines(changes, state, dry_run=False):
+        typer.echo(line)
+
+
+def _text(file: str) -> str:
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {type(error).__name__}; name another file") from error

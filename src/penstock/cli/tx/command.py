@@ -1,0 +1,250 @@
+"""`penstock tx`: what is pending in a store of transactions, what it waits for, and an operator's decision on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.connection import ClientSettings, ConfigFile, client_settings
+from penstock.cli.output import log_to_stderr, print_table
+from penstock.cli.store_location import File, Prefix, Servers, Sql, StoreLocation
+from penstock.errors import ConfigurationError, PenstockError, TransactionError
+
+if TYPE_CHECKING:
+    from penstock.cli.store_location import Operator
+    from penstock.transactions.wire.ops import Verdict
+
+_ROW_LIMIT = 50
+
+TransactionId = Annotated[str, typer.Argument(metavar="ID", help="Id of the transaction.")]
+TransactionIds = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of transactions.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; it stands in the audit log.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait until it took effect.")]
+
+
+def tx() -> typer.Typer:
+    """Return the commands for transactions. Each help text ends with an example."""
+    app = typer.Typer(
+        name="tx",
+        help="Look at pending transactions, decide them, bring discarded ones back.",
+        epilog="Example: penstock tx ls --bootstrap-servers 127.0.0.1:9092",
+        no_args_is_help=True,
+    )
+    identity = "018f4e9c-5c1e-7abc-8def-0123456789ab"
+    app.command(epilog="Example: penstock tx ls --older-than 3600")(ls)
+    app.command(epilog=f"Example: penstock tx show {identity} --payload")(show)
+    app.command("commit", epilog=f"Example: penstock tx commit {identity} --reason 'the order is in the books'")(
+        _deciding("COMMIT", "Publish pending transactions, if nobody decided before.")
+    )
+    app.command("rollback", epilog=f"Example: penstock tx rollback {identity} --reason 'the order was cancelled'")(
+        _deciding(
+            "ROLLBACK", "Roll back transactions that nobody decided before, or that are committed and not due yet."
+        )
+    )
+    app.command("discard", epilog=f"Example: penstock tx discard {identity}")(
+        _deciding("DISCARD", "Move undecided transactions, and those their target refuses, to the discarded topic.")
+    )
+    app.command(epilog=f"Example: penstock tx resume {identity}")(resume)
+    return app
+
+
+def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
+    bootstrap_servers: Servers = None,
+    sql: Sql = None,
+    file: File = None,
+    prefix: Prefix = "penstock",
+    config: ClientSettings = None,
+    config_file: ConfigFile = None,
+    group: Annotated[str | None, typer.Option(help="Only those of this producer group.")] = None,
+    older_than: Annotated[float, typer.Option("--older-than", min=0, help="Only those of so many seconds.")] = 0.0,
+    discarded: Annotated[bool, typer.Option("--discarded", help="Those that were discarded instead.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="With --discarded: also what was brought back since.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Rows to print, the oldest first.")] = _ROW_LIMIT,
+) -> None:
+    """List what is not settled: age, checks, decision, and what it waits for. Needs no running coordinator.
+
+    Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
+    """
+    from penstock.cli.dlq.text import printable
+    from penstock.cli.tx.text import discarded_letter, discarded_rows, pending_rows
+    from penstock.transactions.operator.kafka_operator import KafkaAdministration
+
+    location = StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
+    if discarded and location.file is not None:
+        raise ConfigurationError(
+            "what a file store has discarded lies in Kafka, in the topic of its prefix: name that by --prefix in place "
+            "of --file"
+        )
+    told: list[str] = []
+    with location.open() as store:
+        if discarded:
+            now_ms = time.time() * 1000
+            letters = [
+                one
+                for one in map(discarded_letter, store.discarded())
+                if now_ms - one.about.at_ms >= older_than * 1000 and group in {None, one.about.group}
+            ]
+            shown = [one for one in letters if everything or not one.resumed_by]
+            rows = discarded_rows(shown)
+            head: tuple[str, ...] = ("transaction", "group", "topic", "reason", "checks", "since")
+            if len(shown) < len(letters):
+                told = [f"{len(letters) - len(shown)} more were brought back since; see them with --all"]
+        else:
+            found = [one for one in store.pending() if one.age_s >= older_than and group in {None, one.group}]
+            rows = pending_rows(found)
+            head = ("transaction", "group", "topics", "age", "checks", "decided", "waits for")
+            told = store.told() if isinstance(store, KafkaAdministration) else []
+    print_table(head, rows[:limit])
+    kind = "discarded message" if discarded else "pending transaction"
+    typer.echo(f"{len(rows)} {kind}{'' if len(rows) == 1 else 's'} in {location.name}")
+    if len(rows) > limit:
+        typer.echo(f"{len(rows) - limit} of them are not shown; see them with --limit {len(rows)}")
+    for line in told:
+        typer.echo(printable(line))
+
+
+def show(  # noqa: PLR0917 - as `ls`
+    transaction_id: TransactionId,
+    bootstrap_servers: Servers = None,
+    sql: Sql = None,
+    file: File = None,
+    prefix: Prefix = "penstock",
+    config: ClientSettings = None,
+    config_file: ConfigFile = None,
+    payload: Annotated[bool, typer.Option("--payload", help="Print keys and values, too.")] = False,
+) -> None:
+    """Print one transaction: its messages, its state, and what operators did to it.
+
+    Exit codes: 0 done, 1 failed or unknown, 2 wrong use, 3 no broker.
+    """
+    from penstock.cli.tx.text import act_line, discarded_letter, discarded_lines, pending_lines
+    from penstock.transactions.operator.kafka_operator import KafkaAdministration
+
+    _check_ids([transaction_id])
+    location = StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
+    if payload:
+        location.require_kafka("--payload")
+    with location.open() as store:
+        if isinstance(store, KafkaAdministration):
+            found = store.find(transaction_id)
+            lines = [] if found is None else list(pending_lines(store.describe(found), found, payload=payload))
+        else:
+            described = store.show(transaction_id)
+            lines = [] if described is None else list(pending_lines(described))
+        for letter in map(discarded_letter, store.discarded()):
+            if letter.about.transaction_id == transaction_id:
+                lines.extend(discarded_lines(letter, payload=payload))
+        acts = [act_line(act) for act in store.acts(transaction_id)]
+    if not lines and acts:
+        lines = [f"{transaction_id}  settled"]
+    lines.extend(acts)
+    if not lines:
+        text = "is neither pending nor discarded: it is settled, or never was in"
+        raise PenstockError(f"transaction {transaction_id} {text} {location.name}")
+    typer.echo("\n".join(lines))
+
+
+def _deciding(verdict: str, what: str) -> Callable[..., None]:
+    """Return a command that stores an operator's decisions one by one, and fails if one of them does not stand."""
+
+    def decide(  # noqa: PLR0917 - as `ls`
+        transaction_ids: TransactionIds,
+        bootstrap_servers: Servers = None,
+        sql: Sql = None,
+        file: File = None,
+        prefix: Prefix = "penstock",
+        config: ClientSettings = None,
+        config_file: ConfigFile = None,
+        reason: Reason = "",
+        timeout: Timeout = 30.0,
+    ) -> None:
+        from penstock.transactions.wire.ops import Verdict
+
+        location = StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
+        _check_ids(transaction_ids)
+        with location.open() as store:
+            log_to_stderr()
+            stand = [_decide_one(store, one, Verdict[verdict], reason, timeout) for one in transaction_ids]
+        if not all(stand):
+            raise PenstockError(f"{stand.count(False)} of {len(stand)} decisions do not stand; the lines above say why")
+
+    decide.__doc__ = f"""{what}
+
+    Each act is in the audit log.
+
+    Exit codes: 0 all stand, 1 failed or refused, 2 wrong use, 3 no broker.
+    """
+    return decide
+
+
+def resume(  # noqa: PLR0917 - as `ls`
+    transaction_id: TransactionId,
+    bootstrap_servers: Servers = None,
+    sql: Sql = None,
+    file: File = None,
+    prefix: Prefix = "penstock",
+    config: ClientSettings = None,
+    config_file: ConfigFile = None,
+    reason: Reason = "",
+    again: Annotated[
+        bool, typer.Option("--again", help="Also what was brought back before; it may become visible twice.")
+    ] = False,
+) -> None:
+    """Bring a discarded transaction back, undecided: its group is asked again, with a fresh count.
+
+    Exit codes: 0 done, 1 failed or brought back before, 2 wrong use, 3 no broker.
+    """
+    from penstock.transactions.operator.kafka_operator import KafkaAdministration
+
+    _check_ids([transaction_id])
+    log_to_stderr()
+    location = StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
+    if again:
+        location.require_kafka("--again")
+    with location.open() as store:
+        if isinstance(store, KafkaAdministration):
+            count = store.resume(transaction_id, _actor(), reason, again=again)
+            what = f"{count} message{'' if count == 1 else 's'} brought back"
+        else:
+            store.resume(transaction_id, _actor(), reason)
+            what = "brought back"
+    typer.echo(f"{transaction_id}: {what}; its group is asked again")
+
+
+def _decide_one(store: Operator, transaction_id: str, verdict: Verdict, reason: str, timeout_s: float) -> bool:
+    """Decide one transaction, print what came of it, and tell whether the decision stands."""
+    from penstock.cli.tx.text import decided_line
+    from penstock.transactions.operator.kafka_operator import Effect
+
+    try:
+        decided = store.decide(transaction_id, verdict, _actor(), reason, timeout_s)
+    except TransactionError as error:
+        typer.echo(f"{transaction_id}: {error}")
+        return False
+    typer.echo(f"{transaction_id}: {decided_line(decided, verdict)}")
+    return decided.effect is not Effect.REFUSED
+
+
+def _actor() -> str:
+    """Return who runs this command: the user of the machine, and the machine."""
+    import getpass
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may have no name for its user
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"[:200]
+
+
+def _check_ids(ids: Sequence[str]) -> None:
+    from penstock.transactions.wire.ids import is_id
+
+    for one in ids:
+        if not is_id(one):
+            raise ConfigurationError(f"{one!r} is no transaction id; `penstock tx ls` names those that are pending")

@@ -1,0 +1,164 @@
+"""How transactions are printed. Key, value and headers only where they are asked for; text from outside is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from penstock.cli.dlq.text import content_text, printable, time_text
+from penstock.cli.output import age_text
+from penstock.transactions.model import DiscardedTransaction, PendingTransaction
+from penstock.transactions.operator.audit import Audited
+from penstock.transactions.operator.inspection import Discarded, Found
+from penstock.transactions.operator.kafka_operator import Decided, Effect
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Verdict
+
+_DONE = {
+    Verdict.COMMIT: "committed: visible",
+    Verdict.ROLLBACK: "rolled back",
+    Verdict.DISCARD: "moved to the discarded topic",
+}
+_STANDS = {Verdict.COMMIT: "COMMIT", Verdict.ROLLBACK: "ROLLBACK", Verdict.DISCARD: "DISCARD"}
+_AUTHORS = {
+    Author.PRODUCER: "its producer",
+    Author.CHECK: "a check",
+    Author.OPERATOR: "an operator",
+    Author.COORDINATOR: "the coordinator, by the discard policy",
+}
+
+
+def pending_rows(found: Sequence[PendingTransaction]) -> list[tuple[str, ...]]:
+    """Return the rows of `penstock tx ls`."""
+    return [
+        (
+            one.transaction_id,
+            printable(one.group),
+            ", ".join(dict.fromkeys(one.topics)),
+            age_text(one.age_s),
+            str(one.check_count),
+            _decided(one),
+            _waits(one),
+        )
+        for one in found
+    ]
+
+
+class Letter(NamedTuple):
+    """A discarded transaction of any store, or one message of it, as far as it is printed."""
+
+    about: DiscardedTransaction
+    resumed_by: str = ""
+    #: The message and its place, where the store can tell them.
+    half: Half | None = None
+    place: str = ""
+
+
+def discarded_letter(one: Discarded | DiscardedTransaction) -> Letter:
+    """Return what is printed of a discarded transaction."""
+    if isinstance(one, DiscardedTransaction):
+        return Letter(one)
+    half = one.half
+    about = DiscardedTransaction(half.transaction_id, half.group, (half.topic,), one.reason, one.check_count, one.at_ms)
+    return Letter(about, one.resumed_by, half, f"discarded {one.partition}:{one.offset}")
+
+
+def discarded_rows(found: Sequence[Letter]) -> list[tuple[str, ...]]:
+    """Return the rows of `penstock tx ls --discarded`."""
+    return [
+        (
+            about.transaction_id,
+            printable(about.group),
+            ", ".join(dict.fromkeys(about.topics)),
+            _reason(letter),
+            str(about.check_count),
+            time_text(about.at_ms),
+        )
+        for letter in found
+        for about in [letter.about]
+    ]
+
+
+def pending_lines(one: PendingTransaction, found: Found | None = None, *, payload: bool = False) -> Iterator[str]:
+    """Return what there is to tell of a pending transaction, line by line: more where it was found in Kafka."""
+    birth = "" if found is None else f"{time_text(found.pending.birth_ms)}, "
+    decided = (_decided(one) or None) if found is None else _decision(found)
+    yield f"{one.transaction_id}  pending"
+    yield f"  group      {printable(one.group)}"
+    yield f"  born       {birth}{age_text(one.age_s)} ago"
+    yield f"  checks     {one.check_count} answered UNKNOWN"
+    if decided is not None:
+        yield f"  decided    {decided}"
+    yield f"  waits for  {_waits(one)}"
+    if found is None:
+        yield from (f"  message    to {topic}" for topic in one.topics)
+        return
+    for half, offset in zip(found.pending.halves, found.pending.offsets, strict=True):
+        yield from _half_lines(half, f"half {found.half_partition}:{offset}", payload=payload)
+
+
+def _decision(found: Found) -> str | None:
+    if found.pending.verdict is None:
+        return None
+    decision = found.decision
+    by = "" if decision is None else f" by {_AUTHORS[decision.author]}"
+    name = "" if decision is None or not decision.actor else f" ({printable(decision.actor)})"
+    return f"{_STANDS.get(found.pending.verdict, '')}{by}{name}"
+
+
+def discarded_lines(letter: Letter, *, payload: bool) -> Iterator[str]:
+    """Return what there is to tell of a discarded message, line by line."""
+    about = letter.about
+    yield f"{about.transaction_id}  discarded {time_text(about.at_ms)}"
+    yield f"  group      {printable(about.group)}"
+    yield f"  reason     {_reason(letter)}, {about.check_count} checks answered"
+    if letter.half is None:
+        yield from (f"  message    to {topic}" for topic in about.topics)
+    else:
+        yield from _half_lines(letter.half, letter.place, payload=payload)
+
+
+def act_line(audited: Audited) -> str:
+    """Return what an operator did, as a line."""
+    act = audited.act
+    why = f": {printable(act.why)}" if act.why else ""
+    return f"  {time_text(audited.at_ms)}  {printable(act.what)} by {printable(act.who)}{why}"
+
+
+def decided_line(decided: Decided, verdict: Verdict) -> str:
+    """Return what came of a decision, as the end of a line."""
+    stands = _STANDS.get(decided.stands, "another decision") if decided.stands is not None else "nothing yet"
+    if decided.effect is Effect.DONE:
+        return _DONE[verdict]
+    waits = f"; it waits for {decided.waits_for}" if decided.waits_for else ""
+    if decided.effect is Effect.REFUSED:
+        return f"refused: {stands} was decided before{waits}"
+    return f"stored, not seen to take effect{waits}"
+
+
+def _reason(letter: Letter) -> str:
+    since = f"; brought back by {printable(letter.resumed_by)}" if letter.resumed_by else ""
+    return f"{printable(letter.about.reason)}{since}"
+
+
+def _decided(one: PendingTransaction) -> str:
+    return "" if one.decided is None else one.decided.name
+
+
+def _waits(one: PendingTransaction) -> str:
+    if one.held_by is not None:
+        return f"{one.held_by}, before it in its key"
+    if one.waits_for == "its time" and one.deliver_at_ms is not None:
+        return time_text(one.deliver_at_ms)
+    return printable(one.waits_for) or "a decision"
+
+
+def _half_lines(half: Half, place: str, *, payload: bool) -> Iterator[str]:
+    part = "" if half.part is None else f", part {half.part[0]} of {half.part[1]}"
+    where = half.topic if half.partition is None else f"{half.topic}[{half.partition}]"
+    yield f"  message    to {where}{part}, at {place}, {len(half.value or b'')} bytes"
+    if payload:
+        yield f"    key      {content_text(half.key)}"
+        yield f"    value    {content_text(half.value)}"
+        for name, value in half.headers:
+            yield f"    header   {printable(name)}  {content_text(value)}"

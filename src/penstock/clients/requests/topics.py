@@ -1,0 +1,195 @@
+"""Topics: how many partitions they have, whether all are there, and the missing ones made."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # not in its __all__
+from confluent_kafka.cimpl import NewTopic
+
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, first_answer
+from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
+from penstock.errors import PenstockError, TopicNotFoundError
+
+#: Seconds that one look at the metadata may take, and between two looks.
+_METADATA_LOOK_S = 5.0
+_LOOK_S = 0.02
+
+_log = logging.getLogger("penstock.kafka")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """A topic as penstock wants it when it has to create it."""
+
+    #: Name of the topic.
+    name: str
+    #: Number of partitions.
+    partitions: int
+    #: Topic settings by Kafka's names.
+    config: Mapping[str, str] = field(default_factory=dict)
+    #: Whether it can be done without, where the broker refuses to create it.
+    is_optional: bool = False
+
+
+def partition_counts(
+    admin: AdminClient, bootstrap_servers: str, timeout_s: float = CONNECT_TIMEOUT_S
+) -> dict[str, int]:
+    """Return the number of partitions of every topic the client may see.
+
+    `BrokerConnectionError` where no broker answered within `timeout_s` seconds, at once where none lets the client in.
+    """
+    metadata = first_answer(admin, bootstrap_servers, timeout_s, lambda: admin.list_topics(timeout=timeout_s))
+    return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
+
+
+def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = CONNECT_TIMEOUT_S) -> list[str]:
+    """Return those topics that the brokers say nothing of because this client has no right on them.
+
+    The list of all topics leaves out both them and what does not exist; asked by name, the brokers tell them apart.
+    """
+    names = sorted(set(topics))
+    if not names:
+        return []
+    asked = admin.describe_topics(TopicCollection(names), request_timeout=timeout_s)
+    errors = {name: future.exception() for name, future in asked.items()}
+    return [name for name, error in errors.items() if isinstance(error, KafkaException) and is_missing_right(error)]
+
+
+def require_topics(
+    admin: AdminClient,
+    bootstrap_servers: str,
+    topics: Iterable[str],
+    *,
+    to: Operation = Operation.READ,
+    principal: str = THIS_CLIENT,
+) -> dict[str, int]:
+    """Return the number of partitions of each named topic; `BrokerConnectionError` where no broker answered.
+
+    `MissingRightError` names all that cannot be seen, and says that `principal` lacks the right `to` them;
+    `TopicNotFoundError` names all that do not exist.
+    """
+    counts = partition_counts(admin, bootstrap_servers)
+    wanted = list(topics)
+    missing = sorted(name for name in wanted if name not in counts)
+    if hidden := hidden_topics(admin, missing):
+        raise MissingRightError(
+            f"topic{'s' if len(hidden) > 1 else ''} {', '.join(hidden)} cannot be seen at {bootstrap_servers}",
+            [topic_right(to, name) for name in hidden],
+            principal,
+        )
+    if missing:
+        # What is not hidden now may have been when the topics were listed: the right to see it was given in between.
+        counts = partition_counts(admin, bootstrap_servers)
+        missing = sorted(name for name in wanted if name not in counts)
+    if missing:
+        raise TopicNotFoundError(
+            f"no such topic at {bootstrap_servers}: {', '.join(missing)}; create it first, or correct the name"
+        )
+    return {name: counts[name] for name in wanted}
+
+
+def ensure_topics(
+    admin: AdminClient,
+    bootstrap_servers: str,
+    specs: Iterable[TopicSpec],
+    *,
+    needs: Mapping[str, Sequence[Operation]] = MappingProxyType({}),
+    principal: str = THIS_CLIENT,
+) -> dict[str, int]:
+    """Create the topics that do not exist and return the number of partitions of each.
+
+    A topic that exists is left as it is. The replication factor is the broker's default. One that can be done without
+    and is refused is left out of what is returned, and a warning tells.
+
+    `BrokerConnectionError` where no broker answered; `MissingRightError` where `principal` may not create one, or lacks
+    what it is needed for, by name in `needs`; `PenstockError` where the broker refused to create one.
+    """
+    wanted = {spec.name: spec for spec in specs}
+    counts = partition_counts(admin, bootstrap_servers)
+    missing = [spec for name, spec in wanted.items() if name not in counts]
+    if missing:
+        new = [
+            NewTopic(spec.name, num_partitions=spec.partitions, replication_factor=-1, config=dict(spec.config))
+            for spec in missing
+        ]
+        for name, future in admin.create_topics(new).items():
+            try:
+                future.result()
+            except KafkaException as error:
+                # Two processes that start together both create: the loser finds what it wanted, if it may see it.
+                is_hidden = bool(hidden_topics(admin, [name]))
+                if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS and not is_hidden:
+                    continue
+                # Or it was hidden at first, and the right to see it was given in between.
+                if is_missing_right(error) and not is_hidden and name in partition_counts(admin, bootstrap_servers):
+                    continue
+                if not wanted[name].is_optional:
+                    if is_hidden or is_missing_right(error):
+                        raise _not_created(name, principal, needs.get(name, ()), is_hidden=is_hidden) from error
+                    raise PenstockError(
+                        f"topic {name} is missing and could not be created: {reason(error)}; "
+                        "create it by hand or allow this client to create topics"
+                    ) from error
+                # Of one that is hidden nobody knows whether it is missing.
+                level = logging.INFO if is_hidden else logging.WARNING
+                text = "topic %s is missing and could not be created: %s; it is done without"
+                _log.log(level, text, name, reason(error))
+                del wanted[name]
+        made = {spec.name: spec.partitions for spec in missing if spec.name in wanted}
+        _await_metadata(admin, set(made))
+        counts = {**counts, **made}
+    return {name: counts[name] for name in wanted}
+
+
+def _not_created(name: str, principal: str, needs: Sequence[Operation], *, is_hidden: bool) -> MissingRightError:
+    """Return the error of a topic that this client may not create, or that is there and cannot be seen."""
+    create = topic_right(Operation.CREATE, name)
+    if is_hidden:
+        needed = [topic_right(operation, name) for operation in needs]
+        return MissingRightError(
+            f"topic {name} cannot be seen, nor created where it does not exist",
+            needed or [topic_right(Operation.WRITE, name), create],
+            principal,
+        )
+    return MissingRightError(
+        f"topic {name} is missing and could not be created (somebody who may can create it by hand, too)",
+        [create],
+        principal,
+    )
+
+
+def message_limits(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
+    """Return `max.message.bytes` of each topic as the brokers apply it; without those that they do not tell."""
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+    if not resources:
+        return {}
+    limits = {}
+    for resource, future in admin.describe_configs(resources, request_timeout=CONNECT_TIMEOUT_S).items():
+        try:
+            limits[resource.name] = int(future.result()["max.message.bytes"].value)
+        except (KafkaException, KeyError) as error:  # no right to ask is no reason not to run
+            _log.info("the settings of topic %s are not told: %s", resource.name, error)
+    return limits
+
+
+def _await_metadata(admin: AdminClient, names: set[str]) -> None:
+    """Wait until new topics are in the broker's metadata, which is a moment after their creation was answered.
+
+    At most as long as a broker may take to answer: then the next call says what is the matter.
+    """
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            known = admin.list_topics(timeout=_METADATA_LOOK_S).topics
+        except KafkaException:
+            continue
+        if all(name in known and known[name].error is None for name in names):
+            return
+        time.sleep(_LOOK_S)

@@ -1,0 +1,311 @@
+"""A group as its brokers know it: members, committed offsets, the logs they lie in; and the commit of other ones.
+
+Reading joins no group, so it disturbs nobody. A commit from outside is refused by the group's coordinator while the
+group has members, so that nobody who joins in between is overruled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import tenacity
+from confluent_kafka import (
+    ConsumerGroupState,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined] # not in its __all__
+
+from penstock import clients
+from penstock.clients.kafka_errors import code_of, is_missing_right, is_transient, reason
+from penstock.clients.requests import topics as kafka_topics
+from penstock.clients.requests.answers import answered, told_offset
+from penstock.clients.requests.granted_rights import require_rights
+from penstock.clients.requests.topic_ids import described, id_of
+from penstock.clients.rights import MissingRightError, Operation, Right, group_right, principal_of, topic_right
+from penstock.errors import BrokerConnectionError, PenstockError
+from penstock.group_offsets.planning import Change
+from penstock.group_offsets.positions import Member, Part, Position, position
+from penstock.group_offsets.targets import AtTime, Edge
+from penstock.options import ClientConfig
+
+#: Seconds for one answer, those in which a question that may be answered in a moment is asked again, and in between.
+_ANSWER_S = 15.0
+_PASSES_S = 15.0
+_AGAIN_S = 0.2
+_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call] # untyped in the library
+_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call] # the same
+#: What a coordinator answers to a commit from outside of a group that has members, by either protocol of groups.
+_HAS_MEMBERS = frozenset(
+    {
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.FENCED_MEMBER_EPOCH,
+    }
+)
+
+T = TypeVar("T")
+
+
+class GroupHasMembersError(PenstockError):
+    """A group's offsets cannot be changed, for it has members, which commit their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """What the brokers say of a group."""
+
+    group: str
+    #: `stable`, `empty` and the like, by Kafka's names.
+    state: str
+    members: tuple[Member, ...]
+    #: Partitions of all topics that the group has offsets of, or that its members have; others where they were named.
+    positions: tuple[Position, ...]
+
+
+def require_no_members(state: GroupState) -> None:
+    """Raise `GroupHasMembersError` where a group has members."""
+    if state.members:
+        count = len(state.members)
+        raise GroupHasMembersError(
+            f"the offsets of group {state.group} were not changed: it has {count} member{'' if count == 1 else 's'}: "
+            f"{', '.join(map(str, state.members))}; stop what runs in the group, and run the command again (a member "
+            "that was killed counts until its session ends, after 45 s unless set otherwise)"
+        )
+
+
+class Group:
+    """A consumer group, to look at and to move. For one thread. `ConfigurationError` where a setting was refused."""
+
+    def __init__(self, bootstrap_servers: str, config: ClientConfig, group: str) -> None:
+        self._servers = bootstrap_servers
+        self._admin = clients.admin(bootstrap_servers, config)
+        self._principal = principal_of(config)
+        self._group = group
+        is_uncommitted = config.get("isolation.level") == "read_uncommitted"
+        self._isolation = IsolationLevel.READ_UNCOMMITTED if is_uncommitted else IsolationLevel.READ_COMMITTED
+
+    def topics(self, named: Iterable[str] = ()) -> dict[str, int]:
+        """Return how many partitions each topic has that this user may see.
+
+        `BrokerConnectionError` where no broker answered, `MissingRightError` or `TopicNotFoundError` where one of those
+        that are named may not be seen, or does not exist.
+        """
+        counts = kafka_topics.partition_counts(self._admin, self._servers)
+        missing = [topic for topic in named if topic not in counts]
+        if missing:
+            # Told apart: those that do not exist, and those that may not be seen.
+            kafka_topics.require_topics(
+                self._admin, self._servers, missing, to=Operation.DESCRIBE, principal=self._principal
+            )
+        return counts
+
+    def require_rights_to_write(self, topics: Iterable[str]) -> None:
+        """Raise `MissingRightError` where this user may not commit offsets of these topics for the group."""
+        rights = self._rights(Operation.READ, topics)
+        require_rights(self._admin, f"the offsets of group {self._group} cannot be changed", rights, self._principal)
+
+    def state(self, counts: Mapping[str, int], parts: Sequence[Part] | None = None) -> GroupState:
+        """Return members and positions, given how many partitions each topic has, by `topics`.
+
+        Without `parts` all partitions are meant of each topic that the group has offsets of or reads.
+        `BrokerConnectionError` where a broker did not answer, `MissingRightError` where this user may not look,
+        `PenstockError` where the brokers refused for another reason.
+        """
+        state, members = self._described()
+        committed = self._committed()
+        if parts is None:
+            topics = {topic for topic, _ in committed} | {part[0] for one in members for part in one.partitions}
+            existing = {(topic, number) for topic in topics for number in range(counts.get(topic, 0))}
+            parts = sorted(existing | set(committed))
+        there = [part for part in parts if part[1] < counts.get(part[0], 0)]
+        starts = self._offsets(dict.fromkeys(there, _EARLIEST))
+        ends = self._offsets(dict.fromkeys(there, _LATEST), IsolationLevel.READ_UNCOMMITTED)
+        logs = {part: range(starts[part], max(starts[part], ends[part])) for part in there}
+        positions = [position(self._group, part, committed.get(part), logs.get(part)) for part in parts]
+        return GroupState(self._group, state, members, tuple(positions))
+
+    def find(self, target: Edge | AtTime, parts: Iterable[Part]) -> dict[Part, int]:
+        """Return the offset of each partition that is the latest one, or the first of a time.
+
+        Under read_committed the latest is where an open transaction begins: what it commits is not passed over.
+        Errors as `state`.
+        """
+        places = list(parts)
+        latest = self._offsets(dict.fromkeys(places, _LATEST), self._isolation)
+        if not isinstance(target, AtTime):
+            return latest
+        found = self._offsets(dict.fromkeys(places, OffsetSpec.for_timestamp(target.ms)))
+        return {part: latest[part] if offset < 0 else offset for part, offset in found.items()}
+
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """Return the ids of the topics, of those that have one: older brokers have none. Errors as `state`."""
+        names = sorted(set(topics))
+
+        def ask() -> dict[str, str]:
+            found, failed = described(self._admin, names, _ANSWER_S)
+            if failed:
+                raise next(iter(failed.values()))
+            return {name: one for name, description in found.items() if (one := id_of(description)) is not None}
+
+        rights = [topic_right(Operation.DESCRIBE, name) for name in names]
+        return self._told(ask, f"the ids of {', '.join(names)} are not told", rights)
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Commit offsets and offset maps for the group, of all these partitions in one request.
+
+        `BrokerConnectionError` where no answer came: what was written is not known then. `GroupHasMembersError`,
+        `MissingRightError`, or `PenstockError` where some were refused: it says which, and that the others are written.
+        """
+        if not changes:
+            return
+        asked = ConsumerGroupTopicPartitions(
+            self._group,
+            [TopicPartition(*one.before.part, one.offset, metadata=one.metadata) for one in changes],
+        )
+        what = f"the offsets of group {self._group} are not known to be changed"
+        rights = self._rights(Operation.READ, {one.before.topic for one in changes})
+
+        def ask() -> list[TopicPartition]:
+            answer = self._admin.alter_consumer_group_offsets([asked], request_timeout=_ANSWER_S)
+            return list(answered(answer[self._group], _ANSWER_S).topic_partitions)
+
+        def may_pass(answer: list[TopicPartition]) -> bool:
+            return any(one.error is not None and is_transient(one.error) for one in answer)
+
+        refused = [one for one in self._told(ask, what, rights, may_pass) if one.error is not None]
+        if not refused:
+            return
+        error = KafkaException(refused[0].error)
+        if code_of(error) in _HAS_MEMBERS:
+            raise GroupHasMembersError(
+                f"the offsets of group {self._group} were not changed: a member joined meanwhile; stop all members of "
+                "the group, and run the command again"
+            ) from error
+        places = ", ".join(f"{one.topic}[{one.partition}]" for one in refused)
+        written = len(changes) - len(refused)
+        what = f"of the offsets of group {self._group} those of {places} were refused, and {written} written"
+        if code_of(error) == KafkaError.OFFSET_METADATA_TOO_LARGE:
+            raise PenstockError(
+                f"{what}: the brokers take less metadata than an offset map has; set offset.metadata.max.bytes to 4096 "
+                "on them and run the command again, or leave out what is done above the offset"
+            ) from error
+        raise self._failure(error, what, rights) from error
+
+    def _described(self) -> tuple[str, tuple[Member, ...]]:
+        def ask() -> Any:
+            answer = self._admin.describe_consumer_groups([self._group], request_timeout=_ANSWER_S)
+            return answered(answer[self._group], _ANSWER_S)
+
+        try:
+            found = self._told(ask, f"group {self._group} cannot be looked at", self._rights(Operation.DESCRIBE))
+        except _NoSuchGroupError:
+            return "unknown", ()
+        members = tuple(
+            Member(
+                one.client_id,
+                one.host,
+                one.group_instance_id,
+                frozenset((part.topic, part.partition) for part in one.assignment.topic_partitions),
+            )
+            for one in found.members
+        )
+        state = found.state if isinstance(found.state, ConsumerGroupState) else ConsumerGroupState.UNKNOWN
+        return state.name.lower().replace("_", " "), members
+
+    def _committed(self) -> dict[Part, tuple[int, str | None]]:
+        asked = ConsumerGroupTopicPartitions(self._group)
+
+        def ask() -> list[TopicPartition]:
+            # Stable ones: those of a transaction that is still open may be replaced when it ends.
+            answer = self._admin.list_consumer_group_offsets([asked], require_stable=True, request_timeout=_ANSWER_S)
+            found = list(answered(answer[self._group], _ANSWER_S).topic_partitions)
+            if failed := next((one.error for one in found if one.error is not None), None):
+                raise KafkaException(failed)
+            return found
+
+        try:
+            what = f"the offsets of group {self._group} are not told"
+            told = self._told(ask, what, self._rights(Operation.DESCRIBE))
+        except _NoSuchGroupError:
+            return {}
+        return {(one.topic, one.partition): (one.offset, one.metadata) for one in told if one.offset >= 0}
+
+    def _offsets(
+        self, specs: Mapping[Part, OffsetSpec], isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
+    ) -> dict[Part, int]:
+        if not specs:
+            return {}
+
+        def ask() -> dict[Part, int]:
+            answers = self._admin.list_offsets(
+                {TopicPartition(*part): spec for part, spec in specs.items()},
+                isolation_level=isolation,
+                request_timeout=_ANSWER_S,
+            )
+            return {
+                (place.topic, place.partition): told_offset(answered(answer, _ANSWER_S))
+                for place, answer in answers.items()
+            }
+
+        topics = {topic for topic, _ in specs}
+        what = f"the ends of the logs of {', '.join(sorted(topics))} are not told"
+        return self._told(ask, what, [topic_right(Operation.DESCRIBE, topic) for topic in sorted(topics)])
+
+    def _rights(self, operation: Operation, topics: Iterable[str] = ()) -> list[Right]:
+        return [group_right(self._group, operation), *(topic_right(operation, topic) for topic in sorted(topics))]
+
+    def _told(
+        self, ask: Callable[[], T], what: str, rights: Sequence[Right], again: Callable[[T], bool] = lambda _: False
+    ) -> T:
+        """Return an answer; ask again for some seconds what may be answered in a moment, or what `again` says."""
+        try:
+            return tenacity.Retrying(
+                stop=tenacity.stop_after_delay(_PASSES_S),
+                wait=tenacity.wait_fixed(_AGAIN_S),
+                retry=tenacity.retry_if_exception(_may_pass) | tenacity.retry_if_result(again),
+                retry_error_callback=_last,
+            )(ask)
+        except KafkaException as error:
+            raise self._failure(error, what, rights) from error
+
+    def _failure(self, error: KafkaException, what: str, rights: Sequence[Right]) -> PenstockError:
+        code = code_of(error)
+        if is_missing_right(error):
+            return MissingRightError(what, rights, self._principal)
+        if code == KafkaError.GROUP_ID_NOT_FOUND:
+            return _NoSuchGroupError(what)
+        if code in _HAS_MEMBERS:
+            return GroupHasMembersError(f"{what}: it has members; stop all members, and run the command again")
+        if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
+            return PenstockError(
+                f"{what}: a transaction that holds some of them is still open; it ends by itself, at the latest at its "
+                "time-out; run the command again then"
+            )
+        if _may_pass(error):
+            return BrokerConnectionError(
+                f"{what} by {self._servers}: {reason(error)}; check that the brokers run, and run the command again"
+            )
+        return PenstockError(f"{what}: {reason(error)}; see to the brokers, and run the command again")
+
+
+class _NoSuchGroupError(PenstockError):
+    """The brokers know no such group."""
+
+
+def _last(state: tenacity.RetryCallState) -> Any:
+    """Return what the last try did, or raise it."""
+    return state.outcome.result() if state.outcome is not None else None
+
+
+def _may_pass(error: BaseException) -> bool:
+    if not isinstance(error, KafkaException):
+        return False
+    return is_transient(error) or code_of(error) == KafkaError.UNSTABLE_OFFSET_COMMIT

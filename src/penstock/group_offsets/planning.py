@@ -1,0 +1,141 @@
+"""Which offsets and offset maps a group gets, and what that means: what is handled again, and what never is.
+
+Pure. A plan is whole: where one partition cannot have what is wanted, none is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.errors import ConfigurationError
+from penstock.group_offsets.positions import Part, Position, clipped, total, without
+from penstock.group_offsets.targets import AtOffset, AtTime, Edge, Shift, Target
+from penstock.offsets import decode, encode, owner_of
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one partition is to have."""
+
+    offset: int
+    #: What is done above it: ranges that rise and lie apart. What lies below it in there is passed over.
+    done: tuple[range, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one partition gets."""
+
+    #: Where the group stood before.
+    before: Position
+    #: The offset to commit, and its metadata.
+    offset: int
+    metadata: str
+    #: What is done above that offset, as far as the metadata holds it.
+    done: tuple[range, ...]
+    #: Offsets of the log that were done and are handled again.
+    again: int
+    #: Offsets of the log that were not done and will not be handled.
+    skipped: int
+    #: Offsets that were to be kept as done and are not: a commit cannot hold more.
+    cut: int
+
+
+def reset_wanted(
+    to: Target, positions: Sequence[Position], found: Mapping[Part, int], *, keep_done: bool
+) -> dict[Part, Wanted]:
+    """Return what a reset wants of each partition; without those that stay as they are.
+
+    Args:
+        to: where the group is to go.
+        positions: where it stands, of partitions that exist.
+        found: for the latest offset and for a time: the offset that was found for each partition.
+        keep_done: whether what is done above the committed offset stays done.
+    """
+    wanted: dict[Part, Wanted] = {}
+    for one in positions:
+        offset = _target_offset(to, one, found)
+        if offset is not None and one.log is not None:
+            # A map may tell of a topic that was made anew since, and has become shorter.
+            wanted[one.part] = Wanted(offset, clipped(one.done, one.log.start, one.log.stop) if keep_done else ())
+    return wanted
+
+
+def _target_offset(to: Target, position: Position, found: Mapping[Part, int]) -> int | None:
+    match to:
+        case Edge.EARLIEST:
+            return None if position.log is None else position.log.start
+        case Edge.LATEST | AtTime():
+            return found[position.part]
+        case AtOffset(offset):
+            return offset
+        case Shift(offsets):
+            # Without a committed offset there is nothing to count from.
+            return None if position.committed is None else position.committed + offsets
+
+
+def plan(group: str, positions: Sequence[Position], wanted: Mapping[Part, Wanted]) -> list[Change]:
+    """Return the change of each partition for which something is wanted.
+
+    `ConfigurationError` where offsets lie outside of their logs: all are named, with the ranges.
+    """
+    outside = [text for one in positions if one.part in wanted and (text := _outside(one, wanted[one.part]))]
+    if outside:
+        raise ConfigurationError(
+            f"nothing was changed: {'; '.join(outside)}; choose offsets in there, or leave these partitions out"
+        )
+    return [_change(group, one, wanted[one.part]) for one in positions if one.part in wanted]
+
+
+def _outside(position: Position, wanted: Wanted) -> str:
+    """Return what is wrong with an offset, or nothing."""
+    log = position.log
+    if log is None:
+        return f"there is no {position.place} any more"
+    if not log.start <= wanted.offset <= log.stop:
+        return f"{position.place} cannot begin at {wanted.offset}: its log begins at {log.start} and ends at {log.stop}"
+    if wanted.done and wanted.done[-1].stop > log.stop:
+        last = wanted.done[-1].stop - 1
+        return f"{last} of {position.place} cannot be done: its log begins at {log.start} and ends at {log.stop}"
+    return ""
+
+
+def _change(group: str, before: Position, wanted: Wanted) -> Change:
+    offset = wanted.offset
+    log = range(offset, offset) if before.log is None else before.log
+    for run in wanted.done:
+        # A committed offset is not done by definition; where this one is, all up to the end of its range is.
+        offset = run.stop if offset in run else offset
+    keep = clipped(wanted.done, offset, log.stop)
+    owner = owner_of(group, *before.part)
+    metadata = encode(offset, keep, owner=owner)
+    found = decode(offset, metadata, owner)
+    done = found.done if found else ()
+    # Without a committed offset nothing counts as done.
+    was_done = _done_in_log(log, log.start if before.committed is None else before.committed, before.done)
+    is_done = _done_in_log(log, offset, done)
+    return Change(
+        before=before,
+        offset=offset,
+        metadata=metadata,
+        done=done,
+        again=total(without(was_done, is_done)),
+        skipped=total(without(is_done, was_done)),
+        cut=total(keep) - total(done),
+    )
+
+
+def _done_in_log(log: range, committed: int, done: Sequence[range]) -> tuple[range, ...]:
+    """Return all of a log that counts as done at a committed offset."""
+    return clipped((range(log.start, max(log.start, committed)), *done), log.start, log.stop)
+
+
+def refuse_coordinators(group: str, topics: Iterable[str]) -> None:
+    """Raise `ConfigurationError` where a group is that of coordinators: its offsets are their checkpoints."""
+    prefix, dot, name = group.rpartition(".")
+    if dot and name == "coordinator" and {f"{prefix}.half", f"{prefix}.op"} & set(topics):
+        raise ConfigurationError(
+            f"nothing was changed: the offsets of group {group} are checkpoints of transactions, which would be lost "
+            "or published twice; look at them, and decide them, with `penstock tx`"
+        )

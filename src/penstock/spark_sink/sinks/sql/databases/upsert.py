@@ -1,0 +1,130 @@
+"""How staged rows get into the target table, in SQLAlchemy Core: appended, or of each key the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from penstock.spark_sink.sinks.position import POSITION
+from penstock.spark_sink.sinks.sql.databases.databases import Database
+from penstock.spark_sink.sinks.sql.databases.schema import ROW, Named
+
+#: Number of a staged row in the order in which a plain loop would apply it.
+NUMBER = "penstock_number"
+
+_RANK = "penstock_rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    """How staged rows get into the target table, of the columns that are written.
+
+    Attributes:
+        key: columns that identify a row; empty to append.
+        delete: column that says whether a row's key is deleted, or None.
+        casts: columns whose texts are read as another type, with its name.
+    """
+
+    database: Database
+    target: sa.Table
+    key: Sequence[str]
+    sum_columns: Sequence[str]
+    delete: str | None
+    casts: Mapping[str, str] = field(default_factory=dict)
+
+    def apply(self, connection: sa.Connection, staged: sa.FromClause) -> None:
+        """Apply staged rows: append them, or of each key the newest."""
+        if self.key:
+            self._upsert(connection, staged)
+        else:
+            names = _names(self.target)
+            rows = sa.select(*(self._value(staged, name) for name in names))
+            connection.execute(sa.insert(self.target).from_select(names, rows))
+
+    def _upsert(self, connection: sa.Connection, staged: sa.FromClause) -> None:
+        """Insert one row per key, change the one that stands there, or delete it.
+
+        The newest staged row of a key wins, by offset; rows of one offset, or of several partitions, are told
+        apart by topic, partition and arrival so that the outcome does not hang on chance. Columns of `sum_columns` are
+        summed over the staged rows of a key and added to what stands; a NULL adds nothing.
+        """
+        names = _names(self.target)
+        newest = self._newest(staged)
+        living = sa.select(*(newest.c[name] for name in names)).where(newest.c[_RANK] == 1)
+        if self.delete is not None:
+            gone = sa.func.coalesce(newest.c[self.delete], sa.false())
+            dead = sa.select(*(newest.c[name] for name in self.key)).where(newest.c[_RANK] == 1, gone)
+            keys = sa.tuple_(*(self.target.c[name] for name in self.key))
+            connection.execute(sa.delete(self.target).where(keys.in_(dead)))
+            living = living.where(sa.not_(gone))
+        # In the order of the keys, so that two queries with keys in common do not wait for each other crosswise.
+        living = living.order_by(*(newest.c[name] for name in self.key))
+        statement = self.database.insert(self.target).from_select(names, living)
+        changes = {
+            name: _sum(self.target.c[name], statement.excluded[name])
+            if name in self.sum_columns
+            else statement.excluded[name]
+            for name in names
+            if name not in self.key
+        }
+        conflict = [self.target.c[name] for name in self.key]
+        connection.execute(
+            statement.on_conflict_do_update(index_elements=conflict, set_=changes)
+            if changes
+            else statement.on_conflict_do_nothing(index_elements=conflict)
+        )
+
+    def _newest(self, staged: sa.FromClause) -> sa.Subquery:
+        """Return the staged rows with their sums and with their rank in their key, 1 for the newest."""
+        keys = [self._value(staged, name) for name in self.key]
+        order = [staged.c[name].desc() for name in ("offset", "partition", "topic", ROW)]
+        values = [
+            sa.func.sum(staged.c[name]).over(partition_by=keys).label(name)
+            if name in self.sum_columns
+            else self._value(staged, name).label(name)
+            for name in [*_names(self.target), *([self.delete] if self.delete is not None else [])]
+        ]
+        rank = sa.func.row_number().over(partition_by=keys, order_by=order).label(_RANK)
+        return sa.select(*values, rank).subquery()
+
+    def _value(self, staged: sa.FromClause, name: str) -> sa.ColumnElement[Any]:
+        return sa.cast(staged.c[name], Named(self.casts[name])) if name in self.casts else staged.c[name]
+
+
+def numbered(connection: sa.Connection, staged: sa.FromClause, name: str) -> tuple[sa.Table, int]:
+    """Put staged rows into a temporary table in the order in which a plain loop would apply them.
+
+    Returns it, with the rows numbered from 1 on in the column `NUMBER`, and the number of rows.
+    """
+    ordered = sa.Table(
+        name,
+        sa.MetaData(),
+        sa.Column(NUMBER, sa.BigInteger, primary_key=True, autoincrement=False),
+        *(sa.Column(column.name, column.type) for column in staged.c),
+        prefixes=["TEMPORARY"],
+        postgresql_on_commit="DROP",  # SQLite's ends with the connection
+    )
+    ordered.create(connection, checkfirst=False)
+    number = sa.func.row_number().over(order_by=[staged.c[one] for one in ("offset", "partition", "topic", ROW)])
+    rows = sa.select(number, *staged.c)
+    connection.execute(sa.insert(ordered).from_select(_names(ordered), rows))
+    return ordered, connection.execute(sa.select(sa.func.count()).select_from(ordered)).scalar_one()
+
+
+def remove_messages(connection: sa.Connection, ordered: sa.Table, places: Collection[tuple[str, int, int]]) -> int:
+    """Remove all rows of some messages, by topic, partition and offset, and return how many there were."""
+    if not places:
+        return 0
+    message = sa.tuple_(*(ordered.c[name] for name in POSITION))
+    return connection.execute(sa.delete(ordered).where(message.in_(list(places)))).rowcount
+
+
+def _sum(held: sa.ColumnElement[Any], arriving: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return sa.func.coalesce(held + arriving, held, arriving)
+
+
+def _names(table: sa.Table) -> list[str]:
+    return [str(column.name) for column in table.columns]

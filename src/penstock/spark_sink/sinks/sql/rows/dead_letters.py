@@ -1,0 +1,208 @@
+"""`DeadLetters`: the messages of rows that a sink refused, written to a dead-letter topic as they were in Kafka.
+
+A frame has lost what the message was. So the original is read again by its place, and written with its key, value and
+headers, and the headers that tell of its death. `write` returns when the brokers have acknowledged all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import tenacity
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from penstock import clients
+from penstock.clients.kafka_errors import concerns_a_group, is_transient, reason
+from penstock.clients.requests.granted_rights import require_rights
+from penstock.clients.requests.topic_ids import described
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
+from penstock.errors import PenstockError, SinkError
+from penstock.message import FixedRecord, Record
+from penstock.options import ClientConfig, not_empty
+from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
+from penstock.spark_sink.source.options.consumer_settings import assigned_consumer
+
+#: Seconds for the reading of one message, and for the acknowledgement of all.
+_READ_S = 30.0
+_WRITE_S = 60.0
+
+#: How often it is asked, and seconds in between, for a topic that has rows and is not to be seen.
+_ATTEMPTS, _WAIT_S = 5, 1.0
+
+#: Bytes; what could be read must not be refused by the client for its size: the topic's own limit decides.
+_LARGEST_MESSAGE = 1_000_000_000
+
+#: How the client names the three ends of a search for an offset that is not there.
+_NOT_THERE = (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)  # noqa: SLF001 - the library's names
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """Where a sink puts the messages of rows that its table refuses. Picklable; it holds no connection.
+
+    A topic that does not exist is made, with as many partitions as the message's. A message that is gone from its
+    topic by then is written with its place and without a value. `penstock dlq` reads and replays these letters.
+
+    Attributes:
+        bootstrap_servers: addresses of the brokers, of the source and of the dead letters.
+        topic: topic of the dead letters; `{topic}` stands for the message's.
+        config: client settings by librdkafka's names, for security say; they may hold passwords and are never shown.
+        group: who gave the message up, as the dead letter tells it.
+    """
+
+    bootstrap_servers: str
+    topic: str = default_topic(DeadLetterFormat.KAFKA)
+    config: ClientConfig = field(default_factory=dict, repr=False, kw_only=True)
+    group: str = field(default="penstock-spark", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the settings; a `ConfigurationError` names a wrong one."""
+        not_empty("bootstrap_servers", self.bootstrap_servers)
+        not_empty("topic", self.topic)
+        not_empty("group", self.group)
+        object.__setattr__(self, "config", dict(self.config))
+
+    def write(self, rejected: Iterable[Rejected]) -> None:
+        """Write the messages of refused rows, each once, and return when they are acknowledged.
+
+        Raises:
+            MissingRightError: this client may not read the messages, or not write the letters.
+            SinkError: one could not be read or written; the first is named.
+        """
+        reasons: dict[tuple[str, int, int], str] = {}
+        for one in sorted(rejected):
+            reasons.setdefault((one.topic, one.partition, one.offset), one.reason)
+        try:
+            self._write(reasons, self._ensure_topics({topic for topic, _, _ in reasons}))
+        except KafkaException as error:
+            raise SinkError(
+                f"dead letters could not be written at {self.bootstrap_servers}: {reason(error)}; nothing of "
+                "the batch was stored; check the brokers"
+            ) from error
+        except (SinkError, MissingRightError):
+            raise
+        except PenstockError as error:
+            raise SinkError(f"dead letters could not be written: {error}; nothing of the batch was stored") from error
+
+    def _ensure_topics(self, topics: set[str]) -> dict[str, int]:
+        """Make the topics of dead letters that do not exist, and return the partitions of the messages' topics.
+
+        Raises `MissingRightError` where the messages may not be read, or their letters not be written.
+        """
+        admin, principal = clients.admin(self.bootstrap_servers, self.config), principal_of(self.config)
+        rights = [topic_right(Operation.READ, topic) for topic in sorted(topics)]
+        rights += [topic_right(Operation.WRITE, self.topic.replace("{topic}", topic)) for topic in sorted(topics)]
+        require_rights(admin, "dead letters cannot be written, so nothing of the batch was stored", rights, principal)
+        partitions = _partitions(admin, topics)
+        named = {self.topic.replace("{topic}", topic): partitions.get(topic, 1) for topic in topics}
+        specs = [TopicSpec(name, count) for name, count in named.items()]
+        ensure_topics(admin, self.bootstrap_servers, specs, principal=principal)
+        return partitions
+
+    def _write(self, reasons: Mapping[tuple[str, int, int], str], partitions: Mapping[str, int]) -> None:
+        failures: list[str] = []
+        producer = clients.producer(
+            self.bootstrap_servers, {"message.max.bytes": _LARGEST_MESSAGE, **self.config, "enable.idempotence": True}
+        )
+        # The source has read the messages: whether they were committed is settled.
+        settings = assigned_consumer(
+            {"queued.min.messages": 1, **self.config}, group_id=self.group, isolation_level="read_uncommitted"
+        )
+        consumer = clients.consumer(self.bootstrap_servers, settings)
+        try:
+            for (topic, partition, offset), why in reasons.items():
+                # For a partition that there is not the client would wait, and say nothing.
+                there = partition < partitions.get(topic, 0)
+                record = _read(consumer, topic, partition, offset) if there else _gone(topic, partition, offset)
+                origin = DeadLetterOrigin(
+                    topic=topic,
+                    partition=partition,
+                    offset=offset,
+                    group=self.group,
+                    attempts=1,
+                    exception=f"{SinkError.__module__}.{SinkError.__qualname__}",
+                    message=why,
+                )
+                place = f"{topic}[{partition}] offset {offset}"
+
+                def delivered(error: KafkaError | None, _message: Message, place: str = place) -> None:
+                    if error is not None:
+                        failures.append(f"{place}: {reason(error)}")
+
+                producer.produce(
+                    self.topic.replace("{topic}", topic),
+                    record.value(),
+                    record.key(),
+                    headers=write(DeadLetterFormat.KAFKA, record, origin),
+                    on_delivery=delivered,
+                )
+                producer.poll(0)
+            unsent = producer.flush(_WRITE_S)
+        finally:
+            consumer.close()
+        if failures or unsent:
+            first = failures[0] if failures else f"{unsent} were not acknowledged within {_WRITE_S:g} s"
+            raise SinkError(
+                f"dead letters could not be written to {self.topic}: {first}; nothing of the batch was stored, and "
+                "it comes again when the query is started anew"
+            )
+
+
+def _partitions(admin: AdminClient, topics: set[str]) -> dict[str, int]:
+    """Return the number of partitions of those topics that there are, or raise `KafkaException` where nobody can tell.
+
+    A letter for a topic that is gone has no value. So that there is none is believed when it was said several times.
+    """
+    counts: dict[str, int] = {}
+
+    def ask() -> list[KafkaException]:
+        found, failed = described(admin, topics - counts.keys())
+        counts.update({name: len(one.partitions) for name, one in found.items()})
+        if lasting := next((error for error in failed.values() if not is_transient(error)), None):
+            raise lasting
+        return list(failed.values())
+
+    failed = tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        wait=tenacity.wait_fixed(_WAIT_S),
+        retry=tenacity.retry_if_result(bool),
+        retry_error_callback=lambda state: state.outcome.result() if state.outcome else [],
+    )(ask)
+    for error in failed:
+        if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise error
+    return counts
+
+
+def _read(consumer: Consumer, topic: str, partition: int, offset: int) -> Record:
+    """Return the message of a place, or a record without key and value where there is none any more."""
+    consumer.assign([TopicPartition(topic, partition, offset)])
+    deadline, why = time.monotonic() + _READ_S, ""
+    while time.monotonic() < deadline:
+        message = consumer.poll(1.0)
+        if message is None:
+            continue
+        error = message.error()
+        if error is None and message.offset() == offset:
+            return message  # type: ignore[return-value] # the library's types say None where a fetched record has none
+        if error is None or error.code() in _NOT_THERE:
+            return _gone(topic, partition, offset)
+        if concerns_a_group(error):
+            continue
+        # Nor is a topic that was there a moment ago gone because a broker says so for a moment.
+        if not is_transient(error):
+            raise KafkaException(error)
+        why = f" ({reason(error)})"
+    raise SinkError(
+        f"{topic}[{partition}] offset {offset}: the message of a refused row did not come within {_READ_S:g} s{why}, "
+        "so it could not be written to the dead letters; nothing of the batch was stored; check the partition's leader"
+    )
+
+
+def _gone(topic: str, partition: int, offset: int) -> Record:
+    return FixedRecord(topic, partition, offset, None, None, (), None)

@@ -1,0 +1,1 @@
+"""The group coordinator in memory: members, assignments, commits."""

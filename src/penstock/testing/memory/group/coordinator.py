@@ -1,0 +1,194 @@
+"""The coordinator of all groups: it takes commits, and holds what is late or cannot reach it.
+
+A request is a function that is called at the moment it arrives. That moment is now, unless a fault delays it, its
+client is cut off, or the coordinator is away; so a late commit meets the generation of its arrival.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError
+
+from penstock.testing.memory import codes
+from penstock.testing.memory.clock import TestClock
+from penstock.testing.memory.faults import Effect, Fault
+from penstock.testing.memory.group.assignor import Place
+from penstock.testing.memory.group.group import Gone, Group, Member
+from penstock.testing.memory.log.topics import Topics
+
+#: Characters of commit metadata that Kafka takes; 4.3 refuses its own `offset.metadata.max.bytes` of 4,096.
+MAX_METADATA = 4_095
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """A group's offset of one partition."""
+
+    offset: int
+    metadata: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One accepted commit of one partition."""
+
+    #: When, in seconds of the clock's `monotonic`.
+    time: float
+    #: Who committed; empty for a client outside the group.
+    member: str
+    #: Of that member.
+    generation: int
+    topic: str
+    partition: int
+    offset: int
+    #: What was stored with it.
+    metadata: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRequest:
+    """A commit on its way: made by one member in one generation."""
+
+    group: str
+    member: Member | None
+    generation: int
+    points: Sequence[tuple[str, int, int, str | None]]
+
+
+class Coordinator:
+    """All groups. The broker's lock guards it."""
+
+    def __init__(self, clock: TestClock, topics: Topics, chance: random.Random) -> None:
+        self._clock = clock
+        self._places = topics.places
+        self._exists = topics.logs
+        self._chance = chance
+        self.groups: dict[str, Group] = {}
+        self.offsets: dict[str, dict[Place, Offset]] = {}
+        self.history: dict[str, list[Commit]] = {}
+        self._numbers = itertools.count(1)
+        self._late: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = itertools.count()
+        self._held: list[tuple[Callable[[], bool], Callable[[], object]]] = []
+        #: Until when it is away: in the past when it is there.
+        self.away_until = float("-inf")
+
+    def group(self, name: str) -> Group:
+        """Return a group; one that nobody has named yet is empty."""
+        if name not in self.groups:
+            self.groups[name] = Group(name, self._places, self._chance)
+        return self.groups[name]
+
+    def new_name(self) -> str:
+        """Return the id of a new member."""
+        return f"member-{next(self._numbers)}"
+
+    @property
+    def away(self) -> bool:
+        """Whether no request reaches it now."""
+        return self._clock.monotonic() < self.away_until
+
+    def tick(self, now: float) -> None:
+        """Do what is due: requests that arrive, sessions that end, in the order of their times."""
+        while self._late and self._late[0][0] <= now:
+            due, _, arrive = heapq.heappop(self._late)
+            self._expire(due)
+            arrive()
+        self._expire(now)
+        if self._held and not self.away:
+            ready, self._held = self._held, []
+            for blocked, arrive in ready:
+                if blocked():
+                    self._held.append((blocked, arrive))
+                else:
+                    arrive()
+
+    def _expire(self, now: float) -> None:
+        if now < self.away_until:
+            return
+        for group in self.groups.values():
+            if now >= group.check_at:
+                group.expire(now)
+
+    def next_due(self) -> float:
+        """Return when something happens by the clock alone, or infinity."""
+        due = self._late[0][0] if self._late else float("inf")
+        return min(due, self.away_until) if self.away else due
+
+    def later(self, seconds: float, arrive: Callable[[], object]) -> None:
+        """Call `arrive` when the clock has gone on by that much and somebody looks."""
+        heapq.heappush(self._late, (self._clock.monotonic() + seconds, next(self._order), arrive))
+
+    def hold(self, blocked: Callable[[], bool], arrive: Callable[[], object]) -> None:
+        """Call `arrive` once the coordinator is there and the way is not blocked."""
+        self._held.append((blocked, arrive))
+
+    def deliver(
+        self,
+        fault: Fault | None,
+        execute: Callable[[], KafkaError | None],
+        answer: Callable[[KafkaError | None], object],
+    ) -> None:
+        """Have a request executed and answered now, or as its fault has it."""
+        if fault is None:
+            answer(execute())
+        elif fault.effect is Effect.REFUSED:
+            answer(fault.error)
+        elif fault.effect is Effect.ARRIVES_LATE:
+            self.later(fault.seconds, lambda: answer(execute()))
+        else:
+            error = execute()
+            if fault.effect is Effect.ANSWER_LOST:
+                answer(fault.error)
+            elif fault.effect is Effect.ANSWER_LATE:
+                self.later(fault.seconds, lambda: answer(error))
+            else:
+                answer(error)
+                self.later(fault.seconds, execute)
+
+    def accept(self, request: CommitRequest) -> int | None:
+        """Take a commit; return the code of the error where anything of it is refused, else None."""
+        refusal = self._refusal(request)
+        if refusal is not None:
+            return refusal
+        offsets = self.offsets.setdefault(request.group, {})
+        history = self.history.setdefault(request.group, [])
+        now, member = self._clock.monotonic(), request.member.name if request.member is not None else ""
+        error = None
+        for topic, partition, offset, metadata in request.points:
+            if (topic, partition) not in self._exists:
+                error = error or codes.UNKNOWN_TOPIC_OR_PARTITION
+            elif metadata is not None and len(metadata) > MAX_METADATA:
+                error = error or codes.METADATA_TOO_LARGE
+            else:
+                offsets[topic, partition] = Offset(offset, metadata)
+                history.append(Commit(now, member, request.generation, topic, partition, offset, metadata))
+        return error
+
+    def _refusal(self, request: CommitRequest) -> int | None:
+        group, member = self.group(request.group), request.member
+        if member is None:
+            return codes.UNKNOWN_MEMBER_ID if group.members else None
+        if member.gone is Gone.FENCED:
+            return codes.FENCED_INSTANCE_ID
+        if member.gone is not None:
+            return codes.UNKNOWN_MEMBER_ID
+        return codes.ILLEGAL_GENERATION if request.generation != group.generation else None
+
+    def topic_changed(self, topic: str) -> None:
+        """Let the groups that read a topic rebalance; offsets of partitions that are gone are forgotten."""
+        self.forget_offsets(topic, still=self._exists)
+        for group in self.groups.values():
+            if any(topic in member.topics for member in group.members.values()):
+                group.rebalance()
+
+    def forget_offsets(self, topic: str, still: Container[Place] = ()) -> None:
+        """Forget the groups' offsets in a topic, as when it is deleted, save of partitions that are still there."""
+        for offsets in self.offsets.values():
+            for place in [one for one in offsets if one[0] == topic and one not in still]:
+                del offsets[place]

@@ -1,0 +1,186 @@
+"""A consumer group at its coordinator: members, generations, and who has which partition.
+
+Rebalances are cooperative: a generation is completed once every member has served the callbacks of the one before, and
+what a member must give back goes to somebody else in a further one. Clients' background threads, which join and send
+heartbeats, are always in time; a member whose process is gone or cut off is `unheard` and evicted with its session.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from penstock.testing.memory.group.assignor import Place, assign
+
+
+class Gone(Enum):
+    """Why a member is not in the group any more."""
+
+    LEFT = auto()
+    SESSION = auto()
+    POLL_INTERVAL = auto()
+    FENCED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a generation means for one member: what it gives back, then what it gets."""
+
+    revoked: tuple[Place, ...]
+    added: tuple[Place, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One member. The client writes `polled_at` and `owned`, the group all else, both under the broker's lock."""
+
+    name: str
+    #: `group.instance.id`, or None.
+    instance: str | None
+    topics: tuple[str, ...]
+    #: Seconds without a heartbeat, and between two polls, until it is evicted.
+    session_s: float
+    poll_s: float
+    polled_at: float
+    #: Since when no heartbeat comes, or None while they do.
+    unheard_since: float | None = None
+    #: What the client has, what the last generation gave, and which one that was.
+    owned: dict[Place, None] = field(default_factory=dict)
+    assigned: tuple[Place, ...] = ()
+    generation: int = -1
+    #: What the client has not served yet.
+    change: Change | None = None
+    gone: Gone | None = None
+    #: Whether the client has anything to serve: looked at in every poll.
+    needs_client: bool = False
+
+    def deadline(self) -> float:
+        """When it is evicted if nothing is heard of it until then."""
+        if self.unheard_since is not None:
+            return self.unheard_since + self.session_s
+        return self.polled_at + self.poll_s
+
+
+class Group:
+    """The members of one group. The broker's lock guards it."""
+
+    def __init__(self, name: str, places: Callable[[Iterable[str]], list[Place]], chance: random.Random) -> None:
+        self.name = name
+        self._places = places
+        self._chance = chance
+        self.members: dict[str, Member] = {}
+        self.generation = 0
+        #: Nobody is evicted before this time: looked at in every poll.
+        self.check_at = float("inf")
+        self._preparing = False
+        self._shuffle = False
+
+    def join(self, member: Member, now: float) -> None:
+        """Take a member in. One with the instance id of another takes its place without a rebalance."""
+        same = (one for one in self.members.values() if member.instance and one.instance == member.instance)
+        former = next(same, None)
+        self.check_at = now
+        if former is None:
+            self.members[member.name] = member
+            self.rebalance()
+            return
+        # The same place in the order of members, so that the assignment stays what it is.
+        self.members = {
+            (member.name if one is former else name): (member if one is former else one)
+            for name, one in self.members.items()
+        }
+        withheld = set(former.owned) - set(former.assigned)
+        self._dismiss(former, Gone.FENCED)
+        member.generation, member.assigned = former.generation, former.assigned
+        if member.topics != former.topics or withheld:
+            self.rebalance()
+        elif self._preparing:
+            self._complete_when_ready()
+        else:
+            self._tell(member, Change((), member.assigned))
+
+    def leave(self, member: Member) -> None:
+        """Let a member go at its own wish."""
+        if self.members.pop(member.name, None) is not None:
+            self._dismiss(member, Gone.LEFT)
+            self.rebalance()
+
+    def unheard(self, member: Member, now: float) -> None:
+        """No more heartbeats of this member: its session ends by the clock."""
+        if member.unheard_since is None:
+            member.unheard_since = now
+        self.check_at = now
+
+    def heard(self, member: Member, now: float) -> None:
+        """Hear heartbeats of this member again."""
+        member.unheard_since = None
+        member.polled_at = now
+        self._complete_when_ready()
+
+    def expire(self, now: float) -> None:
+        """Evict who has not been heard of for too long."""
+        if now < self.check_at:
+            return
+        late = [member for member in self.members.values() if member.deadline() <= now]
+        for member in late:
+            del self.members[member.name]
+            self._dismiss(member, Gone.POLL_INTERVAL if member.unheard_since is None else Gone.SESSION)
+        self.check_at = min((member.deadline() for member in self.members.values()), default=float("inf"))
+        if late:
+            self.rebalance()
+
+    @staticmethod
+    def _dismiss(member: Member, why: Gone) -> None:
+        member.gone, member.change, member.needs_client = why, None, True
+
+    def rebalance(self, *, shuffle: bool = False) -> None:
+        """Prepare a generation; shuffled, partitions go to members by chance, whoever has them."""
+        self._preparing = True
+        self._shuffle = self._shuffle or shuffle
+        self._complete_when_ready()
+
+    def served(self, member: Member) -> None:
+        """The client has served its change: it can take part in the next generation."""
+        if member.gone is not None or member.change is None:
+            return
+        gave_back = bool(member.change.revoked)
+        member.change, member.needs_client = None, False
+        if gave_back:
+            self.rebalance()
+        else:
+            self._complete_when_ready()
+
+    def _complete_when_ready(self) -> None:
+        if not self._preparing:
+            return
+        if any(one.change is not None or one.unheard_since is not None for one in self.members.values()):
+            return
+        self._preparing = False
+        self.generation += 1
+        self._assign()
+
+    def _assign(self) -> None:
+        names = list(self.members)
+        held = {name: list(member.owned) for name, member in self.members.items()}
+        claims = held
+        if self._shuffle:
+            self._chance.shuffle(names)
+            claims = {}
+        self._shuffle = False
+        topics = {name: self.members[name].topics for name in names}
+        places = self._places({topic for wanted in topics.values() for topic in wanted})
+        shares = assign(topics, claims, places)
+        owner = {place: name for name, mine in held.items() for place in mine}
+        for name, member in self.members.items():
+            given = tuple(place for place in shares[name] if owner.get(place, name) == name)
+            member.generation, member.assigned = self.generation, given
+            kept = set(given)
+            revoked = tuple(place for place in member.owned if place not in kept)
+            added = tuple(place for place in given if place not in member.owned)
+            self._tell(member, Change(revoked, added))
+
+    @staticmethod
+    def _tell(member: Member, change: Change) -> None:
+        member.change, member.needs_client = change, True

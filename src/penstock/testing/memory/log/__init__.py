@@ -1,0 +1,1 @@
+"""The logs in memory: topics, records, transactions' markers, and what a fetch sees of them."""

@@ -1,0 +1,193 @@
+"""What a consumer client fetches and has not handed over yet.
+
+The position passes markers and aborted ranges only when the client gets to them: as in librdkafka, they are entries of
+the queue, and a call which is satisfied before leaves them there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, Message
+
+from penstock.testing.memory import codes
+from penstock.testing.memory.faults import Operation
+from penstock.testing.memory.group.assignor import Place
+from penstock.testing.memory.log.log import PartitionLog
+from penstock.testing.memory.state import BrokerState
+
+
+@dataclass(slots=True, eq=False)
+class FetchedPartition:
+    """An assigned partition in one client."""
+
+    place: Place
+    #: The next offset to hand over, or one of the logical offsets before that is known.
+    next: int
+    paused: bool
+    #: The next offset as the application sees it: not known before the first message.
+    position: int = codes.INVALID
+    #: Whether it gave up: there is no offset to go on from.
+    stopped: bool = False
+    #: Whether something of it waits in the queue; what has another version than this is thrown away.
+    buffered: bool = False
+    version: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Chunk:
+    """What one fetch brought: messages, and the position after them; None for an error."""
+
+    part: FetchedPartition
+    messages: Sequence[Message]
+    end: int | None
+    version: int
+    index: int = 0
+
+
+class Fetcher:
+    """The fetches of one client. The broker's lock guards it."""
+
+    def __init__(
+        self, state: BrokerState, *, reset: str, committed_only: bool, stored: Callable[[Place], int | None]
+    ) -> None:
+        self._state = state
+        self._reset = reset
+        self._stored = stored
+        self.committed_only = committed_only
+        self.assigned: dict[Place, FetchedPartition] = {}
+        self._queue: deque[_Chunk] = deque()
+        # A pause outlives the assignment: only `resume` ends it, in librdkafka too.
+        self._paused: set[Place] = set()
+
+    def assign(self, place: Place, start: int) -> None:
+        """Begin with a partition."""
+        self.assigned[place] = FetchedPartition(place, start, place in self._paused)
+
+    def unassign(self, place: Place) -> None:
+        """Stop with a partition and forget what was fetched of it, but not that it is paused."""
+        self.assigned.pop(place).version += 1
+
+    def pause(self, place: Place) -> None:
+        """Hand nothing over, forget what was fetched."""
+        self._paused.add(place)
+        part = self.assigned.get(place)
+        if part is not None:
+            part.paused = True
+            part.version += 1
+            part.buffered = False
+
+    def resume(self, place: Place) -> None:
+        """Fetch again, from the position."""
+        self._paused.discard(place)
+        part = self.assigned.get(place)
+        if part is not None:
+            part.paused = False
+
+    def seek(self, place: Place, offset: int) -> None:
+        """Forget what was fetched, and go on from an offset."""
+        part = self.assigned[place]
+        part.version += 1
+        part.buffered = part.stopped = False
+        part.next = offset
+
+    def refill(self) -> None:
+        """Fetch of every partition of which nothing waits."""
+        for part in self.assigned.values():
+            if not (part.buffered or part.paused or part.stopped):
+                self._fetch(part)
+
+    def _fetch(self, part: FetchedPartition) -> None:
+        log = self._state.topics.logs.get(part.place)
+        if log is None:
+            return
+        if part.next < 0:
+            self._begin(part, log)
+        if not part.stopped and not log.start <= part.next <= log.end:
+            why = "fetch failed due to requested offset not available on the broker: Broker: Offset out of range"
+            self._go_by_policy(part, log, why)
+        if part.stopped or part.next >= log.end:
+            return
+        fault = self._state.faults.take(Operation.FETCH)
+        if fault is not None:
+            self._put_error(part, fault.error, None)
+            return
+        limit = int(self._state.chance.random() * self._state.max_fetch) + 1
+        messages, end = log.read(part.next, limit, committed_only=self.committed_only)
+        if end > part.next:
+            part.buffered = True
+            self._queue.append(_Chunk(part, messages, end, part.version))
+
+    def _begin(self, part: FetchedPartition, log: PartitionLog) -> None:
+        if part.next == codes.BEGINNING:
+            part.next = log.start
+        elif part.next == codes.END:
+            part.next = self.end_of(log)
+        else:
+            stored = self._stored(part.place)
+            if stored is None:
+                self._go_by_policy(part, log, "no previously committed offset available: Local: No offset stored")
+            else:
+                part.next = stored
+
+    def _go_by_policy(self, part: FetchedPartition, log: PartitionLog, why: str) -> None:
+        if self._reset in ("earliest", "smallest", "beginning"):
+            part.next = log.start
+        elif self._reset in ("latest", "largest", "end"):
+            part.next = self.end_of(log)
+        else:
+            part.stopped = True
+            offset = part.next if part.next >= 0 else None
+            self._put_error(part, KafkaError(codes.AUTO_OFFSET_RESET, why), offset)
+
+    def end_of(self, log: PartitionLog) -> int:
+        """Return the end of a log as this client's isolation level sees it."""
+        return log.last_stable if self.committed_only else log.end
+
+    def _put_error(self, part: FetchedPartition, error: KafkaError, offset: int | None) -> None:
+        topic, partition = part.place
+        part.buffered = True
+        self._queue.append(_Chunk(part, [error_message(error, topic, partition, offset)], None, part.version))
+
+    def take(self, wanted: int) -> list[Message]:
+        """Return up to so many messages of what was fetched."""
+        taken: list[Message] = []
+        queue = self._queue
+        while queue and wanted:
+            chunk = queue[0]
+            part = chunk.part
+            if chunk.version != part.version:
+                queue.popleft()
+                continue
+            begin = chunk.index
+            messages = chunk.messages[begin : begin + wanted]
+            chunk.index = begin + len(messages)
+            wanted -= len(messages)
+            taken.extend(messages)
+            ended = chunk.index == len(chunk.messages)
+            if chunk.end is not None:
+                if messages:
+                    part.next = part.position = (messages[-1].offset() or 0) + 1
+                if ended and part.next != chunk.end:
+                    # Markers follow. They are the next entry of the queue, for which there may be no room now.
+                    if not wanted:
+                        break
+                    part.next = part.position = chunk.end
+            if ended:
+                part.buffered = False
+                queue.popleft()
+        return taken
+
+
+def error_message(
+    error: KafkaError, topic: str | None = None, partition: int = 0, offset: int | None = None
+) -> Message:
+    """Return an error as the client hands it over: in the place of a message, its text for a value."""
+    text = error.str().encode()
+    if topic is None:
+        return Message(error=error, value=text, partition=partition)
+    if offset is None:
+        return Message(topic=topic, partition=partition, value=text, error=error)
+    return Message(topic=topic, partition=partition, offset=offset, value=text, error=error)

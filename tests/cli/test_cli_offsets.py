@@ -1,0 +1,343 @@
+"""`penstock offsets` on a real broker: what is listed, what a reset leaves, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from offsets_tools import commit, rows, stand, stands
+
+from commands import Command, Outcome
+from kafka_tools import produce, transactional, wait_for_markers
+from penstock.clients.requests.topics import partition_counts
+from penstock.devbroker import DevBroker
+from penstock.errors import PenstockError
+from penstock.group_offsets.group import Group, GroupHasMembersError
+from penstock.group_offsets.planning import Wanted, plan
+from waiting import wait_until
+
+NewTopic = Callable[..., str]
+Offsets = Callable[..., Outcome]
+
+DONE = (range(7, 9), range(12, 15))
+
+
+@pytest.fixture
+def offsets(penstock_command: Command, broker: DevBroker) -> Offsets:
+    """Return a function that runs `penstock offsets ARGUMENTS...` on the run's broker."""
+
+    def call(command: str, *arguments: str) -> Outcome:
+        return penstock_command("offsets", command, "--bootstrap-servers", broker.bootstrap_servers, *arguments)
+
+    return call
+
+
+@pytest.fixture
+def topic(broker: DevBroker, new_topic: NewTopic) -> str:
+    """A topic of two partitions, 20 messages in the first."""
+    name = new_topic(2)
+    produce(broker.bootstrap_servers, name, ((b"k", b"%d" % i) for i in range(20)), partition=0)
+    return name
+
+
+@contextmanager
+def member(broker: DevBroker, group: str, topic: str, **config: str) -> Iterator[Consumer]:
+    """Have a member in the group that has partitions."""
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "group.id": group, "enable.auto.commit": False}
+    consumer = Consumer({**settings, "client.id": "counter", **config})
+    consumer.subscribe([topic])
+
+    def has_partitions() -> bool:
+        consumer.poll(0.1)
+        return bool(consumer.assignment())
+
+    try:
+        wait_until(has_partitions)
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def test_what_a_group_has_committed_and_done_is_listed(offsets: Offsets, broker: DevBroker, topic: str) -> None:
+    group = f"g-{topic}"
+    stand(broker.bootstrap_servers, group, topic, 0, 5, done=DONE)
+
+    code, out, _ = offsets("ls", group)
+
+    assert code == 0
+    assert rows(out) == [
+        [topic, "0", "5", "0", "20", "15", "5", "-"],
+        [topic, "1", "-", "0", "0", "-", "-", "-"],
+    ]
+    assert f"group {group} is empty, with 0 members" in out
+    assert f"{topic}[1]: no offset is committed" in out
+
+
+def test_what_is_odd_is_told(offsets: Offsets, broker: DevBroker, topic: str, admin: AdminClient) -> None:
+    group, servers = f"g-{topic}", broker.bootstrap_servers
+    commit(servers, group, topic, 0, 5, metadata="leader of the flock")
+    commit(servers, group, topic, 1, 5)
+
+    _, foreign, _ = offsets("ls", group)
+    for future in admin.delete_records([TopicPartition(topic, 0, 9)]).values():
+        future.result(30)
+    _, deleted, _ = offsets("ls", group)
+
+    assert [topic, "0", "5", "0", "20", "15", "?", "(foreign)", "-"] in rows(foreign)
+    assert f"{topic}[0]: the commit's metadata is no offset map of this group" in foreign
+    assert "leader" not in foreign
+    assert [topic, "1", "5", "0", "0", "-", "0", "-"] in rows(foreign)
+    assert f"{topic}[1]: the committed offset lies past the end of the log" in foreign
+    assert [topic, "0", "5", "9", "20", "11", "?", "(foreign)", "-"] in rows(deleted)
+    assert f"{topic}[0]: the committed offset lies before the start of the log" in deleted
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_with_members_is_listed_with_them_and_is_not_moved(
+    offsets: Offsets, broker: DevBroker, topic: str, tmp_path: Path, protocol: str
+) -> None:
+    group, servers = f"g-{topic}", broker.bootstrap_servers
+    stand(servers, group, topic, 0, 5, done=DONE)
+    file = tmp_path / "offsets.json"
+    known = Group(servers, {}, group)
+    counts = known.topics()
+    before = known.state(counts, [(topic, 0)])
+
+    with member(broker, group, topic, **{"group.protocol": protocol}):
+        listed = offsets("ls", group)
+        exported = offsets("export", group, str(file))
+        refused = [offsets("reset", group, "--to", "earliest"), offsets("import", group, str(file))]
+        tried = offsets("reset", group, "--to", "earliest", "--dry-run")
+        # As a member that joins while a command is at work.
+        with pytest.raises(GroupHasMembersError, match="a member joined meanwhile"):
+            known.write(plan(group, before.positions, {(topic, 0): Wanted(0)}))
+    left = offsets("import", group, str(file))
+
+    assert listed.out.count("counter on 127.0.0.1") == 2
+    assert f"group {group} is stable, with 1 member\n" in listed.out
+    for one in refused:
+        assert one.code == 1
+        assert "it has 1 member: counter on 127.0.0.1; stop what runs in the group" in one.err
+    assert (tried.code, exported.code, left.code) == (0, 0, 0), (tried, exported, left)
+    assert "it would be refused now" in tried.out
+    assert "has members, so these offsets are those of a moment" in exported.err
+    assert stands(servers, group, topic) == (5, DONE)
+
+
+@pytest.mark.parametrize(
+    ("to", "expected"),
+    [
+        (("earliest",), (["5", "0", "10", "0", "5", "0"], (0, ()))),
+        (("earliest", "--keep-done"), (["5", "0", "5", "0", "5", "5"], (0, DONE))),
+        (("latest",), (["5", "20", "0", "10", "5", "0"], (20, ()))),
+        (("5",), (["5", "5", "5", "0", "5", "0"], (5, ()))),
+        (("10",), (["5", "10", "3", "3", "5", "0"], (10, ()))),
+        (("10", "--keep-done"), (["5", "10", "0", "3", "5", "3"], (10, DONE[1:]))),
+        (("12", "--keep-done"), (["5", "15", "0", "5", "5", "0"], (15, ()))),
+        (("-2", "--keep-done"), (["5", "3", "2", "0", "5", "5"], (3, DONE))),
+        (("+1",), (["5", "6", "5", "1", "5", "0"], (6, ()))),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value[0], str) else "",
+)
+def test_a_reset_does_what_its_dry_run_shows(
+    offsets: Offsets, broker: DevBroker, topic: str, to: tuple[str, ...], expected: tuple[list[str], object]
+) -> None:
+    row, after = expected
+    group, servers = f"g-{topic}", broker.bootstrap_servers
+    stand(servers, group, topic, 0, 5, done=DONE)
+
+    tried = offsets("reset", group, "--to", *to, "--topic", f"{topic}:0", "--dry-run")
+    between = stands(servers, group, topic)
+    done = offsets("reset", group, "--to", *to, "--topic", f"{topic}:0")
+
+    assert (tried.code, done.code) == (0, 0), (tried, done)
+    assert rows(tried.out) == rows(done.out) == [[topic, "0", *row]]
+    assert "a dry run: nothing was changed" in tried.out
+    assert between == (5, DONE)
+    assert f"group {group}: the offsets of 1 partition are written" in done.out
+    assert stands(servers, group, topic) == after
+
+
+def test_a_reset_to_a_time_finds_the_first_message_that_is_so_late(
+    offsets: Offsets, broker: DevBroker, new_topic: NewTopic
+) -> None:
+    servers, topic = broker.bootstrap_servers, new_topic(2)
+    group, day_ms = f"g-{topic}", 86_400_000
+    begun_ms = int(time.time() * 1000) - 9 * day_ms
+    for number in range(6):
+        produce(servers, topic, [(b"k", b"v")], partition=0, timestamp=begun_ms + number * day_ms)
+    produce(servers, topic, [(b"k", b"v")], partition=1, timestamp=begun_ms)
+    stand(servers, group, topic, 0, 6)
+
+    code, out, _ = offsets("reset", group, "--to", f"{begun_ms + 2 * day_ms - 5}ms")
+
+    assert code == 0
+    assert stands(servers, group, topic, 0) == (2, ())
+    assert stands(servers, group, topic, 1) == (1, ()), "no message is so late: the end"
+    assert [topic, "1", "-", "1", "0", "1", "-", "0"] in rows(out)
+
+
+def test_the_latest_offset_does_not_pass_over_an_open_transaction(
+    offsets: Offsets, broker: DevBroker, topic: str
+) -> None:
+    group, servers = f"g-{topic}", broker.bootstrap_servers
+    stand(servers, group, topic, 0, 5)
+    producer = transactional(servers)
+    producer.begin_transaction()
+    producer.produce(topic, b"open", partition=0)
+    producer.flush(30)
+
+    offsets("reset", group, "--to", "latest", "--topic", f"{topic}:0")
+    while_open = stands(servers, group, topic)
+    offsets("reset", group, "--to", "latest", "--config", "isolation.level=read_uncommitted")
+    uncommitted = stands(servers, group, topic)
+    producer.abort_transaction(30)
+
+    assert while_open == (20, ())
+    assert uncommitted == (21, ())
+
+
+def test_what_cannot_be_meant_is_refused_and_changes_nothing(offsets: Offsets, broker: DevBroker, topic: str) -> None:
+    group, servers = f"g-{topic}", broker.bootstrap_servers
+    stand(servers, group, topic, 0, 5, done=DONE)
+
+    wrong = {
+        ("--to", "21"): (2, f"{topic}[0] cannot begin at 21: its log begins at 0 and ends at 20"),
+        ("--to", "-6"): (2, f"{topic}[0] cannot begin at -1"),
+        ("--to", "yesterday"): (2, "is no place in a log"),
+        ("--to", "earliest", "--topic", "no-such-topic"): (1, "no such topic"),
+        ("--to", "earliest", "--topic", f"{topic}:2"): (2, "has no partition 2; its 2 are 0 to 1"),
+    }
+    refused = {arguments: offsets("reset", group, *arguments) for arguments in wrong}
+
+    for arguments, (code, says) in wrong.items():
+        assert refused[arguments].code == code, refused[arguments]
+        assert says in refused[arguments].err
+    assert stands(servers, group, topic) == (5, DONE)
+
+
+@pytest.mark.parametrize("command", [("ls",), ("export", "-"), ("reset", "--to", "earliest")], ids=lambda one: one[0])
+def test_a_group_that_is_not_there_is_told(offsets: Offsets, command: tuple[str, ...]) -> None:
+    outcome = offsets(command[0], "no-such-group", *command[1:])
+
+    assert outcome.code == 1
+    assert "group no-such-group has no members, and no offsets" in outcome.err
+
+
+def test_a_group_can_be_given_offsets_before_it_ever_ran(offsets: Offsets, broker: DevBroker, topic: str) -> None:
+    outcome = offsets("reset", f"new-{topic}", "--to", "latest", "--topic", topic)
+
+    assert outcome.code == 0, outcome
+    assert stands(broker.bootstrap_servers, f"new-{topic}", topic) == (20, ())
+
+
+def test_an_export_brings_a_group_back_and_another_one_to_the_same_place(
+    offsets: Offsets, broker: DevBroker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, servers = f"g-{topic}", broker.bootstrap_servers
+    stand(servers, group, topic, 0, 5, done=DONE)
+    file = tmp_path / "offsets.json"
+
+    exported = offsets("export", group, str(file))
+    printed = offsets("export", group, "-")
+    offsets("reset", group, "--to", "latest")
+    tried = offsets("import", group, str(file), "--dry-run")
+    between = stands(servers, group, topic)
+    back = offsets("import", group, str(file))
+    with file.open(encoding="utf-8") as opened:
+        monkeypatch.setattr("sys.stdin", opened)
+        copied = offsets("import", f"copy-{topic}", "-")
+
+    assert (exported.code, printed.code, tried.code, back.code, copied.code) == (0, 0, 0, 0, 0)
+    assert json.loads(printed.out)["partitions"] == [
+        {"topic": topic, "partition": 0, "offset": 5, "done": [[7, 8], [12, 14]]}
+    ]
+    assert between == (20, ())
+    assert rows(tried.out) == rows(back.out) == [[topic, "0", "20", "5", "10", "0", "0", "5"]]
+    assert stands(servers, group, topic) == stands(servers, f"copy-{topic}", topic) == (5, DONE)
+    assert f"these are the offsets of group {group}" in copied.out
+
+
+def test_a_file_for_a_topic_that_was_made_anew_is_refused(
+    offsets: Offsets, broker: DevBroker, topic: str, admin: AdminClient, tmp_path: Path
+) -> None:
+    group, servers = f"g-{topic}", broker.bootstrap_servers
+    stand(servers, group, topic, 0, 0)
+    file = tmp_path / "offsets.json"
+    offsets("export", group, str(file))
+    admin.delete_topics([topic])[topic].result(30)
+    wait_until(lambda: topic not in partition_counts(admin, servers))
+
+    gone = offsets("import", group, str(file))
+    broker.create_topic(topic, 2)
+    anew = offsets("import", group, str(file))
+
+    assert gone.code == 1
+    assert f"no such topic at {servers}: {topic}" in gone.err
+    assert anew.code == 2
+    assert f"topic {topic} is not the one of the file" in anew.err
+
+
+def test_a_file_that_is_none_is_refused(offsets: Offsets, tmp_path: Path) -> None:
+    file = tmp_path / "offsets.json"
+    absent = offsets("import", "sms", str(file))
+    file.write_text("{}")
+    empty = offsets("import", "sms", str(file))
+    unwritable = offsets("import", "sms", str(tmp_path))
+
+    assert (absent.code, empty.code, unwritable.code) == (2, 2, 2)
+    assert "cannot be read: FileNotFoundError" in absent.err
+    assert "give a file that `penstock offsets export` wrote" in empty.err
+
+
+def test_what_the_broker_refuses_of_several_is_named(broker: DevBroker, topic: str) -> None:
+    group, servers = f"g-{topic}", broker.bootstrap_servers
+    produce(servers, topic, [(b"k", b"v")], partition=1)
+    known = Group(servers, {}, group)
+    parts = [(topic, 0), (topic, 1)]
+    changes = plan(group, known.state(known.topics(), parts).positions, {part: Wanted(1) for part in parts})
+
+    with pytest.raises(
+        PenstockError, match=r"those of .*\[0\] were refused, and 1 written: .*offset.metadata.max.bytes"
+    ):
+        known.write([dataclasses.replace(changes[0], metadata="x" * 5000), changes[1]])
+
+    assert [stands(servers, group, topic, number)[0] for number in (0, 1)] == [-1, 1]
+
+
+def test_no_broker_is_told_with_code_3(penstock_command: Command, impatient: None) -> None:
+    for command in (("offsets", "ls", "sms"), ("lag", "sms")):
+        outcome = penstock_command(*command, "--bootstrap-servers", "127.0.0.1:1")
+
+        assert outcome.code == 3
+        assert "127.0.0.1:1" in outcome.err
+
+
+def test_offsets_of_an_open_transaction_are_waited_for(
+    offsets: Offsets, broker: DevBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, servers = f"g-{topic}", broker.bootstrap_servers
+    monkeypatch.setattr("penstock.group_offsets.group._PASSES_S", 0.5)
+    stand(servers, group, topic, 0, 5)
+    producer = transactional(servers)
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": group})
+    producer.begin_transaction()
+    producer.produce(topic, b"result", partition=1)
+    producer.send_offsets_to_transaction([TopicPartition(topic, 0, 9)], consumer.consumer_group_metadata(), 30)
+
+    while_open = offsets("reset", group, "--to", "+1")
+    producer.commit_transaction(30)
+    wait_for_markers(servers, topic)
+    monkeypatch.undo()
+    consumer.close()
+
+    assert while_open.code == 1
+    assert "a transaction that holds some of them is still open" in while_open.err
+    wait_until(lambda: stands(servers, group, topic) == (9, ()))

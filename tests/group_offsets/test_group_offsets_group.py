@@ -1,0 +1,89 @@
+"""What a group's brokers answer that is no answer: what may pass is asked again, and all else is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from penstock.clients.rights import MissingRightError
+from penstock.errors import BrokerConnectionError, PenstockError
+from penstock.group_offsets import group as module
+from penstock.group_offsets.group import Group, GroupHasMembersError
+from penstock.group_offsets.planning import Wanted, plan
+from penstock.group_offsets.positions import Position
+
+PART = ("orders", 0)
+BEFORE = Position(*PART, 5, range(10))
+
+
+class FakeAdmin:
+    """An admin client whose answers to a commit are given, one after the other, the last for ever."""
+
+    def __init__(self, *answers: int | None) -> None:
+        self._answers = answers
+        self.asked = 0
+
+    def alter_consumer_group_offsets(self, asked: list[Any], **_: object) -> Mapping[str, Future[Any]]:
+        code = self._answers[min(self.asked, len(self._answers) - 1)]
+        self.asked += 1
+        answer: Future[Any] = Future()
+        if code is not None and code < 0:
+            answer.set_exception(KafkaException(KafkaError(code)))
+        else:
+            error = None if code is None else KafkaError(code)
+            row = SimpleNamespace(topic=PART[0], partition=PART[1], error=error)
+            answer.set_result(SimpleNamespace(topic_partitions=[row]))
+        return {asked[0].group_id: answer}
+
+
+@pytest.fixture
+def write(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeAdmin], None]:
+    """Return a function that commits an offset by an admin client."""
+    monkeypatch.setattr(module, "_PASSES_S", 0.2)
+    monkeypatch.setattr(module, "_AGAIN_S", 0.01)
+    group = Group("127.0.0.1:1", {"log_level": 0, "sasl.username": "ops"}, "sms")
+
+    def call(admin: FakeAdmin) -> None:
+        monkeypatch.setattr(group, "_admin", admin)
+        group.write(plan("sms", [BEFORE], {PART: Wanted(3)}))
+
+    return call
+
+
+def test_what_may_pass_is_asked_again(write: Callable[[FakeAdmin], None]) -> None:
+    admin = FakeAdmin(KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, None)
+
+    write(admin)
+
+    assert admin.asked == 4
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "says"),
+    [
+        (KafkaError._TRANSPORT, BrokerConnectionError, "by 127.0.0.1:1: .*check that the brokers run"),
+        (
+            KafkaError.COORDINATOR_NOT_AVAILABLE,
+            BrokerConnectionError,
+            r"those of orders\[0\] were refused, and 0 written",
+        ),
+        (KafkaError._INVALID_ARG, PenstockError, "group sms are not known to be changed: "),
+        (KafkaError.UNKNOWN_MEMBER_ID, GroupHasMembersError, "stop all members"),
+        (KafkaError.STALE_MEMBER_EPOCH, GroupHasMembersError, "stop all members"),
+        (KafkaError.OFFSET_METADATA_TOO_LARGE, PenstockError, "offset.metadata.max.bytes to 4096"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, MissingRightError, "Read on group sms and Read on topic orders"),
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, MissingRightError, "User:ops lacks"),
+    ],
+)
+def test_what_does_not_pass_is_told_with_what_to_do(
+    write: Callable[[FakeAdmin], None], code: int, kind: type[PenstockError], says: str
+) -> None:
+    with pytest.raises(kind, match=says) as told:
+        write(FakeAdmin(code))
+
+    assert type(told.value) is kind

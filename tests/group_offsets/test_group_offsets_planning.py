@@ -1,0 +1,182 @@
+"""What a changed commit means is what a model of sets says: which offsets are done before, and which are after."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from positions_drawn import GROUP, TOPIC, done_of, positions, runs_of
+
+from penstock.errors import ConfigurationError
+from penstock.group_offsets.planning import Change, Wanted, plan, refuse_coordinators, reset_wanted
+from penstock.group_offsets.positions import Position, clipped, position, total, without
+from penstock.group_offsets.targets import AtOffset, AtTime, Edge, Shift
+from penstock.offsets import MAX_METADATA_CHARS, decode, encode, owner_of
+
+OFFSETS = st.sets(st.integers(0, 60)).map(runs_of)
+
+
+def log_of(before: Position) -> range:
+    assert before.log is not None
+    return before.log
+
+
+def change_of(before: Position, offset: int, done: tuple[range, ...] = ()) -> Change:
+    [change] = plan(GROUP, [before], {before.part: Wanted(offset, done)})
+    return change
+
+
+def as_consumer_reads(change: Change) -> set[int]:
+    """Return the offsets of the log that are done for who reads this commit."""
+    log = log_of(change.before)
+    found = decode(change.offset, change.metadata, owner_of(GROUP, *change.before.part))
+    return done_of(log, change.offset, found.done if found else ())
+
+
+@given(OFFSETS, OFFSETS)
+def test_ranges_without_others_are_those_of_sets(runs: tuple[range, ...], others: tuple[range, ...]) -> None:
+    left = {offset for run in runs for offset in run} - {offset for run in others for offset in run}
+
+    assert runs_of(left) == without(runs, others)
+
+
+@given(OFFSETS, st.integers(0, 60), st.integers(0, 60))
+def test_clipped_ranges_are_those_of_sets(runs: tuple[range, ...], start: int, stop: int) -> None:
+    inside = {offset for run in runs for offset in run if start <= offset < stop}
+
+    assert runs_of(inside) == clipped(runs, start, stop)
+    assert total(clipped(runs, start, stop)) == len(inside)
+
+
+@given(positions())
+def test_the_lag_less_what_is_done_above_is_what_is_left(before: Position) -> None:
+    log = log_of(before)
+
+    if before.committed is None:
+        assert before.lag is before.left is None
+    else:
+        assert before.left == len(set(log) - done_of(log, before.committed, before.done))
+
+
+@given(positions(), st.data(), st.booleans())
+def test_a_reset_tells_exactly_what_is_handled_again_and_what_is_skipped(
+    before: Position, data: st.DataObject, keep_done: bool
+) -> None:
+    log = log_of(before)
+    target = data.draw(st.integers(log.start, log.stop))
+    was_done = done_of(log, before.committed, before.done)
+
+    [change] = plan(GROUP, [before], reset_wanted(AtOffset(target), [before], {}, keep_done=keep_done))
+
+    is_done = as_consumer_reads(change)
+    assert is_done == done_of(log, target, before.done if keep_done else ())
+    assert change.again == len(was_done - is_done)
+    assert change.skipped == len(is_done - was_done)
+    assert change.cut == 0
+
+
+@given(positions())
+def test_a_target_inside_of_what_is_kept_as_done_is_its_end(before: Position) -> None:
+    there = clipped(before.done, log_of(before).start, log_of(before).stop)
+    for run in there:
+        change = change_of(before, run.start, before.done)
+
+        assert change.offset == run.stop
+        assert change.done == tuple(one for one in there if one.start > run.stop)
+
+
+@given(positions(), st.integers(-5, 70))
+def test_an_offset_outside_of_the_log_is_refused_with_its_range(before: Position, offset: int) -> None:
+    log = log_of(before)
+
+    if log.start <= offset <= log.stop:
+        assert change_of(before, offset).offset == offset
+    else:
+        with pytest.raises(ConfigurationError, match=rf"orders\[0\].* begins at {log.start} and ends at {log.stop}"):
+            change_of(before, offset)
+
+
+def test_all_that_lies_outside_is_named_and_nothing_is_planned() -> None:
+    before = [Position(TOPIC, number, 5, range(10)) for number in range(3)]
+    wanted = {(TOPIC, 0): Wanted(11), (TOPIC, 1): Wanted(4), (TOPIC, 2): Wanted(3, (range(8, 12),))}
+
+    with pytest.raises(ConfigurationError) as refused:
+        plan(GROUP, before, wanted)
+
+    assert "orders[0] cannot begin at 11" in str(refused.value)
+    assert "orders[1]" not in str(refused.value)
+    assert "11 of orders[2] cannot be done" in str(refused.value)
+
+
+def test_a_partition_that_is_gone_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"there is no orders\[0\] any more"):
+        change_of(Position(TOPIC, 0, 5, None), 3)
+
+
+def test_targets_are_found_by_partition() -> None:
+    before = [Position(TOPIC, 0, 5, range(2, 10)), Position(TOPIC, 1, None, range(3, 4))]
+    found = {(TOPIC, 0): 7, (TOPIC, 1): 4}
+
+    def offsets(to: Edge | AtTime | AtOffset | Shift) -> list[int]:
+        return [one.offset for one in reset_wanted(to, before, found, keep_done=False).values()]
+
+    assert offsets(Edge.EARLIEST) == [2, 3]
+    assert offsets(Edge.LATEST) == [7, 4]
+    assert offsets(AtTime(17)) == [7, 4]
+    assert offsets(AtOffset(3)) == [3, 3]
+    assert offsets(Shift(-2)) == [3], "without an offset there is nothing to count from"
+
+
+def test_a_map_of_a_longer_topic_of_the_same_name_is_kept_no_further_than_the_log() -> None:
+    before = Position(TOPIC, 0, 5, range(20), (range(8, 10), range(15, 30)))
+
+    [change] = plan(GROUP, [before], reset_wanted(AtOffset(3), [before], {}, keep_done=True))
+
+    assert change.done == (range(8, 10), range(15, 20))
+
+
+def test_what_a_commit_has_no_room_for_is_handled_again_and_said() -> None:
+    # Runs of varied length, so that no form of the map is small.
+    done, at = [], 1000
+    for number in range(20_000):
+        at += 1 + (number * 7919) % 113
+        done.append(range(at, at + 1 + (number * 104_729) % 97))
+        at = done[-1].stop
+    before = Position(TOPIC, 0, 1000, range(at), tuple(done))
+    begun = time.monotonic()
+
+    change = change_of(before, 500, before.done)
+
+    assert len(change.metadata) <= MAX_METADATA_CHARS
+    assert change.cut == total(done) - total(change.done) > 0
+    assert change.again == 500 + change.cut
+    assert time.monotonic() - begun < 60, "the work grows with the number of ranges, not with its square"
+
+
+def test_metadata_that_is_no_map_of_this_group_is_foreign() -> None:
+    other = encode(5, [range(7, 9)], owner=owner_of("another", TOPIC, 0))
+    mine = encode(5, [range(7, 9)], owner=owner_of(GROUP, TOPIC, 0))
+
+    seen = [
+        position(GROUP, (TOPIC, 0), (5, text), range(10)) for text in (other, mine, "leader of the flock", "", None)
+    ]
+
+    assert [one.is_foreign for one in seen] == [True, False, True, False, False]
+    assert [one.done_above for one in seen] == [0, 2, 0, 0, 0]
+
+
+def test_commits_outside_of_the_log_are_told() -> None:
+    lost, past = Position(TOPIC, 0, 5, range(8, 10)), Position(TOPIC, 0, 5, range(3))
+
+    assert (lost.is_before_the_start, lost.lag) == (True, 2)
+    assert (past.is_past_the_end, past.lag) == (True, None)
+
+
+def test_the_checkpoints_of_a_coordinator_are_not_moved() -> None:
+    refuse_coordinators("shop.coordinator", ["orders"])
+    refuse_coordinators("sms", ["penstock.half"])
+
+    with pytest.raises(ConfigurationError, match="penstock tx"):
+        refuse_coordinators("penstock.coordinator", ["penstock.half", "penstock.op"])
