@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import penstock
 from penstock import Outgoing
@@ -226,6 +230,33 @@ def test_a_message_is_committed_only_when_all_its_results_are_written() -> None:
         assert "is being written to out" in str(why)
         test.advance(6)
         assert test.committed("in") == {0: 1}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_trace_of_a_handler_travels_with_what_it_returns(is_async: bool) -> None:
+    spans, tracing = InMemorySpanExporter(), TracerProvider()
+    tracing.add_span_processor(SimpleSpanProcessor(spans))
+    app = app_of(telemetry=penstock.Telemetry(tracer_provider=tracing, meter_provider=MeterProvider()))
+
+    if is_async:
+
+        @app.handler("in", to="out")
+        async def later(message: penstock.Message) -> bytes | None:
+            return message.value
+
+    else:
+        app.handler("in", to="out")(lambda message: message.value)
+
+    with TestApp(app) as test:
+        test.send("in", b"v", key="k")
+        test.settle()
+        (out,) = test.published("out")
+
+    by_name = {span.name: span for span in spans.get_finished_spans()}
+    sent, processed = by_name["send out"], by_name["process in"]
+    assert sent.parent is not None
+    assert sent.parent.span_id == processed.context.span_id
+    assert format(sent.context.span_id, "016x") in (out.header("traceparent") or b"").decode()
 
 
 def test_a_full_buffer_is_waited_for_in_the_order_of_the_messages() -> None:

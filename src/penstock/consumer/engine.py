@@ -209,7 +209,7 @@ class Engine:
     def _traced(self, one: Handler, invoke: Invoke, maker: ResultMaker) -> Invoke:
         if self.telemetry is None:
             return invoke
-        maker.trace = self.telemetry.sending
+        maker.trace = self.telemetry.publishing
         invoke = with_results(invoke, maker, is_async=one.kind is Kind.TASK)
         return self.telemetry.processing.around(invoke, batches=one.batch > 1, is_async=one.kind is Kind.TASK)
 

@@ -83,6 +83,10 @@ class ConsumerTelemetry:
         sender = extract(given)
         return self._sends.sending(topic, given, _ROOT, () if sender is None else (Link(sender),))
 
+    def publishing(self, topic: str, headers: Iterable[tuple[str, HeaderT]]) -> list[tuple[str, HeaderT | bytes]]:
+        """Report a message that a handler returned, as `sending`; its span is a child of the handler's."""
+        return self._sends.sending(topic, headers)
+
     def observe(self, read: Callable[[], Reading]) -> None:
         """Show the consumer in the metrics `penstock.*` until `close`; a second call replaces the first.
 
