@@ -19,6 +19,8 @@ from transaction_tools import Bench
 from kafka_proxy import END_TXN, Fault, KafkaProxy, What
 from kafka_tools import read_all
 from penstock.clients.bounded_calls import LeftBehind
+from penstock.clients.transactional.end_watch import EndWatch, UnknownEndError
+from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.transactions import Coordinator
 from penstock.transactions.coordinator.loop import CoordinatorLoop
 from penstock.transactions.coordinator.partitions.counts import Counts
@@ -36,8 +38,6 @@ from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.end_watch import EndWatch, UnknownEndError
-from penstock.transactions.writing.missing_rights import MissingRights
 from waiting import wait_until
 
 TOPICS = StoreTopics("penstock", 1)

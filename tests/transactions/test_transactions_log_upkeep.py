@@ -14,6 +14,7 @@ from half_partition import half_partition, half_record, op_record
 from transaction_tools import Bench
 
 from kafka_proxy import Fault, KafkaProxy, What
+from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.transactions import Coordinator
 from penstock.transactions.coordinator.partitions import log_upkeep
 from penstock.transactions.coordinator.partitions.counts import Counts
@@ -23,7 +24,6 @@ from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.missing_rights import MissingRights
 from waiting import wait_until
 
 TOPICS = StoreTopics("store", 1)

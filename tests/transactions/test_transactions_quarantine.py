@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+from penstock.clients.transactional.faults import Fault
 from penstock.transactions.stores.relay.publishable import OutboundMessage, Outcome, Publishable
 from penstock.transactions.stores.relay.quarantine import Quarantine
-from penstock.transactions.writing.faults import Fault
 
 
 def entry(name: str, *messages: tuple[str, bytes | None], discards: str | None = None) -> Publishable:

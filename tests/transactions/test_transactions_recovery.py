@@ -16,6 +16,8 @@ from transaction_tools import Bench, child, kill, line_of
 
 from kafka_tools import ANSWER_S
 from penstock.clients.bounded_calls import LeftBehind
+from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.producer_settings import TRANSACTION_TIMEOUT_MS
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.transactions import Coordinator
 from penstock.transactions.coordinator.recovery.fencing import Fence, decode_claim, encode_claim, transactional_names
@@ -24,8 +26,6 @@ from penstock.transactions.coordinator.recovery.recovery import RecoveryReader
 from penstock.transactions.wire.done_records import Note, encode_done
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
-from penstock.transactions.writing.missing_rights import MissingRights
-from penstock.transactions.writing.producer_settings import TRANSACTION_TIMEOUT_MS
 from waiting import wait_until
 
 #: What a Kafka transaction that nobody ends holds readers back: its time limit, and the broker's look every 10 s.

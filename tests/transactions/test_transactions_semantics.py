@@ -125,7 +125,7 @@ def test_row_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         commit(self)
 
     # Time for all looks while the Kafka transaction is open, on a slow machine, too.
-    monkeypatch.setattr("penstock.transactions.writing.producer_settings.TRANSACTION_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr("penstock.clients.transactional.producer_settings.TRANSACTION_TIMEOUT_MS", 60_000)
     monkeypatch.setattr("penstock.transactions.coordinator.publishing.publisher_slot.PUBLISH_LIMIT_S", 60.0)
     # Nor does a Kafka transaction of positions alone come in between.
     monkeypatch.setattr("penstock.transactions.coordinator.partitions.half_partition._IDLE_S", 600.0)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from transaction_tools import Bench
 
 from commands import commands
+from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import MessageFormatError
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.status import Status, StatusLog, decode_status, encode_status
@@ -26,7 +27,6 @@ from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.missing_rights import MissingRights
 from penstock.transactions.writing.receipt import Report
 from waiting import wait_until
 

@@ -19,6 +19,7 @@ from confluent_kafka import KafkaException
 from penstock import clients
 from penstock.clients.bounded_calls import Disposable, LeftBehind, NotAnsweredError
 from penstock.clients.rights import Operation, principal_of
+from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import ConfigurationError, StoppedError, raised
 from penstock.options import ClientConfig, positive, positive_int, reserved
 from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
@@ -47,7 +48,6 @@ from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.topics import open_topics
 from penstock.transactions.writing.acked_producer import ANY_SIZE, AckedProducer
-from penstock.transactions.writing.missing_rights import MissingRights
 
 _log = logging.getLogger("penstock.transactions")
 

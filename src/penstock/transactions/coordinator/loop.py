@@ -19,6 +19,7 @@ from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.requests.topics import hidden_topics, partition_counts
 from penstock.clients.rights import Operation, group_right, topic_right
+from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
 from penstock.transactions.coordinator.partitions.counts import Counts
 from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
@@ -37,7 +38,6 @@ from penstock.transactions.coordinator.state.pending.ready_queue import CommitBa
 from penstock.transactions.coordinator.status import Status
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.missing_rights import MissingRights
 
 _log = logging.getLogger("penstock.transactions")
 

@@ -19,10 +19,10 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, topic_right
+from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import MessageFormatError
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import AckedProducer
-from penstock.transactions.writing.missing_rights import MissingRights
 
 _log = logging.getLogger("penstock.transactions")
 

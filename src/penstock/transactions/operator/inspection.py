@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import MissingRightError, Operation, group_right, principal_of, topic_right
+from penstock.clients.transactional.missing_rights import is_group_forbidden
 from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.log_bounds import topic_ids
@@ -42,7 +43,6 @@ from penstock.transactions.wire.half import Half, decode_half
 from penstock.transactions.wire.ops import Op, Verdict, decode_ops
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import wire_headers
-from penstock.transactions.writing.missing_rights import is_group_forbidden
 
 T = TypeVar("T")
 

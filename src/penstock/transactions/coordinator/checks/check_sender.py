@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, group_right, topic_right
+from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.pending.pending import Pending
@@ -27,7 +28,6 @@ from penstock.transactions.wire.ids import NO_ID
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import AckedProducer
-from penstock.transactions.writing.missing_rights import MissingRights
 from penstock.transactions.writing.receipt import Report
 
 _log = logging.getLogger("penstock.transactions")

@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, topic_right
+from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.transactions.coordinator.logs.log_bounds import Bounds, LogBounds, Look
 from penstock.transactions.coordinator.logs.log_identity import (
     DONE,
@@ -33,7 +34,6 @@ from penstock.transactions.coordinator.partitions.half_partition import HalfPart
 from penstock.transactions.coordinator.partitions.log_reader import LogReader
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.missing_rights import MissingRights
 
 _log = logging.getLogger("penstock.transactions")
 

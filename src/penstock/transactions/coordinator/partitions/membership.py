@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, group_right, topic_right
+from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
@@ -23,7 +24,6 @@ from penstock.transactions.coordinator.partitions.log_reader import LogReader
 from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.coordinator.recovery.recoveries import Recoveries
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.missing_rights import MissingRights
 
 #: What the client says when brokers go away.
 _CUT_OFF = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - public constants look so

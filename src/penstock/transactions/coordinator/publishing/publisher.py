@@ -20,6 +20,11 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, Right, group_right, topic_right, transactional_right
+from penstock.clients.transactional.end_watch import UnknownEndError
+from penstock.clients.transactional.errors import GivenUpError, NotOpenedError
+from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.producer_settings import DELIVERY_S
+from penstock.clients.transactional.writer import TransactionalWriter, Written
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.state.pending.pending import Pending, size_of
@@ -28,11 +33,6 @@ from penstock.transactions.wire.discarded import encode_discarded
 from penstock.transactions.wire.done_records import Snapshot, encode_done
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.end_watch import UnknownEndError
-from penstock.transactions.writing.errors import GivenUpError, NotOpenedError
-from penstock.transactions.writing.missing_rights import MissingRights
-from penstock.transactions.writing.producer_settings import DELIVERY_S
-from penstock.transactions.writing.writer import TransactionalWriter, Written
 
 #: Seconds that initialising a producer may take, and for which an id that the broker cannot free is asked for.
 _INIT_TIMEOUT_S = 15.0

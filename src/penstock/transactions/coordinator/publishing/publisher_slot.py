@@ -23,6 +23,7 @@ from confluent_kafka import KafkaException
 
 from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
 from penstock.clients.kafka_errors import reason
+from penstock.clients.transactional.errors import IdLostError
 from penstock.errors import StoppedError
 from penstock.transactions.coordinator.publishing.publisher import (
     AbortedError,
@@ -33,7 +34,6 @@ from penstock.transactions.coordinator.publishing.publisher import (
 from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead
 from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.writing.errors import IdLostError
 
 _log = logging.getLogger("penstock.transactions")
 

@@ -19,9 +19,9 @@ from confluent_kafka import KafkaException
 from penstock import clients
 from penstock.clients.bounded_calls import Disposable, LeftBehind
 from penstock.clients.kafka_errors import reason
+from penstock.clients.transactional.producer_settings import TRANSACTION_TIMEOUT_MS
 from penstock.options import ClientConfig
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.producer_settings import TRANSACTION_TIMEOUT_MS
 
 _log = logging.getLogger("penstock.transactions")
 

@@ -23,6 +23,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, group_right, topic_right
+from penstock.clients.transactional.missing_rights import MissingRights, is_group_forbidden
 from penstock.errors import MessageFormatError, StoppedError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.log_bounds import topic_ids
@@ -40,7 +41,6 @@ from penstock.transactions.end_reader import EndReader
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.done_records import decode_done
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.missing_rights import MissingRights, is_group_forbidden
 
 _log = logging.getLogger("penstock.transactions")
 

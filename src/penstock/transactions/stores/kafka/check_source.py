@@ -12,13 +12,13 @@ from confluent_kafka import KafkaError, Message
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, group_right, topic_right
+from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.check_request import CheckRequest, decode_check_request
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import wire_headers
-from penstock.transactions.writing.missing_rights import MissingRights
 
 _log = logging.getLogger("penstock.transactions")
 

@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.rationed_log import RationedLog
@@ -22,7 +23,6 @@ from penstock.transactions.store import SettledCallback
 from penstock.transactions.wire.done_records import decode_done
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.missing_rights import MissingRights
 
 _log = logging.getLogger("penstock.transactions")
 

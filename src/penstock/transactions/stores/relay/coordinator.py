@@ -17,6 +17,7 @@ from penstock import clients
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import Operation, principal_of
+from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import StoppedError, raised
 from penstock.transactions.connections import cause_of
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
@@ -29,7 +30,6 @@ from penstock.transactions.stores.relay.outbound import Outbound
 from penstock.transactions.stores.relay.relay import Relay
 from penstock.transactions.stores.relay.relayed_store import CheckTerms, RelayedStore, StoreShards
 from penstock.transactions.wire.topics import KEPT, ROOM
-from penstock.transactions.writing.missing_rights import MissingRights
 
 _log = logging.getLogger("penstock.transactions")
 

@@ -17,12 +17,12 @@ from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import Operation, principal_of, topic_right
+from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.end_reader import EndReader
 from penstock.transactions.wire.ids import ID_BYTES, id_bytes, id_text
 from penstock.transactions.wire.topics import KEPT
-from penstock.transactions.writing.missing_rights import MissingRights
 
 _log = logging.getLogger("penstock.transactions")
 

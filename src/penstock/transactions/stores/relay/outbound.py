@@ -29,19 +29,19 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, topic_right, transactional_right
+from penstock.clients.transactional.end_watch import UnknownEndError
+from penstock.clients.transactional.errors import NotOpenedError
+from penstock.clients.transactional.faults import Blame, Fault
+from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.producer_settings import DELIVERY_S
+from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.stores.relay.done_log import DoneLog, encode_ids
 from penstock.transactions.stores.relay.publishable import Outcome, Publishable, divide
 from penstock.transactions.stores.relay.target_probe import ASK_S, TargetProbe
 from penstock.transactions.stores.relay.writer_pool import WriterPool, close_all
-from penstock.transactions.writing.end_watch import UnknownEndError
-from penstock.transactions.writing.errors import NotOpenedError
-from penstock.transactions.writing.faults import Blame, Fault
-from penstock.transactions.writing.missing_rights import MissingRights
-from penstock.transactions.writing.producer_settings import DELIVERY_S
 from penstock.transactions.writing.visibility import Place, Visibility
-from penstock.transactions.writing.writer import TransactionalWriter
 
 _log = logging.getLogger("penstock.transactions")
 

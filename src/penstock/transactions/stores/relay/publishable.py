@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from penstock.clients.transactional.faults import Fault
 from penstock.transactions.wire.half import Line
-from penstock.transactions.writing.faults import Fault
 
 
 class OutboundMessage(NamedTuple):

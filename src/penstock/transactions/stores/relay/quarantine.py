@@ -12,8 +12,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from penstock.clients.transactional.faults import Fault
 from penstock.transactions.stores.relay.publishable import Outcome, Publishable, lanes_of
-from penstock.transactions.writing.faults import Fault
 from penstock.transactions.writing.target_quarantine import TargetQuarantine
 
 #: Transactions in one trial.

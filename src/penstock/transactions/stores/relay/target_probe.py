@@ -12,7 +12,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 )
 
 from penstock.clients.requests.topics import hidden_topics
-from penstock.transactions.writing.faults import Blamed, Fault, blamed
+from penstock.clients.transactional.faults import Blamed, Fault, blamed
 
 #: Seconds for a question to the brokers.
 ASK_S = 2.0

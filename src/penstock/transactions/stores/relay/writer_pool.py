@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from penstock.clients.rights import Right
+from penstock.clients.transactional.errors import IdLostError, NotOpenedError
+from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.options import ClientConfig
-from penstock.transactions.writing.errors import IdLostError, NotOpenedError
-from penstock.transactions.writing.missing_rights import MissingRights
-from penstock.transactions.writing.writer import TransactionalWriter
 
 _log = logging.getLogger("penstock.transactions")
 

@@ -29,12 +29,12 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, Right, topic_right
+from penstock.clients.transactional.end_watch import EndWatch, UnknownEndError
+from penstock.clients.transactional.errors import GivenUpError, IdLostError, NotOpenedError
+from penstock.clients.transactional.faults import AddWatch, Blame, is_forbidden
+from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.producer_settings import producer_settings
 from penstock.options import ClientConfig
-from penstock.transactions.writing.end_watch import EndWatch, UnknownEndError
-from penstock.transactions.writing.errors import GivenUpError, IdLostError, NotOpenedError
-from penstock.transactions.writing.faults import AddWatch, Blame, is_forbidden
-from penstock.transactions.writing.missing_rights import MissingRights
-from penstock.transactions.writing.producer_settings import producer_settings
 
 _log = logging.getLogger("penstock.transactions")
 

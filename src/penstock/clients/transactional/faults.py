@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError
 
-from penstock.transactions.writing.end_watch import ClientLog
+from penstock.clients.transactional.end_watch import ClientLog
 
 
 class Fault(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.clients.transactional.end_watch import CONTEXT
 from penstock.options import ClientConfig
-from penstock.transactions.writing.end_watch import CONTEXT
 
 #: A writer that dies in a transaction holds readers back no longer than this, or until its successor opens.
 TRANSACTION_TIMEOUT_MS = 10_000
