@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-Headers = list[tuple[str, str | bytes | None]]
+Headers = list[tuple[str, bytes | None]]
 
 
 class ResultError(MessageFormatError):
@@ -161,10 +161,10 @@ class ResultMaker:
         if headers:
             pairs: Iterable[object] = headers.items() if isinstance(headers, Mapping) else headers
             try:
-                written = [(name, content) for name, content in pairs]  # type: ignore[misc,has-type] # tried
+                written = [(name, content.encode() if isinstance(content, str) else content) for name, content in pairs]  # type: ignore[misc,has-type] # tried
             except (TypeError, ValueError):
                 raise self._not_a("headers of pairs of a name and a value", topic, headers) from None
-            if not all(isinstance(name, str) and isinstance(content, str | bytes | None) for name, content in written):
+            if not all(isinstance(name, str) and isinstance(content, bytes | None) for name, content in written):
                 raise self._not_a("headers of text, each with text, bytes or None", topic, headers)
         if self.trace is not None:
             written = self.trace(topic, written)

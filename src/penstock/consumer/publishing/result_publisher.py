@@ -45,7 +45,7 @@ class Tries(NamedTuple):
 class Unpublished:
     """Messages of one assignment whose results are not all written: one message, or those of a batch."""
 
-    __slots__ = ("error", "items", "lane", "left", "results", "sent", "tries")
+    __slots__ = ("error", "is_complete", "items", "lane", "left", "results", "sent", "tries")
 
     def __init__(
         self, lane: ConsumerLane, items: Sequence[Item], results: Sequence[Result], tries: Sequence[Tries] | None
@@ -61,11 +61,20 @@ class Unpublished:
         self.left = len(results)
         #: Why the first of them was refused.
         self.error: ResultRefusedError | None = None
+        #: Whether the offsets are marked done.
+        self.is_complete = False
 
     @property
     def assignment(self) -> Assignment:
         """What the messages were fetched from."""
         return self.items[0][0].assignment
+
+    def complete(self) -> None:
+        """Mark the offsets done, once."""
+        if not self.is_complete:
+            self.is_complete = True
+            for fetch, index, _ in self.items:
+                fetch.assignment.tracker.complete(fetch.block, (index,))
 
 
 class RefusedResults:
