@@ -70,6 +70,10 @@ class App:
         dead_letter_limit: when the app stops rather than give up one more message.
         middlewares: functions `(message, call_next)` around every handler, the first outermost; see `Middleware`.
         telemetry: spans and metrics by OpenTelemetry; None (default) for none, at no cost.
+        exactly_once: whether what handlers return and the offsets of their messages are committed in one Kafka
+            transaction, so that readers of committed messages see each result once; effects outside Kafka are at
+            least once all the same.
+        transaction_interval: seconds between two such transactions.
         exception_texts: whether the log shows the texts of what handlers raise; they often quote the message.
 
     Raises:
@@ -98,6 +102,8 @@ class App:
         dead_letter_limit: DeadLetterLimit | None = None,
         middlewares: Sequence[MiddlewareSpec] = (),
         telemetry: Telemetry | None = None,
+        exactly_once: bool = False,
+        transaction_interval: float = 0.1,
         exception_texts: bool = False,
     ) -> None:
         check.not_empty("name", name)
@@ -118,6 +124,8 @@ class App:
             stall_after=stall_after,
             dead_letter_limit=dead_letter_limit,
             telemetry=telemetry,
+            exactly_once=exactly_once,
+            transaction_interval=transaction_interval,
             exception_texts=exception_texts,
             config=config if config is not None else {},
         )

@@ -10,18 +10,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
 from penstock import clients
 from penstock.clients.requests.granted_rights import AskedRights, Rights
 from penstock.clients.requests.topic_ids import AskedTopicIds, TopicIds
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, message_limits, partition_counts, require_topics
-from penstock.clients.rights import Right, principal_of
+from penstock.clients.rights import Right, principal_of, transactional_right
 from penstock.options import ClientConfig
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
     from confluent_kafka.admin import AdminClient
+
+    from penstock.clients.transactional.writer import TransactionalWriter
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -59,6 +61,9 @@ class ConsumerClient(Protocol):
 
     def poll(self, timeout: float = ...) -> Message | None:
         """Return the next message or error, or None after `timeout` seconds."""
+
+    def consumer_group_metadata(self) -> object:
+        """Return the group's metadata, by which a transaction's positions are fenced."""
 
     def consume(self, num_messages: int = ..., timeout: float = ...) -> list[Message]:
         """Return up to so many messages; with a timeout of 0, what is there."""
@@ -148,6 +153,14 @@ class Cluster(Protocol):
     def producer(self, config: Mapping[str, Any]) -> ProducerClient:
         """Make a producer. `config` holds librdkafka's keys, without the addresses."""
 
+    def transactional_writer(
+        self, transactional_id: str, config: Mapping[str, Any], *, apart: bool
+    ) -> TransactionalWriter:
+        """Make a transactional producer; `apart`: each message is a batch, so that what is refused is named."""
+
+    def stable_offsets(self, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Return a group's committed offsets with their metadata, once no open transaction changes them."""
+
     def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
         """Return how many partitions each topic has; raise `TopicNotFoundError` where one is absent.
 
@@ -194,6 +207,32 @@ class KafkaCluster:
     def producer(self, config: Mapping[str, Any]) -> ProducerClient:
         """Make a producer; `ConfigurationError` where the client refused a setting."""
         return clients.producer(self._bootstrap_servers, config)  # type: ignore[return-value] # takes more than is used
+
+    def transactional_writer(
+        self, transactional_id: str, config: Mapping[str, Any], *, apart: bool
+    ) -> TransactionalWriter:
+        """As `Cluster` says; nothing is connected yet."""
+        from penstock.clients.transactional.missing_rights import MissingRights
+        from penstock.clients.transactional.writer import TransactionalWriter
+
+        return TransactionalWriter(
+            self._bootstrap_servers,
+            config,
+            transactional_id,
+            log_topic="",
+            ids_right=transactional_right(transactional_id.rpartition(".")[0] + "."),
+            rights=MissingRights(config),
+            apart=apart,
+            reports_all=False,
+            step=lambda _name: None,
+        )
+
+    def stable_offsets(self, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """As `Cluster` says; `KafkaException` where the coordinator does not answer."""
+        asked = self._lasting_admin().list_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group, partitions)], require_stable=True, request_timeout=_ANSWER_S
+        )
+        return list(asked[group].result(_ANSWER_S).topic_partitions)
 
     def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
         """As `Cluster` says; `BrokerConnectionError` where no broker answered."""

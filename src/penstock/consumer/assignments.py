@@ -66,6 +66,8 @@ class Assignment:
     is_sought: bool = field(default=False, init=False)
     #: Whether a message with a large key or large headers was seen: from then on each is measured with its own.
     sizes_each: bool = field(default=False, init=False)
+    #: Whether it is forgotten: revoked, with all that could be committed of it, or lost.
+    is_gone: bool = field(default=False, init=False)
     #: The end of the partition's log as the client last heard of it, or None.
     end: int | None = field(default=None, init=False)
 
@@ -125,7 +127,7 @@ class Assignments:
         with self._lock:
             former = self._current.get((assignment.topic, assignment.partition))
             if former is not None:
-                former.active = False
+                former.active, former.is_gone = False, True
             self._current[assignment.topic, assignment.partition] = assignment
 
     def deactivate(self, partitions: Iterable[tuple[str, int]]) -> list[Assignment]:
@@ -139,6 +141,7 @@ class Assignments:
         """Forget these assignments."""
         with self._lock:
             for assignment in assignments:
+                assignment.is_gone = True
                 self._current.pop((assignment.topic, assignment.partition), None)
 
     def all(self) -> list[Assignment]:

@@ -46,7 +46,9 @@ from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.polling.rebalance import Rebalance
 from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
-from penstock.consumer.publishing.result_publisher import RefusedResults, ResultPublisher
+from penstock.consumer.polling.transactional_commits import TransactionalCommits
+from penstock.consumer.publishing.result_publisher import Publisher, RefusedResults, ResultPublisher
+from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
 from penstock.consumer.retry_topics import RetryHeaders, former_retry_topics, retry_topics
 from penstock.consumer.settings import ConsumerSettings
 from penstock.message import Record
@@ -93,7 +95,14 @@ class Engine:
             fail=self.fail,
             exception_texts=settings.exception_texts,
         )
-        self.results = ResultPublisher(self._wake_lane_for)
+        self.results: Publisher = ResultPublisher(self._wake_lane_for)
+        if settings.exactly_once:
+            self.results = TransactionalPublisher(
+                group,
+                settings.transaction_interval,
+                wake=self._wake_lane_for,
+                fail=self.fail,
+            )
         self.processor = LaneProcessor(
             clock,
             settings.run_seconds,
@@ -119,9 +128,11 @@ class Engine:
             settings.max_parked_bytes,
             fetch_size=settings.fetch_size,
         )
-        self.commits = Commits(
-            self.assignments, settings.commit_interval, clock, lambda: complete_finished(self.slots())
-        )
+        made_of = (self.assignments, settings.commit_interval, clock, lambda: complete_finished(self.slots()))
+        self.commits = Commits(*made_of)
+        if isinstance(self.results, TransactionalPublisher):
+            self.commits = commits = TransactionalCommits(*made_of, self.results)
+            self.results.changed = commits.changed
         self.rebalance = Rebalance(
             assignments=self.assignments,
             commits=self.commits,
@@ -148,6 +159,7 @@ class Engine:
     def _busy(self, assignments: Sequence[Assignment]) -> list[str]:
         # Asked by the poll thread in a revocation: nobody else would learn of what brokers acknowledge meanwhile.
         self.results.serve()
+        self.results.hurry()
         return self.processor.busy_with(self.slots(), assignments)
 
     def _loop_lag(self) -> LoopLag:
@@ -248,10 +260,10 @@ class Engine:
         topics = TopicWatch(list(self.routes), cluster.ask_topic_ids)
         self.commits.on_missing_right = rights.check_now
         producing = self.settings.producer_config()
-        make_producer = partial(LastingProducer, lambda: cluster.producer(producing), self.clock)
         if outputs:
-            self.dead_letter_publisher.connect(make_producer(), cluster.principal)
-        self.results.connect(make_producer, cluster.principal)
+            producer = LastingProducer(partial(cluster.producer, producing), self.clock)
+            self.dead_letter_publisher.connect(producer, cluster.principal)
+        self.results.connect(cluster, self.settings.config if self.settings.exactly_once else producing)
         if self.telemetry is not None:
             self.dead_letter_publisher.trace = self.telemetry.sending
             self.commits.on_result = partial(_report_commit, self.telemetry)

@@ -68,6 +68,8 @@ class ConsumerSettings:
         fetch_size: messages taken from the client in one go, at most; 1,000,000 is the most it hands over.
         run_seconds: a worker's time slice with one lane.
         telemetry: where spans and metrics go; None for none.
+        exactly_once: whether what handlers return and the offsets it is for are committed in Kafka transactions.
+        transaction_interval: how often such a transaction is ended.
         exception_texts: whether the log shows the texts of what handlers raise, which often quote the message.
         config: librdkafka's keys as they are. Not part of `repr`: passwords are among them.
     """
@@ -88,6 +90,8 @@ class ConsumerSettings:
     fetch_size: int = 10_000
     run_seconds: float = 0.01
     telemetry: Telemetry | None = None
+    exactly_once: bool = False
+    transaction_interval: float = 0.1
     exception_texts: bool = False
     config: ClientConfig = field(default_factory=dict, repr=False)
 
@@ -120,6 +124,13 @@ class ConsumerSettings:
             )
         check.a_telemetry(self.telemetry)
         check.a_boolean("exception_texts", self.exception_texts)
+        check.a_boolean("exactly_once", self.exactly_once)
+        check.positive("transaction_interval", self.transaction_interval)
+        if self.exactly_once and str(self.config.get("isolation.level", "read_committed")) != "read_committed":
+            raise ConfigurationError(
+                "config['isolation.level'] is 'read_uncommitted', and with exactly_once a message that was rolled back "
+                "would be handled and its results committed; leave it out"
+            )
         if not isinstance(self.config, Mapping):
             raise ConfigurationError(
                 f"config must be a mapping of librdkafka's keys, but is a {type(self.config).__name__}"

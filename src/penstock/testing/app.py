@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Self
 
 from confluent_kafka import Message as ClientMessage
@@ -101,7 +102,10 @@ class TestApp:
         """
         if self._consumer is not None:
             raise StoppedError(f"app {self.app.name} runs already in this test; stop it first, or use restart()")
-        app, settings = self.app, self.app._settings  # noqa: SLF001 - it is run as `App.start` runs it
+        app = self.app
+        # It is run as `App.start` runs it; but a Kafka in memory has no transactional producers, and nothing ends here
+        # that would have results written twice.
+        settings = replace(app._settings, exactly_once=False)  # noqa: SLF001 - as above
         self.broker.ensure_topics(TopicSpec(topic, self._partitions) for topic in self._topics)
         middlewares = app._middlewares  # noqa: SLF001 - as above
         consumer = SteppedConsumer(app.name, app.handlers, settings, self.broker, middlewares, wait=self._wait)

@@ -58,6 +58,7 @@ class SteppedClient:
         self.committed, self.position, self.seek = inner.committed, inner.position, inner.seek
         self.incremental_assign, self.incremental_unassign = inner.incremental_assign, inner.incremental_unassign
         self.get_watermark_offsets = inner.get_watermark_offsets
+        self.consumer_group_metadata = inner.consumer_group_metadata
         self.pause, self.resume, self.close = inner.pause, inner.resume, inner.close
 
     def subscribe(
@@ -181,6 +182,7 @@ class SteppedConsumer:
         self.require_topics, self.ensure_topics = broker.require_topics, broker.ensure_topics
         self.message_limits = broker.message_limits
         self.ask_topic_ids, self.ask_rights = broker.ask_topic_ids, broker.ask_rights
+        self.transactional_writer, self.stable_offsets = broker.transactional_writer, broker.stable_offsets
         if self.engine.lane_plan.has_threads:
             self.resize(settings.workers, Kind.THREAD)
 

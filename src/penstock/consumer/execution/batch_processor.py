@@ -22,7 +22,7 @@ from penstock.consumer.failures.parking import FailedBatch, Parking
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited, Route
-from penstock.consumer.publishing.result_publisher import ResultPublisher, Tries
+from penstock.consumer.publishing.result_publisher import Publisher, Tries
 from penstock.errors import PenstockError
 from penstock.message import Message
 from penstock.routing import KeyState
@@ -36,7 +36,7 @@ BatchOutcome = Failed | Results | None
 class BatchProcessor:
     """Thread-safe: each call is for a lane that the caller holds."""
 
-    def __init__(self, clock: Clock, admission: Admission, parking: Parking, results: ResultPublisher) -> None:
+    def __init__(self, clock: Clock, admission: Admission, parking: Parking, results: Publisher) -> None:
         self._now = clock.monotonic
         self._admission = admission
         self._parking = parking

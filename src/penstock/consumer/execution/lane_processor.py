@@ -29,7 +29,7 @@ from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited, Route
-from penstock.consumer.publishing.result_publisher import RefusedResults, ResultPublisher
+from penstock.consumer.publishing.result_publisher import Publisher, RefusedResults
 from penstock.message import Message, Record
 from penstock.routing import Scheduler
 
@@ -45,7 +45,7 @@ class LaneProcessor:
         scheduler: Scheduler[Fetch, Record],
         timers: Timers,
         publisher: DeadLetterPublisher,
-        results: ResultPublisher,
+        results: Publisher,
         wake: Callable[[Sequence[int]], None],
         fail: Callable[[BaseException], None],
     ) -> None:

@@ -15,7 +15,7 @@ from penstock.consumer.polling.back_pressure import BackPressure
 from penstock.consumer.polling.commits import Commits
 from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
-from penstock.consumer.publishing.result_publisher import ResultPublisher
+from penstock.consumer.publishing.result_publisher import Publisher
 from penstock.message import Record
 from penstock.routing import KeyState, Scheduler
 
@@ -31,7 +31,7 @@ class Drain:
     processor: LaneProcessor
     router: Router
     publisher: DeadLetterPublisher
-    results: ResultPublisher
+    results: Publisher
     back_pressure: BackPressure
     commits: Commits
     routes: Sequence[Route]

@@ -25,7 +25,7 @@ from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.consumer.polling.membership import Membership
 from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
-from penstock.consumer.publishing.result_publisher import ResultPublisher
+from penstock.consumer.publishing.result_publisher import Publisher
 from penstock.errors import raised
 
 #: Seconds to wait for a message before timers and commits are served again.
@@ -47,7 +47,7 @@ class PollLoop:
     executor: Executor
     timers: Timers
     publisher: DeadLetterPublisher
-    results: ResultPublisher
+    results: Publisher
     assignments: Assignments
     router: Router
     fetcher: Fetcher

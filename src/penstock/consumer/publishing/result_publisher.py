@@ -14,12 +14,13 @@ it to its next owner.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from confluent_kafka import KafkaError, KafkaException
 
+from penstock.clients.cluster import Cluster
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.renewal import LastingProducer
 from penstock.clients.rights import THIS_CLIENT, Operation, missing_right_text, topic_right
@@ -88,6 +89,45 @@ class RefusedResults:
         self.error = error
 
 
+class Publisher(Protocol):
+    """What an engine calls on that which publishes results."""
+
+    handled: int
+    published: int
+    is_used: bool
+
+    def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
+        """Take where to publish. Before the poll thread starts."""
+
+    def submit(
+        self,
+        lane: ConsumerLane,
+        items: Sequence[Item],
+        results: Sequence[Result],
+        tries: Sequence[Tries] | None = None,
+    ) -> None:
+        """Have results published, and then these messages of one assignment done. By the holder of their lane."""
+
+    @property
+    def waiting(self) -> int:
+        """How many submissions are not published yet. Any thread."""
+
+    def has_any_of(self, assignments: Sequence[Assignment]) -> bool:
+        """Tell whether results of these assignments are on their way. Any thread."""
+
+    def state_of(self, assignment: Assignment, offset: int) -> str | None:
+        """Return where the results of a message are, in words; None where none are on their way. Any thread."""
+
+    def serve(self) -> None:
+        """Do what is due. By the poll thread."""
+
+    def hurry(self) -> None:
+        """Publish what is there without waiting for more. Any thread."""
+
+    def flush(self, timeout: float) -> None:
+        """Wait at most so many seconds until what is there is published. By the poll thread, at the end."""
+
+
 class ResultPublisher:
     """Takes results from holders of lanes; everything else is the poll thread's.
 
@@ -112,9 +152,10 @@ class ResultPublisher:
         self.handled = 0
         self.published = 0
 
-    def connect(self, make_producer: Callable[[], LastingProducer], principal: str = THIS_CLIENT) -> None:
-        """Take what makes the producer, at the first result, and whom the brokers take it for. Before the start."""
-        self._make_producer, self._principal = make_producer, principal
+    def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
+        """Take what makes the producer, at the first result. Before the poll thread starts."""
+        self._make_producer = partial(LastingProducer, partial(cluster.producer, config), cluster.clock)
+        self._principal = cluster.principal
 
     def submit(
         self,
@@ -138,11 +179,7 @@ class ResultPublisher:
 
     def state_of(self, assignment: Assignment, offset: int) -> str | None:
         """Return where the results of a message are, in words; None where none are on their way. Any thread."""
-        for one in (*self._sent.copy(), *self._queue.copy()):
-            if one.assignment is assignment and any(record.offset() == offset for _, _, record in one.items):
-                topics = ", ".join(sorted({result.topic for result in one.results}))
-                return f"what its handler returned is being written to {topics}"
-        return None
+        return state_of((*self._sent.copy(), *self._queue.copy()), assignment, offset)
 
     def serve(self) -> None:
         """Send what was submitted, and serve delivery reports."""
@@ -150,6 +187,9 @@ class ResultPublisher:
             self._send_waiting(self._connected())
         if self._sent and self._producer is not None:
             self._producer.poll(0)
+
+    def hurry(self) -> None:
+        """Nothing waits for more here."""
 
     def flush(self, timeout: float) -> None:
         """Wait for deliveries of what was sent, at most `timeout` seconds."""
@@ -237,3 +277,12 @@ class ResultPublisher:
         return ResultRefusedError(
             f"{topic} does not take what a handler returned: {reason(error)}; mend the handler or the topic"
         )
+
+
+def state_of(unpublished: Iterable[Unpublished], assignment: Assignment, offset: int) -> str | None:
+    """Return where the results of a message are, in words; None where it is not among these."""
+    for one in unpublished:
+        if one.assignment is assignment and any(record.offset() == offset for _, _, record in one.items):
+            topics = ", ".join(sorted({result.topic for result in one.results}))
+            return f"what its handler returned is being written to {topics}"
+    return None

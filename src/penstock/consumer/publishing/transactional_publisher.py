@@ -26,8 +26,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -35,13 +36,20 @@ from typing import Any
 from confluent_kafka import KafkaException, TopicPartition
 
 from penstock.clients.bounded_calls import Disposable, LeftBehind, NotAnsweredError
+from penstock.clients.cluster import Cluster
 from penstock.clients.kafka_errors import reason
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.errors import NotOpenedError
 from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.consumer.assignments import Assignment, ConsumerLane, Item
 from penstock.consumer.handlers.results import Result
-from penstock.consumer.publishing.result_publisher import RefusedResults, ResultRefusedError, Tries, Unpublished
+from penstock.consumer.publishing.result_publisher import (
+    RefusedResults,
+    ResultRefusedError,
+    Tries,
+    Unpublished,
+    state_of,
+)
 from penstock.errors import raised
 from penstock.offsets import CommitPoint
 
@@ -73,9 +81,6 @@ class TransactionalPublisher:
     """Takes results from holders of lanes. Thread-safe.
 
     Args:
-        make_writer: makes a writer, for messages of which each is a batch or not.
-        committed: returns the group's committed offsets of these partitions, once no transaction holds them back.
-        changed: returns assignments with what is to be committed of them now; only what the group does not have.
         wake: puts a refusal on a lane, and has the lane served.
         fail: stops the consumer.
     """
@@ -85,19 +90,18 @@ class TransactionalPublisher:
         group: str,
         interval_s: float,
         *,
-        make_writer: Callable[[bool], TransactionalWriter],
-        committed: Callable[[list[TopicPartition]], list[TopicPartition]],
-        changed: Callable[[], dict[Assignment, CommitPoint]],
         wake: Callable[[ConsumerLane, RefusedResults], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._group = group
         self._interval_s = interval_s
-        self._make_writer = make_writer
-        self._committed = committed
-        self._changed = changed
         self._wake = wake
         self._fail = fail
+        #: Returns assignments with what is to be committed of them now; only what the group does not have.
+        self.changed: Callable[[], dict[Assignment, CommitPoint]]
+        # Set before the start: makes a writer whose messages are a batch each or not, and asks for the group's offsets.
+        self._make_writer: Callable[[bool], TransactionalWriter]
+        self._committed: Callable[[list[TopicPartition]], list[TopicPartition]]
         # Guards the queue and what wakes the thread.
         self._lock = threading.Condition()
         self._queue: deque[Unpublished] = deque()
@@ -120,9 +124,25 @@ class TransactionalPublisher:
         self.published = 0
         self.transactions = 0
 
-    def start(self) -> None:
-        """Start the thread."""
+    def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
+        """Take where to publish, and start the thread. Once, before the poll thread starts."""
+        # No other process has the id, so nobody fences this one but its own successor.
+        transactional_id = f"penstock.{self._group}.{uuid.uuid4()}"
+        self._make_writer = lambda apart: cluster.transactional_writer(transactional_id, config, apart=apart)
+        self._committed = partial(cluster.stable_offsets, self._group)
         self._thread.start()
+
+    def serve(self) -> None:
+        """Nothing: it has a thread of its own."""
+
+    def flush(self, timeout: float) -> None:
+        """Publish what is there, and end the thread. By the poll thread, when it leaves the group."""
+        self.stop(timeout)
+
+    def state_of(self, assignment: Assignment, offset: int) -> str | None:
+        """Return where the results of a message are, in words; None where none are on their way. Any thread."""
+        with self._lock:
+            return state_of((*self._inside, *self._queue), assignment, offset)
 
     def stop(self, timeout: float) -> bool:
         """End the thread once what is under way is over; return whether it did in time."""
@@ -196,7 +216,7 @@ class TransactionalPublisher:
             if self._doubt is not None:
                 self._call("asking for the group's offsets", self._settle)
             ending = Ending(self._take())
-            if ending.inside or self._changed():
+            if ending.inside or self.changed():
                 self._call("a transaction", partial(self._run, ending))
                 self._note_committed(ending)
         except (NotAnsweredError, UnknownEndError, NotOpenedError, KafkaException, BufferError) as error:
@@ -205,12 +225,12 @@ class TransactionalPublisher:
     def _take(self) -> list[Unpublished]:
         """Return what is in the next transaction: what is to be done again alone, for what came later stays behind."""
         with self._lock:
-            inside = [one for one in self._inside if one.assignment.active]
+            inside = [one for one in self._inside if not one.assignment.is_gone]
             count = 0
             while not self._inside and self._queue and count < _MOST_RESULTS:
                 one = self._queue.popleft()
                 # Of one whose partition is gone, the next owner handles the message again.
-                if one.assignment.active:
+                if not one.assignment.is_gone:
                     inside.append(one)
                     count += len(one.results)
             self._inside = inside
@@ -264,7 +284,7 @@ class TransactionalPublisher:
             raise BufferError(writer.blame.cause)
         for one in ending.inside:
             one.complete()
-        ending.positions = self._changed()
+        ending.positions = self.changed()
         positions = [
             TopicPartition(one.topic, one.partition, point.offset, metadata=point.metadata)
             for one, point in ending.positions.items()

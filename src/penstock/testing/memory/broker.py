@@ -9,15 +9,15 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from penstock.clients.requests.granted_rights import Rights
 from penstock.clients.requests.topic_ids import TopicIds
 from penstock.clients.requests.topics import TopicSpec
 from penstock.clients.rights import Right
-from penstock.errors import TopicNotFoundError
+from penstock.errors import ConfigurationError, TopicNotFoundError
 from penstock.testing.memory.clock import TestClock
 from penstock.testing.memory.consumer_client import MemoryConsumer
 from penstock.testing.memory.faults import NO_ERROR, Effect, Fault, Faults, Operation, as_error
@@ -131,6 +131,25 @@ class TestBroker:
         absent = frozenset(topic for topic in wanted if topic not in known)
         ids = {topic: known[topic] for topic in wanted if topic in known}
         return Answered(TopicIds(ids, absent, dict.fromkeys(absent, "no such topic")))
+
+    def transactional_writer(
+        self,
+        transactional_id: str,
+        config: Mapping[str, Any],  # noqa: ARG002 - a cluster's method takes it
+        *,
+        apart: bool,  # noqa: ARG002 - as above
+    ) -> NoReturn:
+        """Raise `ConfigurationError`: there are no transactional producers here."""
+        raise ConfigurationError(f"a broker in memory has no transactional producer {transactional_id}")
+
+    def stable_offsets(self, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Return a group's committed offsets."""
+        found = self.committed(group)
+        return [
+            TopicPartition(one.topic, one.partition, at.offset, metadata=at.metadata)
+            for one in partitions
+            if (at := found.get((one.topic, one.partition))) is not None
+        ]
 
     def ask_rights(self, needed: Iterable[Right]) -> Answered[Rights]:
         """Return the answer to which rights are missing."""

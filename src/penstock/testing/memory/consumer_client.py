@@ -163,6 +163,9 @@ class MemoryConsumer:
                 raise failed(codes.STATE, f"Failed to seek to offset {partition.offset}: Local: Erroneous state")
             self._fetcher.seek(place, partition.offset)
 
+    def consumer_group_metadata(self) -> object:
+        """Return nothing: positions are not committed in transactions here."""
+
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return the next offset to hand over; -1001 before the first message and for what is not assigned."""
         self._require_open()

@@ -1,0 +1,73 @@
+"""Commits by Kafka transactions: offsets go to the group with the results of their messages, by the publisher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from penstock.clients.cluster import Clock, ConsumerClient
+from penstock.consumer.assignments import Assignment, Assignments
+from penstock.consumer.polling.commits import Commits
+from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
+from penstock.offsets import CommitPoint
+
+#: Seconds between two looks whether the publisher has committed.
+_LOOK_S = 0.005
+
+
+class TransactionalCommits(Commits):
+    """Has the publisher commit, and knows what it has committed. On the poll thread, save `changed`."""
+
+    def __init__(
+        self,
+        assignments: Assignments,
+        interval_s: float,
+        clock: Clock,
+        complete_finished: Callable[[], None],
+        publisher: TransactionalPublisher,
+    ) -> None:
+        super().__init__(assignments, interval_s, clock, complete_finished)
+        self._publisher = publisher
+
+    def changed(self) -> dict[Assignment, CommitPoint]:
+        """Return what is to be committed now. By the publisher's thread."""
+        self._complete_finished()
+        found = {}
+        for assignment in self._assignments.all():
+            if assignment.known:
+                point = assignment.tracker.commit_point(self._map_chars)
+                if point != assignment.committed or not assignment.acknowledged:
+                    found[assignment] = point
+        return found
+
+    def _commit(
+        self,
+        client: ConsumerClient,
+        assignments: Sequence[Assignment],  # noqa: ARG002 - the publisher commits all that has changed, here and below
+        now: float,  # noqa: ARG002
+        map_chars: int,  # noqa: ARG002
+    ) -> list[Assignment]:
+        self._publisher.set_metadata(client.consumer_group_metadata())
+        self.succeeded = self._publisher.transactions
+        if self.changed():
+            self._publisher.hurry()
+        return []
+
+    def repeat(self, client: ConsumerClient, now: float) -> None:
+        """A right that was taken away shows in the next transaction."""
+
+    def commit_drained(self, client: ConsumerClient, now: float) -> bool:
+        """Have the publisher commit what has changed; return whether the group has all of it."""
+        self._advance_idle(client, self._assignments.all())
+        self._commit(client, (), now, self._map_chars)
+        return not self._publisher.waiting and not self.changed()
+
+    def commit_revoked(self, client: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
+        """Have the publisher commit what has changed of revoked partitions, and wait for it at most so long.
+
+        What is not committed then is given up: the positions of this generation are refused from now on, and the next
+        owner waits for a transaction that is still open.
+        """
+        end = self._clock.monotonic() + wait_s
+        self._commit(client, assignments, 0.0, self._map_chars)
+        while self._clock.monotonic() < end and any(one in assignments for one in self.changed()):
+            self._clock.sleep(_LOOK_S)
