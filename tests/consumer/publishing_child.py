@@ -6,12 +6,13 @@ import sys
 
 import penstock
 
-servers, source, target = sys.argv[1:]
+servers, source, target, guarantee = sys.argv[1:]
 app = penstock.App(
     f"group-{source}",
     bootstrap_servers=servers,
     workers=4,
     commit_interval=0.2,
+    exactly_once=guarantee == "exactly once",
     config={
         "session.timeout.ms": 6000,
     },

@@ -19,11 +19,12 @@ from waiting import wait_until
 CHILD = Path(__file__).with_name("publishing_child.py")
 KEYS, MESSAGES = 40, 4_000
 NewTopic = Callable[..., str]
+GUARANTEES = pytest.mark.parametrize("guarantee", ["at least once", "exactly once"])
 
 
 @contextmanager
-def child(servers: str, source: str, target: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, CHILD, servers, source, target], stdout=subprocess.DEVNULL)
+def child(servers: str, source: str, target: str, guarantee: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, CHILD, servers, source, target, guarantee], stdout=subprocess.DEVNULL)
     try:
         yield process
     finally:
@@ -40,7 +41,7 @@ def is_done(servers: str, source: str) -> bool:
     return {partition: one.offset for partition, one in group.items()} == ends(servers, source, 3)
 
 
-def judge(messages: list[Message]) -> None:
+def judge(messages: list[Message], guarantee: str) -> None:
     """Require every result, and of each key the order of its messages; a redelivery begins anew from a lower one."""
     by_key: dict[bytes, list[tuple[int, int]]] = {}
     for message in messages:
@@ -51,6 +52,8 @@ def judge(messages: list[Message]) -> None:
         first = int(key[1:])
         wanted = [(number, part) for number in range(first, MESSAGES, KEYS) for part in range(1 + number % 3)]
         assert sorted(set(seen)) == wanted
+        if guarantee == "exactly once":
+            assert len(seen) == len(wanted), f"{key!r} has results twice"
         place = {one: at for at, one in enumerate(wanted)}
         highest = -1
         for one in seen:
@@ -58,8 +61,9 @@ def judge(messages: list[Message]) -> None:
             highest = max(highest, place[one])
 
 
+@GUARANTEES
 def test_a_process_killed_in_mid_stream_loses_no_result_and_keeps_the_order(
-    broker: DevBroker, new_topic: NewTopic
+    guarantee: str, broker: DevBroker, new_topic: NewTopic
 ) -> None:
     servers, source, target = broker.bootstrap_servers, new_topic(partitions=3), new_topic(partitions=2)
     feed(servers, source)
@@ -69,26 +73,27 @@ def test_a_process_killed_in_mid_stream_loses_no_result_and_keeps_the_order(
 
     for more in (500, 1_000):
         before = written()
-        with child(servers, source, target) as process:
+        with child(servers, source, target, guarantee) as process:
             wait_until(lambda wanted=before + more: written() >= wanted)
             process.send_signal(signal.SIGKILL)
             process.wait()
         assert not is_done(servers, source), "it was killed too late"
-    with child(servers, source, target) as process:
+    with child(servers, source, target, guarantee) as process:
         wait_until(lambda: is_done(servers, source), timeout=90, interval=0.2)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 
-    judge(read_all(servers, target))
+    judge(read_all(servers, target), guarantee)
 
 
 @pytest.mark.chaos
-def test_a_broker_killed_in_mid_stream_costs_time_and_neither_results_nor_order() -> None:
+@GUARANTEES
+def test_a_broker_killed_in_mid_stream_costs_time_and_neither_results_nor_order(guarantee: str) -> None:
     with DevBroker(start_timeout=150) as broker:
         servers, source, target = broker.bootstrap_servers, "source", "target"
         broker.create_topic(source, partitions=3)
         broker.create_topic(target, partitions=2)
-        with child(servers, source, target) as process:
+        with child(servers, source, target, guarantee) as process:
             feed(servers, source)
             wait_until(lambda: sum(ends(servers, target, 2).values()) > 0)
             pid = broker.pid
@@ -98,4 +103,4 @@ def test_a_broker_killed_in_mid_stream_costs_time_and_neither_results_nor_order(
             wait_until(lambda: is_done(servers, source), timeout=120, interval=0.2)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
-        judge(read_all(servers, target))
+        judge(read_all(servers, target), guarantee)

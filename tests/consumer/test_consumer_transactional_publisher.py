@@ -1,0 +1,249 @@
+"""Results and their offsets in Kafka transactions: what becomes of one that fails, hangs, or ends nobody knows how."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from penstock.clients.transactional.end_watch import UnknownEndError
+from penstock.clients.transactional.faults import Blame
+from penstock.consumer.assignments import Assignment, ConsumerLane, Fetch, Item
+from penstock.consumer.handlers.handler import handler
+from penstock.consumer.handlers.results import Result
+from penstock.consumer.publishing import transactional_publisher
+from penstock.consumer.publishing.result_publisher import RefusedResults
+from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
+from penstock.offsets import CommitPoint
+from waiting import wait_until
+
+Call = tuple[str, object]
+
+
+@dataclass
+class Broker:
+    """What writers write into: committed values, committed positions, and what is to go wrong."""
+
+    committed: list[bytes | None] = field(default_factory=list)
+    positions: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)
+    opened: list[bool] = field(default_factory=list)
+    #: By the name of a call: what it does in place of what it should, once each.
+    faults: dict[str, list[Callable[[Writer], None]]] = field(default_factory=dict)
+    refuses: set[bytes | None] = field(default_factory=set)
+
+    def writer(self, apart: bool) -> Writer:
+        self.opened.append(apart)
+        return Writer(self, apart)
+
+
+@dataclass
+class Writer:
+    """Stands in for `TransactionalWriter`."""
+
+    broker: Broker
+    apart: bool
+    values: list[bytes | None] = field(default_factory=list)
+    positions: list[TopicPartition] = field(default_factory=list)
+    blame: Blame = field(default_factory=Blame)
+
+    def _meet(self, call: str) -> None:
+        faults = self.broker.faults.get(call)
+        if faults:
+            faults.pop(0)(self)
+
+    def open(self, _limit_s: float, _try_s: float) -> None:
+        self._meet("open")
+
+    def begin(self) -> None:
+        self.values, self.positions, self.blame = [], [], Blame()
+        self._meet("begin")
+
+    def produce(self, name: str, messages: Sequence[Sequence[Any]], *, room_s: float) -> None:
+        assert room_s > 0
+        for _topic, _partition, _key, value, _headers in messages:
+            if value in self.broker.refuses:
+                error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+                self.blame.add(name, "out", error, "too large")
+            self.values.append(value)
+
+    def deliver(self, _limit_s: float) -> bool:
+        self._meet("deliver")
+        return not self.blame.cause
+
+    def not_let_in(self) -> dict[str, str]:
+        return {}
+
+    def send_positions(self, positions: list[TopicPartition], metadata: object) -> None:
+        assert metadata == "generation"
+        self._meet("positions")
+        self.positions = positions
+
+    def commit(self) -> None:
+        self._meet("commit")
+        self.take_effect()
+
+    def take_effect(self) -> None:
+        self.broker.committed += self.values
+        for one in self.positions:
+            self.broker.positions[one.topic, one.partition] = one.offset, one.metadata
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class World:
+    """A publisher on a broker that is none, and one partition."""
+
+    def __init__(self) -> None:
+        self.broker = Broker()
+        self.failures: list[BaseException] = []
+        self.refused: list[RefusedResults] = []
+        route = SimpleNamespace(handler=handler(print))
+        self.assignment = Assignment("in", 0, cast("Any", route), start=0)
+        self.publisher = TransactionalPublisher(
+            "g", 0.02, wake=lambda _, refused: self.refused.append(refused), fail=self.failures.append
+        )
+        self.publisher.changed = self.changed
+        self.publisher.set_metadata("generation")
+        self._next = 0
+
+    def changed(self) -> dict[Assignment, CommitPoint]:
+        point = self.assignment.tracker.commit_point()
+        return {} if point == self.assignment.committed or self.assignment.is_gone else {self.assignment: point}
+
+    def connect(self) -> None:
+        cluster = SimpleNamespace(
+            transactional_writer=lambda _id, _config, *, apart: self.broker.writer(apart),
+            stable_offsets=lambda _group, partitions: [
+                TopicPartition(one.topic, one.partition, at[0], metadata=at[1])
+                for one in partitions
+                if (at := self.broker.positions.get((one.topic, one.partition))) is not None
+            ],
+        )
+        self.publisher.connect(cast("Any", cluster), {})
+
+    def submit(self, *values: bytes) -> None:
+        block = self.assignment.tracker.register([self._next], 1)
+        record = SimpleNamespace(offset=lambda at=self._next: at)
+        self._next += 1
+        item: Item = (Fetch(self.assignment, block, 0.0), 0, cast("Any", record))
+        results = [Result("out", value, b"k", [], -1) for value in values]
+        self.publisher.submit(cast("ConsumerLane", None), (item,), results)
+
+    def settle(self) -> None:
+        wait_until(lambda: not self.publisher.waiting and not self.changed())
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(transactional_publisher, "_AGAIN_S", 0.01)
+    made = World()
+    yield made
+    assert made.publisher.stop(20)
+    assert made.failures == []
+
+
+def fails(error: BaseException) -> Callable[[Writer], None]:
+    def fail(_writer: Writer) -> None:
+        raise error
+
+    return fail
+
+
+def test_results_and_their_offsets_are_committed_together_in_the_order_of_submission(world: World) -> None:
+    world.connect()
+    for number in range(30):
+        world.submit(b"%d" % number, b"%d again" % number)
+    world.settle()
+
+    assert world.broker.committed == [text for n in range(30) for text in (b"%d" % n, b"%d again" % n)]
+    assert world.broker.positions["in", 0][0] == 30
+    assert (world.publisher.handled, world.publisher.published) == (30, 60)
+    assert world.publisher.transactions < 30
+
+
+@pytest.mark.parametrize("call", ["begin", "deliver", "positions", "commit"])
+def test_what_was_aborted_is_written_again_from_the_results_at_hand(world: World, call: str) -> None:
+    error = KafkaException(KafkaError(KafkaError.ILLEGAL_GENERATION))
+    world.broker.faults[call] = [fails(error), fails(error)]
+    world.submit(b"1")
+    world.connect()
+    world.submit(b"2")
+    world.settle()
+
+    assert world.broker.committed == [b"1", b"2"]
+    assert world.broker.faults[call] == [], "the fault did not happen"
+    assert world.refused == []
+
+
+@pytest.mark.parametrize("was_committed", [True, False])
+def test_a_transaction_in_doubt_is_settled_by_the_groups_offsets(world: World, was_committed: bool) -> None:
+    def end(writer: Writer) -> None:
+        if was_committed:
+            writer.take_effect()
+        raise UnknownEndError("no answer")
+
+    world.broker.faults["commit"] = [end]
+    world.submit(b"1")
+    world.connect()
+    world.settle()
+    world.submit(b"2")
+    world.settle()
+
+    assert world.broker.committed == [b"1", b"2"]
+    assert world.broker.positions["in", 0][0] == 2
+    assert len(world.broker.opened) == 2, "a successor settles it"
+    assert world.publisher.handled == 2
+
+
+def test_a_call_that_never_returns_is_left_behind_and_its_end_is_settled(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactional_publisher, "_LIMIT_S", 0.2)
+    held = threading.Event()
+
+    def hang(_writer: Writer) -> None:
+        held.wait(20)
+        raise KafkaException(KafkaError(KafkaError._FENCED))
+
+    world.broker.faults["commit"] = [hang]
+    world.submit(b"1")
+    world.connect()
+    world.settle()
+    held.set()
+
+    assert world.broker.committed == [b"1"]
+
+
+def test_a_refused_result_fails_its_message_and_the_others_are_committed(world: World) -> None:
+    world.broker.refuses.add(b"bad")
+    for value in (b"1", b"bad", b"2"):
+        world.submit(value)
+    world.connect()
+    wait_until(lambda: len(world.refused) == 1)
+    wait_until(lambda: not world.publisher.waiting)
+
+    (refused,) = world.refused
+    assert refused.item[2].offset() == 1
+    assert "too large" in str(refused.error)
+    assert world.broker.committed == [b"1", b"2"]
+    # The one that was refused holds the commit point; the map has the other.
+    assert world.broker.positions["in", 0][0] == 1
+    assert world.broker.opened[:2] == [False, True]
+
+
+def test_results_of_a_partition_that_is_gone_are_dropped(world: World) -> None:
+    world.submit(b"1")
+    world.assignment.active, world.assignment.is_gone = False, True
+    world.connect()
+    wait_until(lambda: not world.publisher.waiting)
+
+    assert world.broker.committed == []
