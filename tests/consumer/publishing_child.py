@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import penstock
 
@@ -23,6 +24,8 @@ app = penstock.App(
 def copy(message: penstock.Message) -> list[penstock.Outgoing]:
     """Return a message one to three times, numbered."""
     value = message.value or b""
+    # Else all may be over before somebody can kill it.
+    time.sleep(0.002)
     return [penstock.Outgoing(target, b"%s/%d" % (value, part), message.key) for part in range(1 + int(value) % 3)]
 
 

@@ -14,6 +14,7 @@ from penstock.consumer.execution.threads import call
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.route import Failed
+from penstock.consumer.publishing.outlet import ProducerOutlet
 from penstock.dead_letters.headers import HeaderList
 from penstock.message import FixedRecord
 from penstock.testing import TestClock
@@ -61,7 +62,9 @@ class SteppedEngine:
         settings = ConsumerSettings(workers=1, pinned=True, run_seconds=3600)
         self.engine = Engine("group", handlers, settings, self.clock, middlewares)
         self.deliveries = Deliveries()
-        self.engine.dead_letter_publisher.connect(self.deliveries)  # type: ignore[arg-type] # the part of a producer that is used
+        self.engine.dead_letter_publisher.connect(
+            ProducerOutlet(self.deliveries)  # type: ignore[arg-type] # the part of a producer that is used
+        )
         self.slots: list[ExecutionSlot] = []
         self.engine.executor = executor = ManualExecutor()
         executor.slots = self.slots

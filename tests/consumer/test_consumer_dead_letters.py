@@ -20,6 +20,7 @@ from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
 from penstock.consumer.handlers.route import Route
+from penstock.consumer.publishing.outlet import ProducerOutlet
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
 from penstock.message import FixedRecord, Message
@@ -161,7 +162,7 @@ class FixedClock:
         self.now += seconds
 
 
-def exhausted(count: int, on_written: Callable[[], None] = lambda: None) -> Sequence[ExhaustedMessage]:
+def exhausted(count: int, on_done: Callable[[], None] = lambda: None) -> Sequence[ExhaustedMessage]:
     def function(message: Message) -> None:
         raise AssertionError
 
@@ -169,7 +170,10 @@ def exhausted(count: int, on_written: Callable[[], None] = lambda: None) -> Sequ
     assignment = Assignment("t", 0, route, start=0)
     fetch = Fetch(assignment, assignment.tracker.register(range(count)), 0.0)
     records = [FixedRecord("t", 0, offset, b"k%d" % offset, b"v", (), None) for offset in range(count)]
-    return [ExhaustedMessage(fetch, one, PoisonError(), 1, None, on_written, pytest.fail) for one in records]
+    return [
+        ExhaustedMessage((fetch, place, one), PoisonError(), 1, None, lambda: None, on_done, pytest.fail)
+        for place, one in enumerate(records)
+    ]
 
 
 def test_a_dead_letter_that_is_sent_again_and_again_counts_once_against_the_limit() -> None:
@@ -178,7 +182,7 @@ def test_a_dead_letter_that_is_sent_again_and_again_counts_once_against_the_limi
     publisher = DeadLetterPublisher(
         "g", clock, timers, DeadLetterLimits(DeadLetterLimit(consecutive=2), lambda: 0), fail=pytest.fail
     )
-    publisher.connect(producer)
+    publisher.connect(ProducerOutlet(producer))
     for one in exhausted(2, lambda: durable.append(clock.now)):
         publisher.publish(one)
 
@@ -198,7 +202,7 @@ def test_nothing_more_is_sent_once_the_loop_has_ended() -> None:
     publisher = DeadLetterPublisher(
         "g", FixedClock(), Timers(), DeadLetterLimits(DeadLetterLimit(consecutive=1), lambda: 0), fail=pytest.fail
     )
-    publisher.connect(producer)
+    publisher.connect(ProducerOutlet(producer))
     for one in exhausted(3):
         publisher.publish(one)
     with pytest.raises(PenstockError, match="in a row"):

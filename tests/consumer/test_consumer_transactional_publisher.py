@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,8 +16,9 @@ from penstock.clients.transactional.faults import Blame
 from penstock.consumer.assignments import Assignment, ConsumerLane, Fetch, Item
 from penstock.consumer.handlers.handler import handler
 from penstock.consumer.handlers.results import Result
-from penstock.consumer.publishing import transactional_publisher
+from penstock.consumer.publishing import transaction_runner, transactional_publisher
 from penstock.consumer.publishing.result_publisher import RefusedResults
+from penstock.consumer.publishing.transaction import Places
 from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
 from penstock.offsets import CommitPoint
 from waiting import wait_until
@@ -115,12 +116,13 @@ class World:
         self.publisher.set_metadata("generation")
         self._next = 0
 
-    def changed(self) -> dict[Assignment, CommitPoint]:
-        point = self.assignment.tracker.commit_point()
+    def changed(self, with_done: Mapping[Assignment, Places] = MappingProxyType({})) -> dict[Assignment, CommitPoint]:
+        point = self.assignment.tracker.commit_point(with_done=with_done.get(self.assignment, ()))
         return {} if point == self.assignment.committed or self.assignment.is_gone else {self.assignment: point}
 
     def connect(self) -> None:
         cluster = SimpleNamespace(
+            principal="User:me",
             transactional_writer=lambda _id, _config, *, apart: self.broker.writer(apart),
             stable_offsets=lambda _group, partitions: [
                 TopicPartition(one.topic, one.partition, at[0], metadata=at[1])
@@ -207,7 +209,7 @@ def test_a_transaction_in_doubt_is_settled_by_the_groups_offsets(world: World, w
 def test_a_call_that_never_returns_is_left_behind_and_its_end_is_settled(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactional_publisher, "_LIMIT_S", 0.2)
+    monkeypatch.setattr(transaction_runner, "_LIMIT_S", 0.2)
     held = threading.Event()
 
     def hang(_writer: Writer) -> None:

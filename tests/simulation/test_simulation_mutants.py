@@ -52,7 +52,7 @@ def commits_one_too_many(patch: pytest.MonkeyPatch) -> None:
 
 def gives_up_what_cannot_be_written(patch: pytest.MonkeyPatch) -> None:
     """A dead letter that failed completes its offset."""
-    patch.setattr(DeadLetterPublisher, "_hold", lambda self, one, *rest, **options: one.on_written())
+    patch.setattr(DeadLetterPublisher, "_hold", lambda self, one, *rest, **options: (one.complete(), one.on_done()))
 
 
 def keeps_handling_what_was_revoked(patch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ from penstock.consumer.polling.rebalance import Rebalance
 from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
 from penstock.consumer.polling.transactional_commits import TransactionalCommits
+from penstock.consumer.publishing.outlet import Outlet, ProducerOutlet
 from penstock.consumer.publishing.result_publisher import Publisher, RefusedResults, ResultPublisher
 from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
 from penstock.consumer.retry_topics import RetryHeaders, former_retry_topics, retry_topics
@@ -261,8 +262,10 @@ class Engine:
         self.commits.on_missing_right = rights.check_now
         producing = self.settings.producer_config()
         if outputs:
-            producer = LastingProducer(partial(cluster.producer, producing), self.clock)
-            self.dead_letter_publisher.connect(producer, cluster.principal)
+            outlet: Outlet = ProducerOutlet(LastingProducer(partial(cluster.producer, producing), self.clock))
+            if isinstance(self.results, TransactionalPublisher):
+                outlet = self.results
+            self.dead_letter_publisher.connect(outlet, cluster.principal)
         self.results.connect(cluster, self.settings.config if self.settings.exactly_once else producing)
         if self.telemetry is not None:
             self.dead_letter_publisher.trace = self.telemetry.sending

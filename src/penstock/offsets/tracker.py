@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sortedcontainers import SortedDict
@@ -218,10 +219,12 @@ class Tracker:
             return self._watermark()
 
     def _watermark(self) -> int:
-        if not self._blocks:
-            return self._position
-        block: Block = self._blocks.peekitem(0)[1]
-        return block.offsets[block.done.find(0)]
+        block: Block
+        for block in self._blocks.values():
+            # One that is wholly done is here only while `_as_if_done`.
+            if (place := block.done.find(0)) != -1:
+                return block.offsets[place]
+        return self._position
 
     def gaps(self) -> list[range]:
         """Return the offset ranges that are done above the watermark, rising; holes in the log count as done."""
@@ -258,23 +261,43 @@ class Tracker:
         for block in self._blocks.values():
             if not isinstance(block.offsets, range) or block.offsets.step != 1:
                 return None
+            if block.offsets.stop <= at:
+                continue
             start = max(at, block.offsets.start)
             parts += (_DONE * (start - at), block.done[start - block.offsets.start :])
             at = block.offsets.stop
         parts.append(_DONE * (self._position - at))
         return b"".join(parts)
 
-    def commit_point(self, max_chars: int = MAX_METADATA_CHARS) -> CommitPoint:
-        """Return what may be committed now, with the map of what is done above it in `max_chars` at most (I3)."""
+    @contextmanager
+    def _as_if_done(self, places: Iterable[tuple[Block, int]]) -> Iterator[None]:
+        """Have places in flight marked done meanwhile; called with the lock held, so that nobody else sees it."""
+        marked = [(block, index) for block, index in places if not block.done[index]]
+        for block, index in marked:
+            block.done[index] = 1
+        try:
+            yield
+        finally:
+            for block, index in marked:
+                block.done[index] = 0
+
+    def commit_point(
+        self, max_chars: int = MAX_METADATA_CHARS, *, with_done: Iterable[tuple[Block, int]] = ()
+    ) -> CommitPoint:
+        """Return what may be committed now, with the map of what is done above it in `max_chars` at most (I3).
+
+        `with_done` are places in flight that count as done in it: they are if this is committed.
+        """
         with self._lock:
             self._apply_updates()
-            watermark = self._watermark()
-            if not max_chars:
-                return CommitPoint(watermark, "")
-            restored = self._restored
-            flags = self._flags(watermark) if restored is None else None
-            gaps = list(self._gaps()) if flags is None else []
-            position = self._position
+            with self._as_if_done(with_done):
+                watermark = self._watermark()
+                if not max_chars:
+                    return CommitPoint(watermark, "")
+                restored = self._restored
+                flags = self._flags(watermark) if restored is None else None
+                gaps = list(self._gaps()) if flags is None else []
+                position = self._position
         if flags is not None:
             return CommitPoint(watermark, encode_flags(watermark, flags, max_chars, self._owner))
         if restored is not None:

@@ -94,6 +94,7 @@ class Blame:
         topics: topics that take nothing, with the reason.
         silent: topics that did not answer in time, with the reason.
         purged: topics whose messages were taken back.
+        errors: the error of each of those messages, by id, and of each of those topics.
         cause: the first sentence to tell; empty: nothing failed.
     """
 
@@ -102,6 +103,7 @@ class Blame:
     topics: dict[str, str] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
     purged: set[str] = field(default_factory=set)
+    errors: dict[str, KafkaError] = field(default_factory=dict)
     cause: str = ""
 
     def add(self, transaction_id: str, topic: str, error: KafkaError, why: str) -> None:
@@ -115,11 +117,13 @@ class Blame:
             return
         if kind is Blamed.MESSAGE:
             self.messages.setdefault(transaction_id, (topic, f"{topic}: {why}"))
+            self.errors.setdefault(transaction_id, error)
             if error.code() in _TOO_LARGE:
                 self.too_large.add(transaction_id)
             self.cause = f"the message of transaction {transaction_id} is refused: {topic}: {why}"
             return
         (self.topics if kind is Blamed.TOPIC else self.silent).setdefault(topic, why)
+        self.errors.setdefault(topic, error)
         self.cause = f"{topic} takes no message: {why}"
 
 

@@ -54,7 +54,7 @@ _ROOM_S = 0.1
 #: Called with each message that was stored.
 Delivered = Callable[[Message], None]
 #: A message as it is written: topic, partition (None: Kafka's partitioner chooses), key, value and headers.
-Written = tuple[str, int | None, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]
+Written = tuple[str, int | None, bytes | None, bytes | None, Sequence[tuple[str, str | bytes | None]]]
 
 
 class State(Enum):

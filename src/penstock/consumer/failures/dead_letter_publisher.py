@@ -20,14 +20,16 @@ from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.clients.cluster import Clock, ProducerClient
+from penstock.clients.cluster import Clock
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import THIS_CLIENT, Operation, missing_right_text, topic_right
-from penstock.consumer.assignments import Assignment, Fetch
+from penstock.consumer.assignments import Assignment, Fetch, Item
 from penstock.consumer.failures.failure_text import failure_text
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.handler import OnFailure
+from penstock.consumer.handlers.results import Result
+from penstock.consumer.publishing.outlet import Outlet
 from penstock.consumer.retry_topics import headers as retry_headers
 from penstock.consumer.retry_topics import origin_of, retry_topic, tries_before
 from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, write
@@ -65,21 +67,32 @@ _NEXT_SHED = {Shed.NOTHING: Shed.STACK, Shed.STACK: Shed.TEXTS}
 class ExhaustedMessage:
     """An exhausted message, what its last try raised, and what the poll thread calls when it is settled."""
 
-    fetch: Fetch
-    record: Record = field(repr=False)
+    item: Item = field(repr=False)
     error: BaseException = field(repr=False)
     #: How often it was tried here.
     attempts: int
     #: For the retry topic, how often it has been there; None for the dead-letter topic.
     retry: int | None
-    #: Called when the broker has it.
-    on_written: Callable[[], None] = field(repr=False)
+    #: Completes its offset: called once, when the broker has it. Any thread.
+    complete: Callable[[], None] = field(repr=False)
+    #: Called by the poll thread after that: its key goes on.
+    on_done: Callable[[], None] = field(repr=False)
     #: Called in place of that where no retry topic takes it and its handler holds it then.
     hold: Callable[[], None] = field(repr=False)
     #: What its headers leave out.
     shed: Shed = Shed.NOTHING
     #: Whether it is sent again.
     again: bool = False
+
+    @property
+    def fetch(self) -> Fetch:
+        """What brought it."""
+        return self.item[0]
+
+    @property
+    def record(self) -> Record:
+        """The message as it was fetched."""
+        return self.item[2]
 
     @property
     def place(self) -> tuple[Assignment, int]:
@@ -106,7 +119,7 @@ class DeadLetterPublisher:
         #: What stops a consumer that gives up everything. Thread-safe: drops ask it too.
         self.limits = limits
         self._queue: deque[ExhaustedMessage] = deque()
-        self._producer: ProducerClient | None = None
+        self._outlet: Outlet | None = None
         # When it was logged last that a right is missing, by topic.
         self._logged_at: dict[str, float] = {}
         self._unacknowledged = 0
@@ -127,9 +140,9 @@ class DeadLetterPublisher:
         self.retries = 0
         self.failures = 0
 
-    def connect(self, producer: ProducerClient, principal: str = THIS_CLIENT) -> None:
-        """Take the producer, and whom the brokers take it for. Before the poll thread starts."""
-        self._producer, self.principal = producer, principal
+    def connect(self, outlet: Outlet, principal: str = THIS_CLIENT) -> None:
+        """Take what writes, and whom the brokers take it for. Before the poll thread starts."""
+        self._outlet, self.principal = outlet, principal
 
     def publish(self, message: ExhaustedMessage) -> None:
         """Have a message written; its key must be parked. Any thread."""
@@ -148,22 +161,22 @@ class DeadLetterPublisher:
 
     def serve(self) -> None:
         """Send what was published, serve delivery reports."""
-        if self._producer is None:
+        if self._outlet is None:
             return
         while self._queue:
-            self._send(self._producer, self._queue.popleft())
+            self._send(self._outlet, self._queue.popleft())
         if self._unacknowledged:
-            self._producer.poll(0)
+            self._outlet.poll()
 
     def flush(self, timeout: float) -> None:
         """Wait for deliveries of what was sent, at most `timeout` seconds. What was not sent yet stays so."""
-        if self._producer is not None and self._unacknowledged:
-            self._producer.flush(timeout)
+        if self._outlet is not None and self._unacknowledged:
+            self._outlet.flush(timeout)
 
-    def _send(self, producer: ProducerClient, one: ExhaustedMessage) -> None:
+    def _send(self, outlet: Outlet, one: ExhaustedMessage) -> None:
         if not one.fetch.assignment.active:
             # Its next owner handles it again. The key is woken for what waits behind it.
-            self._finish(one, one.on_written)
+            self._finish(one, one.on_done)
             return
         if one.retry is None and not one.again:
             self.limits.check(f"{one.fetch.assignment}@{one.record.offset()}", one.error)
@@ -171,16 +184,18 @@ class DeadLetterPublisher:
         if self.trace is not None:
             headers = self.trace(topic, headers)
 
-        def delivered(error: KafkaError | None, _message: object) -> None:
+        def delivered(error: KafkaError | None) -> None:
             self._unacknowledged -= 1
             if error is None:
                 self._written(one, topic)
-                self._finish(one, one.on_written)
+                self._finish(one, one.on_done)
             else:
                 self._not_written(one, topic, error)
 
         try:
-            producer.produce(topic, one.record.value(), one.record.key(), headers=headers, on_delivery=delivered)
+            outlet.forward(
+                one.item, Result(topic, one.record.value(), one.record.key(), headers, -1), one.complete, delivered
+            )
         except KafkaException as error:
             self._not_written(one, topic, error.args[0])
         except BufferError as error:
@@ -219,7 +234,8 @@ class DeadLetterPublisher:
                 self._finish(one, one.hold)
             else:
                 self.dropped += 1
-                self._finish(one, one.on_written)
+                one.complete()
+                self._finish(one, one.on_done)
             return
         if one.retry is None and one.shed in _NEXT_SHED and error.code() != KafkaError.INVALID_RECORD:
             smaller = replace(one, shed=_NEXT_SHED[one.shed], again=True)

@@ -280,10 +280,9 @@ class Parking:
         self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, error: BaseException, retry: int | None
     ) -> None:
         """Have the head written to another topic; its key waits until a broker has it or refuses it."""
-        item = fetch, _, record = parked.waiting[0]
+        item = parked.waiting[0]
 
-        def on_written() -> None:
-            self._complete(item)
+        def on_done() -> None:
             parked.resolve(KeyState.DONE)
             self._wake_key(lane, key)
 
@@ -292,7 +291,8 @@ class Parking:
             self._wake_key(lane, key)
 
         parked.send_out(KeyState.SENDING)
-        self._publisher.publish(ExhaustedMessage(fetch, record, error, parked.tries, retry, on_written, hold))
+        complete = partial(self._complete, item)
+        self._publisher.publish(ExhaustedMessage(item, error, parked.tries, retry, complete, on_done, hold))
 
     @staticmethod
     def _complete(item: Item) -> None:

@@ -79,6 +79,12 @@ class Commits:
         self.succeeded = 0
         self.failed = 0
 
+    #: Whether a partition may be taken over only once the group's offset of it is known.
+    needs_offsets = False
+
+    def note_rebalanced(self, client: ConsumerClient) -> None:
+        """Take note of a new generation of the group."""
+
     def tick(self, client: ConsumerClient, now: float) -> None:
         """Commit what has changed, when it is time, without waiting for the answer."""
         if now < self._next:

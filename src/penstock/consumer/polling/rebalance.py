@@ -56,15 +56,8 @@ class Rebalance:
         """Take partitions over from where the group stands."""
         if not partitions:
             return
-        try:
-            committed = client.committed(partitions, timeout=_COMMITTED_TIMEOUT_S)
-        except KafkaException as error:
-            # Without the map only work is repeated; without the offset the client asks for it itself.
-            _log.warning("the group's offsets are not known yet: %s; work above them may repeat", reason(error))
-            committed = [TopicPartition(one.topic, one.partition) for one in partitions]
-        else:
-            if begun := [one for one in committed if one.offset < 0]:
-                _log.info("the group has no offset of %s: auto.offset.reset says where it begins", _names(begun))
+        self.commits.note_rebalanced(client)
+        committed = self._committed(client, partitions)
         made = [self.make_assignment(one) for one in committed]
         for assignment in made:
             self.assignments.put(assignment)
@@ -72,6 +65,30 @@ class Rebalance:
         self.back_pressure.pause_if_full(client, made)
         self.assigned += len(partitions)
         _log.info("assigned: %s", _names(partitions))
+
+    def _committed(self, client: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Return the group's offsets, none where they must be known and a stop was asked for before they were.
+
+        They may stay out for long: a transaction of the former owner is open, or the group's coordinator is away.
+        """
+        while True:
+            try:
+                found = client.committed(partitions, timeout=_COMMITTED_TIMEOUT_S)
+                trouble = next((reason(one.error) for one in found if one.error is not None), "")
+            except KafkaException as error:
+                # Without the map only work is repeated; without the offset the client asks for it itself.
+                found = [TopicPartition(one.topic, one.partition) for one in partitions]
+                trouble = reason(error)
+            if not trouble:
+                if begun := [one for one in found if one.offset < 0]:
+                    _log.info("the group has no offset of %s: auto.offset.reset says where it begins", _names(begun))
+                return found
+            if not self.commits.needs_offsets:
+                _log.warning("the group's offsets are not known yet: %s; work above them may repeat", trouble)
+                return found
+            _log.warning("the group's offsets are not known yet: %s; they are asked for again", trouble)
+            if self.stop_request.is_requested:
+                return []
 
     def on_revoke(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Give partitions back with all that is done committed."""

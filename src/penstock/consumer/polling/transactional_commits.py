@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from penstock.clients.cluster import Clock, ConsumerClient
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.polling.commits import Commits
+from penstock.consumer.publishing.transaction import Places
 from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
 from penstock.offsets import CommitPoint
 
 #: Seconds between two looks whether the publisher has committed.
 _LOOK_S = 0.005
+_NOTHING: Mapping[Assignment, Places] = MappingProxyType({})
 
 
 class TransactionalCommits(Commits):
     """Has the publisher commit, and knows what it has committed. On the poll thread, save `changed`."""
+
+    # Without its map, results that are visible would be written again.
+    needs_offsets = True
 
     def __init__(
         self,
@@ -28,16 +34,26 @@ class TransactionalCommits(Commits):
         super().__init__(assignments, interval_s, clock, complete_finished)
         self._publisher = publisher
 
-    def changed(self) -> dict[Assignment, CommitPoint]:
-        """Return what is to be committed now. By the publisher's thread."""
+    def changed(self, with_done: Mapping[Assignment, Places] = _NOTHING) -> dict[Assignment, CommitPoint]:
+        """Return what is to be committed once these places are done. Any thread."""
         self._complete_finished()
         found = {}
         for assignment in self._assignments.all():
             if assignment.known:
-                point = assignment.tracker.commit_point(self._map_chars)
+                point = assignment.tracker.commit_point(self._map_chars, with_done=with_done.get(assignment, ()))
                 if point != assignment.committed or not assignment.acknowledged:
                     found[assignment] = point
         return found
+
+    def tick(self, client: ConsumerClient, now: float) -> None:
+        """As `Commits`; and after a transaction that failed, tell the publisher the group's generation at once."""
+        if self._publisher.wants_metadata:
+            self.note_rebalanced(client)
+        super().tick(client, now)
+
+    def note_rebalanced(self, client: ConsumerClient) -> None:
+        """Positions are committed as of the group's new generation."""
+        self._publisher.set_metadata(client.consumer_group_metadata())
 
     def _commit(
         self,
@@ -46,7 +62,7 @@ class TransactionalCommits(Commits):
         now: float,  # noqa: ARG002
         map_chars: int,  # noqa: ARG002
     ) -> list[Assignment]:
-        self._publisher.set_metadata(client.consumer_group_metadata())
+        self.note_rebalanced(client)
         self.succeeded = self._publisher.transactions
         if self.changed():
             self._publisher.hurry()

@@ -46,7 +46,7 @@ class Tries(NamedTuple):
 class Unpublished:
     """Messages of one assignment whose results are not all written: one message, or those of a batch."""
 
-    __slots__ = ("error", "is_complete", "items", "lane", "left", "results", "sent", "tries")
+    __slots__ = ("error", "items", "lane", "left", "results", "sent", "tries")
 
     def __init__(
         self, lane: ConsumerLane, items: Sequence[Item], results: Sequence[Result], tries: Sequence[Tries] | None
@@ -62,8 +62,6 @@ class Unpublished:
         self.left = len(results)
         #: Why the first of them was refused.
         self.error: ResultRefusedError | None = None
-        #: Whether the offsets are marked done.
-        self.is_complete = False
 
     @property
     def assignment(self) -> Assignment:
@@ -71,11 +69,14 @@ class Unpublished:
         return self.items[0][0].assignment
 
     def complete(self) -> None:
-        """Mark the offsets done, once."""
-        if not self.is_complete:
-            self.is_complete = True
-            for fetch, index, _ in self.items:
-                fetch.assignment.tracker.complete(fetch.block, (index,))
+        """Mark the offsets done."""
+        for fetch, index, _ in self.items:
+            fetch.assignment.tracker.complete(fetch.block, (index,))
+
+    def refuse(self, error: ResultRefusedError, wake: Wake) -> None:
+        """Put the refusal on the lane, for each of the messages."""
+        for place, item in enumerate(self.items):
+            wake(self.lane, RefusedResults(item, None if self.tries is None else self.tries[place], error))
 
 
 class RefusedResults:
@@ -87,6 +88,10 @@ class RefusedResults:
         self.item = item
         self.tries = tries
         self.error = error
+
+
+#: Puts a refusal on a lane, and has the lane served.
+Wake = Callable[[ConsumerLane, RefusedResults], None]
 
 
 class Publisher(Protocol):
@@ -129,13 +134,9 @@ class Publisher(Protocol):
 
 
 class ResultPublisher:
-    """Takes results from holders of lanes; everything else is the poll thread's.
+    """Takes results from holders of lanes; everything else is the poll thread's."""
 
-    Args:
-        wake: puts a refusal on a lane, and has the lane served.
-    """
-
-    def __init__(self, wake: Callable[[ConsumerLane, RefusedResults], None]) -> None:
+    def __init__(self, wake: Wake) -> None:
         self._wake = wake
         self._make_producer: Callable[[], LastingProducer] | None = None
         self._producer: LastingProducer | None = None
@@ -254,29 +255,28 @@ class ResultPublisher:
         if error is None:
             self.published += 1
         elif one.error is None:
-            one.error = self._refusal(result.topic, error)
+            one.error = refusal(result.topic, error, self._principal)
         one.left -= 1
         if one.left:
             return
         # Before it is gone: who waits for what is on its way must see the offsets done, or the lane woken.
-        for place, item in enumerate(one.items):
-            if one.error is None:
-                fetch, index, _ = item
-                fetch.assignment.tracker.complete(fetch.block, (index,))
-                self.handled += 1
-            else:
-                tries = None if one.tries is None else one.tries[place]
-                self._wake(one.lane, RefusedResults(item, tries, one.error))
+        if one.error is None:
+            one.complete()
+            self.handled += len(one.items)
+        else:
+            one.refuse(one.error, self._wake)
         del self._sent[one]
 
-    def _refusal(self, topic: str, error: KafkaError) -> ResultRefusedError:
-        if is_missing_right(error):
-            right = topic_right(Operation.WRITE, topic)
-            what = f"what a handler returned cannot be written to {topic}"
-            return ResultRefusedError(f"{missing_right_text(what, [right], self._principal)} ({reason(error)})")
-        return ResultRefusedError(
-            f"{topic} does not take what a handler returned: {reason(error)}; mend the handler or the topic"
-        )
+
+def refusal(topic: str, error: KafkaError, principal: str) -> ResultRefusedError:
+    """Return what is to be told of a result that a topic does not take."""
+    if is_missing_right(error):
+        right = topic_right(Operation.WRITE, topic)
+        what = f"what a handler returned cannot be written to {topic}"
+        return ResultRefusedError(f"{missing_right_text(what, [right], principal)} ({reason(error)})")
+    return ResultRefusedError(
+        f"{topic} does not take what a handler returned: {reason(error)}; mend the handler or the topic"
+    )
 
 
 def state_of(unpublished: Iterable[Unpublished], assignment: Assignment, offset: int) -> str | None:

@@ -4,21 +4,21 @@ Holders of lanes put results here (`submit`). A thread of its own takes what has
 transaction (`interval_s`), writes it, adds the group's offsets of exactly those messages whose results are inside, with
 the offset map, and commits. Handlers go on meanwhile, and what they return waits for the next one.
 
-Nothing of the client library is called without a bound that we hold: a transaction runs on a `Disposable` (the library
-ignores the time-out of `send_offsets_to_transaction` while the group's coordinator is away, librdkafka#5456). One that
-does not answer is left behind, and its successor fences it by its transactional id.
-
 What was in a transaction that was aborted is written again, from the results at hand, before anything else: no handler
 is called for it. One in doubt is settled first: a successor under the same id has ended it, so that the group's
-committed offsets tell whether it was committed. Offsets are marked done in their trackers when their results are stored
-in the transaction, for the positions are taken from the trackers; a transaction that is aborted after that is done
-again until it goes, or until its partitions are gone.
+committed offsets tell whether it was committed. Offsets are done in their trackers once the transaction is committed;
+its positions are taken from the trackers as if they were. A result goes in only with its offset: one that the offset
+map has no room for waits, with what is behind it in its lane.
+
+What is given up goes the same way: its dead letter, or its message for a retry topic, is in the transaction that
+commits its offset (`forward`).
 
 Fencing is by the group's generation: positions of a member that was put out are refused, so a zombie's results never
 become visible. The next owner of a partition asks for stable offsets, and so waits for a transaction that is open.
 
-Who owns what: `_queue` and `_hurry` are any thread's, under the lock; `_metadata` is written by the poll thread; all
-else is the publisher's own thread's. If that thread dies, the consumer stops with what ended it.
+Who owns what: `_queue`, `_queued`, `_hurry` and `_inside` are changed under the lock; `_metadata` is written by the
+poll thread, which takes `_reports`; all else is the publisher's own thread's. If that thread dies, the consumer stops
+with what ended it.
 """
 
 from __future__ import annotations
@@ -29,52 +29,32 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from penstock.clients.bounded_calls import Disposable, LeftBehind, NotAnsweredError
+from penstock.clients.bounded_calls import NotAnsweredError
 from penstock.clients.cluster import Cluster
 from penstock.clients.kafka_errors import reason
+from penstock.clients.rights import THIS_CLIENT
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.errors import NotOpenedError
-from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.consumer.assignments import Assignment, ConsumerLane, Item
 from penstock.consumer.handlers.results import Result
-from penstock.consumer.publishing.result_publisher import (
-    RefusedResults,
-    ResultRefusedError,
-    Tries,
-    Unpublished,
-    state_of,
-)
+from penstock.consumer.publishing.outlet import Delivered
+from penstock.consumer.publishing.result_publisher import Tries, Unpublished, Wake, refusal, state_of
+from penstock.consumer.publishing.transaction import ForwardedMessage, Places, Transaction, places_of, without_room
+from penstock.consumer.publishing.transaction_runner import TransactionRunner
 from penstock.errors import raised
 from penstock.offsets import CommitPoint
 
 _log = logging.getLogger(__name__)
 
-#: Seconds for all results of a transaction to be stored.
-_DELIVERY_S = 5.0
-#: Seconds after which a transaction is left behind: its calls have limits of their own, that the library may ignore.
-_LIMIT_S = 20.0
-#: Seconds of one try to initialise a producer, and of all of them.
-_OPEN_S = 10.0
 #: Seconds between two tries of what failed for no message's fault.
 _AGAIN_S = 0.2
-#: Results in one transaction, at most.
+#: Results in one transaction, at most, and how many end one before its time.
 _MOST_RESULTS = 20_000
-
-
-@dataclass(slots=True, eq=False)
-class Ending:
-    """One Kafka transaction: what is in it, and the positions that it commits."""
-
-    inside: list[Unpublished]
-    positions: dict[Assignment, CommitPoint] = field(default_factory=dict)
-    #: Whether the commit was asked for, or may have been.
-    may_be_committed: bool = False
+_FULL = 5_000
 
 
 class TransactionalPublisher:
@@ -90,32 +70,35 @@ class TransactionalPublisher:
         group: str,
         interval_s: float,
         *,
-        wake: Callable[[ConsumerLane, RefusedResults], None],
+        wake: Wake,
         fail: Callable[[BaseException], None],
     ) -> None:
         self._group = group
         self._interval_s = interval_s
         self._wake = wake
         self._fail = fail
-        #: Returns assignments with what is to be committed of them now; only what the group does not have.
-        self.changed: Callable[[], dict[Assignment, CommitPoint]]
-        # Set before the start: makes a writer whose messages are a batch each or not, and asks for the group's offsets.
-        self._make_writer: Callable[[bool], TransactionalWriter]
-        self._committed: Callable[[list[TopicPartition]], list[TopicPartition]]
+        #: Returns assignments with what is to be committed of them once these places are done; only what the group does
+        #: not have.
+        self.changed: Callable[[Mapping[Assignment, Places]], dict[Assignment, CommitPoint]]
+        self._runner: TransactionRunner
         # Guards the queue and what wakes the thread.
         self._lock = threading.Condition()
         self._queue: deque[Unpublished] = deque()
+        #: How many results are in the queue.
+        self._queued = 0
         self._hurry = False
         self._stopped = False
         # The group's metadata, of the generation in which positions are committed. Written by the poll thread.
         self._metadata: Any = None
+        #: Whether a transaction failed, so that the metadata may be of a generation that is over.
+        self.wants_metadata = False
+        # What became of messages that were forwarded.
+        self._reports: deque[tuple[Delivered, KafkaError | None]] = deque()
+        self._principal = THIS_CLIENT
         # What the transaction under way has, or the one to be done again. Others read the reference.
         self._inside: list[Unpublished] = []
-        self._left = LeftBehind(f"the publisher of group {group}")
-        self._calls: Disposable | None = None
-        self._writer: TransactionalWriter | None = None
         self._apart = False
-        self._doubt: Ending | None = None
+        self._doubt: Transaction | None = None
         self._thread = threading.Thread(target=self._main, name=f"penstock-publisher-{group}", daemon=True)
         #: Whether a handler ever returned something. Written by holders of lanes.
         self.is_used = False
@@ -128,8 +111,8 @@ class TransactionalPublisher:
         """Take where to publish, and start the thread. Once, before the poll thread starts."""
         # No other process has the id, so nobody fences this one but its own successor.
         transactional_id = f"penstock.{self._group}.{uuid.uuid4()}"
-        self._make_writer = lambda apart: cluster.transactional_writer(transactional_id, config, apart=apart)
-        self._committed = partial(cluster.stable_offsets, self._group)
+        self._runner = TransactionRunner(self._thread.name, self._group, transactional_id, cluster, config)
+        self._principal = cluster.principal
         self._thread.start()
 
     def serve(self) -> None:
@@ -138,6 +121,7 @@ class TransactionalPublisher:
     def flush(self, timeout: float) -> None:
         """Publish what is there, and end the thread. By the poll thread, when it leaves the group."""
         self.stop(timeout)
+        self.poll()
 
     def state_of(self, assignment: Assignment, offset: int) -> str | None:
         """Return where the results of a message are, in words; None where none are on their way. Any thread."""
@@ -154,7 +138,7 @@ class TransactionalPublisher:
 
     def set_metadata(self, metadata: Any) -> None:
         """Take the group's metadata. By the poll thread, whenever the generation may have changed."""
-        self._metadata = metadata
+        self._metadata, self.wants_metadata = metadata, False
 
     def submit(
         self,
@@ -165,8 +149,25 @@ class TransactionalPublisher:
     ) -> None:
         """Have results published, and then these messages of one assignment done. By the holder of their lane."""
         self.is_used = True
+        self._append(Unpublished(lane, items, results, tries))
+
+    def forward(self, item: Item, to: Result, complete: Callable[[], None], delivered: Delivered) -> None:
+        """Have a message that was given up published with its offset, which `complete` marks done."""
+        self._append(ForwardedMessage(item, to, complete, delivered))
+
+    def poll(self) -> None:
+        """Tell what became of messages that were forwarded. By the poll thread."""
+        while self._reports:
+            delivered, error = self._reports.popleft()
+            delivered(error)
+
+    def _append(self, one: Unpublished) -> None:
         with self._lock:
-            self._queue.append(Unpublished(lane, items, results, tries))
+            self._queue.append(one)
+            was_full = self._queued >= _FULL
+            self._queued += len(one.results)
+            if self._queued >= _FULL and not was_full:
+                self._lock.notify()
 
     def hurry(self) -> None:
         """Begin the next transaction at once. Any thread."""
@@ -194,124 +195,95 @@ class TransactionalPublisher:
         except:  # noqa: E722 - see `raised`; the consumer must not go on without its publisher
             self._fail(raised())
         finally:
-            self._drop_writer()
-            if self._calls is not None:
-                self._calls.close()
+            self._runner.close()
 
     def _wait(self) -> bool:
         """Wait until a transaction is to begin; return False where nothing is left to do."""
         until = time.monotonic() + self._interval_s
         with self._lock:
-            while not self._stopped and not self._hurry and (left := until - time.monotonic()) > 0:
+            while not (self._stopped or self._hurry or self._queued >= _FULL):
+                if (left := until - time.monotonic()) <= 0:
+                    break
                 self._lock.wait(left)
             self._hurry = False
             return not self._stopped or bool(self._queue or self._inside)
 
     def _transact(self) -> None:
         """Run one transaction: what is to be done again, or what has come together."""
-        ending = Ending([])
+        transaction: Transaction | None = None
         try:
-            if self._writer is None:
-                self._call("opening a transactional producer", self._open)
-            if self._doubt is not None:
-                self._call("asking for the group's offsets", self._settle)
-            ending = Ending(self._take())
-            if ending.inside or self.changed():
-                self._call("a transaction", partial(self._run, ending))
-                self._note_committed(ending)
+            self._runner.require_open(apart=self._apart)
+            self._settle()
+            transaction = self._next()
+            if transaction.inside or transaction.positions:
+                self._runner.run(transaction, self._metadata)
+                self._note_committed(transaction)
         except (NotAnsweredError, UnknownEndError, NotOpenedError, KafkaException, BufferError) as error:
-            self._note_failed(ending, error)
+            self._note_failed(transaction, error)
 
-    def _take(self) -> list[Unpublished]:
-        """Return what is in the next transaction: what is to be done again alone, for what came later stays behind."""
+    def _next(self) -> Transaction:
+        """Return the next transaction. What is to be done again is so alone, for what came later stays behind it."""
         with self._lock:
             inside = [one for one in self._inside if not one.assignment.is_gone]
             count = 0
             while not self._inside and self._queue and count < _MOST_RESULTS:
                 one = self._queue.popleft()
+                self._queued -= len(one.results)
                 # Of one whose partition is gone, the next owner handles the message again.
                 if not one.assignment.is_gone:
                     inside.append(one)
                     count += len(one.results)
             self._inside = inside
-        return inside
-
-    def _call(self, label: str, function: Callable[[], None]) -> None:
-        if self._calls is None:
-            self._left.require_few()
-            self._calls = Disposable(f"penstock-publisher-{self._group}-calls", self._left)
-        calls, writer = self._calls, self._writer
-        try:
-            calls.run(label, function, _LIMIT_S, lambda: None if writer is None else writer.close())
-        except NotAnsweredError:
-            self._calls = self._writer = None
-            raise
-
-    def _open(self) -> None:
-        writer = self._make_writer(self._apart)
-        # What a predecessor left open is ended when this returns.
-        writer.open(_OPEN_S, _OPEN_S)
-        self._writer = writer
+        positions = self.changed(places_of(inside))
+        while without := without_room(inside, positions):
+            inside = [one for one in inside if one not in without]
+            with self._lock:
+                self._queue.extendleft(reversed(without))
+                self._queued += sum(len(one.results) for one in without)
+                self._inside = inside
+            positions = self.changed(places_of(inside))
+        return Transaction(inside, positions)
 
     def _settle(self) -> None:
         """Find out whether the transaction in doubt was committed: its successor under the same id has ended it."""
-        doubt, self._doubt = self._doubt, None
-        if doubt is None:
+        if (doubt := self._doubt) is None:
             return
-        try:
-            found = self._committed([TopicPartition(one.topic, one.partition) for one in doubt.positions])
-        except KafkaException:
-            self._doubt = doubt
-            raise
+        found = self._runner.committed([TopicPartition(one.topic, one.partition) for one in doubt.positions])
+        self._doubt = None
         stands = {(one.topic, one.partition): (one.offset, one.metadata or "") for one in found if one.error is None}
-        sent = {(one.topic, one.partition): (at.offset, at.metadata) for one, at in doubt.positions.items()}
-        if sent and all(stands.get(place) == at for place, at in sent.items()):
+        # It took effect whole or not at all. A partition that is gone may have been moved on by its next owner.
+        if any(
+            stands.get((one.topic, one.partition)) == (sent.offset, sent.metadata)
+            for one, sent in doubt.positions.items()
+            if not one.is_gone and sent != one.committed
+        ):
             self._note_committed(doubt)
 
-    def _run(self, ending: Ending) -> None:
-        """Write, add the positions, commit: on the disposable thread, which may be left behind in any call."""
-        writer = self._writer
-        if writer is None:
-            raise NotOpenedError("the producer was given up")
-        writer.begin()
-        for number, one in enumerate(ending.inside):
-            writer.produce(
-                str(number),
-                [(r.topic, None if r.partition < 0 else r.partition, r.key, r.value, r.headers) for r in one.results],
-                room_s=_DELIVERY_S,
-            )
-        if not writer.deliver(_DELIVERY_S):
-            raise BufferError(writer.blame.cause)
-        for one in ending.inside:
+    def _note_committed(self, transaction: Transaction) -> None:
+        for one in transaction.inside:
             one.complete()
-        ending.positions = self.changed()
-        positions = [
-            TopicPartition(one.topic, one.partition, point.offset, metadata=point.metadata)
-            for one, point in ending.positions.items()
-        ]
-        writer.send_positions(positions, self._metadata)
-        ending.may_be_committed = True
-        writer.commit()
-
-    def _note_committed(self, ending: Ending) -> None:
-        for assignment, point in ending.positions.items():
+            if isinstance(one, ForwardedMessage):
+                self._reports.append((one.delivered, None))
+            else:
+                self.published += len(one.results)
+                self.handled += len(one.items)
+        for assignment, point in transaction.positions.items():
             assignment.committed, assignment.acknowledged = point, True
         self.transactions += 1
-        self.published += sum(len(one.results) for one in ending.inside)
-        self.handled += sum(len(one.items) for one in ending.inside)
         self._apart = False
+        # Last: who waits for what is on its way must see the offsets done.
         with self._lock:
             self._inside = []
 
-    def _note_failed(self, ending: Ending, error: BaseException) -> None:
+    def _note_failed(self, transaction: Transaction | None, error: BaseException) -> None:
         """Leave what was in it to be done again, without what the broker refused."""
-        writer, self._writer = self._writer, None
-        if ending.may_be_committed and isinstance(error, UnknownEndError | NotAnsweredError):
-            self._doubt = ending
-        elif writer is not None and isinstance(error, KafkaException | BufferError):
-            self._refuse(ending, writer)
-        if writer is not None and self._calls is not None:
-            self._calls.start("closing", partial(_end, writer, abort=self._doubt is None))
+        if transaction is not None:
+            if transaction.may_be_committed and isinstance(error, UnknownEndError | NotAnsweredError):
+                self._doubt = transaction
+            elif isinstance(error, KafkaException | BufferError):
+                self._refuse(transaction)
+        self._runner.discard(abort=self._doubt is None)
+        self.wants_metadata = True
         said = reason(error) if isinstance(error, KafkaException) else error
         _log.warning(
             "a Kafka transaction of group %s was not committed: %s; %s",
@@ -321,37 +293,17 @@ class TransactionalPublisher:
         )
         time.sleep(_AGAIN_S)
 
-    def _refuse(self, ending: Ending, writer: TransactionalWriter) -> None:
+    def _refuse(self, transaction: Transaction) -> None:
         """Fail the messages whose results the broker refused; where it is not known which, write each apart next."""
-        blame = writer.blame
-        topics = {**writer.not_let_in(), **blame.topics}
-        if blame.messages and not self._apart:
+        refused, has_refused_some = self._runner.refused(transaction)
+        if has_refused_some and not self._apart:
             self._apart = True
             return
-        refused = {int(number): why for number, (_, why) in blame.messages.items()}
-        for number, one in enumerate(ending.inside):
-            why = refused.get(number) or next((topics[r.topic] for r in one.results if r.topic in topics), None)
-            # What is marked done can be taken back by nobody: it is tried until it goes.
-            if why is None or one.is_complete:
-                continue
-            failure = ResultRefusedError(f"what a handler returned was refused: {why}; mend the handler or the topic")
-            with self._lock:
-                self._inside = [other for other in self._inside if other is not one]
-            for place, item in enumerate(one.items):
-                self._wake(one.lane, RefusedResults(item, None if one.tries is None else one.tries[place], failure))
-
-    def _drop_writer(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None and self._calls is not None:
-            self._calls.start("closing", writer.close)
-
-
-def _end(writer: TransactionalWriter, *, abort: bool) -> None:
-    """Abort what a writer has open, so that it holds no readers back, and discard it. On its own thread."""
-    try:
-        if abort:
-            writer.abort()
-    except UnknownEndError as error:
-        _log.info("%s; its successor ends it", error)
-    finally:
-        writer.close()
+        for one, (topic, error) in refused.items():
+            if isinstance(one, ForwardedMessage):
+                self._reports.append((one.delivered, error))
+            else:
+                one.refuse(refusal(topic, error, self._principal), self._wake)
+        # After: who waits for what is on its way must see the lanes woken.
+        with self._lock:
+            self._inside = [one for one in self._inside if one not in refused]

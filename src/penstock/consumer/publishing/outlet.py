@@ -1,0 +1,53 @@
+"""Outlets: what writes a message that was given up to another topic. Then, and only then, its offset is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from confluent_kafka import KafkaError
+
+from penstock.clients.cluster import ProducerClient
+from penstock.consumer.assignments import Item
+from penstock.consumer.handlers.results import Result
+
+#: Takes why a message was not written, or None.
+Delivered = Callable[[KafkaError | None], None]
+
+
+class Outlet(Protocol):
+    """Writes a message to another topic, and completes its offset once it is written."""
+
+    def forward(self, item: Item, to: Result, complete: Callable[[], None], delivered: Delivered) -> None:
+        """Have a message written; raises as `ProducerClient.produce`. `delivered` is called by `poll`."""
+
+    def poll(self) -> None:
+        """Tell what became of messages."""
+
+    def flush(self, timeout: float) -> None:
+        """Wait at most so many seconds until all that was forwarded is told of."""
+
+
+class ProducerOutlet:
+    """Writes with a producer. For one thread."""
+
+    def __init__(self, producer: ProducerClient) -> None:
+        self._producer = producer
+
+    def forward(self, item: Item, to: Result, complete: Callable[[], None], delivered: Delivered) -> None:  # noqa: ARG002 - an outlet's method takes the item
+        """As `Outlet` says."""
+
+        def reported(error: KafkaError | None, _message: object) -> None:
+            if error is None:
+                complete()
+            delivered(error)
+
+        self._producer.produce(to.topic, to.value, to.key, headers=to.headers, on_delivery=reported)
+
+    def poll(self) -> None:
+        """As `Outlet` says."""
+        self._producer.poll(0)
+
+    def flush(self, timeout: float) -> None:
+        """As `Outlet` says."""
+        self._producer.flush(timeout)
