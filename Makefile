@@ -48,6 +48,7 @@ lock: ## pin every version anew
 
 bench: .venv/.installed ## the figures of docs/figures.md, measured here
 	$(BIN)/python benchmarks/consume.py
+	$(BIN)/python benchmarks/publish.py
 	$(BIN)/python benchmarks/transactions.py
 	$(BIN)/python benchmarks/spark.py
 

@@ -232,7 +232,7 @@ def processes_rate(bootstrap: str, work: Work) -> float:
 
     The topic is filled once both have their partitions, and the messages are committed when all are written.
     """
-    topic = make_topic(bootstrap, work)
+    topic, admin = make_topic(bootstrap, work), AdminClient({"bootstrap.servers": bootstrap})
     with tempfile.TemporaryDirectory() as folder:
         told = {
             "BENCH_BROKERS": bootstrap,
@@ -248,7 +248,7 @@ def processes_rate(bootstrap: str, work: Work) -> float:
         ) as process:
             try:
                 deadline = time.monotonic() + 600
-                while (shares := assigned(bootstrap, told["BENCH_GROUP"])) != [PARTITIONS // 2] * 2:
+                while (shares := assigned(admin, told["BENCH_GROUP"])) != [PARTITIONS // 2] * 2:
                     if time.monotonic() > deadline or process.poll() is not None:
                         sys.exit(f"{work.name} did not begin: {shares}")
                     time.sleep(0.2)
@@ -264,9 +264,8 @@ def processes_rate(bootstrap: str, work: Work) -> float:
     return work.count / seconds
 
 
-def assigned(bootstrap: str, group: str) -> list[int]:
+def assigned(admin: AdminClient, group: str) -> list[int]:
     """Return how many partitions each member of a group has."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})  # kept: without it the answer never comes
     try:
         found = admin.describe_consumer_groups([group])[group].result(30)
     except KafkaException:  # the broker has no coordinator for the group yet: it is asked again
