@@ -20,7 +20,7 @@ from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
 from penstock.spark_sink import KafkaSink, start_sink
 from penstock.spark_sink.ledger.kafka_target import Row
-from penstock.spark_sink.sinks.kafka_sink import PIECE_BYTES, PIECE_ROWS, pieces
+from penstock.spark_sink.sinks.kafka_publication import PIECE_BYTES, PIECE_ROWS, pieces
 
 FrameOf = Callable[..., DataFrame]
 LEDGER = "ledger-of-sinks"

@@ -5,71 +5,40 @@ Executors publish, one source partition at a time; a Kafka transaction holds row
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import KafkaException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
-from penstock import clients
-from penstock.clients import require_travelling
 from penstock.clients.gc_pause import imports_set_aside
-from penstock.clients.kafka_errors import reason
-from penstock.clients.requests.granted_rights import require_rights
-from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts, require_topics
-from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import ConfigurationError, SinkError
-from penstock.options import ClientConfig, not_empty, positive_int, reserved
+from penstock.options import ClientConfig, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, KafkaLedger
-from penstock.spark_sink.ledger.kafka_publisher import publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target
-from penstock.spark_sink.ledger.state import OffsetStatistics, warn_replayed
+from penstock.spark_sink.sinks.kafka_publication import (
+    COMMIT_MESSAGE_DDL,
+    LEDGER_TOPIC,
+    WriterCommitMessage,
+    conclude,
+    ledger_of,
+    publish_by_source,
+    publish_whole,
+    require_settings,
+    require_target,
+)
 from penstock.spark_sink.sinks.position import POSITION, null_counts, require_columns, require_position
 from penstock.spark_sink.sinks.reports import report_schema
 from penstock.spark_sink.sinks.sink import origin_of
 from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
 
-_log = logging.getLogger("penstock.spark_sink")
-
 #: Column that names the topic of a row, where the sink names none.
 TARGET_TOPIC = "target_topic"
-#: A transaction takes rows of one source partition up to so many, or so many bytes of keys and values.
-PIECE_ROWS = 10_000
-PIECE_BYTES = 8 * 1024 * 1024
 
 _HEADERS = "array<struct<key:string,value:binary>>"
-_OWNED = {
-    "transactional.id": "it is made of the sink's name and the source partition; give the sink another name",
-    "transaction.timeout.ms": "it is part of how the ledger is read",
-    "message.timeout.ms": "it follows the transaction's",
-    "enable.idempotence": "a transaction needs it",
-    "isolation.level": "the ledger is read as committed",
-}
-
-
-class WriterCommitMessage(NamedTuple):
-    """What a task tells the driver of the rows of one source partition."""
-
-    topic: str
-    partition: int
-    rows: int
-    applied: int
-    last: int
-    failure: str | None
-    lacks_right: bool = False
-
-
-#: Its columns, as Spark's DDL.
-_COMMIT_MESSAGE_DDL = (
-    "topic string, partition int, rows bigint, applied bigint, last bigint, failure string, lacks_right boolean"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +75,16 @@ class KafkaSink:
     config: ClientConfig = field(default_factory=dict, kw_only=True, repr=False)
     parallelism: int = field(default=4, kw_only=True)
     atomic_batches: bool = field(default=False, kw_only=True)
-    ledger_topic: str = field(default="penstock.spark-ledger", kw_only=True)
+    ledger_topic: str = field(default=LEDGER_TOPIC, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the settings; a `ConfigurationError` names a wrong one."""
-        not_empty("bootstrap_servers", self.bootstrap_servers)
-        not_empty("name", self.name)
-        not_empty("ledger_topic", self.ledger_topic)
+        require_settings("KafkaSink", self.bootstrap_servers, self.name, self.ledger_topic, self.config)
         if self.topic is not None:
             not_empty("topic", self.topic)
         if self.topic == self.ledger_topic:
             raise ConfigurationError("topic and ledger_topic must differ; rename one")
         positive_int("parallelism", self.parallelism)
-        reserved(self.config, _OWNED, "KafkaSink")
-        for key, value in self.config.items():
-            require_travelling(key, value)
         object.__setattr__(self, "config", dict(self.config))
 
     def check(self, schema: StructType) -> None:
@@ -134,7 +98,7 @@ class KafkaSink:
             ConfigurationError: the ledger's topic cannot be used, or the client library refuses the settings.
         """
         self._check_columns(schema)
-        self._check_topics()
+        require_target(self._target(), [] if self.topic is None else [self.topic])
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Publish one micro-batch.
@@ -148,16 +112,15 @@ class KafkaSink:
         self.check(batch.schema)
         rows = self._as_messages(batch)
         run = origin_of(batch, self.name).run
-        number = "" if run is None else f"{run}/{batch_id}"
-        target = Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic, number)
+        target = self._target("" if run is None else f"{run}/{batch_id}")
         if self.atomic_batches:
-            messages = _publish_whole(target, rows.toArrow())
+            table = rows.toArrow().sort_by([(name, "ascending") for name in POSITION])
+            messages = publish_whole(target, [row for part in table.to_batches() for row in _rows_of(part, target)])
         else:
-            task = _Task(target)
             lanes = rows.repartition(self.parallelism, "topic", "partition")
-            found = lanes.sortWithinPartitions(*POSITION).mapInArrow(task, _COMMIT_MESSAGE_DDL).collect()
+            found = lanes.sortWithinPartitions(*POSITION).mapInArrow(_Task(target), COMMIT_MESSAGE_DDL).collect()
             messages = [WriterCommitMessage(*one) for one in found]
-        self._conclude(batch_id, messages)
+        conclude(batch_id, self.name, messages)
 
     def position_of(self, _query: str, partitions: Iterable[TopicPartition]) -> Offsets:
         """Return the ledger for some partitions; see `ledger_positions`. The sink's own name counts.
@@ -167,37 +130,10 @@ class KafkaSink:
             SinkError: the ledger cannot be read.
             BrokerConnectionError: no broker answered.
         """
-        admin = clients.admin(self.bootstrap_servers, self.config)
-        # A topic that may not be seen looks like one that is not there, and the query would begin anew.
-        reading = [topic_right(Operation.READ, self.ledger_topic)]
-        require_rights(admin, f"the ledger of sink {self.name} cannot be read", reading, principal_of(self.config))
-        if self.ledger_topic not in partition_counts(admin, self.bootstrap_servers):
-            return {}
-        ledger = KafkaLedger(Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic))
-        try:
-            held = ledger.read(list(partitions))
-        except KafkaException as error:
-            raise SinkError(
-                f"the ledger {self.ledger_topic} of sink {self.name} could not be read: {reason(error)}; check "
-                "the brokers"
-            ) from error
-        finally:
-            ledger.close()
-        return {part: entry.next_offset for part, entry in held.items() if entry.next_offset}
+        return ledger_of(self._target(), partitions)
 
-    def _conclude(self, batch_id: int, messages: Iterable[WriterCommitMessage]) -> None:
-        done = list(messages)
-        failures = [one.failure for one in done if one.failure]
-        statistics = OffsetStatistics(rows=sum(one.rows for one in done))
-        for one in done:
-            if one.applied:
-                part = one.topic, one.partition
-                statistics.applied[part] = statistics.applied.get(part, 0) + one.applied
-        warn_replayed(batch_id, f"sink {self.name}", statistics)
-        if failures:
-            forbidden = [one.failure for one in done if one.failure and one.lacks_right]
-            text = f"batch {batch_id}: {(forbidden or failures)[0]} ({len(failures)} of {len(done)} parts failed)"
-            raise MissingRightError.from_text(text) if forbidden else SinkError(text)
+    def _target(self, batch: str = "") -> Target:
+        return Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic, batch)
 
     def _as_messages(self, batch: DataFrame) -> DataFrame:
         """Return the frame with the columns of `_rows_of`, whatever it had."""
@@ -228,22 +164,6 @@ class KafkaSink:
                 f"column headers of the frame for {target} is {headers.simpleString()}, not {_HEADERS}; shape it so"
             )
 
-    def _check_topics(self) -> None:
-        admin = clients.admin(self.bootstrap_servers, self.config)
-        target = Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic)
-        needed = target.rights([] if self.topic is None else [self.topic])
-        principal = principal_of(self.config)
-        require_rights(admin, f"sink {self.name} cannot publish", needed, principal)
-        spec = TopicSpec(self.ledger_topic, PARTITIONS, TOPIC_CONFIG)
-        count = ensure_topics(admin, self.bootstrap_servers, [spec], principal=principal)[self.ledger_topic]
-        if count < PARTITIONS:
-            raise ConfigurationError(
-                f"topic {self.ledger_topic} has {count} partitions, a ledger needs {PARTITIONS}; give another "
-                "ledger_topic, which is made as it has to be"
-            )
-        if self.topic is not None:
-            require_topics(admin, self.bootstrap_servers, [self.topic], principal=principal)
-
 
 @dataclass(frozen=True, slots=True)
 class _Task:
@@ -252,59 +172,10 @@ class _Task:
     target: Target
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        ledger = KafkaLedger(self.target)
-        try:
-            rows = (row for batch in batches for row in _rows_of(batch, self.target))
-            for source, of_source in groupby(rows, key=lambda row: row.source):
-                yield _arrow(_published(self.target, source, of_source, ledger))
-        except SinkError as error:
-            yield _arrow(WriterCommitMessage("", -1, 0, 0, -1, str(error)))
-        finally:
-            ledger.close()
+        rows = (row for batch in batches for row in _rows_of(batch, self.target))
+        for message in publish_by_source(self.target, rows):
+            yield pa.RecordBatch.from_pylist([message._asdict()], schema=report_schema(COMMIT_MESSAGE_DDL))
         imports_set_aside("publishing")
-
-
-def _published(target: Target, source: TopicPartition, rows: Iterable[Row], ledger: KafkaLedger) -> WriterCommitMessage:
-    """Publish the rows of one source partition, piece by piece, up to the first that fails."""
-    count = applied = 0
-    last = -1
-    try:
-        for piece in pieces(rows):
-            applied += publish(target, f"{target.name}/{source[0]}/{source[1]}", piece, ledger)
-            count += len(piece)
-            last = piece[-1].offset
-    except (SinkError, ConfigurationError, MissingRightError) as error:
-        # In the commit message: an exception would reach the driver as the text of a worker's stack.
-        return WriterCommitMessage(*source, count, applied, last, str(error), isinstance(error, MissingRightError))
-    return WriterCommitMessage(*source, count, applied, last, None)
-
-
-def pieces(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Cut rows of one source partition into what one transaction takes, never between rows of one offset."""
-    piece: list[Row] = []
-    size = 0
-    for row in rows:
-        if piece and row.offset != piece[-1].offset and (len(piece) >= PIECE_ROWS or size >= PIECE_BYTES):
-            yield piece
-            piece, size = [], 0
-        piece.append(row)
-        size += len(row.key or b"") + len(row.value or b"")
-    if piece:
-        yield piece
-
-
-def _publish_whole(target: Target, table: pa.Table) -> list[WriterCommitMessage]:
-    """Publish a batch in one transaction."""
-    table = table.sort_by([(name, "ascending") for name in POSITION])
-    rows = [row for batch in table.to_batches() for row in _rows_of(batch, target)]
-    if not rows:
-        return []
-    ledger = KafkaLedger(target)
-    try:
-        applied = publish(target, f"{target.name}/whole", rows, ledger)
-    finally:
-        ledger.close()
-    return [WriterCommitMessage(*rows[0].source, len(rows), applied, rows[-1].offset, None)]
 
 
 def _rows_of(batch: pa.RecordBatch, target: Target) -> Iterator[Row]:
@@ -332,7 +203,3 @@ def _are_headers(kind: Any) -> bool:
         return False
     fields = [(one.name, type(one.dataType)) for one in kind.elementType.fields]
     return fields == [("key", StringType), ("value", BinaryType)]
-
-
-def _arrow(message: WriterCommitMessage) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([message._asdict()], schema=report_schema(_COMMIT_MESSAGE_DDL))

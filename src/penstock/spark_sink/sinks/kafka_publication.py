@@ -1,0 +1,185 @@
+"""What sinks that publish to Kafka share: rows and the ledger in transactions of a source partition, or of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from confluent_kafka import KafkaException
+
+from penstock import clients
+from penstock.clients import require_travelling
+from penstock.clients.kafka_errors import reason
+from penstock.clients.requests.granted_rights import require_rights
+from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts, require_topics
+from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.errors import ConfigurationError, SinkError
+from penstock.options import ClientConfig, not_empty, reserved
+from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, KafkaLedger
+from penstock.spark_sink.ledger.kafka_publisher import publish
+from penstock.spark_sink.ledger.kafka_target import Row, Target
+from penstock.spark_sink.ledger.state import OffsetStatistics, warn_replayed
+from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
+
+#: Topic of the ledger, where a sink names none.
+LEDGER_TOPIC = "penstock.spark-ledger"
+
+#: A transaction takes rows of one source partition up to so many, or so many bytes of keys and values.
+PIECE_ROWS = 10_000
+PIECE_BYTES = 8 * 1024 * 1024
+
+_OWNED = {
+    "transactional.id": "it is made of the sink's name and the source partition; give the sink another name",
+    "transaction.timeout.ms": "it is part of how the ledger is read",
+    "message.timeout.ms": "it follows the transaction's",
+    "enable.idempotence": "a transaction needs it",
+    "isolation.level": "the ledger is read as committed",
+}
+
+
+class WriterCommitMessage(NamedTuple):
+    """What a task tells the driver of the rows of one source partition."""
+
+    topic: str
+    partition: int
+    rows: int
+    applied: int
+    last: int
+    failure: str | None
+    lacks_right: bool = False
+
+
+#: Its columns, as Spark's DDL.
+COMMIT_MESSAGE_DDL = (
+    "topic string, partition int, rows bigint, applied bigint, last bigint, failure string, lacks_right boolean"
+)
+
+
+def require_settings(sink: str, bootstrap_servers: str, name: str, ledger_topic: str, config: ClientConfig) -> None:
+    """Raise `ConfigurationError` where settings cannot be those of a sink of this kind."""
+    not_empty("bootstrap_servers", bootstrap_servers)
+    not_empty("name", name)
+    not_empty("ledger_topic", ledger_topic)
+    reserved(config, _OWNED, sink)
+    for key, value in config.items():
+        require_travelling(key, value)
+
+
+def require_target(target: Target, topics: Sequence[str]) -> None:
+    """Check rights and topics; make the ledger's.
+
+    Raises:
+        MissingRightError: the client may not publish to a topic, or not keep the ledger.
+        TopicNotFoundError: a topic does not exist.
+        BrokerConnectionError: no broker answered.
+        ConfigurationError: the ledger's topic cannot be used, or the client library refuses the settings.
+    """
+    admin = clients.admin(target.servers, target.config)
+    principal = principal_of(target.config)
+    require_rights(admin, f"sink {target.name} cannot publish", target.rights(topics), principal)
+    spec = TopicSpec(target.ledger, PARTITIONS, TOPIC_CONFIG)
+    count = ensure_topics(admin, target.servers, [spec], principal=principal)[target.ledger]
+    if count < PARTITIONS:
+        raise ConfigurationError(
+            f"topic {target.ledger} has {count} partitions, a ledger needs {PARTITIONS}; give another "
+            "ledger_topic, which is made as it has to be"
+        )
+    if topics:
+        require_topics(admin, target.servers, topics, principal=principal)
+
+
+def ledger_of(target: Target, partitions: Iterable[TopicPartition]) -> Offsets:
+    """Return the next offset of each partition that the ledger of a sink knows.
+
+    Raises:
+        MissingRightError: the client may not read the ledger.
+        SinkError: the ledger cannot be read.
+        BrokerConnectionError: no broker answered.
+    """
+    admin = clients.admin(target.servers, target.config)
+    # A topic that may not be seen looks like one that is not there, and the query would begin anew.
+    reading = [topic_right(Operation.READ, target.ledger)]
+    require_rights(admin, f"the ledger of sink {target.name} cannot be read", reading, principal_of(target.config))
+    if target.ledger not in partition_counts(admin, target.servers):
+        return {}
+    ledger = KafkaLedger(target)
+    try:
+        held = ledger.read(list(partitions))
+    except KafkaException as error:
+        raise SinkError(
+            f"the ledger {target.ledger} of sink {target.name} could not be read: {reason(error)}; check the brokers"
+        ) from error
+    finally:
+        ledger.close()
+    return {part: entry.next_offset for part, entry in held.items() if entry.next_offset}
+
+
+def publish_by_source(target: Target, rows: Iterable[Row]) -> Iterator[WriterCommitMessage]:
+    """Publish rows, sorted by source partition and offset; tell what came of each partition.
+
+    A failure is in the commit message: an exception would reach the driver as the text of a worker's stack.
+    """
+    ledger = KafkaLedger(target)
+    try:
+        for source, of_source in groupby(rows, key=lambda row: row.source):
+            yield _published(target, source, of_source, ledger)
+    except SinkError as error:
+        yield WriterCommitMessage("", -1, 0, 0, -1, str(error))
+    finally:
+        ledger.close()
+
+
+def _published(target: Target, source: TopicPartition, rows: Iterable[Row], ledger: KafkaLedger) -> WriterCommitMessage:
+    """Publish the rows of one source partition, piece by piece, up to the first that fails."""
+    count = applied = 0
+    last = -1
+    try:
+        for piece in pieces(rows):
+            applied += publish(target, f"{target.name}/{source[0]}/{source[1]}", piece, ledger)
+            count += len(piece)
+            last = piece[-1].offset
+    except (SinkError, ConfigurationError, MissingRightError) as error:
+        return WriterCommitMessage(*source, count, applied, last, str(error), isinstance(error, MissingRightError))
+    return WriterCommitMessage(*source, count, applied, last, None)
+
+
+def pieces(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Cut rows of one source partition into what one transaction takes, never between rows of one offset."""
+    piece: list[Row] = []
+    size = 0
+    for row in rows:
+        if piece and row.offset != piece[-1].offset and (len(piece) >= PIECE_ROWS or size >= PIECE_BYTES):
+            yield piece
+            piece, size = [], 0
+        piece.append(row)
+        size += len(row.key or b"") + len(row.value or b"")
+    if piece:
+        yield piece
+
+
+def publish_whole(target: Target, rows: Sequence[Row]) -> list[WriterCommitMessage]:
+    """Publish a batch in one transaction, its rows sorted by source partition and offset. Raises as `publish`."""
+    if not rows:
+        return []
+    ledger = KafkaLedger(target)
+    try:
+        applied = publish(target, f"{target.name}/whole", rows, ledger)
+    finally:
+        ledger.close()
+    return [WriterCommitMessage(*rows[0].source, len(rows), applied, rows[-1].offset, None)]
+
+
+def conclude(batch_id: int, name: str, messages: Sequence[WriterCommitMessage]) -> None:
+    """Warn of rows that were left out, and raise `SinkError` or `MissingRightError` where some were not published."""
+    failures = [one.failure for one in messages if one.failure]
+    statistics = OffsetStatistics(rows=sum(one.rows for one in messages))
+    for one in messages:
+        if one.applied:
+            part = one.topic, one.partition
+            statistics.applied[part] = statistics.applied.get(part, 0) + one.applied
+    warn_replayed(batch_id, f"sink {name}", statistics)
+    if failures:
+        forbidden = [one.failure for one in messages if one.failure and one.lacks_right]
+        text = f"batch {batch_id}: {(forbidden or failures)[0]} ({len(failures)} of {len(messages)} parts failed)"
+        raise MissingRightError.from_text(text) if forbidden else SinkError(text)
