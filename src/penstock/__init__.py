@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.consumer import (
         CallNext,
         ConsumerStatistics,
+        Context,
         DeadLetterLimit,
         DeferredCompletion,
         Explanation,
@@ -68,6 +69,7 @@ _HOMES = {
     "penstock.consumer": (
         "CallNext",
         "ConsumerStatistics",
+        "Context",
         "DeadLetterLimit",
         "DeferredCompletion",
         "Explanation",
@@ -122,6 +124,7 @@ __all__ = [
     "CallNext",
     "ConfigurationError",
     "ConsumerStatistics",
+    "Context",
     "Coordinator",
     "DeadLetterLimit",
     "DecisionNotStoredError",

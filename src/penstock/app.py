@@ -165,6 +165,7 @@ class App:
         A plain function runs on a worker thread, an `async def` on the app's event loop. What it raises is a failure.
         What it returns is published, an `Outgoing` or several in a list or by `yield`, and then its message is done;
         what brokers refuse of it is a failure of that message. It may return a `DeferredCompletion` and finish later.
+        It may have a second parameter, annotated `penstock.Context`: see there.
 
         Args:
             topics: names of the topics.
@@ -242,7 +243,7 @@ class App:
         """Register a generator function that runs around the app: up to its `yield` at the start, the rest at the end.
 
         Those registered first start first and end last. What fails at the start keeps the app from starting. An
-        `async def` runs on the event loop of the app's async handlers.
+        `async def` runs on the event loop of the app's async handlers. What one of them yields is `Context.state`.
         """
         require_yield("lifespan", function, may_be_async=True)
         self._lifespans.append(function)
@@ -391,6 +392,7 @@ class App:
             middlewares=self._middlewares,
             resources=self._resources,
             cluster=cluster,
+            app=self,
         )
 
     def _new_sinks(self) -> AppSinks | None:

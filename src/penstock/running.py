@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Self
 
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
-from penstock.consumer.handlers.lifespan import Lifespan, enter
+from penstock.consumer.handlers.lifespan import Lifespan, enter_all
 from penstock.consumer.inspection.explain_server import explain_server
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.spark_sink.monitoring.progress import SinkStatistics
@@ -78,8 +78,9 @@ class RunningApp:
         try:
             # Without an `async def` handler the consumer has no event loop, and says so.
             run_async = None if self._consumer is None else self._consumer.run_async
-            for lifespan in self._lifespans:
-                enter(lifespan, self._around, run_async)
+            state = enter_all(self._lifespans, self._around, run_async)
+            if self._consumer is not None:
+                self._consumer.contexts.state = state
             if self._coordinator is not None:
                 self._coordinator.start()
             if self._consumer is not None:

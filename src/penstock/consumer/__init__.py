@@ -4,6 +4,7 @@ from penstock.clients.cluster import Clock, Cluster
 from penstock.clients.requests.granted_rights import Rights
 from penstock.clients.rights import Grantable, Operation, Resource, Right
 from penstock.consumer.failures.limits import DeadLetterLimit
+from penstock.consumer.handlers.context import Context
 from penstock.consumer.handlers.decoding import Decoder, DecoderSpec
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.encoding import Encoder, EncoderSpec
@@ -28,6 +29,7 @@ __all__ = [
     "Cluster",
     "ConsumerSettings",
     "ConsumerStatistics",
+    "Context",
     "DeadLetterFormat",
     "DeadLetterLimit",
     "Decoder",

@@ -23,6 +23,7 @@ from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
+from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Handler, Kind, orderings_of
 from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
 from penstock.consumer.handlers.results import ResultMaker, with_results
@@ -70,8 +71,11 @@ class Engine:
         settings: ConsumerSettings,
         clock: Clock,
         middlewares: Sequence[MiddlewareSpec] = (),
+        *,
+        contexts: ContextFactory | None = None,
     ) -> None:
         self.group = group
+        self._contexts = contexts or ContextFactory(group)
         self.handlers = dict(handlers)
         self.settings = settings
         self.clock = clock
@@ -183,7 +187,7 @@ class Engine:
         routes: dict[str, Route] = {}
         for topic, one in self.handlers.items():
             maker = ResultMaker.of(one)
-            invoke = self._traced(one, wrap(one, middlewares), maker)
+            invoke = self._traced(one, wrap(one, middlewares, self._contexts), maker)
             routes[topic] = Route(
                 one,
                 orderings[topic],

@@ -14,6 +14,7 @@ from penstock.clients.cluster import Cluster, KafkaCluster
 from penstock.clients.requests.granted_rights import Rights
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
+from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Handler, require_own_topics
 from penstock.consumer.handlers.middleware import MiddlewareSpec, middlewares_of
 from penstock.consumer.handlers.option_checks import check_paced
@@ -55,6 +56,7 @@ class LitePushConsumer:
         middlewares: functions around every handler, the first outermost.
         resources: what each worker has one of; closed by the worker when it ends.
         cluster: where clients and the time come from, in place of a real cluster at `bootstrap_servers`.
+        app: what handlers find as `Context.app`.
 
     Raises:
         ConfigurationError: an option or a handler is wrong.
@@ -70,6 +72,7 @@ class LitePushConsumer:
         middlewares: Sequence[MiddlewareSpec] = (),
         resources: Sequence[WorkerResource[Any]] = (),
         cluster: Cluster | None = None,
+        app: object = None,
     ) -> None:
         check.not_empty("group", group)
         check.not_empty("bootstrap_servers", bootstrap_servers)
@@ -86,9 +89,10 @@ class LitePushConsumer:
         self._group = group
         self._settings = settings or ConsumerSettings()
         self._cluster = cluster or KafkaCluster(bootstrap_servers, self._settings.config)
-        self._engine = engine = Engine(
-            group, handlers, self._settings, self._cluster.clock, middlewares_of(middlewares)
-        )
+        #: Makes what handlers get that ask for a `Context`. Its state is set before the start.
+        self.contexts = ContextFactory(group, app)
+        around, clock = middlewares_of(middlewares), self._cluster.clock
+        self._engine = engine = Engine(group, handlers, self._settings, clock, around, contexts=self.contexts)
         self._resources = list(resources)
         self._thread: threading.Thread | None = None
         self._loop: PollLoop | None = None

@@ -19,8 +19,9 @@ from penstock.clients.requests.topics import TopicSpec
 from penstock.consumer import ConsumerStatistics, Explanation
 from penstock.consumer.execution.threads import call
 from penstock.consumer.execution_slot import Outcome
+from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Kind
-from penstock.consumer.handlers.lifespan import enter
+from penstock.consumer.handlers.lifespan import enter_all
 from penstock.errors import ConfigurationError, PenstockError, StoppedError
 from penstock.message import Message
 from penstock.testing.memory.broker import TestBroker
@@ -108,14 +109,16 @@ class TestApp:
         settings = replace(app._settings, exactly_once=False)  # noqa: SLF001 - as above
         self.broker.ensure_topics(TopicSpec(topic, self._partitions) for topic in self._topics)
         middlewares = app._middlewares  # noqa: SLF001 - as above
-        consumer = SteppedConsumer(app.name, app.handlers, settings, self.broker, middlewares, wait=self._wait)
+        contexts = ContextFactory(app.name, app)
+        consumer = SteppedConsumer(
+            app.name, app.handlers, settings, self.broker, middlewares, contexts=contexts, wait=self._wait
+        )
         if consumer.engine.lane_plan.has_tasks:
             self._tasks = TaskRunner(consumer, self._handler_timeout)
         self._consumer = consumer
         try:
             run_async = None if self._tasks is None else self._tasks.run
-            for lifespan in app._lifespans:  # noqa: SLF001 - as above
-                enter(lifespan, self._around, run_async)
+            contexts.state = enter_all(app._lifespans, self._around, run_async)  # noqa: SLF001 - as above
             consumer.connect()
             if consumer.engine.telemetry is not None:
                 consumer.engine.telemetry.observe(lambda: consumer.statistics().reading())

@@ -17,6 +17,7 @@ from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.executor import ManualExecutor
 from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Work
+from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.middleware import MiddlewareSpec
 from penstock.consumer.inspection.explain import Explanation
@@ -165,13 +166,14 @@ class SteppedConsumer:
         broker: TestBroker,
         middlewares: Sequence[MiddlewareSpec] = (),
         *,
+        contexts: ContextFactory | None = None,
         wait: Callable[[float], None],
     ) -> None:
         self._broker = broker
         self._wait = wait
         #: The engine's clock. Who runs it without waiting has no use for `sleep`, save in a rebalance callback.
         self.clock = SteppedClock(broker.clock, self._sleep)
-        self.engine = Engine(group, handlers, settings, self.clock, middlewares)
+        self.engine = Engine(group, handlers, settings, self.clock, middlewares, contexts=contexts)
         self.engine.executor = self._executor = ManualExecutor()
         self.workers: list[SteppedWorker] = []
         self._past: list[ExecutionSlot] = []

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError
 from handler_rows import Row, run_task
 
 from penstock.clients.rights import MissingRightError
-from penstock.consumer import CallNext, DeadLetterLimit, DeferredCompletion, WorkerResource, handler, retry
+from penstock.consumer import CallNext, Context, DeadLetterLimit, DeferredCompletion, WorkerResource, handler, retry
 from penstock.errors import BatchError, SinkError
 from penstock.message import Message
 from penstock.spark_sink.sinks.handlers import task as task_module
@@ -401,3 +401,30 @@ def test_a_task_that_drops_everything_is_stopped_by_the_limit() -> None:
             {"orders": handler(failing, retry_policy=ONCE, on_failure="drop")},
             limit=DeadLetterLimit(consecutive=3),
         )
+
+
+@pytest.mark.parametrize("kind", ["thread", "task"])
+def test_a_context_tells_the_tasks_lifespan_state_and_the_attempt(kind: str) -> None:
+    seen: list[Context] = []
+    lifespans: list[Callable[[], Any]] = []
+
+    def note(_message: Message, context: Context) -> None:
+        seen.append(context)
+        if len(seen) == 1:
+            raise ValueError
+
+    async def note_async(message: Message, context: Context) -> None:
+        note(message, context)
+
+    def span() -> Iterator[str]:
+        yield "state"
+
+    async def span_async() -> AsyncIterator[str]:
+        yield "state"
+
+    lifespans.append(span if kind == "thread" else span_async)
+    function = note if kind == "thread" else note_async
+    run_task([Row(b"k", 1)], {"orders": handler(function, retry_policy=quickly())}, lifespans=lifespans)
+
+    # There is no app on an executor.
+    assert seen == [Context(attempt=tries, state="state", group="billing") for tries in (1, 2)]

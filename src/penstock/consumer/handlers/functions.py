@@ -41,26 +41,26 @@ def collected(function: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.isgeneratorfunction(called_by(function)):
 
         @functools.wraps(function)
-        def call(given: object) -> list[object]:
-            return list(function(given))
+        def call(*given: object) -> list[object]:
+            return list(function(*given))
 
         return call
     if is_async_generator(function):
 
         @functools.wraps(function)
-        async def await_all(given: object) -> list[object]:
-            return [one async for one in function(given)]
+        async def await_all(*given: object) -> list[object]:
+            return [one async for one in function(*given)]
 
         return await_all
     return function
 
 
 def require_parameters(
-    kind: str, function: Callable[..., object], what: str, count: int, *, may_yield: bool = False
+    kind: str, function: Callable[..., object], what: str, count: int, *, may_yield: bool = False, beside: str = ""
 ) -> None:
     """Raise `ConfigurationError` unless a function can be called with `count` arguments, and does its work when it is.
 
-    `kind` is what it is for, such as "handler", and `what` the arguments, in words.
+    `kind` is what it is for, such as "handler", `what` the arguments, in words, and `beside` what else it may have.
     """
     called = called_by(function)
     if not may_yield and (inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)):
@@ -73,8 +73,8 @@ def require_parameters(
         signature.bind(*[None] * count)
     except TypeError:
         raise ConfigurationError(
-            f"{kind} {name_of(function)}{signature} cannot be called with {what}; give it {_PARAMETERS[count]}, and "
-            "those beside it defaults"
+            f"{kind} {name_of(function)}{signature} cannot be called with {what}; give it {_PARAMETERS[count]}"
+            f"{beside}, and those beside it defaults"
         ) from None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from penstock import options as check
+from penstock.consumer.handlers.context import takes_context
 from penstock.consumer.handlers.decoding import Decoder, DecoderSpec, decoder_of
 from penstock.consumer.handlers.encoding import Encoder, EncoderSpec, encoder_of
 from penstock.consumer.handlers.functions import collected, is_async, is_async_generator, name_of, require_parameters
@@ -18,7 +19,8 @@ from penstock.dead_letters.headers import DeadLetterFormat, default_topic
 from penstock.errors import ConfigurationError
 from penstock.message import Message
 
-#: Called with a message, or with a list of messages where `batch` is more than one; may be an `async def`.
+#: Called with a message, or with a list of messages where `batch` is more than one, and with a `Context` where its
+#: second parameter is annotated so; may be an `async def`.
 HandlerFunction = Callable[..., object]
 Filter = Callable[[Message], bool]
 
@@ -54,6 +56,8 @@ class Handler:
     """
 
     function: HandlerFunction
+    #: Whether the function is given a `Context` beside the message.
+    takes_context: bool
     kind: Kind
     order: Order
     keyless: Keyless
@@ -105,14 +109,16 @@ def handler(
     """Check what a user gave for a handler and return it in one piece.
 
     `function` is called with each message, on a worker thread, or on the event loop where it is an `async def`. What it
-    raises is a failure. It may return a `DeferredCompletion`; anything else that it returns is ignored. The options are
+    raises is a failure. What it returns is published, or it is a `DeferredCompletion`. The options are
     those of `App.handler`, where they are explained; `retry_policy` is called `retry` there.
 
     Raises:
         ConfigurationError: one of them is wrong.
     """
     check.a_callable("handler", function)
-    require_parameters("handler", function, "a message", 1, may_yield=True)
+    asks = takes_context(function)
+    what, beside = ("a message and its context", "") if asks else ("a message", ", or a second one as penstock.Context")
+    require_parameters("handler", function, what, 2 if asks else 1, may_yield=True, beside=beside)
     check_plain({"filter": filter, "decoder": decoder, "key": key})
     if filter is not None:
         check.a_callable("filter", filter)
@@ -134,6 +140,7 @@ def handler(
     fate, letters, letter_format = _on_failure(on_failure, dead_letter_topic, dead_letter_format)
     return Handler(
         function=collected(function),
+        takes_context=asks,
         kind=Kind.TASK if is_async(function) or is_async_generator(function) else Kind.THREAD,
         order=order,
         keyless=keyless,

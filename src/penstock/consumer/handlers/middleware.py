@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.functions import is_async, name_of, require_parameters
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.errors import BatchError, ConfigurationError, PenstockError, raised
@@ -66,12 +67,15 @@ def _require_middleware(given: Callable[..., object]) -> None:
     require_parameters("middleware", given, "a message and call_next", 2)
 
 
-def wrap(handler: Handler, middlewares: Sequence[MiddlewareSpec]) -> Invoke:
+def wrap(handler: Handler, middlewares: Sequence[MiddlewareSpec], contexts: ContextFactory | None = None) -> Invoke:
     """Return the handler's function within the middlewares, the first outermost; the function itself without any.
 
+    One that asks for a context is called with those of `contexts`, which may be left out where nothing is called.
     Raises `ConfigurationError` where a middleware is not of the handler's kind.
     """
     invoke: Invoke = handler.function
+    if handler.takes_context and contexts is not None:
+        invoke = contexts.around(invoke)
     link = _async_link if handler.kind is Kind.TASK else _plain_link
     for middleware in reversed(middlewares):
         invoke = link(_of_kind(middleware, handler), invoke)

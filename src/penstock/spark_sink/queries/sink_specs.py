@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock import options as check
+from penstock.consumer.handlers.context import context_parameters
+from penstock.consumer.handlers.functions import name_of
 from penstock.errors import ConfigurationError
 from penstock.options import PROCESS_VARIABLE
 
@@ -58,6 +60,12 @@ class SinkSpec:
             raise ConfigurationError(f"restarts must be a whole number of at least 0, but is {self.restarts!r}")
         if self.group is not None:
             check.not_empty("group", self.group)
+        for function in (self.function, self.rows):
+            if function is not None and context_parameters(function):
+                raise ConfigurationError(
+                    f"sink {name_of(function)} takes a Context, which handlers alone are given; Spark calls it with a "
+                    "frame, and with a batch's number where there is no sink="
+                )
 
 
 def require_own_names(specs: Sequence[SinkSpec]) -> None:

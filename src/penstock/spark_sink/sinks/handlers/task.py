@@ -20,8 +20,9 @@ from penstock import clients
 from penstock.clients.cluster import ProducerClient
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.consumer.execution.event_loop import new_event_loop
+from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Handler, Kind, orderings_of
-from penstock.consumer.handlers.lifespan import enter
+from penstock.consumer.handlers.lifespan import enter_all
 from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.route import Route
@@ -63,8 +64,10 @@ class TaskWork:
         begun = time.monotonic()
         lanes: Counter[int] = Counter()
         orderings = orderings_of(self.handlers, 1)
+        contexts = ContextFactory(self.dead_letters.group)
         routes = {
-            topic: Route(one, orderings[topic], wrap(one, self.middlewares)) for topic, one in self.handlers.items()
+            topic: Route(one, orderings[topic], wrap(one, self.middlewares, contexts))
+            for topic, one in self.handlers.items()
         }
         dead_letters = TaskDeadLetters(self.dead_letters, lambda: queues.counts, _producer)
         queues = KeyQueues(
@@ -76,9 +79,9 @@ class TaskWork:
         )
         with ExitStack() as around:
             if any(one.kind is Kind.TASK for one in self.handlers.values()):
-                self._run_on_loop(queues, around)
+                self._run_on_loop(queues, around, contexts)
             else:
-                self._enter(around, None)
+                self._enter(around, None, contexts)
                 runners.run(queues)
             dead_letters.flush()
         counts = queues.counts
@@ -95,9 +98,9 @@ class TaskWork:
             seconds=time.monotonic() - begun,
         )
 
-    def _run_on_loop(self, queues: KeyQueues, around: ExitStack) -> None:
+    def _run_on_loop(self, queues: KeyQueues, around: ExitStack, contexts: ContextFactory) -> None:
         runner = around.enter_context(asyncio.Runner(loop_factory=new_event_loop))
-        self._enter(around, runner)
+        self._enter(around, runner, contexts)
         plain = around.enter_context(ThreadPoolExecutor(1, thread_name_prefix="penstock-handler"))
         # Closed by the thread that has made them.
         around.callback(lambda: plain.submit(self._close_resources).result())
@@ -107,11 +110,10 @@ class TaskWork:
 
         runner.run(drive())
 
-    def _enter(self, around: ExitStack, runner: asyncio.Runner | None) -> None:
+    def _enter(self, around: ExitStack, runner: asyncio.Runner | None, contexts: ContextFactory) -> None:
         """Begin the lifespans; they end in reverse order, after the resources that may need them are closed."""
         run_async = None if runner is None else partial(_run, runner)
-        for lifespan in self.lifespans:
-            enter(lifespan, around, run_async)
+        contexts.state = enter_all(self.lifespans, around, run_async)
         around.callback(self._close_resources)
 
     def _close_resources(self) -> None:
@@ -119,11 +121,11 @@ class TaskWork:
             resource.close()
 
 
-def _run(runner: asyncio.Runner, awaitable: Awaitable[Any]) -> None:
-    async def wait() -> None:
-        await awaitable
+def _run(runner: asyncio.Runner, awaitable: Awaitable[Any]) -> object:
+    async def wait() -> object:
+        return await awaitable
 
-    runner.run(wait())
+    return runner.run(wait())
 
 
 def _producer(config: dict[str, Any]) -> ProducerClient:

@@ -1,0 +1,318 @@
+"""`Context`: who is given one, by the annotation alone, and what it tells."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Optional
+
+import pytest
+from stepped_engine import SteppedEngine
+
+import penstock
+import penstock as renamed
+from penstock.consumer import handler
+from penstock.consumer.handlers.context import ContextFactory
+from penstock.consumer.handlers.middleware import wrap
+from penstock.errors import ConfigurationError
+from penstock.testing import TestApp
+
+if TYPE_CHECKING:
+    from penstock.nowhere import Unknown  # type: ignore[import-not-found] # its name is not known at run time
+
+    from penstock import Context
+
+Seen = list[tuple[object, penstock.Context]]
+
+
+class Notes:
+    """Handlers of many forms, which note what they were given."""
+
+    def __init__(self) -> None:
+        self.seen: Seen = []
+
+    def note(self, message: object, context: penstock.Context) -> None:
+        """Take it as a method does."""
+        self.seen.append((message, context))
+
+    def __call__(self, message: penstock.Message, whatever: penstock.Context) -> None:
+        """Take it as an object does, by any name."""
+        self.note(message, whatever)
+
+    def plain(self) -> Callable[..., object]:
+        def handle(message: penstock.Message, context: penstock.Context) -> None:
+            self.note(message, context)
+
+        return handle
+
+    def asynchronous(self) -> Callable[..., object]:
+        async def handle(message: penstock.Message, context: penstock.Context) -> None:
+            self.note(message, context)
+
+        return handle
+
+    def generator(self) -> Callable[..., object]:
+        def handle(message: penstock.Message, context: penstock.Context) -> Iterator[penstock.Outgoing]:
+            self.note(message, context)
+            yield penstock.Outgoing("out", b"1")
+
+        return handle
+
+    def async_generator(self) -> Callable[..., object]:
+        async def handle(message: penstock.Message, context: penstock.Context) -> AsyncIterator[penstock.Outgoing]:
+            self.note(message, context)
+            yield penstock.Outgoing("out", b"1")
+
+        return handle
+
+    def partial(self) -> Callable[..., object]:
+        def handle(notes: Notes, message: penstock.Message, context: penstock.Context) -> None:
+            notes.note(message, context)
+
+        return functools.partial(handle, self)
+
+    def decorated(self) -> Callable[..., object]:
+        @functools.wraps(self.note)
+        def handle(*given: object) -> None:
+            self.note(*given)  # type: ignore[arg-type] # what the engine gives
+
+        return handle
+
+    def by_another_name(self) -> Callable[..., object]:
+        def handle(message: penstock.Message, context: renamed.Context) -> None:
+            self.note(message, context)
+
+        return handle
+
+    def for_type_checkers(self) -> Callable[..., object]:
+        def handle(message: Unknown, context: Context) -> None:
+            self.note(message, context)
+
+        return handle
+
+    def optional(self) -> Callable[..., object]:
+        def handle(message: penstock.Message, context: Optional[penstock.Context] = None) -> None:  # noqa: UP045 - the older way to write it
+            assert context is not None
+            self.note(message, context)
+
+        return handle
+
+    def no_string(self) -> Callable[..., object]:
+        def handle(message: penstock.Message, context: object) -> None:
+            self.note(message, context)  # type: ignore[arg-type] # it is one
+
+        handle.__annotations__["context"] = penstock.Context
+        return handle
+
+
+FORMS = [
+    "plain",
+    "asynchronous",
+    "generator",
+    "async_generator",
+    "partial",
+    "decorated",
+    "by_another_name",
+    "for_type_checkers",
+    "optional",
+    "no_string",
+]
+
+
+def app_of(**options: object) -> penstock.App:
+    return penstock.App("shop", bootstrap_servers="memory:0", **options)  # type: ignore[arg-type] # the test's own
+
+
+def every(seconds: float, attempts: int = 3) -> penstock.RetryPolicy:
+    """Tries so many seconds apart."""
+    return penstock.retry(attempts=attempts, wait=lambda _: seconds)
+
+
+@pytest.mark.parametrize("form", [*FORMS, "note", "__call__"])
+def test_a_handler_of_any_form_is_given_a_context(form: str) -> None:
+    app, notes = app_of(), Notes()
+    function = notes if form == "__call__" else notes.note if form == "note" else getattr(notes, form)()
+
+    @app.lifespan
+    def span() -> Iterator[str]:
+        yield "state"
+
+    app.handler("t")(function)
+    with TestApp(app, topics=["out"]) as test:
+        test.send("t", "v")
+        test.settle()
+        published = len(test.published("out"))
+
+    ((message, context),) = notes.seen
+    assert isinstance(message, penstock.Message)
+    assert message.value == b"v"
+    assert context == penstock.Context(attempt=1, app=app, state="state", group="shop")
+    assert published == ("generator" in form)
+
+
+def test_a_handler_that_does_not_ask_is_called_as_it_is() -> None:
+    def handle(message: penstock.Message) -> None: ...
+
+    def has_default(message: penstock.Message, context: object = None) -> None: ...
+
+    assert wrap(handler(handle), ()) is handle
+    assert not handler(has_default).takes_context
+
+
+@pytest.mark.parametrize("form", ["plain", "asynchronous"])
+def test_attempts_are_counted_from_one_over_retries_and_retry_topics(form: str) -> None:
+    app, seen = app_of(), []
+
+    def note(message: penstock.Message, context: penstock.Context) -> None:
+        seen.append((context.attempt, message.attempt))
+        raise ValueError
+
+    if form == "plain":
+        app.handler("t", retry=every(1, attempts=2), retry_delays=[60], on_failure="drop")(note)
+    else:
+
+        @app.handler("t", retry=every(1, attempts=2), retry_delays=[60], on_failure="drop")
+        async def note_async(message: penstock.Message, context: penstock.Context) -> None:
+            note(message, context)
+
+    with TestApp(app) as test:
+        test.send("t", "v")
+        test.advance(120)
+
+    assert seen == [(1, 0), (2, 1), (3, 2), (4, 3)]
+
+
+def test_a_batch_has_one_context_with_the_attempt_of_the_message_that_was_tried_most_often() -> None:
+    app, seen = app_of(), []
+
+    @app.handler("t", batch=3, order="none", retry=every(1), on_failure="drop")
+    def handle(messages: list[penstock.Message], context: penstock.Context) -> None:
+        seen.append(([message.attempt for message in messages], context.attempt))
+        if context.attempt < 3:
+            raise ValueError
+
+    with TestApp(app) as test:
+        for value in "abc":
+            test.send("t", value)
+        test.advance(10)
+
+    assert seen == [([0, 0, 0], 1), ([1, 1, 1], 2), ([2, 2, 2], 3)]
+
+
+def test_the_attempt_of_a_batch_of_messages_that_were_tried_differently_often_is_the_highest() -> None:
+    seen: list[int] = []
+
+    def handle(messages: list[penstock.Message], context: penstock.Context) -> None:
+        seen.append(context.attempt)
+
+    call = wrap(handler(handle, batch=3), (), ContextFactory("shop"))
+    call([penstock.Message.of(b"", attempt=attempt) for attempt in (0, 4, 2)])
+    call([])
+
+    assert seen == [5, 1]
+
+
+def test_middlewares_stand_around_a_handler_with_a_context() -> None:
+    seen: Seen = []
+
+    def around(message: penstock.Message, call_next: penstock.CallNext) -> object:
+        return call_next(penstock.Message.of(b"other", attempt=message.attempt))
+
+    app = app_of(middlewares=[around])
+
+    @app.handler("t", retry=every(1), on_failure="drop")
+    def handle(message: penstock.Message, context: penstock.Context) -> None:
+        seen.append((message.value, context))
+        raise ValueError
+
+    with TestApp(app) as test:
+        test.send("t", "v")
+        test.advance(10)
+
+    assert [(value, context.attempt) for value, context in seen] == [(b"other", 1), (b"other", 2), (b"other", 3)]
+
+
+def test_the_state_is_that_of_each_start() -> None:
+    app, seen, starts = app_of(), [], []
+
+    @app.lifespan
+    def without() -> Iterator[None]:
+        yield
+
+    @app.lifespan
+    async def connection() -> AsyncIterator[dict[str, int]]:
+        starts.append("begins")
+        yield {"start": len(starts)}
+        starts.append("ends")
+
+    @app.handler("t")
+    async def handle(message: penstock.Message, context: penstock.Context) -> None:
+        seen.append(context.state)
+
+    with TestApp(app) as test, TestApp(app, test.broker):
+        test.send("t", "v")
+        test.settle()
+    with TestApp(app) as test:
+        test.send("t", "v")
+        test.settle()
+
+    assert seen == [{"start": 1}, {"start": 5}]
+
+
+def test_two_states_are_refused_at_the_start_and_both_lifespans_end() -> None:
+    app, ended = app_of(), []
+
+    def span(name: str) -> Callable[[], Iterator[str]]:
+        def give() -> Iterator[str]:
+            yield name
+            ended.append(name)
+
+        give.__qualname__ = name
+        return give
+
+    app.lifespan(span("first"))
+    app.lifespan(span("second"))
+    app.handler("t")(Notes().note)
+
+    with pytest.raises(ConfigurationError, match="the lifespans first and second both yield a state"):
+        TestApp(app).start()
+
+    assert ended == ["second", "first"]
+
+
+def test_a_second_parameter_without_the_annotation_is_refused_with_a_sentence() -> None:
+    def bare(message: penstock.Message, context) -> None: ...  # type: ignore[no-untyped-def] # noqa: ANN001 - on purpose
+
+    def another(message: penstock.Message, context: Unknown) -> None: ...
+
+    def keyword(message: penstock.Message, *, context: penstock.Context) -> None: ...
+
+    def third(message: penstock.Message, size: int, context: penstock.Context) -> None: ...
+
+    def first(context: penstock.Context) -> None: ...
+
+    for function in (bare, another):
+        with pytest.raises(ConfigurationError, match=r"give it one parameter, or a second one as penstock\.Context"):
+            handler(function)
+    for function in (keyword, third, first):
+        with pytest.raises(ConfigurationError, match="has its Context as 'context', where nobody gives it one"):
+            handler(function)
+
+
+def test_a_consumer_without_an_app_gives_a_context_with_its_group() -> None:
+    notes = Notes()
+    stepped = SteppedEngine({"t": handler(notes.note)})
+
+    stepped.feed("t", (b"k", b"v"))
+    stepped.serve()
+
+    assert [context for _, context in notes.seen] == [penstock.Context(group="group")]
+
+
+def test_a_sink_function_is_given_no_context() -> None:
+    app = app_of()
+
+    def store(batch: object, context: penstock.Context) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"sink .*store takes a Context, which handlers alone are given"):
+        app.sink("t")(store)
