@@ -28,12 +28,14 @@ from penstock.consumer.handlers.handler import Filter
 from penstock.consumer.handlers.lifespan import Lifespan
 from penstock.consumer.handlers.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.ordering import KeyFunction
+from penstock.consumer.handlers.patterns import register_pattern, topics_or_pattern
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
 from penstock.running import RunningApp, coordinator_of, run_until_signal
 from penstock.spark_sink.queries.app_sinks import AppSinks
 from penstock.spark_sink.queries.sink_specs import SinkFunction, SinkSpec, in_first_process, require_own_names
 from penstock.transactions import Coordinator
+from penstock.transactions.wire.topics import StoreTopics
 
 if TYPE_CHECKING:
     from penstock.spark_sink.sinks.handlers.sink import HandlerSink
@@ -136,11 +138,13 @@ class App:
         self._resources: list[WorkerResource[Any]] = []
         self._handlers: dict[str, Handler] = {}
         self._consumed: dict[str, Handler] = {}  # those that are not left to Spark
+        self._patterns: dict[str, Handler] = {}
         self._sinks: list[SinkSpec] = []
 
     def handler(
         self,
         *topics: str,
+        pattern: str | None = None,
         order: str | Order = Order.KEY,
         keyless: str | Keyless = Keyless.PARTITION,
         key: str | KeyFunction | None = None,
@@ -168,6 +172,8 @@ class App:
 
         Args:
             topics: names of the topics.
+            pattern: in place of them, a regular expression: topics that match as a whole, also those that come up
+                while the app runs. A topic that a handler names is that handler's.
             order: "key" (default): messages with the same key are handled one at a time and in order, in all topics
                 of the handler. "partition": those of the same partition. "none": none wait.
             keyless: what stands for the key where there is none: "partition" (default), "together" or "spread".
@@ -202,7 +208,7 @@ class App:
         Raises:
             ConfigurationError: an option is wrong, the function cannot be called, or a topic has a handler already.
         """
-        names = check.names("topic", topics)
+        names = topics_or_pattern(topics, pattern)
 
         def register(function: FunctionT) -> FunctionT:
             one = handler(
@@ -227,6 +233,8 @@ class App:
                 deferred_timeout=deferred_timeout,
             )
             wrap(one, self._middlewares)  # to refuse what does not fit where it is written
+            if pattern is not None:
+                register_pattern(self._patterns, pattern, one)
             for topic in names:
                 if topic in self._handlers:
                     raise ConfigurationError(
@@ -352,12 +360,13 @@ class App:
                 a sink has neither a checkpoint nor a ledger, or the Kafka client refused its configuration.
             SinkError: a sink cannot store what its query gives it.
         """
-        if not self._consumed and not self._sinks:
+        has_consumer = bool(self._consumed or self._patterns)
+        if not has_consumer and not self._sinks:
             what = "register one with @app.handler(topic) or @app.sink(topic)"
             raise ConfigurationError(f"app {self.name} has no handler and no sink; {what}")
         running = RunningApp(
             coordinator_of(self._coordinator, self.bootstrap_servers, self._prefix, self._settings.telemetry),
-            self.consumer() if self._consumed else None,
+            self.consumer() if has_consumer else None,
             self._lifespans,
             self._new_sinks(),
         )
@@ -374,6 +383,16 @@ class App:
         """The handlers by topic."""
         return dict(self._handlers)
 
+    @property
+    def patterns(self) -> Mapping[str, Handler]:
+        """The handlers by pattern."""
+        return dict(self._patterns)
+
+    @property
+    def _left_out(self) -> frozenset[str]:
+        """Topics that no pattern takes: those left to Spark, and the store's own."""
+        return frozenset(self._handlers) | StoreTopics(self._prefix).all
+
     def consumer(self, cluster: Cluster | None = None) -> LitePushConsumer:
         """Return a consumer with the app's handlers, save those left to Spark, not started.
 
@@ -387,6 +406,8 @@ class App:
             self.name,
             self._consumed,
             bootstrap_servers=self.bootstrap_servers,
+            patterns=self._patterns,
+            left_out=self._left_out,
             settings=self._settings,
             middlewares=self._middlewares,
             resources=self._resources,
@@ -394,7 +415,7 @@ class App:
         )
 
     def _new_sinks(self) -> AppSinks | None:
-        if not self._sinks or not in_first_process(self.name, alone=not self._consumed):
+        if not self._sinks or not in_first_process(self.name, alone=not (self._consumed or self._patterns)):
             return None
         return AppSinks(
             self.name,
