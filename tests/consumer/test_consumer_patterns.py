@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
+from confluent_kafka.admin import AdminClient
 
 import penstock
+from kafka_tools import produce
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.testing import TestApp
+from waiting import wait_until
 
 #: Seconds within which a topic is found: two searches.
 FOUND_S = 60
@@ -116,3 +124,35 @@ def test_what_is_no_pattern_is_refused_where_it_is_written() -> None:
             app.handler(*topics, pattern=pattern)(lambda _: None)
     with pytest.raises(ConfigurationError, match="round for ever"):
         app.handler(pattern=".+", to="out")(lambda _: 1)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_topic_that_comes_up_on_a_real_broker_is_taken_up_with_both_protocols(
+    broker: DevBroker, admin: AdminClient, new_topic: Callable[..., str], protocol: str
+) -> None:
+    servers, first = broker.bootstrap_servers, new_topic()
+    second = f"{first}.later"
+    seen: list[tuple[str, bytes | None]] = []
+    config = {
+        "topic.metadata.refresh.interval.ms": 300,
+        "group.protocol": protocol,
+        "auto.offset.reset": "latest",
+    }
+    app = penstock.App(f"app-{first}", bootstrap_servers=servers, commit_interval=0.1, config=config)
+    app.handler(pattern=re.escape(first) + r"\..*")(lambda message: seen.append((message.topic, message.value)))
+
+    with app.start() as running:
+        ensure_topics(admin, servers, [TopicSpec(second, 2)])
+        produce(servers, second, [(b"k", b"1")])
+        wait_until(lambda: seen == [(second, b"1")])
+        running.pause(second)
+        wait_until(lambda: [one.paused for one in running.statistics().partitions] == ["by the app"] * 2)
+        ensure_topics(admin, servers, [TopicSpec(f"{first}.third", 1)])
+        produce(servers, f"{first}.third", [(b"k", b"3")])
+        produce(servers, second, [(b"k", b"2")])
+        wait_until(lambda: (f"{first}.third", b"3") in seen)
+        while_paused = list(seen)
+        running.resume(second)
+        wait_until(lambda: (second, b"2") in seen)
+
+    assert (second, b"2") not in while_paused

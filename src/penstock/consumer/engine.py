@@ -53,7 +53,6 @@ from penstock.consumer.publishing.result_publisher import Publisher, RefusedResu
 from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
 from penstock.consumer.routes import Routes
 from penstock.consumer.settings import ConsumerSettings
-from penstock.errors import ConfigurationError
 from penstock.message import Record
 from penstock.offsets import decode, owner_of
 from penstock.routing import KeyState, Scheduler
@@ -72,6 +71,7 @@ class Engine:
         settings: ConsumerSettings,
         clock: Clock,
         middlewares: Sequence[MiddlewareSpec] = (),
+        *,
         patterns: TopicPatterns | None = None,
     ) -> None:
         self.group = group
@@ -131,7 +131,7 @@ class Engine:
         self.router = Router(
             self.assignments, self.scheduler, self._wake, self.wake_all, topics, key_resolver=self.key_resolver
         )
-        self.app_pauses = AppPauses(clock)
+        self.app_pauses = AppPauses(group, clock, lambda: self.handlers)
         self.back_pressure = BackPressure(
             settings.max_in_flight,
             settings.max_in_flight_bytes,
@@ -315,23 +315,6 @@ class Engine:
     def _offset_reset(self, topic: str) -> int | None:
         """Return where a topic that was made anew begins; one that a pattern matches is a new topic."""
         return self.settings.offset_reset if topic in self.patterns.named else OFFSET_BEGINNING
-
-    def pause(self, topic: str, partition: int | None = None) -> None:
-        """Fetch nothing more of a topic, or of a partition of it. Any thread; raises as `RunningApp.pause`."""
-        self._require_topic(topic, partition)
-        self.app_pauses.pause(topic, partition)
-
-    def resume(self, topic: str, partition: int | None = None) -> None:
-        """Fetch again what `pause` has paused. Any thread; raises as `RunningApp.pause`."""
-        self._require_topic(topic, partition)
-        self.app_pauses.resume(topic, partition)
-
-    def _require_topic(self, topic: str, partition: int | None) -> None:
-        if topic not in self.handlers:
-            known = ", ".join(self.handlers) or "none yet"
-            raise ConfigurationError(f"no handler of {self.group} consumes {topic!r}; its topics are: {known}")
-        if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int) or partition < 0):
-            raise ConfigurationError(f"partition must be a number from 0 on, but is {partition!r}")
 
     def needed_rights(self) -> dict[Right, list[str]]:
         """Return what the brokers must allow, and of each right which topics come to a halt without it."""

@@ -101,7 +101,7 @@ class LitePushConsumer:
             self._settings,
             self._cluster.clock,
             middlewares_of(middlewares),
-            TopicPatterns(patterns, handlers, left_out),
+            patterns=TopicPatterns(patterns, handlers, left_out),
         )
         self._resources = list(resources)
         self._thread: threading.Thread | None = None
@@ -255,11 +255,11 @@ class LitePushConsumer:
 
     def pause(self, topic: str, partition: int | None = None) -> None:
         """Fetch nothing more of a topic, or of one partition, until `resume`; see `RunningApp.pause`."""
-        self._engine.pause(topic, partition)
+        self._engine.app_pauses.pause(topic, partition)
 
     def resume(self, topic: str, partition: int | None = None) -> None:
         """Fetch again what `pause` has paused; see `RunningApp.resume`."""
-        self._engine.resume(topic, partition)
+        self._engine.app_pauses.resume(topic, partition)
 
     def request_stop(self, timeout: float | None = None, *, now: bool = False) -> None:
         """Ask for a stop without waiting for it; safe in a signal handler.

@@ -294,11 +294,11 @@ class TestApp:
 
     def pause(self, topic: str, partition: int | None = None) -> None:
         """Pause a topic, or a partition, as `RunningApp.pause` does."""
-        self._running().engine.pause(topic, partition)
+        self._running().engine.app_pauses.pause(topic, partition)
 
     def resume(self, topic: str, partition: int | None = None) -> None:
         """Let it go on, as `RunningApp.resume` does."""
-        self._running().engine.resume(topic, partition)
+        self._running().engine.app_pauses.resume(topic, partition)
 
     def committed(self, topic: str) -> dict[int, int]:
         """Return the group's committed offset of each partition: what a new process starts from.

@@ -174,7 +174,7 @@ class SteppedConsumer:
         self._wait = wait
         #: The engine's clock. Who runs it without waiting has no use for `sleep`, save in a rebalance callback.
         self.clock = SteppedClock(broker.clock, self._sleep)
-        self.engine = Engine(group, handlers, settings, self.clock, middlewares, patterns)
+        self.engine = Engine(group, handlers, settings, self.clock, middlewares, patterns=patterns)
         self.engine.executor = self._executor = ManualExecutor()
         self.workers: list[SteppedWorker] = []
         self._past: list[ExecutionSlot] = []
