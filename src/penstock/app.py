@@ -28,12 +28,15 @@ from penstock.consumer.handlers.handler import Filter
 from penstock.consumer.handlers.lifespan import Lifespan
 from penstock.consumer.handlers.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.ordering import KeyFunction
+from penstock.consumer.handlers.patterns import register_pattern, topics_or_pattern
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
 from penstock.running import RunningApp, coordinator_of, run_until_signal
 from penstock.spark_sink.queries.app_sinks import AppSinks
-from penstock.spark_sink.queries.sink_specs import SinkFunction, SinkSpec, in_first_process, require_own_names
+from penstock.spark_sink.queries.sink_registry import SinkRegistry
+from penstock.spark_sink.queries.sink_specs import in_first_process
 from penstock.transactions import Coordinator
+from penstock.transactions.wire.topics import StoreTopics
 
 if TYPE_CHECKING:
     from penstock.spark_sink.sinks.handlers.sink import HandlerSink
@@ -44,7 +47,7 @@ ResourceT = TypeVar("ResourceT")
 LifespanT = TypeVar("LifespanT", bound=Lifespan)
 
 
-class App:
+class App(SinkRegistry):
     """A consumer group with its handlers and sinks.
 
     Nothing is connected before `run` or `start`. Registering is for one thread; everything else may be called from any.
@@ -136,11 +139,13 @@ class App:
         self._resources: list[WorkerResource[Any]] = []
         self._handlers: dict[str, Handler] = {}
         self._consumed: dict[str, Handler] = {}  # those that are not left to Spark
-        self._sinks: list[SinkSpec] = []
+        self._patterns: dict[str, Handler] = {}
+        self._sinks = []
 
     def handler(
         self,
         *topics: str,
+        pattern: str | None = None,
         order: str | Order = Order.KEY,
         keyless: str | Keyless = Keyless.PARTITION,
         key: str | KeyFunction | None = None,
@@ -169,6 +174,8 @@ class App:
 
         Args:
             topics: names of the topics.
+            pattern: in place of them, a regular expression: topics that match as a whole, also those that come up
+                while the app runs. A topic that a handler names is that handler's.
             order: "key" (default): messages with the same key are handled one at a time and in order, in all topics
                 of the handler. "partition": those of the same partition. "none": none wait.
             keyless: what stands for the key where there is none: "partition" (default), "together" or "spread".
@@ -203,7 +210,7 @@ class App:
         Raises:
             ConfigurationError: an option is wrong, the function cannot be called, or a topic has a handler already.
         """
-        names = check.names("topic", topics)
+        names = topics_or_pattern(topics, pattern)
 
         def register(function: FunctionT) -> FunctionT:
             one = handler(
@@ -228,6 +235,8 @@ class App:
                 deferred_timeout=deferred_timeout,
             )
             wrap(one, self._middlewares)  # to refuse what does not fit where it is written
+            if pattern is not None:
+                register_pattern(self._patterns, pattern, one)
             for topic in names:
                 if topic in self._handlers:
                     raise ConfigurationError(
@@ -258,68 +267,6 @@ class App:
         resource = WorkerResource(function)
         self._resources.append(resource)
         return resource
-
-    def sink(
-        self,
-        *topics: str,
-        sink: SinkFunction | None = None,
-        trigger: str = "5 seconds",
-        name: str | None = None,
-        checkpoint_location: str | None = None,
-        starting_offsets: str = "earliest",
-        options: Mapping[str, str] | None = None,
-        restarts: int = 10,
-        group: str | None = None,
-    ) -> Callable[[FunctionT], FunctionT]:
-        """Register what takes Spark's micro-batches of one topic or several: a function `(batch, batch_id)` or a sink.
-
-        The batches hold committed messages only, with the columns of Spark's Kafka source. They run in the process's
-        Spark session, or in a new one that ends with the app; make your own before `start` to configure it. With
-        `penstock run --processes N` they run in the first process only. A query that fails is started again after 1 to
-        60 seconds; a stop lets the batch under way end, within the app's `stop_timeout`.
-
-        Args:
-            topics: names of the topics.
-            sink: what stores the batches, such as a `SqlSink`. The decorated function then makes the rows: it is
-                called once, with the streaming frame of the messages, and returns the frame to store. A sink with a
-                method `check(schema)` is asked before the query begins.
-            trigger: an interval such as "5 seconds", or "available now" to end when all is read.
-            name: name of the query; the app's and the function's when left out.
-            checkpoint_location: where Spark keeps its progress. A function, and a sink without a ledger such as
-                `handler_sink`, need one, or a folder of the session's (`spark.sql.streaming.checkpointLocation`). A
-                sink with a ledger, such as `SqlSink`, goes on where that says when there is none, or it is lost.
-            starting_offsets: "earliest" (default), "latest" or Spark's JSON, where neither checkpoint nor ledger know
-                the query yet.
-            options: further options of the source by Spark's names: `maxOffsetsPerTrigger` bounds a batch, without it
-                the first one holds all that is there.
-            restarts: restarts in a row without a committed batch in between, at most; the next failure stops the app.
-            group: consumer group whose offsets follow the committed batches, for lag tools; for this query alone.
-
-        Raises:
-            ConfigurationError: an option is wrong, the function cannot be called, or another sink has its name.
-        """
-        names = check.names("topic", topics)
-
-        def register(function: FunctionT) -> FunctionT:
-            check.a_callable("sink", function)
-            given: Any = function  # of one signature or the other, by whether there is a sink
-            spec = SinkSpec(
-                topics=names,
-                function=given if sink is None else sink,
-                rows=None if sink is None else given,
-                trigger=trigger,
-                name=name or f"{self.name}-{getattr(function, '__name__', type(function).__name__)}",
-                checkpoint_location=checkpoint_location,
-                starting_offsets=starting_offsets,
-                options=dict(options or {}),
-                restarts=restarts,
-                group=group,
-            )
-            require_own_names([*self._sinks, spec])
-            self._sinks.append(spec)
-            return function
-
-        return register
 
     def handler_sink(self, *topics: str, parallelism: int, headers: bool = True) -> HandlerSink:
         """Return a sink that calls this app's handlers on Spark's executors, for `sink` or `foreachBatch`.
@@ -353,12 +300,13 @@ class App:
                 a sink has neither a checkpoint nor a ledger, or the Kafka client refused its configuration.
             SinkError: a sink cannot store what its query gives it.
         """
-        if not self._consumed and not self._sinks:
+        has_consumer = bool(self._consumed or self._patterns)
+        if not has_consumer and not self._sinks:
             what = "register one with @app.handler(topic) or @app.sink(topic)"
             raise ConfigurationError(f"app {self.name} has no handler and no sink; {what}")
         running = RunningApp(
             coordinator_of(self._coordinator, self.bootstrap_servers, self._prefix, self._settings.telemetry),
-            self.consumer() if self._consumed else None,
+            self.consumer() if has_consumer else None,
             self._lifespans,
             self._new_sinks(),
         )
@@ -366,14 +314,19 @@ class App:
         return running
 
     @property
-    def sinks(self) -> Sequence[SinkSpec]:
-        """The sinks, in the order of their declaration."""
-        return tuple(self._sinks)
-
-    @property
     def handlers(self) -> Mapping[str, Handler]:
         """The handlers by topic."""
         return dict(self._handlers)
+
+    @property
+    def patterns(self) -> Mapping[str, Handler]:
+        """The handlers by pattern."""
+        return dict(self._patterns)
+
+    @property
+    def _left_out(self) -> frozenset[str]:
+        """Topics that no pattern takes: those left to Spark, and the store's own."""
+        return frozenset(self._handlers) | StoreTopics(self._prefix).all
 
     def consumer(self, cluster: Cluster | None = None) -> LitePushConsumer:
         """Return a consumer with the app's handlers, save those left to Spark, not started.
@@ -388,6 +341,8 @@ class App:
             self.name,
             self._consumed,
             bootstrap_servers=self.bootstrap_servers,
+            patterns=self._patterns,
+            left_out=self._left_out,
             settings=self._settings,
             middlewares=self._middlewares,
             resources=self._resources,
@@ -396,7 +351,7 @@ class App:
         )
 
     def _new_sinks(self) -> AppSinks | None:
-        if not self._sinks or not in_first_process(self.name, alone=not self._consumed):
+        if not self._sinks or not in_first_process(self.name, alone=not (self._consumed or self._patterns)):
             return None
         return AppSinks(
             self.name,

@@ -182,9 +182,31 @@ class RunningApp:
         Raises:
             ConfigurationError: a value is wrong, or the topic has no handler in this app.
         """
+        self._require_consumer(topic).change_handler(topic, rate=rate, key_rate=key_rate, retry=retry)
+
+    def pause(self, topic: str, partition: int | None = None) -> None:
+        """Fetch nothing more of a topic, or of one partition, in this process, until `resume`.
+
+        What was taken in is finished and committed. A partition that goes to another member and comes back is paused
+        still, and partitions that come later to a paused topic are paused, too. Retry topics are paused with their
+        topic, not with a partition of it. Other members are not told: call it in each.
+
+        Raises:
+            ConfigurationError: the topic has no handler in this app, or the partition is no number.
+        """
+        self._require_consumer(topic).pause(topic, partition)
+
+    def resume(self, topic: str, partition: int | None = None) -> None:
+        """Fetch again what `pause` has paused: a topic with all of its partitions, or one partition.
+
+        What back-pressure has paused stays so as long as it must. Raises as `pause`.
+        """
+        self._require_consumer(topic).resume(topic, partition)
+
+    def _require_consumer(self, topic: str) -> LitePushConsumer:
         if self._consumer is None:
             raise ConfigurationError(f"topic {topic} has no handler in this app; it has sinks only")
-        self._consumer.change_handler(topic, rate=rate, key_rate=key_rate, retry=retry)
+        return self._consumer
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """Stop with a drain at the first signal, at once at the second."""

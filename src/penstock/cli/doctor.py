@@ -77,7 +77,7 @@ def _check_rights(target: str) -> None:
     from penstock.clients.rights import MissingRightError
 
     app = load_app(target)
-    if not app.handlers:
+    if not app.handlers and not app.patterns:
         raise ConfigurationError(f"{target} has no handler to check the rights of; its sinks say at their start")
     found, principal = app.consumer().check_rights()
     for mark, rights in (("ok", found.held), ("missing", found.missing), ("not told", found.unknown)):

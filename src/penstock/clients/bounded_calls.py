@@ -198,3 +198,33 @@ class Disposable:
             _log.info("what was left behind by %s did not close well", self._thread.name, exc_info=raised())
         finally:
             self._left._one_less()  # noqa: SLF001 - the counter's other half
+
+
+class BackgroundCall(Generic[T]):
+    """One call on a thread of its own, whose answer is asked for: by one thread. Nobody waits for it but by `wait`.
+
+    `TooManyLeftBehindError` where too many of the same owner hang.
+    """
+
+    def __init__(self, what: str, function: Callable[[], T], limit_s: float, left: LeftBehind) -> None:
+        left.require_few()
+        self._limit_s = limit_s
+        self._thread = Disposable(f"penstock-{what.replace(' ', '-')}", left)
+        self._call = self._thread.start(what, function)
+
+    def answer(self) -> T | None:
+        """Return what it returned, or raise what it raised; None as long as it has not.
+
+        `NotAnsweredError`: it took over its limit and was left behind.
+        """
+        if not self._call.done() and self._call.age_s <= self._limit_s:
+            return None
+        return self.wait()
+
+    def wait(self) -> T:
+        """Return what it returned, or raise what it raised, waiting for it; `NotAnsweredError` as `answer`."""
+        if not self._call.done(self._limit_s - self._call.age_s):
+            self._thread.leave(lambda: None)
+            raise NotAnsweredError(f"{self._call.label} did not return in {self._limit_s:g} s: it was left behind")
+        self._thread.close()
+        return self._call.result()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
 from penstock import clients
+from penstock.clients.bounded_calls import BackgroundCall, LeftBehind
 from penstock.clients.requests.granted_rights import AskedRights, Rights
 from penstock.clients.requests.topic_ids import AskedTopicIds, TopicIds
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, message_limits, partition_counts, require_topics
@@ -25,10 +26,13 @@ if TYPE_CHECKING:
 
     from penstock.clients.transactional.writer import TransactionalWriter
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 #: Seconds that a broker may take to tell topic ids.
 _ANSWER_S = 10.0
+#: Seconds that several questions in the background may take.
+_BACKGROUND_S = 120.0
 
 RebalanceCallback = Callable[[Any, list[TopicPartition]], None]
 DeliveryCallback = Callable[["KafkaError | None", "Message"], None]
@@ -96,6 +100,9 @@ class ConsumerClient(Protocol):
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """Stop with these partitions."""
+
+    def unsubscribe(self) -> None:
+        """Leave the group, for there is no topic to consume; a callback revokes what is assigned."""
 
     def close(self) -> None:
         """Revoke what is assigned and leave the group."""
@@ -182,6 +189,12 @@ class Cluster(Protocol):
     def ask_rights(self, needed: Iterable[Right]) -> Answer[Rights]:
         """Ask which of these rights the clients lack, as `ask_topic_ids`."""
 
+    def in_background(self, what: str, work: Callable[[], T]) -> Answer[T]:
+        """Do something that waits for brokers, without waiting for it; the answer raises what it raised.
+
+        `NotAnsweredError` where it takes too long.
+        """
+
 
 class KafkaCluster:
     """A real cluster. Of librdkafka's keys, `config` has those that an admin client needs to reach the brokers."""
@@ -194,6 +207,7 @@ class KafkaCluster:
         self._config = config or {}
         # Asks for topic ids and rights; made at the first question. By one thread: who starts, then the poll thread.
         self._admin: AdminClient | None = None
+        self._left = LeftBehind("questions in the background")
 
     @property
     def principal(self) -> str:
@@ -259,6 +273,10 @@ class KafkaCluster:
     def ask_rights(self, needed: Iterable[Right]) -> Answer[Rights]:
         """As `Cluster` says."""
         return AskedRights(self._lasting_admin(), needed, _ANSWER_S)
+
+    def in_background(self, what: str, work: Callable[[], T]) -> Answer[T]:
+        """As `Cluster` says."""
+        return BackgroundCall(what, work, _BACKGROUND_S, self._left)
 
     def _lasting_admin(self) -> AdminClient:
         if self._admin is None:

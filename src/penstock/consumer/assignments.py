@@ -20,6 +20,7 @@ from penstock.routing import Lane, ParkedKey, Run, ThrottledRuns
 class PauseReason(StrEnum):
     """Why a partition is paused; the value is what statistics and explanations show."""
 
+    APP = "by the app"
     IN_FLIGHT = "in-flight limit"
     BYTES = "byte limit"
     PARKED = "parked limit"
@@ -55,6 +56,8 @@ class Assignment:
     acknowledged: bool = field(default=True, init=False)
     #: Why the partition is paused, or None.
     paused: PauseReason | None = field(default=None, init=False)
+    #: The limit that back-pressure pauses it for, whatever else it is paused for, or None.
+    limit: PauseReason | None = field(default=None, init=False)
     #: Since when it has been at its limit, or None.
     full_since: float | None = field(default=None, init=False)
     #: How many messages its offset map had room for, the position when that was measured, and when it is to be
@@ -83,7 +86,10 @@ class Assignment:
 
     def lag(self, watermark: int) -> int | None:
         """Return the offsets from the watermark to the end of the log, or None while one of them is not known."""
-        return None if self.end is None or not self.known else max(0, self.end - watermark)
+        # What the client knows of the end comes with fetches, and those have ended where the app has paused it.
+        if self.end is None or not self.known or self.paused is PauseReason.APP:
+            return None
+        return max(0, self.end - watermark)
 
     def __repr__(self) -> str:
         return f"{self.topic}[{self.partition}]"

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 
 from penstock.clients.cluster import Clock, Cluster
 from penstock.clients.renewal import LastingProducer
@@ -24,15 +24,16 @@ from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.context import ContextFactory
-from penstock.consumer.handlers.handler import Handler, Kind, orderings_of
-from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
-from penstock.consumer.handlers.results import ResultMaker, with_results
-from penstock.consumer.handlers.route import Invoke, Route
+from penstock.consumer.handlers.handler import Handler
+from penstock.consumer.handlers.middleware import MiddlewareSpec
+from penstock.consumer.handlers.ordering import Order
+from penstock.consumer.handlers.patterns import TopicPatterns
 from penstock.consumer.inspection.causes import NO_PARTITION, Causes
 from penstock.consumer.inspection.drain_report import DrainLog
-from penstock.consumer.inspection.explain import Explanation, explain, shut_out
+from penstock.consumer.inspection.explain import Explanation, explain, no_topic, shut_out
 from penstock.consumer.inspection.statistics import ConsumerStatistics, partition_statistics
 from penstock.consumer.inspection.watchdog import Watchdog
+from penstock.consumer.polling.app_pauses import AppPauses
 from penstock.consumer.polling.back_pressure import BackPressure
 from penstock.consumer.polling.commits import Commits
 from penstock.consumer.polling.drain import Drain
@@ -40,7 +41,8 @@ from penstock.consumer.polling.fetcher import Fetcher
 from penstock.consumer.polling.health.fetch_errors import FetchErrors
 from penstock.consumer.polling.health.recreated_topics import RecreatedTopics
 from penstock.consumer.polling.health.rights_watch import RightsWatch, needed_rights
-from penstock.consumer.polling.health.startup_checks import output_topics, prepare_topics
+from penstock.consumer.polling.health.startup_checks import output_topics, prepare_topics, writes_outputs
+from penstock.consumer.polling.health.topic_search import TopicSearch
 from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.consumer.polling.membership import Membership
 from penstock.consumer.polling.poll_loop import PollLoop
@@ -51,7 +53,7 @@ from penstock.consumer.polling.transactional_commits import TransactionalCommits
 from penstock.consumer.publishing.outlet import Outlet, ProducerOutlet
 from penstock.consumer.publishing.result_publisher import Publisher, RefusedResults, ResultPublisher
 from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
-from penstock.consumer.retry_topics import RetryHeaders, former_retry_topics, retry_topics
+from penstock.consumer.routes import Routes
 from penstock.consumer.settings import ConsumerSettings
 from penstock.message import Record
 from penstock.offsets import decode, owner_of
@@ -73,17 +75,19 @@ class Engine:
         middlewares: Sequence[MiddlewareSpec] = (),
         *,
         contexts: ContextFactory | None = None,
+        patterns: TopicPatterns | None = None,
     ) -> None:
         self.group = group
-        self._contexts = contexts or ContextFactory(group)
-        self.handlers = dict(handlers)
+        self.patterns = TopicPatterns({}, handlers) if patterns is None else patterns
+        #: Those of topics by name, and of patterns.
+        self.all_handlers = [*handlers.values(), *self.patterns.patterns.values()]
         self.settings = settings
         self.clock = clock
         #: What calls the handlers. Replaced before `connect`, by who runs the engine.
         self.executor: Executor = ManualExecutor()
         self.stop_request = StopRequest(settings, clock)
         self.fail = self.stop_request.fail
-        self.lane_plan = LanePlan(handlers, settings)
+        self.lane_plan = LanePlan(self.all_handlers, settings)
         self.scheduler: Scheduler[Fetch, Record] = Scheduler(
             self.lane_plan.lanes,
             queues=self.lane_plan.queues,
@@ -118,20 +122,33 @@ class Engine:
             wake=self._wake,
             fail=self.fail,
         )
-        self.routes = self._make_routes(middlewares)
+        self.routes = Routes(
+            group,
+            clock,
+            self.lane_plan.lanes,
+            middlewares=middlewares,
+            contexts=contexts or ContextFactory(group),
+            telemetry=self.telemetry,
+        )
+        for topic, one in handlers.items():
+            self.routes.add(topic, one)
         #: Where users' key functions are called, where there are any; who runs the engine may start its thread.
         self.key_resolver: KeyResolver | None = None
-        if any(route.ordering.has_key_function for route in self.routes.values()):
+        if any(one.key is not None and one.order is Order.KEY for one in self.all_handlers):
             self.key_resolver = KeyResolver(group, clock, self.scheduler, wake=self._wake, fail=self.fail)
+        # Which topics there will be is not known where patterns find them.
+        topics = () if self.patterns else self.routes
         self.router = Router(
-            self.assignments, self.scheduler, self._wake, self.wake_all, self.routes, key_resolver=self.key_resolver
+            self.assignments, self.scheduler, self._wake, self.wake_all, topics, key_resolver=self.key_resolver
         )
+        self.app_pauses = AppPauses(group, clock, lambda: self.handlers)
         self.back_pressure = BackPressure(
             settings.max_in_flight,
             settings.max_in_flight_bytes,
             settings.max_parked,
             settings.max_parked_bytes,
             fetch_size=settings.fetch_size,
+            is_paused_by_app=lambda one: self.app_pauses.since(one) is not None,
         )
         made_of = (self.assignments, settings.commit_interval, clock, lambda: complete_finished(self.slots()))
         self.commits = Commits(*made_of)
@@ -148,7 +165,9 @@ class Engine:
             back_pressure=self.back_pressure,
             revoke_timeout=settings.revoke_timeout,
             stop_request=self.stop_request,
+            is_new=lambda topic: self.search is not None and topic in self.search.new,
         )
+        self.search: TopicSearch | None = None
         self.watchdog = Watchdog(settings.stall_after, self.slots, self._loop_lag)
         self.loop: PollLoop | None = None
 
@@ -182,54 +201,6 @@ class Engine:
 
         return ConsumerTelemetry(self.settings.telemetry, self.group, clock=self.clock.monotonic)
 
-    def _make_routes(self, middlewares: Sequence[MiddlewareSpec]) -> dict[str, Route]:
-        orderings = orderings_of(self.handlers, self.lane_plan.lanes, batches=True)
-        routes: dict[str, Route] = {}
-        for topic, one in self.handlers.items():
-            maker = ResultMaker.of(one)
-            invoke = self._traced(one, wrap(one, middlewares, self._contexts), maker)
-            routes[topic] = Route(
-                one,
-                orderings[topic],
-                invoke,
-                results_by=maker,
-                shares=next((route for route in routes.values() if route.handler is one), None),
-            )
-            for name, delay in retry_topics(self.group, topic, one.retry_delays).items():
-                routes[name] = self._retry_route(routes[topic], topic, delay)
-        return routes
-
-    def _retry_route(self, shares: Route, topic: str, delay: float) -> Route:
-        headers = RetryHeaders(delay, len(shares.handler.retry_delays))
-        return Route(
-            shares.handler,
-            shares.ordering,
-            shares.invoke,
-            source=topic,
-            shares=shares,
-            not_before=partial(self._due_at, headers),
-            retried=headers.rounds,
-        )
-
-    def _take_former_delays(self, existing: Iterable[str]) -> None:
-        """Read the retry topics of delays that handlers have no more, so that what waits there is not forgotten."""
-        for topic, one in self.handlers.items():
-            # A handler without delays reads its own topics alone: with the last one goes what waits for it.
-            for name, delay in former_retry_topics(self.group, topic, existing if one.retry_delays else ()).items():
-                if name not in self.routes:
-                    self.routes[name] = self._retry_route(self.routes[topic], topic, delay)
-
-    def _due_at(self, headers: RetryHeaders, record: Record) -> float:
-        wait = headers.wait(record, self.clock.time())
-        return self.clock.monotonic() + wait if wait > 0 else 0.0
-
-    def _traced(self, one: Handler, invoke: Invoke, maker: ResultMaker) -> Invoke:
-        if self.telemetry is None:
-            return invoke
-        maker.trace = self.telemetry.publishing
-        invoke = with_results(invoke, maker, is_async=one.kind is Kind.TASK)
-        return self.telemetry.processing.around(invoke, batches=one.batch > 1, is_async=one.kind is Kind.TASK)
-
     def _assignment(self, committed: TopicPartition) -> Assignment:
         # Below 0: the group has none, or was not heard of.
         start = committed.offset if committed.offset >= 0 else None
@@ -257,15 +228,25 @@ class Engine:
         """Check the topics, make the clients and return the loop that uses them. Raises as `LitePushConsumer.start`."""
         partitions = cluster.require_topics(self.handlers)
         if any(one.retry_delays for one in self.handlers.values()):
-            self._take_former_delays(cluster.topics())
+            self.routes.add_former_delays(cluster.topics())
         outputs = output_topics(self.group, self.handlers)
-        cluster.require_topics({one.to for one in self.handlers.values() if one.to is not None} - outputs.keys())
+        cluster.require_topics({one.to for one in self.all_handlers if one.to is not None} - outputs.keys())
         rights = RightsWatch(self.group, self.needed_rights(), cluster.principal, cluster.ask_rights)
         prepare_topics(cluster, partitions, outputs, rights)
-        topics = TopicWatch(list(self.routes), cluster.ask_topic_ids)
+        self.search = search = TopicSearch(
+            group=self.group,
+            patterns=self.patterns,
+            routes=self.routes,
+            cluster=cluster,
+            every_s=self.settings.topic_search_interval,
+        )
+        search.begin(self.clock.monotonic())
+        # Of topics that were found, what is missing is said and waited for, as while it runs.
+        rights.need(self.needed_rights())
+        topics = TopicWatch(self.routes.topics, cluster.ask_topic_ids)
         self.commits.on_missing_right = rights.check_now
         producing = self.settings.producer_config()
-        if outputs:
+        if any(map(writes_outputs, self.all_handlers)):
             outlet: Outlet = ProducerOutlet(LastingProducer(partial(cluster.producer, producing), self.clock))
             if isinstance(self.results, TransactionalPublisher):
                 outlet = self.results
@@ -277,7 +258,7 @@ class Engine:
         config = {**self.settings.client_config(self.group), "on_commit": self.commits.on_commit}
         membership = Membership(
             make_client=lambda: cluster.consumer(config),
-            topics=list(self.routes),
+            topics=self.routes.topics,
             group=self.group,
             clock=self.clock,
             assignments=self.assignments,
@@ -287,12 +268,13 @@ class Engine:
             stop_request=self.stop_request,
             revoke_timeout=self.settings.revoke_timeout,
         )
-        routes = list(self.routes.values())
+        search.absent = lambda: topics.absent
+        search.changed = partial(self._topics_changed, membership, topics, rights)
         self.loop = PollLoop(
             clock=self.clock,
             membership=membership,
             stop_request=self.stop_request,
-            routes=routes,
+            token_buckets=self.routes.token_buckets,
             executor=self.executor,
             timers=self.timers,
             publisher=self.dead_letter_publisher,
@@ -321,18 +303,34 @@ class Engine:
                 results=self.results,
                 back_pressure=self.back_pressure,
                 commits=self.commits,
-                routes=routes,
+                token_buckets=self.routes.token_buckets,
             ),
+            topic_search=search,
             topic_watch=topics,
-            recreated_topics=RecreatedTopics(self.assignments, self.router, self.settings.offset_reset),
+            recreated_topics=RecreatedTopics(self.assignments, self.router, self._offset_reset),
             rights_watch=rights,
             watchdog=self.watchdog,
         )
         return self.loop
 
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """The handlers of the topics that are consumed now, without retry topics. Any thread."""
+        return self.routes.handlers
+
+    def _topics_changed(self, membership: Membership, topics: TopicWatch, rights: RightsWatch) -> None:
+        """Subscribe to what is consumed now, and watch that. On the poll thread."""
+        topics.watch(self.routes.topics)
+        rights.need(self.needed_rights())
+        membership.consume(self.routes.topics)
+
+    def _offset_reset(self, topic: str) -> int | None:
+        """Return where a topic that was made anew begins; one that a pattern matches is a new topic."""
+        return self.settings.offset_reset if topic in self.patterns.named else OFFSET_BEGINNING
+
     def needed_rights(self) -> dict[Right, list[str]]:
         """Return what the brokers must allow, and of each right which topics come to a halt without it."""
-        return needed_rights(self.group, self.routes, output_topics(self.group, self.handlers))
+        return needed_rights(self.group, self.routes.topics, output_topics(self.group, self.handlers))
 
     def statistics(self, workers: int) -> ConsumerStatistics:
         """Return the counts of this moment, from live state, with so many worker threads. Any thread."""
@@ -385,12 +383,14 @@ class Engine:
             loop.topic_watch.trouble,
             loop.rights_watch.trouble,
             self.results.state_of,
+            self.app_pauses.since,
         )
+        waiting = no_topic(loop.topic_search.without_topic(), loop.topic_search.when(), loop.topic_search.failures)
         assigned = self.assignments.all()
         if not assigned and not loop.membership.leaving.is_set():
             why = loop.shut_out()
-            return shut_out(self.handlers, why or NO_PARTITION, causes, "shut out" if why else "no partition")
-        return explain(assigned, self.slots(), self.scheduler, self.clock.monotonic(), causes)
+            return waiting + shut_out(self.handlers, why or NO_PARTITION, causes, "shut out" if why else "no partition")
+        return waiting + explain(assigned, self.slots(), self.scheduler, self.clock.monotonic(), causes)
 
 
 def _report_commit(telemetry: ConsumerTelemetry, partitions: Sequence[TopicPartition], error: str | None) -> None:

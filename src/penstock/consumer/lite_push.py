@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -18,6 +18,7 @@ from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Handler, require_own_topics
 from penstock.consumer.handlers.middleware import MiddlewareSpec, middlewares_of
 from penstock.consumer.handlers.option_checks import check_paced
+from penstock.consumer.handlers.patterns import TopicPatterns, require_other_target
 from penstock.consumer.handlers.retry_policy import RetryPolicy
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.explain import Explanation
@@ -51,6 +52,9 @@ class LitePushConsumer:
     Args:
         group: the consumer group; also names the threads.
         handlers: a handler for each topic, as made by `penstock.consumer.handler`.
+        patterns: a handler for each pattern, a regular expression of Python's: it takes the topics that match as a
+            whole, also those that come up while it runs.
+        left_out: topics that no pattern takes.
         bootstrap_servers: addresses of brokers, `host:port` with commas in between.
         settings: the options.
         middlewares: functions around every handler, the first outermost.
@@ -68,6 +72,8 @@ class LitePushConsumer:
         handlers: Mapping[str, Handler],
         *,
         bootstrap_servers: str,
+        patterns: Mapping[str, Handler] | None = None,
+        left_out: Collection[str] = (),
         settings: ConsumerSettings | None = None,
         middlewares: Sequence[MiddlewareSpec] = (),
         resources: Sequence[WorkerResource[Any]] = (),
@@ -76,9 +82,10 @@ class LitePushConsumer:
     ) -> None:
         check.not_empty("group", group)
         check.not_empty("bootstrap_servers", bootstrap_servers)
-        if not handlers:
+        patterns = patterns or {}
+        if not handlers and not patterns:
             raise ConfigurationError("there is no handler; give one for each topic to consume")
-        for topic, one in handlers.items():
+        for topic, one in [*handlers.items(), *patterns.items()]:
             check.not_empty("topic", topic)
             if not isinstance(one, Handler):
                 raise ConfigurationError(
@@ -86,13 +93,22 @@ class LitePushConsumer:
                     f"{type(one).__name__}"
                 )
         require_own_topics(group, handlers)
+        for pattern, one in patterns.items():
+            require_other_target(pattern, one)
         self._group = group
         self._settings = settings or ConsumerSettings()
         self._cluster = cluster or KafkaCluster(bootstrap_servers, self._settings.config)
         #: Makes what handlers get that ask for a `Context`. Its state is set before the start.
         self.contexts = ContextFactory(group, app)
-        around, clock = middlewares_of(middlewares), self._cluster.clock
-        self._engine = engine = Engine(group, handlers, self._settings, clock, around, contexts=self.contexts)
+        self._engine = engine = Engine(
+            group,
+            handlers,
+            self._settings,
+            self._cluster.clock,
+            middlewares_of(middlewares),
+            contexts=self.contexts,
+            patterns=TopicPatterns(patterns, handlers, left_out),
+        )
         self._resources = list(resources)
         self._thread: threading.Thread | None = None
         self._loop: PollLoop | None = None
@@ -111,7 +127,11 @@ class LitePushConsumer:
 
         Those for a topic that does not exist are not known: one for dead letters or retries is created at the start.
         """
-        self._cluster.require_topics(self._engine.handlers)
+        engine = self._engine
+        self._cluster.require_topics(engine.handlers)
+        if engine.patterns:
+            for topic, one in engine.patterns.matches(self._cluster.topics()).handlers.items():
+                engine.routes.add(topic, one)
         return self._cluster.ask_rights(self._engine.needed_rights()).wait(), self._cluster.principal
 
     def _close_resources(self) -> None:
@@ -220,7 +240,7 @@ class LitePushConsumer:
             ConfigurationError: a value is wrong, or the topic has no handler here.
         """
         one = self._engine.handlers.get(topic)
-        routes = [route for route in self._engine.routes.values() if route.handler is one]
+        routes = [] if one is None else self._engine.routes.of_handler(one)
         if not routes:
             known = ", ".join(self._engine.handlers)
             raise ConfigurationError(f"no handler of {self._group} consumes {topic!r}; there are {known}")
@@ -238,6 +258,14 @@ class LitePushConsumer:
                 key_rate=route.key_rate_limiter.rate if isinstance(key_rate, Unchanged) else key_rate,
             )
         self._engine.wake_all()
+
+    def pause(self, topic: str, partition: int | None = None) -> None:
+        """Fetch nothing more of a topic, or of one partition, until `resume`; see `RunningApp.pause`."""
+        self._engine.app_pauses.pause(topic, partition)
+
+    def resume(self, topic: str, partition: int | None = None) -> None:
+        """Fetch again what `pause` has paused; see `RunningApp.resume`."""
+        self._engine.app_pauses.resume(topic, partition)
 
     def request_stop(self, timeout: float | None = None, *, now: bool = False) -> None:
         """Ask for a stop without waiting for it; safe in a signal handler.

@@ -26,6 +26,8 @@ _DIGITS = re.compile(rb"[0-9]{1,15}")
 _TRIES = re.compile(rb"[0-9]{1,9}")
 _DELAY = re.compile(r"([0-9]{1,9})(ms|s)")
 _PER_SECOND = {"s": 1, "ms": 1000}
+#: The name of anybody's retry topic.
+_RETRY_TOPIC = re.compile(rf"retry\..+\..+\.{_DELAY.pattern}")
 _ORIGIN = re.compile(rb"([a-zA-Z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})")
 
 
@@ -42,6 +44,11 @@ def retry_topic(group: str, topic: str, delay: float) -> str:
 def retry_topics(group: str, topic: str, delays: Iterable[float]) -> dict[str, float]:
     """Return the retry topics of a topic, each with its delay in seconds."""
     return {retry_topic(group, topic, delay): delay for delay in delays}
+
+
+def is_retry_topic(topic: str) -> bool:
+    """Tell whether a topic has the name of a retry topic, of whatever group."""
+    return _RETRY_TOPIC.fullmatch(topic) is not None
 
 
 def former_retry_topics(group: str, topic: str, existing: Iterable[str]) -> dict[str, float]:

@@ -28,6 +28,11 @@ _OWNED = {
 #: Messages that the client hands over in one call, at most.
 _MOST_FETCHED = 1_000_000
 _COOPERATIVE = "cooperative-sticky"
+#: The client's setting that says how often topics are searched for; below zero, never again.
+_SEARCH_EVERY_MS = "topic.metadata.refresh.interval.ms"
+#: Seconds between two searches by default, and at least. The client's own five minutes are long for a new topic.
+SEARCH_EVERY_S = 30.0
+_SEARCH_EVERY_LEAST_S = 0.1
 
 #: What penstock sets unless the user does. By the client's own defaults a full local queue stops fetching for a whole
 #: second, and a fetch brings a megabyte of a partition: together they leave a fast consumer idle half of the time. And
@@ -175,6 +180,15 @@ class ConsumerSettings:
         if named in {"latest", "largest", "end"}:
             return OFFSET_END
         return OFFSET_BEGINNING if named in {"earliest", "smallest", "beginning"} else None
+
+    @property
+    def topic_search_interval(self) -> float | None:
+        """Seconds between two searches for topics that patterns match; None for none but at the start."""
+        try:
+            interval_ms = float(self.config[_SEARCH_EVERY_MS])
+        except (KeyError, TypeError, ValueError):  # the client refuses what is no number
+            return SEARCH_EVERY_S
+        return max(_SEARCH_EVERY_LEAST_S, interval_ms / 1000) if interval_ms > 0 else None
 
     def producer_config(self) -> dict[str, Any]:
         """Return the configuration of the producer of dead letters and retries."""

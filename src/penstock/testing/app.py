@@ -22,6 +22,7 @@ from penstock.consumer.execution_slot import Outcome
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.lifespan import enter_all
+from penstock.consumer.handlers.patterns import TopicPatterns
 from penstock.errors import ConfigurationError, PenstockError, StoppedError
 from penstock.message import Message
 from penstock.testing.memory.broker import TestBroker
@@ -50,7 +51,8 @@ class TestApp:
         broker: where it runs; one of its own when left out.
         seed: decides what is left to chance in a broker of its own: where fetches break.
         partitions: of the topics that the app consumes, or names with `to`, and that are absent.
-        topics: further topics to create, such as those of the `Outgoing` that handlers return.
+        topics: further topics to create, such as those of the `Outgoing` that handlers return, and those that patterns
+            match.
         handler_timeout: real seconds that an `async def` handler may take before it is taken to hang.
 
     Raises:
@@ -69,7 +71,7 @@ class TestApp:
         topics: Iterable[str] = (),
         handler_timeout: float = 10.0,
     ) -> None:
-        if not app.handlers:
+        if not app.handlers and not app.patterns:
             raise ConfigurationError(
                 f"app {app.name} has no handler to test; sinks are run by Spark and not here: call a sink's function "
                 "with a DataFrame of yours, or register a handler with @app.handler(topic)"
@@ -77,8 +79,9 @@ class TestApp:
         self.app = app
         self.broker = broker or TestBroker(seed)
         self._partitions = partitions
-        named = (one.to for one in app.handlers.values() if one.to is not None)
+        named = (one.to for one in (*app.handlers.values(), *app.patterns.values()) if one.to is not None)
         self._topics = dict.fromkeys((*app.handlers, *named, *topics))
+        self._patterns = TopicPatterns(app.patterns, app.handlers, app._left_out)  # noqa: SLF001 - it runs its parts
         self._handler_timeout = handler_timeout
         self._consumer: SteppedConsumer | None = None
         self._tasks: TaskRunner | None = None
@@ -103,16 +106,13 @@ class TestApp:
         """
         if self._consumer is not None:
             raise StoppedError(f"app {self.app.name} runs already in this test; stop it first, or use restart()")
-        app = self.app
+        app, contexts = self.app, ContextFactory(self.app.name, self.app)
         # It is run as `App.start` runs it; but a Kafka in memory has no transactional producers, and nothing ends here
         # that would have results written twice.
         settings = replace(app._settings, exactly_once=False)  # noqa: SLF001 - as above
         self.broker.ensure_topics(TopicSpec(topic, self._partitions) for topic in self._topics)
-        middlewares = app._middlewares  # noqa: SLF001 - as above
-        contexts = ContextFactory(app.name, app)
-        consumer = SteppedConsumer(
-            app.name, app.handlers, settings, self.broker, middlewares, contexts=contexts, wait=self._wait
-        )
+        made_of = (app.name, app.handlers, settings, self.broker, app._middlewares)  # noqa: SLF001 - as above
+        consumer = SteppedConsumer(*made_of, contexts=contexts, patterns=self._patterns, wait=self._wait)
         if consumer.engine.lane_plan.has_tasks:
             self._tasks = TaskRunner(consumer, self._handler_timeout)
         self._consumer = consumer
@@ -290,6 +290,14 @@ class TestApp:
         """Return, for every assigned partition, what holds its watermark, and since when."""
         return self._running().explain()
 
+    def pause(self, topic: str, partition: int | None = None) -> None:
+        """Pause a topic, or a partition, as `RunningApp.pause` does."""
+        self._running().engine.app_pauses.pause(topic, partition)
+
+    def resume(self, topic: str, partition: int | None = None) -> None:
+        """Let it go on, as `RunningApp.resume` does."""
+        self._running().engine.app_pauses.resume(topic, partition)
+
     def committed(self, topic: str) -> dict[int, int]:
         """Return the group's committed offset of each partition: what a new process starts from.
 
@@ -320,11 +328,10 @@ class TestApp:
         Raises:
             ConfigurationError: the app does not consume the topic.
         """
-        one = self.app.handlers.get(topic)
+        one = self.app.handlers.get(topic) or self._patterns.matches([topic]).handlers.get(topic)
         if one is None:
-            raise ConfigurationError(
-                f"app {self.app.name} does not consume {topic}; name one of {', '.join(self.app.handlers)}"
-            )
+            known = ", ".join((*self.app.handlers, *self.app.patterns))
+            raise ConfigurationError(f"app {self.app.name} does not consume {topic}; name one of {known}")
         letters = one.dead_letter_topic.replace("{topic}", topic)
         # The topic is made by an app with on_failure="dead_letter" when it starts.
         self.broker.ensure_topics([TopicSpec(letters, self._partitions)])

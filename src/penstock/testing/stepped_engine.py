@@ -20,6 +20,7 @@ from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outc
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.middleware import MiddlewareSpec
+from penstock.consumer.handlers.patterns import TopicPatterns
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.statistics import ConsumerStatistics
 from penstock.consumer.polling.back_pressure import GRACE_S
@@ -61,6 +62,7 @@ class SteppedClient:
         self.get_watermark_offsets = inner.get_watermark_offsets
         self.consumer_group_metadata = inner.consumer_group_metadata
         self.pause, self.resume, self.close = inner.pause, inner.resume, inner.close
+        self.unsubscribe = inner.unsubscribe
 
     def subscribe(
         self,
@@ -167,13 +169,14 @@ class SteppedConsumer:
         middlewares: Sequence[MiddlewareSpec] = (),
         *,
         contexts: ContextFactory | None = None,
+        patterns: TopicPatterns | None = None,
         wait: Callable[[float], None],
     ) -> None:
         self._broker = broker
         self._wait = wait
         #: The engine's clock. Who runs it without waiting has no use for `sleep`, save in a rebalance callback.
         self.clock = SteppedClock(broker.clock, self._sleep)
-        self.engine = Engine(group, handlers, settings, self.clock, middlewares, contexts=contexts)
+        self.engine = Engine(group, handlers, settings, self.clock, middlewares, contexts=contexts, patterns=patterns)
         self.engine.executor = self._executor = ManualExecutor()
         self.workers: list[SteppedWorker] = []
         self._past: list[ExecutionSlot] = []
@@ -184,6 +187,7 @@ class SteppedConsumer:
         self.require_topics, self.ensure_topics = broker.require_topics, broker.ensure_topics
         self.message_limits = broker.message_limits
         self.ask_topic_ids, self.ask_rights = broker.ask_topic_ids, broker.ask_rights
+        self.in_background = broker.in_background
         self.transactional_writer, self.stable_offsets = broker.transactional_writer, broker.stable_offsets
         if self.engine.lane_plan.has_threads:
             self.resize(settings.workers, Kind.THREAD)
@@ -237,7 +241,7 @@ class SteppedConsumer:
         engine = self.engine
         now = self.clock.monotonic()
         times = [engine.timers.next_due()]
-        times += [route.token_bucket.next_release(now) for route in engine.routes.values()]
+        times += [token_bucket.next_release(now) for token_bucket in engine.routes.token_buckets]
         for assignment in engine.assignments.all():
             if assignment.full_since is not None and assignment.paused is None:
                 times.append(assignment.full_since + GRACE_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -58,8 +58,10 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
         if topic is None:
             names = [name for name in sorted(partitions) if name.startswith("dlq.") or name.endswith("-dlt")]
         else:
-            names = [_existing(topic, partitions, bootstrap_servers, settings)]
-        kinds = {name: count(log, name, partitions[name]) for name in names}
+            names = [topic]
+        kinds = {
+            name: count(log, name, _partition_count(name, partitions, bootstrap_servers, settings)) for name in names
+        }
     if not names:
         typer.echo("there is no topic called dlq.* or *-dlt")
     for name, found in kinds.items():
@@ -97,7 +99,7 @@ def show(  # noqa: PLR0917 - typer reads options from parameters; nobody calls t
         raise ConfigurationError("name one dead letter by PARTITION:OFFSET, or give --last; not both")
     wanted = None if place is None else _place(place)
     with _topics(bootstrap_servers, settings) as (log, partitions):
-        total = partitions[_existing(topic, partitions, bootstrap_servers, settings)]
+        total = _partition_count(topic, partitions, bootstrap_servers, settings)
         if wanted is None:
             letters = log.newest(topic, total, last or 1)
         else:
@@ -146,7 +148,7 @@ def replay(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
     choice = _choice(where or (), start)
     log_to_stderr()
     with _topics(bootstrap_servers, settings) as (log, partitions):
-        _existing(topic, partitions, bootstrap_servers, settings)
+        _partition_count(topic, partitions, bootstrap_servers, settings)
         if not dry_run:
             _require_rights_to_replay(bootstrap_servers, settings, topic, to)
         work = Replay(
@@ -180,21 +182,22 @@ def _topics(bootstrap_servers: str, config: ClientConfig) -> Iterator[tuple[Dead
         yield log, counts
 
 
-def _existing(topic: str, partitions: Mapping[str, int], bootstrap_servers: str, config: ClientConfig) -> str:
+def _partition_count(topic: str, partitions: Mapping[str, int], bootstrap_servers: str, config: ClientConfig) -> int:
     from penstock import clients
     from penstock.clients.requests.topics import require_topics
     from penstock.clients.rights import principal_of
     from penstock.errors import TopicNotFoundError
 
-    if topic not in partitions:
-        # It is told apart from one that this user may not see.
-        with suppress(TopicNotFoundError):
-            admin = clients.admin(bootstrap_servers, config)
-            require_topics(admin, bootstrap_servers, [topic], principal=principal_of(config))
+    if topic in partitions:
+        return partitions[topic]
+    # It is told apart from one that this user may not see; the right may have been given since the first question.
+    try:
+        admin = clients.admin(bootstrap_servers, config)
+        return require_topics(admin, bootstrap_servers, [topic], principal=principal_of(config))[topic]
+    except TopicNotFoundError:
         raise TopicNotFoundError(
             f"no topic {topic} at {bootstrap_servers}; `penstock dlq ls --all` names the dead-letter topics"
-        )
-    return topic
+        ) from None
 
 
 def _require_rights_to_replay(bootstrap_servers: str, config: ClientConfig, topic: str, to: str | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 
 from penstock.consumer.assignments import ConsumerLane
 from penstock.consumer.handlers.handler import Handler, Kind
@@ -17,8 +17,8 @@ _LANES_PER_BATCH = 2
 class LanePlan:
     """Derived from handlers and settings, and never changed."""
 
-    def __init__(self, handlers: Mapping[str, Handler], settings: ConsumerSettings) -> None:
-        kinds = {one.kind for one in handlers.values()}
+    def __init__(self, handlers: Collection[Handler], settings: ConsumerSettings) -> None:
+        kinds = {one.kind for one in handlers}
         self.has_threads, self.has_tasks = Kind.THREAD in kinds, Kind.TASK in kinds
         self._pinned = settings.pinned
         thread_queues = settings.workers if settings.pinned else 1
@@ -28,11 +28,11 @@ class LanePlan:
         self.queues = self.task_queue + 1 if self.has_tasks else thread_queues
         self.lanes = self._lane_count(handlers, settings)
 
-    def _lane_count(self, handlers: Mapping[str, Handler], settings: ConsumerSettings) -> int:
+    def _lane_count(self, handlers: Collection[Handler], settings: ConsumerSettings) -> int:
         if settings.pinned:
             return settings.workers
         per_worker, per_task = settings.lanes_per_worker, _LANES_PER_TASK
-        if all(one.batch > 1 for one in handlers.values()):
+        if all(one.batch > 1 for one in handlers):
             per_worker, per_task = min(per_worker, _LANES_PER_BATCH), _LANES_PER_BATCH
         return max(settings.workers * per_worker, settings.max_concurrency * per_task if self.has_tasks else 1)
 

@@ -23,6 +23,8 @@ from penstock.message import Message
 #: second parameter is annotated so; may be an `async def`.
 HandlerFunction = Callable[..., object]
 Filter = Callable[[Message], bool]
+#: The numbers of key spaces: by name, or by the one handler that has it.
+SpaceNumbers = dict[str | int, int]
 
 
 class OnFailure(Enum):
@@ -187,13 +189,17 @@ def orderings_of(handlers: Mapping[str, Handler], lanes: int, *, batches: bool =
 
     Where `batches` are gathered from lanes, messages that nothing orders share them in rows.
     """
-    numbers: dict[str | int, int] = {}
-    found = {}
-    for topic, one in handlers.items():
-        space = numbers.setdefault(id(one) if one.key_space is None else one.key_space, len(numbers))
-        together = one.batch if batches else 1
-        found[topic] = Ordering(one.order, one.keyless, lanes, one.key, space=space, together=together)
-    return found
+    numbers: SpaceNumbers = {}
+    return {topic: ordering_of(one, lanes, numbers, batches=batches) for topic, one in handlers.items()}
+
+
+def ordering_of(one: Handler, lanes: int, numbers: SpaceNumbers, *, batches: bool = False) -> Ordering:
+    """Return a handler's ordering; `numbers` are those of the key spaces so far, and gets the number of a new one.
+
+    `batches` as for `orderings_of`.
+    """
+    space = numbers.setdefault(id(one) if one.key_space is None else one.key_space, len(numbers))
+    return Ordering(one.order, one.keyless, lanes, one.key, space=space, together=one.batch if batches else 1)
 
 
 def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:

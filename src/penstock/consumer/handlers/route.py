@@ -74,7 +74,9 @@ class Route:
     def __post_init__(self, results_by: ResultMaker | None, shares: Route | None) -> None:
         one = self.handler
         self.make_results = (results_by or ResultMaker.of(one)).make if shares is None else shares.make_results
-        self.kind, self.batch, self.linger, self.retry = one.kind, one.batch, one.linger, one.retry
+        self.kind, self.batch, self.linger = one.kind, one.batch, one.linger
+        # It may have been changed since: of a topic that is found later, the others' counts.
+        self.retry = one.retry if shares is None else shares.retry
         self.token_bucket = TokenBucket(one.rate) if shares is None else shares.token_bucket
         self.key_rate_limiter = KeyRateLimiter(one.key_rate) if shares is None else shares.key_rate_limiter
         self.gated = self._is_gated()

@@ -30,6 +30,8 @@ class Causes:
     missing_rights: Callable[[str], str | None]
     #: Returns where what a handler returned for a message is, or None.
     results: Callable[[Assignment, int], str | None] = lambda _assignment, _offset: None
+    #: Returns since when the app has paused a partition, in seconds since the epoch, or None.
+    paused_since: Callable[[Assignment], float | None] = lambda _assignment: None
 
 
 def parked_ahead(scheduler: Scheduler[Fetch, Record], wanted: Collection[Place]) -> dict[Place, ConsumerParked]:

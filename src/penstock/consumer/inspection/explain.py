@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 
-from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch
+from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch, PauseReason
 from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
 from penstock.consumer.failures.parking import NotDue
 from penstock.consumer.handlers.handler import Handler
@@ -42,7 +43,8 @@ class Explanation(PartitionStatistics):
         state: where that message is: "idle", "in handler", "parked", "put off" (a deferred completion is out),
             "held" (its tries are exhausted, by `on_failure="hold"`),
             "dead letter" (on its way to another topic), "queued", "behind its key", "held by rate", or "shut out" where
-            the group does not take this member and "no partition" where it gives it none;
+            the group does not take this member and "no partition" where it gives it none; "no topic" of a pattern
+            that no topic matches, which stands for the topic, and of a topic that matches and cannot be consumed;
             "position not known yet" where the group has no offset, or none was fetched, and no message came.
         key: what the messages that wait for it have in common with it; bytes for a key. Not part of `repr` or `str`.
         attempt: how often it was tried before.
@@ -138,6 +140,12 @@ def _with_causes(
     explanation: Explanation, assignment: Assignment, causes: Causes, ahead: Mapping[Place, ConsumerParked]
 ) -> Explanation:
     """Add what holds a partition beside its own message."""
+    if (since := causes.paused_since(assignment)) is not None:
+        when = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        topic = assignment.route.source or assignment.topic
+        explanation = replace(
+            explanation, paused=f"{PauseReason.APP} since {when}; running.resume({topic!r}) lets it go on", lag=None
+        )
     if (trouble := causes.topic_trouble(assignment.topic)) is not None:
         # What the client last knew of the end of the log means nothing then.
         explanation = replace(explanation, trouble=trouble, lag=None)
@@ -171,6 +179,16 @@ def shut_out(handlers: Mapping[str, Handler], why: str, causes: Causes, state: s
             trouble=causes.missing_rights(topic) or causes.topic_trouble(topic),
         )
         for topic, one in handlers.items()
+    ]
+
+
+def no_topic(patterns: Mapping[str, Handler], when: str, failures: Mapping[str, str]) -> list[Explanation]:
+    """Return an explanation of each pattern without a topic, and of each topic that matches and is not consumed."""
+    whys = {pattern: (one.name, f"no topic matches this pattern yet; {when}") for pattern, one in patterns.items()}
+    whys |= {topic: ("", f"it matches a pattern and cannot be consumed: {why}") for topic, why in failures.items()}
+    return [
+        Explanation(*(topic, -1, -1, -1, 0, 0, 0, None, why), handler=name, state="no topic")
+        for topic, (name, why) in whys.items()
     ]
 
 

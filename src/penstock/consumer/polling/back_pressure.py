@@ -5,12 +5,15 @@ for a moment; only a partition that stays full is paused. On the poll thread onl
 
 The bytes of all are bounded together. Lest a topic that is throttled, or slow, take them all and stop the others, a
 small share is kept free for each partition: one that holds less may fetch whatever the others hold.
+
+What the app itself has paused is paused here as well, at once, and beside the limits: `limit` says for which of them a
+partition is paused, `paused` why the client has it paused now.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 from confluent_kafka import KafkaException, TopicPartition
@@ -69,6 +72,8 @@ class BackPressure:
     max_parked_bytes: int
     _: KW_ONLY
     fetch_size: int
+    #: Tells whether the app has paused a partition.
+    is_paused_by_app: Callable[[Assignment], bool] = lambda _: False
     #: How many messages may be fetched now, by the last `apply`.
     fetch_limit: int = field(init=False)
     #: How often a partition was paused, by reason.
@@ -125,19 +130,33 @@ class BackPressure:
     def _apply_to(self, client: ConsumerClient, load: _Load, now: float) -> bool:
         """Pause or resume one partition if that is due; return whether it lets the caller fetch now."""
         assignment = load.assignment
-        reason = self._reason(load, now)
-        if reason is None:
-            assignment.full_since = None
+        may_fetch = self._note_limit(load, now)
+        wanted = assignment.limit
+        if self.is_paused_by_app(assignment):
+            wanted, may_fetch = PauseReason.APP, True
+        if wanted is None:
             if assignment.paused is not None:
                 self._resume(client, assignment)
+        elif assignment.paused is None or (wanted is PauseReason.APP and assignment.paused is not wanted):
+            self.pause(client, assignment, wanted)
+        else:
+            assignment.paused = wanted
+        return may_fetch
+
+    def _note_limit(self, load: _Load, now: float) -> bool:
+        """Note which limit a partition is to be paused for; return whether it lets the caller fetch now."""
+        assignment = load.assignment
+        reason = self._reason(load, now)
+        if reason is None:
+            assignment.full_since = assignment.limit = None
             return True
-        if assignment.paused is not None:
-            assignment.paused = reason
+        if assignment.limit is not None:
+            assignment.limit = reason
             return True
         if assignment.full_since is None:
             assignment.full_since = now
         if now - assignment.full_since >= GRACE_S:
-            self.pause(client, assignment, reason)
+            assignment.limit = reason
             return True
         return (
             reason is PauseReason.IN_FLIGHT
@@ -156,16 +175,23 @@ class BackPressure:
         if parked and (self._parked_full or parked >= _limit(self.max_parked, assignment, PauseReason.PARKED)):
             return PauseReason.PARKED
         room = _map_room(assignment, load.messages + parked, now, self.fetch_size)
-        if room < (_MAP_FREE if assignment.paused is PauseReason.OFFSET_MAP else _MAP_FULL):
+        if room < (_MAP_FREE if assignment.limit is PauseReason.OFFSET_MAP else _MAP_FULL):
             return PauseReason.OFFSET_MAP
         self.fetch_limit = min(self.fetch_limit, room)
         return PauseReason.BYTES if self._bytes_full and load.has_its_share else None
 
-    def pause_if_full(self, client: ConsumerClient, assignments: Sequence[Assignment]) -> None:
-        """Pause new assignments where the bytes are full, or each would bring a fetch beyond them (I5)."""
-        if self._bytes_full:
-            for assignment in assignments:
-                self.pause(client, assignment, PauseReason.BYTES)
+    def pause_new(self, client: ConsumerClient, assignments: Sequence[Assignment]) -> None:
+        """Pause those new assignments that the app has paused.
+
+        And all where the bytes are full, or each would bring a fetch beyond them (I5).
+        """
+        for assignment in assignments:
+            if self._bytes_full:
+                assignment.limit = PauseReason.BYTES
+            if self.is_paused_by_app(assignment):
+                self.pause(client, assignment, PauseReason.APP)
+            elif assignment.limit is not None:
+                self.pause(client, assignment, assignment.limit)
 
     def pause(self, client: ConsumerClient, assignment: Assignment, reason: PauseReason) -> None:
         """Pause one partition for a named reason."""
@@ -190,7 +216,7 @@ class BackPressure:
 
 def _limit(limit: int, assignment: Assignment, reason: PauseReason) -> int:
     """Return a limit as it counts now: half of it for a partition that is paused because of it."""
-    return max(1, limit // (2 if assignment.paused is reason else 1))
+    return max(1, limit // (2 if assignment.limit is reason else 1))
 
 
 def _map_room(assignment: Assignment, in_flight: int, now: float, fetch_size: int) -> int:

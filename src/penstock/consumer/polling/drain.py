@@ -9,7 +9,7 @@ from penstock.clients.cluster import Clock, ConsumerClient
 from penstock.consumer.assignments import Assignments, Fetch, PauseReason
 from penstock.consumer.execution.lane_processor import LaneProcessor
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
-from penstock.consumer.handlers.route import Route
+from penstock.consumer.handlers.rate_limits import TokenBucket
 from penstock.consumer.inspection.drain_report import DrainLog
 from penstock.consumer.polling.back_pressure import BackPressure
 from penstock.consumer.polling.commits import Commits
@@ -34,7 +34,7 @@ class Drain:
     results: Publisher
     back_pressure: BackPressure
     commits: Commits
-    routes: Sequence[Route]
+    token_buckets: Sequence[TokenBucket]
     log: DrainLog
     #: Whether it ended with nothing left. Written by the poll thread before it leaves.
     finished: bool = field(default=False, init=False)
@@ -83,7 +83,7 @@ class Drain:
             waits.append("dead letters or messages for a retry topic are not written")
         if self.results.waiting:
             waits.append("what handlers returned is not written")
-        if any(route.token_bucket.next_release(now) is not None for route in self.routes):
+        if any(one.next_release(now) is not None for one in self.token_buckets):
             waits.append("some wait for their handler's rate")
         if self._has_retries_before(deadline):
             waits.append("some wait for their next try")

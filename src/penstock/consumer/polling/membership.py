@@ -54,8 +54,24 @@ class Membership:
     def __post_init__(self) -> None:
         self.client = self.make_client()
 
+    def consume(self, topics: list[str]) -> None:
+        """Subscribe to these topics in place of those before; what is in both stays where it is."""
+        self.topics = topics
+        if self._renew_at is not None:
+            return  # the client that follows joins with them
+        try:
+            if topics:
+                self.join()
+            else:
+                self.client.unsubscribe()
+        except KafkaException as error:
+            # It has ended: `poll` says so, and why.
+            _log.warning("the topics of group %s could not be subscribed to: %s", self.group, reason(error))
+
     def join(self) -> None:
-        """Ask to join the group."""
+        """Ask to join the group, as soon as there is a topic to consume."""
+        if not self.topics:
+            return
         self.client.subscribe(
             self.topics,
             on_assign=self.rebalance.on_assign,

@@ -14,13 +14,14 @@ from penstock.consumer.assignments import Assignments
 from penstock.consumer.execution.executor import Executor
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.timers import Timers
-from penstock.consumer.handlers.route import Route
+from penstock.consumer.handlers.rate_limits import TokenBucket
 from penstock.consumer.inspection.watchdog import Watchdog
 from penstock.consumer.polling.commits import Commits
 from penstock.consumer.polling.drain import Drain
 from penstock.consumer.polling.fetcher import SATURATED_S, Fetcher
 from penstock.consumer.polling.health.recreated_topics import RecreatedTopics
 from penstock.consumer.polling.health.rights_watch import RightsWatch
+from penstock.consumer.polling.health.topic_search import TopicSearch
 from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.consumer.polling.membership import Membership
 from penstock.consumer.polling.router import Router
@@ -43,7 +44,8 @@ class PollLoop:
     clock: Clock
     membership: Membership
     stop_request: StopRequest
-    routes: Sequence[Route]
+    #: Those of all handlers.
+    token_buckets: Sequence[TokenBucket]
     executor: Executor
     timers: Timers
     publisher: DeadLetterPublisher
@@ -53,6 +55,7 @@ class PollLoop:
     fetcher: Fetcher
     commits: Commits
     drain: Drain
+    topic_search: TopicSearch
     topic_watch: TopicWatch
     recreated_topics: RecreatedTopics
     rights_watch: RightsWatch
@@ -77,6 +80,7 @@ class PollLoop:
     def step(self) -> None:
         """Do what is due, and take a batch in."""
         self._do_due_work()
+        self.topic_search.check(self.clock.monotonic())
         self.fetcher.fetch(self._poll_timeout)
 
     def _do_due_work(self) -> None:
@@ -97,8 +101,8 @@ class PollLoop:
         self.watchdog.check(now)
 
     def _release_tokens(self, now: float) -> None:
-        for route in self.routes:
-            for wake in route.token_bucket.release(now):
+        for token_bucket in self.token_buckets:
+            for wake in token_bucket.release(now):
                 wake()
 
     def _poll_timeout(self, now: float) -> float:
@@ -108,7 +112,7 @@ class PollLoop:
         if self.results.is_used and any(one.tracker.in_flight for one in self.assignments.all()):
             # What their handlers return is sent by this thread.
             return _RESULT_S
-        times = [route.token_bucket.next_release(now) for route in self.routes]
+        times = [token_bucket.next_release(now) for token_bucket in self.token_buckets]
         times.append(self.timers.next_due())
         due = min((time for time in times if time is not None), default=now + _POLL_S)
         return min(_POLL_S, max(0.0, due - now))

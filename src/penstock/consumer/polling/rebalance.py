@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 
 from penstock.clients.cluster import Clock, ConsumerClient
 from penstock.clients.kafka_errors import reason
@@ -47,6 +47,9 @@ class Rebalance:
     #: The budget of a revocation, in seconds; `stop_request` cuts it short where a stop waits for handlers no longer.
     revoke_timeout: float
     stop_request: StopRequest
+    #: Tells whether a topic came up while the consumer ran: what was written before that was noticed must not be lost,
+    #: so it begins at the beginning, whatever `auto.offset.reset` says.
+    is_new: Callable[[str], bool]
     #: How often partitions were assigned, revoked and lost.
     assigned: int = field(default=0, init=False)
     revoked: int = field(default=0, init=False)
@@ -62,7 +65,7 @@ class Rebalance:
         for assignment in made:
             self.assignments.put(assignment)
         client.incremental_assign([TopicPartition(one.topic, one.partition, one.offset) for one in committed])
-        self.back_pressure.pause_if_full(client, made)
+        self.back_pressure.pause_new(client, made)
         self.assigned += len(partitions)
         _log.info("assigned: %s", _names(partitions))
 
@@ -80,8 +83,7 @@ class Rebalance:
                 found = [TopicPartition(one.topic, one.partition) for one in partitions]
                 trouble = reason(error)
             if not trouble:
-                if begun := [one for one in found if one.offset < 0]:
-                    _log.info("the group has no offset of %s: auto.offset.reset says where it begins", _names(begun))
+                self._begin(found)
                 return found
             if not self.commits.needs_offsets:
                 _log.warning("the group's offsets are not known yet: %s; work above them may repeat", trouble)
@@ -89,6 +91,16 @@ class Rebalance:
             _log.warning("the group's offsets are not known yet: %s; they are asked for again", trouble)
             if self.stop_request.is_requested:
                 return []
+
+    def _begin(self, found: list[TopicPartition]) -> None:
+        """Say where partitions begin that the group has no offset of: new topics at the beginning."""
+        new = [one for one in found if one.offset < 0 and self.is_new(one.topic)]
+        if new:
+            _log.info("the group has no offset of %s, of new topics: they begin at the beginning", _names(new))
+        if begun := [one for one in found if one.offset < 0 and one not in new]:
+            _log.info("the group has no offset of %s: auto.offset.reset says where it begins", _names(begun))
+        for one in new:
+            one.offset = OFFSET_BEGINNING
 
     def on_revoke(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Give partitions back with all that is done committed."""

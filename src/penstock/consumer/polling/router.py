@@ -140,7 +140,7 @@ class Router:
         `start` is the offset at which reading starts, or None where the first message will show it.
         """
         assignment = Assignment(former.topic, former.partition, former.route, start=start, owner=former.owner)
-        assignment.paused = former.paused
+        assignment.paused, assignment.limit = former.paused, former.limit
         assignment.is_sought = start is None
         self._assignments.put(assignment)
         self._on_dropped()

@@ -132,6 +132,10 @@ class TestBroker:
         ids = {topic: known[topic] for topic in wanted if topic in known}
         return Answered(TopicIds(ids, absent, dict.fromkeys(absent, "no such topic")))
 
+    def in_background(self, what: str, work: Callable[[], T]) -> Answered[T]:  # noqa: ARG002 - a cluster's method takes it
+        """Do it at once."""
+        return Answered(work())
+
     def transactional_writer(
         self,
         transactional_id: str,

@@ -62,6 +62,11 @@ class MemoryConsumer:
         self._require_open()
         self._membership.subscribe(topics, on_assign, on_revoke, on_lost)
 
+    def unsubscribe(self) -> None:
+        """Want no topic any more; a callback gives back what is assigned."""
+        self._require_open()
+        self._membership.unsubscribe()
+
     def memberid(self) -> str:
         """Return the id that the coordinator gave, or an empty text."""
         member = self._membership.member

@@ -98,12 +98,16 @@ class StoreTopics:
         """Name of the consumer group in which the producers of a group share its checks."""
         return f"{self.prefix}.check.{group}"
 
+    @property
+    def all(self) -> frozenset[str]:
+        """Names of all topics of the store."""
+        return frozenset((self.half, self.op, self.done, self.check, self.discarded, self.audit, self.status))
+
     def may_publish_to(self, topic: str) -> bool:
         """Tell whether a message may name `topic` as its target: not the store itself, not Kafka's own topics."""
         if not topic.startswith((f"{self.prefix}.", "__")):
             return True
-        own = {self.half, self.op, self.done, self.check, self.discarded, self.audit, self.status}
-        return topic not in _INTERNAL and topic not in own
+        return topic not in _INTERNAL and topic not in self.all
 
     def half_partition(self, ordering_key: bytes) -> int:
         """Return the half partition of an ordering key: the same in every process, independent of Kafka's own hash."""

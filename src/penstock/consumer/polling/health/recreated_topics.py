@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from confluent_kafka import OFFSET_END, KafkaException, TopicPartition
 
@@ -19,9 +19,10 @@ _log = logging.getLogger(__name__)
 class RecreatedTopics:
     """On the poll thread only."""
 
-    def __init__(self, assignments: Assignments, router: Router, offset_reset: int | None) -> None:
+    def __init__(self, assignments: Assignments, router: Router, offset_reset: Callable[[str], int | None]) -> None:
         self._assignments = assignments
         self._router = router
+        # Where a topic begins, as a logical offset; None where it may not.
         self._offset_reset = offset_reset
         # Partitions that the client could not be sent to the beginning of yet.
         self._waiting: list[Assignment] = []
@@ -38,22 +39,23 @@ class RecreatedTopics:
         self._waiting = [one for one in waiting if one.active and not self._restarted(client, one)]
 
     def _restarted(self, client: ConsumerClient, former: Assignment) -> bool:
-        if self._offset_reset is None:
+        begin = self._offset_reset(former.topic)
+        if begin is None:
             raise PenstockError(
                 f"topic {former.topic} was deleted and created again, and auto.offset.reset forbids to begin anew; "
                 "reset the group's offsets, or set auto.offset.reset to earliest or latest"
             )
         try:
-            client.seek(TopicPartition(former.topic, former.partition, self._offset_reset))
+            client.seek(TopicPartition(former.topic, former.partition, begin))
         except KafkaException as error:
             _log.warning("%s cannot begin anew yet: %s; it is tried again", former, reason(error))
             return False
         _log.warning(
-            "topic %s was deleted and created again: partition %d begins anew by auto.offset.reset at its %s; it stood "
-            "at offset %d of the former one, and what was handled of the new one since is handled again",
+            "topic %s was deleted and created again: partition %d begins anew at its %s; it stood at "
+            " offset %d of the former one, and what was handled of the new one since is handled again",
             former.topic,
             former.partition,
-            "end" if self._offset_reset == OFFSET_END else "beginning",
+            "end" if begin == OFFSET_END else "beginning",
             former.tracker.position,
         )
         self._router.begin_again(former, None)

@@ -76,6 +76,11 @@ class RightsWatch:
         # When each was logged last.
         self._logged_at: dict[Right, float] = {}
 
+    def need(self, needed: Mapping[Right, list[str]]) -> None:
+        """Ask for these rights from now on: the topics that are consumed have changed."""
+        self._needed = needed
+        self._missing = tuple(right for right in self._missing if right in needed)
+
     def require(self, only: Iterable[Right] | None = None) -> tuple[Right, ...]:
         """Ask for these rights, or for all, and wait for the answer; return which of them are unknown.
 
@@ -111,8 +116,10 @@ class RightsWatch:
                 _log.info("the rights of group %s are not known: %s", self._group, reason(error))
 
     def _compare(self, found: Rights, now: float) -> None:
-        # Where a right is not known, as while brokers are away, the last answer still counts.
+        # Where a right is not known, as while brokers are away, the last answer still counts. And some that were asked
+        # for may not be needed any more.
         missing = (*found.missing, *(right for right in self._missing if right in found.unknown))
+        missing = tuple(right for right in missing if right in self._needed)
         for right in self._missing:
             if right not in missing:
                 self._logged_at.pop(right, None)
@@ -138,7 +145,8 @@ class RightsWatch:
 
     def trouble(self, topic: str) -> str | None:
         """Return which rights are missing that a topic comes to a halt without, or None. Any thread."""
-        return "; ".join(self._text(right) for right in self._missing if topic in self._needed[right]) or None
+        needed = self._needed
+        return "; ".join(self._text(right) for right in self._missing if topic in needed.get(right, ())) or None
 
     @property
     def is_shut_out(self) -> bool:

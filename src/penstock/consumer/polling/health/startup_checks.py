@@ -17,6 +17,11 @@ _HEADERS_BYTES = 65_536
 OutputTopics = Mapping[str, tuple[str, ...]]
 
 
+def writes_outputs(one: Handler) -> bool:
+    """Tell whether a handler may have messages written to another topic."""
+    return one.on_failure is OnFailure.DEAD_LETTER or bool(one.retry_delays)
+
+
 def output_topics(group: str, handlers: Mapping[str, Handler]) -> OutputTopics:
     """Return the topics for dead letters and retries, each with those whose messages it takes."""
     outputs: dict[str, tuple[str, ...]] = {}
@@ -34,11 +39,17 @@ def prepare_topics(cluster: Cluster, partitions: Mapping[str, int], outputs: Out
     Raises `BrokerConnectionError`, and `MissingRightError` that names all that is missing.
     """
     unknown = rights.require()
-    limits = cluster.message_limits({topic for sources in outputs.values() for topic in sources})
-    cluster.ensure_topics(_spec(name, sources, partitions, limits) for name, sources in outputs.items())
+    create_outputs(cluster, partitions, outputs)
     if unknown:
         # About topics that were just created.
         rights.require(unknown)
+
+
+def create_outputs(cluster: Cluster, partitions: Mapping[str, int], outputs: OutputTopics) -> None:
+    """Create the topics for dead letters and retries that are absent; `MissingRightError` where that is refused."""
+    if outputs:
+        limits = cluster.message_limits({topic for sources in outputs.values() for topic in sources})
+        cluster.ensure_topics(_spec(name, sources, partitions, limits) for name, sources in outputs.items())
 
 
 def _spec(name: str, sources: Sequence[str], partitions: Mapping[str, int], limits: Mapping[str, int]) -> TopicSpec:

@@ -31,8 +31,16 @@ class TopicWatch:
         self._ids: dict[str, str] = {}
         # What is wrong with a topic, in words. Replaced as a whole, so that any thread may read it.
         self._troubles: dict[str, str] = {}
+        #: Those of them that did not exist, at the last answer.
+        self.absent: frozenset[str] = frozenset()
         #: Whether the last `check` has brought the answer that all topics are those that they were.
         self.all_same = False
+
+    def watch(self, topics: Sequence[str]) -> None:
+        """Ask for these topics from now on. One that is watched no more is another one when it comes back."""
+        self._topics, watched = list(topics), set(topics)
+        self._ids = {topic: one for topic, one in self._ids.items() if topic in watched}
+        self._troubles = {topic: why for topic, why in self._troubles.items() if topic in watched}
 
     def check_now(self) -> None:
         """Ask at the next `check`: the client has found something wrong."""
@@ -58,12 +66,16 @@ class TopicWatch:
         return recreated
 
     def _compare(self, found: TopicIds) -> list[str]:
-        known = self._ids
-        recreated = [topic for topic, one in found.ids.items() if known.get(topic, one) != one]
-        self._ids = {**known, **found.ids}
+        known, watched = self._ids, set(self._topics)
+        # Some that were asked for may not be watched any more.
+        ids = {topic: one for topic, one in found.ids.items() if topic in watched}
+        recreated = [topic for topic, one in ids.items() if known.get(topic, one) != one]
+        self._ids = {**known, **ids}
+        self.absent = found.absent
         self._troubles = {
             topic: "the topic does not exist" if topic in found.absent else f"brokers do not tell of the topic: {why}"
             for topic, why in found.failures.items()
+            if topic in watched
         }
         return recreated
 

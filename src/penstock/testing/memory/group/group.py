@@ -101,6 +101,13 @@ class Group:
         else:
             self._tell(member, Change((), member.assigned))
 
+    def subscribe_anew(self, member: Member, topics: Iterable[str]) -> None:
+        """Let a member have other topics; what it keeps stays with it."""
+        wanted = tuple(topics)
+        if wanted != member.topics:
+            member.topics = wanted
+            self.rebalance()
+
     def leave(self, member: Member) -> None:
         """Let a member go at its own wish."""
         if self.members.pop(member.name, None) is not None:

@@ -64,13 +64,21 @@ class Membership:
         on_revoke: RebalanceCallback | None,
         on_lost: RebalanceCallback | None,
     ) -> None:
-        """Join the group."""
+        """Join the group, or stay in it with other topics."""
         with self._state.lock:
-            if self.member is not None and self.member.gone is None:
-                self._group.leave(self.member)
             self._topics = list(topics)
             self._on_assign, self._on_revoke, self._on_lost = on_assign, on_revoke, on_lost
-            self._join()
+            if self.member is not None and self.member.gone is None:
+                self._group.subscribe_anew(self.member, topics)
+            else:
+                self._join()
+
+    def unsubscribe(self) -> None:
+        """Want no topic any more: what is assigned is given back by the next call."""
+        with self._state.lock:
+            self._topics = []
+            if self.member is not None and self.member.gone is None:
+                self._group.subscribe_anew(self.member, ())
 
     def _join(self) -> None:
         if not self._reachable():
