@@ -20,7 +20,7 @@ from penstock.consumer.publishing import transaction_runner, transactional_publi
 from penstock.consumer.publishing.result_publisher import RefusedResults
 from penstock.consumer.publishing.transaction import Places
 from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
-from penstock.offsets import CommitPoint
+from penstock.offsets import MAX_METADATA_CHARS, CommitPoint
 from waiting import wait_until
 
 Call = tuple[str, object]
@@ -115,9 +115,11 @@ class World:
         self.publisher.changed = self.changed
         self.publisher.set_metadata("generation")
         self._next = 0
+        self.map_chars = MAX_METADATA_CHARS
 
     def changed(self, with_done: Mapping[Assignment, Places] = MappingProxyType({})) -> dict[Assignment, CommitPoint]:
-        point = self.assignment.tracker.commit_point(with_done=with_done.get(self.assignment, ()))
+        done = with_done.get(self.assignment, ())
+        point = self.assignment.tracker.commit_point(self.map_chars, with_done=done)
         return {} if point == self.assignment.committed or self.assignment.is_gone else {self.assignment: point}
 
     def connect(self) -> None:
@@ -132,11 +134,23 @@ class World:
         )
         self.publisher.connect(cast("Any", cluster), {})
 
-    def submit(self, *values: bytes) -> None:
+    def take_in(self) -> Item:
         block = self.assignment.tracker.register([self._next], 1)
         record = SimpleNamespace(offset=lambda at=self._next: at)
         self._next += 1
-        item: Item = (Fetch(self.assignment, block, 0.0), 0, cast("Any", record))
+        return Fetch(self.assignment, block, 0.0), 0, cast("Any", record)
+
+    def complete(self, item: Item) -> None:
+        self.assignment.tracker.complete(item[0].block, (item[1],))
+
+    def forward(self, item: Item, value: bytes) -> list[KafkaError | None]:
+        told: list[KafkaError | None] = []
+        to = Result("dlq", value, b"k", [], -1)
+        self.publisher.forward(item, to, lambda: self.complete(item), told.append)
+        return told
+
+    def submit(self, *values: bytes) -> None:
+        item = self.take_in()
         results = [Result("out", value, b"k", [], -1) for value in values]
         self.publisher.submit(cast("ConsumerLane", None), (item,), results)
 
@@ -249,3 +263,66 @@ def test_results_of_a_partition_that_is_gone_are_dropped(world: World) -> None:
     wait_until(lambda: not world.publisher.waiting)
 
     assert world.broker.committed == []
+
+
+def test_a_result_whose_offset_the_map_has_no_room_for_waits_until_it_has(world: World) -> None:
+    stuck = world.take_in()
+    world.map_chars = 0
+    world.submit(b"1")
+    world.submit(b"2")
+    world.connect()
+    wait_until(lambda: bool(world.broker.opened))
+    # A transaction or two would have come to an end meanwhile.
+    other = threading.Event()
+    assert not other.wait(0.2)
+
+    assert world.broker.committed == []
+
+    world.complete(stuck)
+    world.settle()
+
+    assert world.broker.committed == [b"1", b"2"]
+    assert world.broker.positions["in", 0] == (3, "")
+
+
+def test_what_is_given_up_goes_into_the_transaction_that_commits_its_offset(world: World) -> None:
+    told = world.forward(world.take_in(), b"letter")
+    world.connect()
+    world.settle()
+
+    assert world.broker.committed == [b"letter"]
+    assert world.broker.positions["in", 0] == (1, "")
+    assert told == [], "the poll thread tells it"
+    world.publisher.poll()
+    assert told == [None]
+    assert world.assignment.tracker.in_flight == 0
+
+
+def test_what_is_given_up_and_refused_is_told_and_its_offset_stays(world: World) -> None:
+    world.broker.refuses.add(b"large")
+    told = world.forward(world.take_in(), b"large")
+    world.submit(b"1")
+    world.connect()
+    wait_until(lambda: not world.publisher.waiting)
+    world.publisher.poll()
+
+    assert [error.code() for error in told if error is not None] == [KafkaError.MSG_SIZE_TOO_LARGE]
+    assert world.broker.committed == [b"1"]
+    assert world.broker.positions["in", 0][0] == 0
+    assert world.assignment.tracker.in_flight == 1
+
+
+def test_a_refusal_at_a_later_try_still_fails_its_message(world: World) -> None:
+    def refuse(_writer: Writer) -> None:
+        world.broker.refuses.add(b"bad")
+        raise KafkaException(KafkaError(KafkaError.ILLEGAL_GENERATION))
+
+    world.broker.faults["positions"] = [refuse]
+    world.submit(b"bad")
+    world.submit(b"2")
+    world.connect()
+    wait_until(lambda: len(world.refused) == 1)
+    wait_until(lambda: not world.publisher.waiting)
+
+    assert world.broker.committed == [b"2"]
+    assert world.broker.positions["in", 0][0] == 0

@@ -51,6 +51,21 @@ class TrackerMachine(RuleBasedStateMachine):
             del self.open[offset]
 
     @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def ask_for_the_commit_point_as_if_more_were_done(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.sets(st.sampled_from(sorted(self.open)), min_size=1))
+        left = self.open.keys() - chosen
+
+        point = self.tracker.commit_point(with_done=[self.open[offset] for offset in chosen])
+
+        assert point.offset == min(left, default=self.position)
+        found = decode(point.offset, point.metadata)
+        done_above = {offset for offset in self.fetched if offset > point.offset and offset not in left}
+        assert {offset for offset in self.fetched if found is not None and offset in found} == done_above
+        # The invariants require that nothing has changed.
+        assert self.tracker.in_flight == len(self.open)
+
+    @precondition(lambda self: self.open)
     @rule()
     def complete_the_lowest_run(self) -> None:
         block, index = self.open[min(self.open)]
