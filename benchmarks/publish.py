@@ -63,7 +63,7 @@ LATENCY = (OURS, STRICT, "bare-transactions")
 WANTED = {"empty": {OURS: 0.8, "pc-transactional": 2.0}, "slow": {"bare-threads": 0.95, "pc-transactional": 2.0}}
 WANTED_MS = "p50 150 ms, p99 300 ms"
 #: With an empty handler they differ so much that for each to take some seconds these get more messages, or fewer.
-SHARE = {"bare-loop": 4.0, "bare-transactions": 4.0, "pc-asynchronous": 0.2, "pc-transactional": 0.2}
+SHARE = {"bare-loop": 4.0, "bare-transactions": 4.0, "pc-asynchronous": 0.5, "pc-transactional": 0.5}
 #: Seconds below which a rate says little.
 SHORTEST_S = 0.5
 #: Seconds at the beginning of paced load that count for nothing.
@@ -297,7 +297,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="length of paced load (default 10)")
     parser.add_argument("--warm-up", type=float, default=30.0, help="seconds before the first measurement")
     parser.add_argument("--rate", type=float, help="messages/s of paced load; by default half of exactly-once's rate")
-    parser.add_argument("--pc-threads", type=int, default=64, help="threads of Parallel Consumer with an empty handler")
+    parser.add_argument("--pc-threads", type=int, default=256, help="Parallel Consumer's with an empty handler")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between")
     options = parser.parse_args()
     parts = [one.strip() for one in options.only.split(",")]
