@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from penstock.spark_sink.ledger.kafka_ledger import KafkaLedger
 from penstock.spark_sink.ledger.kafka_publisher import publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
+from penstock.spark_sink.sinks.kafka_publication import require_target
 from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
 from penstock.spark_sink.source.batch_reader import BatchReader
 from penstock.spark_sink.source.options.options import SourceOptions
@@ -133,14 +135,15 @@ def test_a_kafka_sink_publishes_with_the_least_rights_and_names_each_that_is_tak
     user = new_user(*on_topics, *on_ids)
     work = Publishing(secured, user, copies, name)
 
-    work.sink._check_topics()
+    check = partial(require_target, work.sink._target(), [copies])
+    check()
     assert work.publish(0) == 0
     needed = {("topic", copies), ("topic", ledger_topic), ("transactional_id", f"{name}/orders/0")}
     assert {(kind, of) for kind, of, _ in allowed(secured, user)} == needed
 
     for offset, right in enumerate(on_topics, start=1):
         take(secured, user, [right])
-        assert names(missing(work.sink._check_topics), user, right)
+        assert names(missing(check), user, right)
         # A task meets it where it is taken away in the middle of a batch.
         text = missing(lambda at=offset: work.publish(at))  # type: ignore[misc] # called at once
         assert names(text, user, right)
@@ -193,7 +196,10 @@ def test_topics_that_may_not_be_made_are_told_with_the_right_to_make_them(
     user = new_user(*on_topic(filled, "READ", "WRITE"), *on_topic(letters, "WRITE"), *on_topic(ledger, "READ", "WRITE"))
     writer = DeadLetters(secured.bootstrap_servers, config=user.config)
     sink = KafkaSink(secured.bootstrap_servers, filled, name="q", config=user.config, ledger_topic=ledger)
-    acts = {letters: lambda: writer.write([Rejected(filled, 1, 2, "CheckViolation")]), ledger: sink._check_topics}
+    acts = {
+        letters: lambda: writer.write([Rejected(filled, 1, 2, "CheckViolation")]),
+        ledger: partial(require_target, sink._target(), [filled]),
+    }
 
     for topic, act in acts.items():
         create = on_topic(topic, "CREATE")

@@ -92,15 +92,19 @@ class Quarantine:
         standing = self._held.get(entry.transaction_id)
         if standing is not None:
             return standing.reason
-        dead = next(filter(self._targets.takes_nothing, entry.topics), None)
-        if dead is not None:
-            return Reason(self._targets.why(dead))
+        if (dead := self._dead_topic(entry.topics)) is not None:
+            return dead
         # Of a topic that refuses single messages, what stands behind one of its key is not tried before that one.
         for lane in lanes_of(entry):
             for before in self._lanes.get(lane, ()):
                 return _behind(before)
         suspect = next(filter(self._targets.is_out, entry.topics), None)
         return None if suspect is None else Reason(self._targets.why(suspect))
+
+    def _dead_topic(self, topics: Sequence[str]) -> Reason | None:
+        """Return why one of these topics takes nothing, or None."""
+        dead = next(filter(self._targets.takes_nothing, topics), None)
+        return None if dead is None else Reason(self._targets.why(dead))
 
     def _hold(self, entry: Publishable, reason: Reason) -> None:
         held = self._held.get(entry.transaction_id)
@@ -223,7 +227,8 @@ class Quarantine:
             why = outcome.refused.get(name)
             if why is None:
                 before = self._before(held)
-                held.reason = still[name] = held.reason if before is None else _behind(before)
+                behind = held.reason if before is None else _behind(before)
+                held.reason = still[name] = self._dead_topic(held.topics) or behind
             else:
                 held.reason = still[name] = Reason(why)
                 if not any(topic in outcome.faults for topic in held.topics):
