@@ -65,6 +65,8 @@ class HalfPartition:
         for pending in self.state.remember(recovered.notes, snapshots):
             self.schedule.add(pending)
         self.clock = clock
+        # Of the clock, when births were last compared with it.
+        self._clock_revision = 0
         #: Takes the records of the half and op logs in.
         self.feed = LogFeed(
             number, self.state, self.schedule, counts=counts, log=log, may_publish_to=may_publish_to, clock=clock
@@ -124,6 +126,9 @@ class HalfPartition:
     def note_progress(self, now: float) -> None:
         """Look how far reading came, and what time it is. Called between records, never within one."""
         self.feed.go_on()
+        if (revision := self.clock.revision) != self._clock_revision:
+            self._clock_revision = revision
+            self._bring_births_back(self.clock.now_ms(now))
         first = next(iter(self.state.pending.values()), None)
         self.oldest_birth_ms = None if first is None else first.birth_ms
         self.behind = self.state.queue.keys.behind
@@ -136,6 +141,15 @@ class HalfPartition:
             lost = list(self._reloading.poll(now))
             for log in {log for log, _ in lost}:
                 self.report_lost([pending for place, pending in lost if place == log], log)
+
+    def _bring_births_back(self, now_ms: int) -> None:
+        """No half was born after now, and its check does not wait until then."""
+        for pending in self.state.pending.values():
+            if max(pending.birth_ms, pending.answered_ms) > now_ms:
+                pending.birth_ms = min(pending.birth_ms, now_ms)
+                pending.answered_ms = min(pending.answered_ms, now_ms)
+                if pending.verdict is None:
+                    self.schedule.add(pending)
 
     def sweep(self, half_end: int, read_to: int) -> None:
         """Refuse decisions whose half cannot come any more; `read_to` as `PartitionState.sweep_ahead` has it."""

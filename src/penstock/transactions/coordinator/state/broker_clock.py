@@ -43,6 +43,9 @@ class BrokerClock:
         self.set_at = float("-inf")
         #: Whether a record claimed a time that cannot be: a new mark shall tell.
         self.is_disputed = False
+        #: How often a mark told the time for the first time, or set it back: what was taken for the times of records
+        #: may lie ahead. `marked` alone changes it.
+        self.revision = 0
 
     def saw(self, append_ms: int, now: float) -> int:
         """Take in the append time of a record that was read at `now`, in monotonic seconds.
@@ -63,10 +66,13 @@ class BrokerClock:
 
     def marked(self, append_ms: int, sent: float, acknowledged: float) -> None:
         """Take in the append time of a mark that was sent and acknowledged at these monotonic seconds."""
-        self._mark = _Mark(append_ms, sent, acknowledged)
+        is_first, self._mark = self._mark is None, _Mark(append_ms, sent, acknowledged)
         seen = self._seen
-        if seen is not None and seen[0] + (acknowledged - seen[1]) * 1000 > self._latest_ms(acknowledged):
+        is_ahead = seen is not None and seen[0] + (acknowledged - seen[1]) * 1000 > self._latest_ms(acknowledged)
+        if is_ahead:
             self._seen = append_ms, acknowledged
+        # After that: whoever finds it sees the new time.
+        self.revision += is_first or is_ahead
         self.set_at = acknowledged
         self.is_disputed = False
 
