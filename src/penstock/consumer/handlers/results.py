@@ -50,6 +50,9 @@ class Results:
     each: Sequence[Sequence[Result]] | None = field(default=None, repr=False)
 
 
+#: What a value is as it stands: neither a message, nor several, nor something that was to be awaited.
+_PLAIN = (bytes, str, dict)
+
 #: Adds a trace to the headers of a message for a topic.
 Trace = Callable[[str, Headers], Headers]
 
@@ -85,6 +88,9 @@ class ResultMaker:
             ResultError: something of it cannot be a message.
             Exception: what a generator or the encoder raised.
         """
+        # First, for speed: what most handlers return.
+        if isinstance(returned, _PLAIN) and self._to is not None and not isinstance(work, list):
+            return Results((self._result(Outgoing(self._to, returned, work.key)),))
         if isinstance(returned, Results):
             return returned
         if inspect.iscoroutine(returned):
