@@ -47,6 +47,8 @@ _IN_FLIGHT_S = 0.3
 _PURGE_S = 0.5
 #: Seconds between two looks at what is still on its way: the least that the library can wait.
 _LOOK_S = 0.001
+#: Messages that are handed to the library in one go.
+_BREATH = 64
 #: Seconds of one wait for room in the library's buffer.
 _ROOM_S = 0.1
 
@@ -210,7 +212,10 @@ class TransactionalWriter:
         stored, where that is reported.
         """
         produce, reported = self.producer.produce, partial(self._reported, transaction_id, delivered)
-        for topic, partition, key, value, headers in messages:
+        for count, (topic, partition, key, value, headers) in enumerate(messages, 1):
+            if not count % _BREATH:
+                # Other threads get Python's lock here: handlers that wake would wait for it until all is handed over.
+                self.producer.poll(0)
             more: Any = {"headers": list(headers)} if headers else {}
             to = -1 if partition is None else partition
             try:
