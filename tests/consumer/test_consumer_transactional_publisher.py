@@ -118,7 +118,7 @@ class World:
         self.map_chars = MAX_METADATA_CHARS
 
     def changed(self, with_done: Mapping[Assignment, Places] = MappingProxyType({})) -> dict[Assignment, CommitPoint]:
-        done = with_done.get(self.assignment, ())
+        done = with_done.get(self.assignment, {})
         point = self.assignment.tracker.commit_point(self.map_chars, with_done=done)
         return {} if point == self.assignment.committed or self.assignment.is_gone else {self.assignment: point}
 

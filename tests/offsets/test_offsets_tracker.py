@@ -56,7 +56,11 @@ class TrackerMachine(RuleBasedStateMachine):
         chosen = data.draw(st.sets(st.sampled_from(sorted(self.open)), min_size=1))
         left = self.open.keys() - chosen
 
-        point = self.tracker.commit_point(with_done=[self.open[offset] for offset in chosen])
+        places: dict[Block, list[int]] = {}
+        for offset in chosen:
+            block, index = self.open[offset]
+            places.setdefault(block, []).append(index)
+        point = self.tracker.commit_point(with_done=places)
 
         assert point.offset == min(left, default=self.position)
         found = decode(point.offset, point.metadata)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from sortedcontainers import SortedDict
 
@@ -22,6 +23,7 @@ _DONE = b"\x01"
 _MAX_UPDATES = 1000
 #: Offsets that a byte each is made of for a commit. One that is stuck for days has hundreds of millions above it.
 _MAX_FLAGS = 250_000
+_NOTHING: Mapping[Block, Sequence[int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,19 +272,21 @@ class Tracker:
         return b"".join(parts)
 
     @contextmanager
-    def _as_if_done(self, places: Iterable[tuple[Block, int]]) -> Iterator[None]:
+    def _as_if_done(self, places: Mapping[Block, Iterable[int]]) -> Iterator[None]:
         """Have places in flight marked done meanwhile; called with the lock held, so that nobody else sees it."""
-        marked = [(block, index) for block, index in places if not block.done[index]]
-        for block, index in marked:
-            block.done[index] = 1
+        marked = {block: [index for index in indexes if not block.done[index]] for block, indexes in places.items()}
+        for block, indexes in marked.items():
+            for index in indexes:
+                block.done[index] = 1
         try:
             yield
         finally:
-            for block, index in marked:
-                block.done[index] = 0
+            for block, indexes in marked.items():
+                for index in indexes:
+                    block.done[index] = 0
 
     def commit_point(
-        self, max_chars: int = MAX_METADATA_CHARS, *, with_done: Iterable[tuple[Block, int]] = ()
+        self, max_chars: int = MAX_METADATA_CHARS, *, with_done: Mapping[Block, Iterable[int]] = _NOTHING
     ) -> CommitPoint:
         """Return what may be committed now, with the map of what is done above it in `max_chars` at most (I3).
 

@@ -40,7 +40,7 @@ class TransactionalCommits(Commits):
         found = {}
         for assignment in self._assignments.all():
             if assignment.known:
-                point = assignment.tracker.commit_point(self._map_chars, with_done=with_done.get(assignment, ()))
+                point = assignment.tracker.commit_point(self._map_chars, with_done=with_done.get(assignment, {}))
                 if point != assignment.committed or not assignment.acknowledged:
                     found[assignment] = point
         return found

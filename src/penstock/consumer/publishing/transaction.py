@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,7 +13,7 @@ from penstock.consumer.publishing.result_publisher import Unpublished
 from penstock.offsets import Block, CommitPoint, decode
 
 #: Places in blocks of offsets.
-Places = list[tuple[Block, int]]
+Places = dict[Block, list[int]]
 
 
 @dataclass(slots=True, eq=False)
@@ -42,11 +42,12 @@ class ForwardedMessage(Unpublished):
         self._complete()
 
 
-def places_of(inside: Sequence[Unpublished]) -> dict[Assignment, Places]:
+def places_of(inside: Iterable[Unpublished]) -> dict[Assignment, Places]:
     """Return the places of all messages whose results are inside."""
     found: dict[Assignment, Places] = {}
     for one in inside:
-        found.setdefault(one.assignment, []).extend((fetch.block, index) for fetch, index, _ in one.items)
+        for fetch, index, _ in one.items:
+            found.setdefault(fetch.assignment, {}).setdefault(fetch.block, []).append(index)
     return found
 
 
@@ -56,18 +57,18 @@ def without_room(inside: Sequence[Unpublished], positions: Mapping[Assignment, C
     An offset map that is too long is cut at its end. A result whose offset was cut off would be visible, and written
     again by the next owner.
     """
-    maps = {
-        assignment: decode(point.offset, point.metadata, assignment.owner) for assignment, point in positions.items()
-    }
+    told = {assignment: _told_until(assignment, point) for assignment, point in positions.items()}
     without: list[Unpublished] = []
     lanes: set[ConsumerLane | None] = set()
     for one in inside:
-        point, done = positions.get(one.assignment), maps.get(one.assignment)
-        is_told = point is not None and all(
-            offset < point.offset or (done is not None and offset in done)
-            for offset in (fetch.block.offsets[index] for fetch, index, _ in one.items)
-        )
-        if not is_told or one.lane in lanes:
+        until = told.get(one.assignment, 0)
+        if one.lane in lanes or any(fetch.block.offsets[index] >= until for fetch, index, _ in one.items):
             without.append(one)
             lanes.add(one.lane)
     return without
+
+
+def _told_until(assignment: Assignment, point: CommitPoint) -> int:
+    """Return below which offset it is told of all that is done."""
+    done = decode(point.offset, point.metadata, assignment.owner)
+    return point.offset if done is None else done.end

@@ -257,13 +257,18 @@ class TransactionalPublisher:
             self._note_committed(doubt)
 
     def _note_committed(self, transaction: Transaction) -> None:
+        of_handlers: list[Unpublished] = []
         for one in transaction.inside:
-            one.complete()
             if isinstance(one, ForwardedMessage):
+                one.complete()
                 self._reports.append((one.delivered, None))
             else:
+                of_handlers.append(one)
                 self.published += len(one.results)
                 self.handled += len(one.items)
+        for assignment, places in places_of(of_handlers).items():
+            for block, indexes in places.items():
+                assignment.tracker.complete(block, indexes)
         for assignment, point in transaction.positions.items():
             assignment.committed, assignment.acknowledged = point, True
         self.transactions += 1
