@@ -42,7 +42,7 @@ class RecordDecoder:
     """Decodes with a deserializer, which is told the topic and the headers. Thread-safe, as they are."""
 
     def __init__(self, deserializer: Deserializer) -> None:
-        self._deserializer = deserializer
+        self.deserializer = deserializer
 
     def decode(self, record: Record, value: bytes) -> object:
         """Return the body of a record that has a value.
@@ -54,7 +54,7 @@ class RecordDecoder:
         told = SerializationContext(record.topic(), MessageField.VALUE, list(headers_of(record) or ()))
         try:
             # In a copy: it leaves a context variable behind, and the event loop takes a new task when one has changed.
-            return copy_context().run(self._deserializer, value, told)
+            return copy_context().run(self.deserializer, value, told)
         except:  # noqa: E722 - see `raised`
             raise _as_told("decoded", raised())  # noqa: B904 - it has its cause
 
@@ -67,7 +67,7 @@ class RecordEncoder:
     """
 
     def __init__(self, serializer: Serializer) -> None:
-        self._serializer = serializer
+        self.serializer = serializer
         self._lock = threading.Lock()
         #: Of which a value was encoded. Grows under the lock; read without it: one that is missed waits once more.
         self._begun_topics: set[str] = set()
@@ -84,9 +84,9 @@ class RecordEncoder:
         told = SerializationContext(topic, MessageField.VALUE, headers)
         try:
             if topic in self._begun_topics:
-                return copy_context().run(self._serializer, value, told)
+                return copy_context().run(self.serializer, value, told)
             with self._lock:
-                encoded = copy_context().run(self._serializer, value, told)
+                encoded = copy_context().run(self.serializer, value, told)
                 self._begun_topics.add(topic)
                 return encoded
         except:  # noqa: E722 - see `raised`
@@ -94,7 +94,7 @@ class RecordEncoder:
 
     def __reduce__(self) -> tuple[Any, tuple[Serializer]]:
         """Be pickled without the lock, where the serializer can be pickled."""
-        return record_encoder, (self._serializer,)
+        return record_encoder, (self.serializer,)
 
 
 #: One for each serializer, by its identity: handlers that share it share the lock. A serializer takes no attribute and
