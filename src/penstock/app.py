@@ -183,12 +183,13 @@ class App(SinkRegistry):
             key_space: name that handlers share whose keys mean the same, such as "customer": their messages of one key
                 wait for each other too. None (default): the keys are the handler's own.
             filter: called with a message; where it returns false the message is done at once, and counted.
-            decoder: "json", a pydantic model, a msgspec struct or a callable of bytes: makes `message.body`.
+            decoder: "json", a pydantic model, a msgspec struct, a deserializer of confluent-kafka or a callable of
+                bytes: makes `message.body`.
             to: topic of what the function returns, where that is no `Outgoing`: one value, with the message's key; a
                 handler of batches returns a list with one for each message. None (default): only `Outgoing` is
                 published.
-            encoder: "json", a pydantic model, a msgspec struct or a callable: makes bytes of the values that it returns
-                and that are no bytes.
+            encoder: "json", a pydantic model, a msgspec struct, a serializer of confluent-kafka or a callable: makes
+                bytes of the values that it returns and that are no bytes.
             batch: messages given at once, at most; more than 1 gives the function a list. What fails comes in batches
                 again, and each message alone before it is given up; see `BatchError`.
             linger: seconds that a batch which is not full waits for more, from the arrival of its first message.

@@ -27,6 +27,10 @@ class StoreConnectionError(PenstockError, ConnectionError):
     """The database of a store did not answer."""
 
 
+class RegistryConnectionError(PenstockError, ConnectionError):
+    """A schema registry was not reached, or could not answer; the value itself may be good."""
+
+
 class TopicNotFoundError(PenstockError, LookupError):
     """A topic that must exist does not."""
 
@@ -160,6 +164,7 @@ __all__ = [
     "MessageFormatError",
     "PenstockError",
     "PublicationNotSeenError",
+    "RegistryConnectionError",
     "RetryLater",
     "SinkError",
     "SourceError",

@@ -18,7 +18,7 @@ class Outgoing:
         topic: where it is published; the topic must exist.
         value: bytes, or text, which is written as UTF-8; None is a tombstone. A handler with an `encoder` may return
             anything that it takes.
-        key: its key, bytes or text; or None.
+        key: its key, bytes or text; or None. No encoder is asked about it.
         headers: its headers; names in a transaction must not begin with `penstock-`.
         partition: the partition to publish to; Kafka's partitioner chooses where it is None.
     """

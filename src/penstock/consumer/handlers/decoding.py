@@ -6,31 +6,39 @@ import json
 from collections.abc import Callable
 from importlib import import_module
 
+from penstock.consumer.handlers.serdes import RecordDecoder, record_decoder
 from penstock.errors import ConfigurationError
 
-Decoder = Callable[[bytes], object]
-#: A name, a model class, or a callable of bytes.
-DecoderSpec = str | type | Decoder | None
+#: Makes a body of bytes.
+Decode = Callable[[bytes], object]
+#: What a handler decodes with: a value alone, or a record.
+Decoder = Decode | RecordDecoder
+#: A name, a model class, a deserializer of confluent-kafka, or a callable of bytes.
+DecoderSpec = str | type | Decode | None
 
 
 def decoder_of(given: DecoderSpec) -> Decoder | None:
     """Return the function that decodes a value, or None; `ConfigurationError` where nothing can be made of it.
 
+    A deserializer of confluent-kafka gives what decodes a record: it is told the topic and the headers.
     A pydantic model is known by `model_validate_json`, a msgspec struct, decoded from JSON, by `__struct_fields__`.
     """
     if given is None:
         return None
     if given == "json":
         return json.loads
-    validate: Decoder | None = getattr(given, "model_validate_json", None)
+    validate: Decode | None = getattr(given, "model_validate_json", None)
     if validate is not None:
         return validate
     if hasattr(given, "__struct_fields__"):
         # The user's own package: a struct of it was given.
-        decode: Decoder = import_module("msgspec").json.Decoder(given).decode
+        decode: Decode = import_module("msgspec").json.Decoder(given).decode
         return decode
+    if (deserializing := record_decoder(given)) is not None:
+        return deserializing
     if isinstance(given, str) or not callable(given):
         raise ConfigurationError(
-            f"decoder must be 'json', a pydantic model, a msgspec struct or a callable of bytes, but is {given!r}"
+            "decoder must be 'json', a pydantic model, a msgspec struct, a deserializer of confluent-kafka or a "
+            f"callable of bytes, but is {given!r}"
         )
     return given

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from penstock.consumer.handlers.serdes import RecordEncoder, record_encoder
 from penstock.errors import ConfigurationError
 
 #: Makes bytes, or text, of an object.
-Encoder = Callable[[Any], bytes | str | None]
-#: A name, a model class, or a callable of an object.
-EncoderSpec = str | type | Encoder | None
+Encode = Callable[[Any], bytes | str | None]
+#: What a handler encodes with: the value alone, or the value for a topic, with headers.
+Encoder = Encode | RecordEncoder
+#: A name, a model class, a serializer of confluent-kafka, or a callable of an object.
+EncoderSpec = str | type | Encode | None
 
 
 def encoder_of(given: EncoderSpec) -> Encoder | None:
@@ -20,7 +23,8 @@ def encoder_of(given: EncoderSpec) -> Encoder | None:
 
     Args:
         given: "json"; a pydantic model (known by `model_dump_json`); a msgspec struct (known by `__struct_fields__`,
-            encoded as JSON); or any callable of an object that returns bytes or text.
+            encoded as JSON); a serializer of confluent-kafka, which is told the topic and the headers; or any callable
+            of an object that returns bytes or text.
 
     Raises:
         ConfigurationError: it is none of these.
@@ -29,15 +33,18 @@ def encoder_of(given: EncoderSpec) -> Encoder | None:
         return None
     if given == "json":
         return _json
-    dump: Encoder | None = getattr(given, "model_dump_json", None)
+    dump: Encode | None = getattr(given, "model_dump_json", None)
     if dump is not None:
         return dump
     if hasattr(given, "__struct_fields__"):
-        encode: Encoder = import_module("msgspec").json.encode  # the user's own package: a struct of it was given
+        encode: Encode = import_module("msgspec").json.encode  # the user's own package: a struct of it was given
         return encode
+    if (serializing := record_encoder(given)) is not None:
+        return serializing
     if isinstance(given, str) or not callable(given):
         raise ConfigurationError(
-            f"encoder must be 'json', a pydantic model, a msgspec struct or a callable of an object, but is {given!r}"
+            "encoder must be 'json', a pydantic model, a msgspec struct, a serializer of confluent-kafka or a callable "
+            f"of an object, but is {given!r}"
         )
     return given
 

@@ -121,7 +121,7 @@ def handler(
     asks = takes_context(function)
     what, beside = ("a message and its context", "") if asks else ("a message", ", or a second one as penstock.Context")
     require_parameters("handler", function, what, 2 if asks else 1, may_yield=True, beside=beside)
-    check_plain({"filter": filter, "decoder": decoder, "key": key})
+    check_plain({"filter": filter, "decoder": decoder, "key": key, "encoder": encoder})
     if filter is not None:
         check.a_callable("filter", filter)
     if to is not None:

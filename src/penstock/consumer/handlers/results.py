@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.consumer.handlers.deferred import DeferredCompletion
-from penstock.errors import MessageFormatError, raised
+from penstock.consumer.handlers.serdes import RecordEncoder, describe
+from penstock.errors import MessageFormatError, RegistryConnectionError, raised
 from penstock.outgoing import Outgoing
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class ResultMaker:
 
         Raises:
             ResultError: something of it cannot be a message.
-            Exception: what a generator or the encoder raised.
+            RegistryConnectionError: the encoder's registry was not reached.
+            Exception: what a generator raised.
         """
         # First, for speed: what most handlers return.
         if isinstance(returned, _PLAIN) and self._to is not None and not isinstance(work, list):
@@ -176,7 +178,7 @@ class ResultMaker:
             written = self.trace(topic, written)
         return Result(
             topic,
-            self._encoded(topic, outgoing.value),
+            self._encoded(topic, outgoing.value, written),
             self._key(topic, outgoing.key),
             written,
             -1 if partition is None else partition,
@@ -189,16 +191,19 @@ class ResultMaker:
             return key.encode()
         raise self._not_a("a key of bytes, text or None", topic, key)
 
-    def _encoded(self, topic: str, value: object) -> bytes | None:
+    def _encoded(self, topic: str, value: object, headers: Headers) -> bytes | None:
         if value is None or isinstance(value, bytes):
             return value
-        if self._encoder is not None:
+        encoder = self._encoder
+        if encoder is not None:
             try:
-                value = self._encoder(value)
+                value = encoder.encode(topic, value, headers) if isinstance(encoder, RecordEncoder) else encoder(value)
+            except RegistryConnectionError:
+                raise  # no fault of the value: the message is tried again
             except:  # noqa: E722 - see `raised`; the user's code, whose text may quote the value
                 error = raised()
                 raise ResultError(
-                    f"a value of handler {self._handler} for {topic} cannot be encoded: {type(error).__name__}; mend "
+                    f"a value of handler {self._handler} for {topic} cannot be encoded: {describe(error)}; mend "
                     "the handler or the encoder"
                 ) from error
         if isinstance(value, str):

@@ -11,8 +11,9 @@ from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.rate_limits import KeyRateLimiter, TokenBucket
 from penstock.consumer.handlers.results import ResultMaker, Results
 from penstock.consumer.handlers.retry_policy import RetryPolicy
+from penstock.consumer.handlers.serdes import RecordDecoder, describe
 from penstock.consumer.retry_topics import RetriedRecord, tries_before
-from penstock.errors import MessageFormatError, raised
+from penstock.errors import MessageFormatError, RegistryConnectionError, raised
 from penstock.message import DecodedMessage, Message, Record, RetriedMessage
 
 Invoke = Callable[..., object]
@@ -138,11 +139,19 @@ class Route:
             return RetriedMessage(record, attempts) if attempts else Message(record)
         value = record.value()
         try:
-            return DecodedMessage(record, None if value is None else decode(value), attempts)
+            if value is None:
+                body = None
+            elif isinstance(decode, RecordDecoder):
+                body = decode.decode(record, value)
+            else:
+                body = decode(value)
+            return DecodedMessage(record, body, attempts)
+        except RegistryConnectionError as passing:
+            return Failed(passing)
         except:  # noqa: E722 - see `raised`; a decoder raises what it likes: a panic in Rust is no Exception
             error = raised()
             failure = MessageFormatError(
-                f"the value cannot be decoded: {type(error).__name__}; mend its producer or the decoder"
+                f"the value cannot be decoded: {describe(error)}; mend its producer or the decoder"
             )
             failure.__cause__ = error
             return Failed(failure, permanent=True)

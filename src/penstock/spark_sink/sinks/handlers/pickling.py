@@ -2,18 +2,21 @@
 
 A `WorkerResource` holds what belongs to threads, and handlers find theirs by name: so one that its module has under
 its function's name is pickled by that name, and executors close the one that their handlers use. Others are pickled as
-the function that makes them.
+the function that makes them. A serializer of confluent-kafka holds locks and connections: one that a module has as a
+global is pickled by that name, so that executors make their own.
 """
 
 from __future__ import annotations
 
 import importlib
 import io
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from pyspark import cloudpickle
 
+from penstock.consumer.handlers.serdes import RecordDecoder, RecordEncoder, record_decoder, record_encoder
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.errors import ConfigurationError, SinkError
 
@@ -23,11 +26,15 @@ _MSGSPEC_DECODER = ("msgspec.json", "Decoder")
 
 class _Pickler(cloudpickle.CloudPickler):
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce a resource and a msgspec decoder; everything else as Spark has it."""
+        """Reduce a resource, a serializer and a msgspec decoder; everything else as Spark has it."""
         kind = type(obj)
         if (kind.__module__, kind.__name__) == _MSGSPEC_DECODER:
             # It does not say itself how it is made, and ours are made of the struct alone.
             return kind, (obj.type,)
+        if isinstance(obj, RecordDecoder | RecordEncoder):
+            place = _place_of(obj.deserializer if isinstance(obj, RecordDecoder) else obj.serializer)
+            if place is not None:
+                return _decoder_at if isinstance(obj, RecordDecoder) else _encoder_at, place
         if not isinstance(obj, WorkerResource):
             return super().reducer_override(obj)  # type: ignore[no-untyped-call] # cloudpickle ships no types
         make = made_by(obj)
@@ -43,8 +50,25 @@ def made_by(resource: WorkerResource[Any]) -> Callable[..., Any]:
     return function
 
 
+def _place_of(what: object) -> tuple[str, str] | None:
+    """Return the module and the name under which others can import something; None where no module has it."""
+    for module, found in list(sys.modules.items()):
+        for name, value in list(getattr(found, "__dict__", {}).items()) if module != "__main__" else ():
+            if value is what:
+                return module, name
+    return None
+
+
 def _named(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
+
+
+def _decoder_at(module: str, name: str) -> RecordDecoder | None:
+    return record_decoder(_named(module, name))
+
+
+def _encoder_at(module: str, name: str) -> RecordEncoder | None:
+    return record_encoder(_named(module, name))
 
 
 def pack(what: object) -> bytes:
@@ -62,7 +86,8 @@ def require_packable(called: str, what: object) -> None:
         raise ConfigurationError(
             f"{called} cannot be sent to Spark's executors: {type(error).__name__}: {error}; it refers to something "
             "that lives in this process only, such as a lock, a connection or a session: make that inside the "
-            "handler, in a worker_resource or in a lifespan, or move the function into a module that executors import"
+            "handler, in a worker_resource or in a lifespan, or move the function, or a serializer as a global, into a "
+            "module that executors import"
         ) from error
 
 
