@@ -165,9 +165,8 @@ class Engine:
             back_pressure=self.back_pressure,
             revoke_timeout=settings.revoke_timeout,
             stop_request=self.stop_request,
-            is_new=lambda topic: self.search is not None and topic in self.search.new,
+            begins_at_first=self.routes.begins_at_first,
         )
-        self.search: TopicSearch | None = None
         self.watchdog = Watchdog(settings.stall_after, self.slots, self._loop_lag)
         self.loop: PollLoop | None = None
 
@@ -233,7 +232,7 @@ class Engine:
         cluster.require_topics({one.to for one in self.all_handlers if one.to is not None} - outputs.keys())
         rights = RightsWatch(self.group, self.needed_rights(), cluster.principal, cluster.ask_rights)
         prepare_topics(cluster, partitions, outputs, rights)
-        self.search = search = TopicSearch(
+        search = TopicSearch(
             group=self.group,
             patterns=self.patterns,
             routes=self.routes,

@@ -60,8 +60,6 @@ class TopicSearch:
     changed: Callable[[], None] = lambda: None
     #: Returns which of the topics that are consumed do not exist, as the brokers answered last to their names.
     absent: Callable[[], frozenset[str]] = frozenset
-    #: Topics that came up while the consumer ran: nobody of its group can have begun with them before.
-    new: set[str] = field(default_factory=set, init=False)
     #: Why topics that a pattern matches are not consumed. Replaced as a whole: any thread may read it.
     failures: Mapping[str, str] = field(default_factory=dict, init=False)
     _asked: Answer[Found] | None = field(default=None, init=False)
@@ -105,7 +103,7 @@ class TopicSearch:
         if found is None:
             return
         self._asked = None
-        self.new.update(found.handlers)
+        self.routes.new.update(found.handlers)
         for topic, names in found.contested.items():
             if topic not in self._contested:
                 self._contested.add(topic)
@@ -169,8 +167,9 @@ class TopicSearch:
         return gone
 
     def without_topic(self) -> dict[str, Handler]:
-        """Return the patterns that no topic matches that is consumed, with their handlers. Any thread."""
-        return self.patterns.without_topic(self.routes.handlers.keys() - self.patterns.named.keys())
+        """Return the patterns that no topic matches, with their handlers. Any thread."""
+        found = self.routes.handlers.keys() - self.patterns.named.keys()
+        return self.patterns.without_topic(found | self.failures.keys())
 
     def when(self) -> str:
         """Say when topics are searched for."""
