@@ -181,8 +181,11 @@ def test_a_topic_that_two_patterns_match_is_refused_at_the_start_and_the_firsts_
     app = app_of(first)
     app.handler(pattern=r".*\.eu")(lambda message: second.append(message.value))
 
+    refused = TestApp(app, topics=["orders.eu"])
     with pytest.raises(ConfigurationError, match=r"orders\.eu is matched by the patterns of several"):
-        TestApp(app, topics=["orders.eu"]).start()
+        refused.start()
+    with pytest.raises(ConfigurationError, match=r"orders\.eu is matched by the patterns of several"):
+        app.consumer(refused.broker).check_rights()
     with TestApp(app) as test:
         test.settle()
         test.broker.create_topic("orders.eu", 1)

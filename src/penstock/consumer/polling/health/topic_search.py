@@ -24,7 +24,7 @@ from confluent_kafka import KafkaException
 from penstock.clients.cluster import Answer, Cluster
 from penstock.clients.kafka_errors import reason
 from penstock.consumer.handlers.handler import Handler, require_own_topics
-from penstock.consumer.handlers.patterns import TopicPatterns
+from penstock.consumer.handlers.patterns import TopicPatterns, refuse_contested
 from penstock.consumer.polling.health.startup_checks import create_outputs, output_topics
 from penstock.consumer.routes import Routes
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
@@ -75,11 +75,7 @@ class TopicSearch:
         if not self.patterns:
             return
         found = self._look(frozenset())
-        for topic, names in found.contested.items():
-            raise ConfigurationError(
-                f"topic {topic} is matched by the patterns of several handlers: {', '.join(names)}; narrow the "
-                "patterns, or give the topic a handler of its own by its name"
-            )
+        refuse_contested(found.contested)
         self._take(found)
         self._next = now + (self.every_s or 0.0)
         for pattern, one in self.without_topic().items():
