@@ -37,7 +37,6 @@ def main(servers: str, topic: str, folder: Path, canary: str, *sinks: str) -> No
     spark = (
         SparkSession.builder.master("local[1]")
         .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.eventLog.enabled", "true")
