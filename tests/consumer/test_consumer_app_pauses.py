@@ -44,6 +44,8 @@ def test_a_pause_survives_a_rebalance_and_a_partition_can_be_resumed_alone() -> 
         test.settle()
         test.broker.rebalance("app")
         test.settle()
+        test.pause("t", 1)
+        said = {one.partition: str(one) for one in test.explain() if one.topic == "t"}
         for partition in (0, 1):
             test.send("t", str(partition), partition=partition)
         test.settle()
@@ -52,6 +54,8 @@ def test_a_pause_survives_a_rebalance_and_a_partition_can_be_resumed_alone() -> 
         test.settle()
 
     assert (paused, seen) == ([], [b"1"])
+    assert "running.resume('t') lets it go on" in said[0]
+    assert "running.resume('t', 1) lets it go on" in said[1]
 
 
 def test_neither_back_pressure_nor_the_app_ends_the_pause_of_the_other() -> None:
@@ -109,7 +113,7 @@ def test_a_retry_topic_is_paused_with_its_topic_and_not_with_a_partition_of_it()
         """Return which topics are paused 10 s later, and how often the handler was called by then."""
         test.send("t", "v", key=key)
         test.advance(10)
-        return {one.topic: "resume('t')" in str(one) for one in test.explain()}, len(seen)
+        return {one.topic: "paused (by the app" in str(one) for one in test.explain()}, len(seen)
 
     test = TestApp(app)
     with test:

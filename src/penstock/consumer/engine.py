@@ -148,7 +148,7 @@ class Engine:
             settings.max_parked,
             settings.max_parked_bytes,
             fetch_size=settings.fetch_size,
-            is_paused_by_app=lambda one: self.app_pauses.since(one) is not None,
+            is_paused_by_app=lambda one: self.app_pauses.of(one) is not None,
         )
         made_of = (self.assignments, settings.commit_interval, clock, lambda: complete_finished(self.slots()))
         self.commits = Commits(*made_of)
@@ -382,7 +382,7 @@ class Engine:
             loop.topic_watch.trouble,
             loop.rights_watch.trouble,
             self.results.state_of,
-            self.app_pauses.since,
+            self.app_pauses.of,
         )
         waiting = no_topic(loop.topic_search.without_topic(), loop.topic_search.when(), loop.topic_search.failures)
         assigned = self.assignments.all()
