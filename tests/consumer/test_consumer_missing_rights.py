@@ -165,7 +165,7 @@ def test_a_commit_that_is_refused_for_want_of_a_right_is_said_once_until_one_is_
         test.send("t", "fine")
         for _ in range(20):
             test.advance(1)
-        refused, said = test.broker.faults.happened.total(), caplog.text.count("the commit of t[0] failed")
+        refused, said = test.broker.faults.happened.total(), caplog.text.count("it is made again in")
         test.broker.fail_by_chance("commit", 0, 0)
         test.advance(2)
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
+from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 import penstock
 from kafka_tools import produce
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.rights import MissingRightError, Operation, topic_right
+from penstock.consumer import handler
+from penstock.consumer.handlers.patterns import TopicPatterns
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
-from penstock.testing import TestApp
+from penstock.testing import TestApp, TestBroker
 from waiting import wait_until
 
 #: Seconds within which a topic is found: two searches.
@@ -56,6 +60,79 @@ def test_a_topic_that_comes_up_while_it_runs_is_taken_up_from_its_first_message(
     assert ["no topic matches this pattern yet" in one for one in waiting] == [True]
     assert seen == [("orders.new", b"before it was found")]
     assert committed == {0: 1}
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_a_topic_that_was_taken_up_while_it_was_empty_is_no_old_one_for_who_comes_next(reset: str) -> None:
+    seen: list[tuple[str, bytes | None]] = []
+
+    with TestApp(app_of(seen, config={"auto.offset.reset": reset})) as test:
+        test.settle()
+        test.broker.create_topic("orders.new", 2)
+        test.advance(FOUND_S)
+        committed = test.committed("orders.new")
+        test.crash()
+        test.send("orders.new", "while nobody was there")
+        test.restart()
+        test.advance(FOUND_S)
+
+    assert committed == {0: 0, 1: 0}
+    assert seen == [("orders.new", b"while nobody was there")]
+
+
+@pytest.mark.parametrize("answers_lost", [0, 1])
+def test_a_topic_that_had_lost_its_first_messages_before_it_was_found_begins_at_the_first_that_is_left(
+    answers_lost: int,
+) -> None:
+    seen: list[tuple[str, bytes | None]] = []
+
+    with TestApp(app_of(seen, config={"auto.offset.reset": "latest"})) as test:
+        test.settle()
+        test.broker.create_topic("orders.new", 1)
+        for value in "123":
+            test.send("orders.new", value)
+        test.broker.delete_records("orders.new", 0, before=2)
+        test.broker.fail("watermarks", KafkaError._TIMED_OUT, times=answers_lost)
+        test.advance(FOUND_S)
+
+        committed = test.committed("orders.new")
+
+        assert test.broker.faults.happened.total() == answers_lost
+
+    assert (seen, committed) == ([("orders.new", b"3")], {0: 3})
+
+
+def test_a_stop_does_not_wait_for_a_beginning_that_is_not_known() -> None:
+    with TestApp(app_of([])) as test:
+        test.settle()
+        test.broker.create_topic("orders.new", 1)
+        test.broker.fail("watermarks", KafkaError._TIMED_OUT)
+        test.advance(FOUND_S)
+        begun = test.clock.monotonic()
+
+        assert test.broker.faults.happened.total() == 1
+        assert test.stop()
+        assert test.clock.monotonic() - begun < 5
+
+
+def test_where_the_group_stands_in_a_new_topic_is_not_taken_for_the_beginning_as_long_as_it_is_not_told() -> None:
+    seen: list[tuple[str, bytes | None]] = []
+
+    with TestApp(app_of(seen)) as test:
+        test.settle()
+        test.broker.create_topic("orders.new", 1)
+        for value in "12":
+            test.send("orders.new", value)
+        # By a member that found it first.
+        other = test.broker.consumer({"group.id": "app"})
+        other.commit(offsets=[TopicPartition("orders.new", 0, 1)], asynchronous=False)
+        other.close()
+        test.broker.fail("committed", KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
+        test.advance(FOUND_S)
+
+        assert test.broker.faults.happened.total() == 1
+
+    assert seen == [("orders.new", b"2")]
 
 
 def test_a_topic_that_is_deleted_is_let_go_and_taken_up_when_it_is_made_anew() -> None:
@@ -104,8 +181,11 @@ def test_a_topic_that_two_patterns_match_is_refused_at_the_start_and_the_firsts_
     app = app_of(first)
     app.handler(pattern=r".*\.eu")(lambda message: second.append(message.value))
 
+    refused = TestApp(app, topics=["orders.eu"])
     with pytest.raises(ConfigurationError, match=r"orders\.eu is matched by the patterns of several"):
-        TestApp(app, topics=["orders.eu"]).start()
+        refused.start()
+    with pytest.raises(ConfigurationError, match=r"orders\.eu is matched by the patterns of several"):
+        app.consumer(refused.broker).check_rights()
     with TestApp(app) as test:
         test.settle()
         test.broker.create_topic("orders.eu", 1)
@@ -114,6 +194,86 @@ def test_a_topic_that_two_patterns_match_is_refused_at_the_start_and_the_firsts_
 
     assert (first, second) == ([("orders.eu", b"1")], [])
     assert caplog.text.count("the first registered takes it") == 1
+
+
+def test_no_pattern_takes_what_is_internal_or_left_to_somebody_else() -> None:
+    def function(_message: penstock.Message) -> None: ...
+
+    named = {"payments": handler(function, on_failure="dead_letter", dead_letter_topic="refused")}
+    everything = handler(function, on_failure="dead_letter", dead_letter_topic="{topic}.dlq")
+    patterns = TopicPatterns({".+": everything}, named, left_out={"penstock.half"})
+    reserved = [
+        "__consumer_offsets",
+        "__transaction_state",
+        "payments",
+        "refused",
+        "orders.dlq",
+        "retry.app.orders.60s",
+        "penstock.half",
+    ]
+
+    assert list(patterns.matches([*reserved, "orders", "dlq.orders"]).handlers) == ["orders", "dlq.orders"]
+
+
+def test_a_topic_that_cannot_be_consumed_stands_in_explain_and_its_pattern_is_not_said_to_match_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[tuple[str, bytes | None]] = []
+    create, refused = TestBroker.ensure_topics, ["dlq.orders.b"]
+
+    def ensure_topics(broker: TestBroker, specs: Iterable[TopicSpec]) -> None:
+        wanted = list(specs)
+        if any(one.name in refused for one in wanted):
+            right = topic_right(Operation.CREATE, "dlq.orders.b")
+            raise MissingRightError("it cannot be created", [right], "User:test")
+        create(broker, wanted)
+
+    monkeypatch.setattr(TestBroker, "ensure_topics", ensure_topics)
+    with TestApp(app_of(seen, on_failure="dead_letter")) as test:
+        test.settle()
+        test.broker.create_topic("orders.b", 1)
+        test.send("orders.b", "1")
+        test.advance(2 * FOUND_S)
+        alone = [str(one) for one in test.explain()]
+        test.broker.create_topic("orders.a", 1)
+        test.send("orders.a", "1")
+        test.advance(FOUND_S)
+        beside = list(seen)
+        refused.clear()
+        test.advance(FOUND_S)
+
+    assert len(alone) == 1
+    assert "orders.b: no partition; it matches a pattern and cannot be consumed" in alone[0]
+    assert "User:test lacks the right Create on topic dlq.orders.b" in alone[0]
+    assert caplog.text.count("topic orders.b matches a pattern and cannot be consumed") == 1
+    assert beside == [("orders.a", b"1")]
+    assert seen == [*beside, ("orders.b", b"1")]
+
+
+def test_a_topic_can_be_paused_once_it_was_found_and_resumed_when_it_was_deleted() -> None:
+    seen: list[tuple[str, bytes | None]] = []
+
+    with TestApp(app_of(seen)) as test:
+        with pytest.raises(ConfigurationError, match="its topics are: none yet"):
+            test.pause("orders.a")
+        test.broker.create_topic("orders.a", 1)
+        test.advance(FOUND_S)
+        test.pause("orders.a")
+        test.settle()
+        test.broker.delete_topic("orders.a")
+        test.advance(2 * FOUND_S)
+        test.broker.create_topic("orders.a", 1)
+        test.send("orders.a", "1")
+        test.advance(FOUND_S)
+        while_paused = list(seen)
+        test.broker.delete_topic("orders.a")
+        test.advance(2 * FOUND_S)
+        test.resume("orders.a")
+        test.broker.create_topic("orders.a", 1)
+        test.send("orders.a", "2")
+        test.advance(FOUND_S)
+
+    assert (while_paused, seen) == ([], [("orders.a", b"2")])
 
 
 def test_what_is_no_pattern_is_refused_where_it_is_written() -> None:

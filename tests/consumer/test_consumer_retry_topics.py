@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import tenacity
+from confluent_kafka import TopicPartition
 
 from kafka_tools import Recorder, committed, produce, read_all
 from penstock.app import App
@@ -54,6 +55,28 @@ def consumer_of(
 
 def record(*fields: tuple[str, bytes | None], topic: str = "retry.g.t.1s", offset: int = 7) -> FixedRecord:
     return FixedRecord(topic, 1, offset, b"k", b"v", fields, 0)
+
+
+@pytest.mark.parametrize("reset", ["latest", "error"])
+def test_what_waits_in_a_retry_topic_is_never_passed_over_by_auto_offset_reset(reset: str) -> None:
+    handled: list[bytes | None] = []
+    app = App("app", bootstrap_servers="memory:0", config={"auto.offset.reset": reset})
+    app.handler("t", retry_delays=(30,))(lambda message: handled.append(message.value))
+    test, waits_in = TestApp(app), retry_topic("app", "t", 30)
+    test.broker.create_topic("t")
+    test.broker.create_topic(waits_in)
+    # As where a member was killed that had committed the message's own offset only.
+    former = test.broker.consumer({"group.id": "app"})
+    former.commit(offsets=[TopicPartition("t", 0, 1)], asynchronous=False)
+    former.close()
+    for topic in ("t", waits_in):
+        test.send(topic, topic)
+
+    with test:
+        test.advance(2)
+        committed = test.committed(waits_in)
+
+    assert (handled, committed) == ([waits_in.encode()], {0: 1})
 
 
 @pytest.mark.parametrize("dead_letter_format", ["kafka", "spring"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -249,3 +250,43 @@ def test_doctor_tells_which_rights_of_an_app_are_missing_and_run_ends_with_a_sen
     assert f"ok       Read on group {one.group}" in told.out
     assert after.code == 0
     assert "missing  " not in after.out
+
+
+def test_a_topic_that_is_found_without_a_right_is_told_with_it_and_the_others_go_on(
+    secured: DevBroker,
+    new_secured_topic: NewTopic,
+    new_user: NewUser,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = new_secured_topic()
+    group, unread, unwritten = f"g-{first}", f"{first}.unread", f"{first}.unwritten"
+    user = new_user(*on_group(group, "read"), *on_topic(first, "read"), *on_topic(unread, "describe"))
+    producer = Producer({**secured.admin_config, "bootstrap.servers": secured.bootstrap_servers})
+    seen: list[str] = []
+    config = {**user.config, "topic.metadata.refresh.interval.ms": 300, "group.protocol": "consumer"}
+    app = App(group, bootstrap_servers=secured.bootstrap_servers, commit_interval=0.1, config=config)
+    app.handler(pattern=re.escape(first) + r"(\.unread)?")(lambda message: seen.append(message.topic))
+    app.handler(pattern=r".*\.unwritten", on_failure="dead_letter")(lambda message: seen.append(message.topic))
+
+    def send(topic: str) -> None:
+        producer.produce(topic, b"v")
+        assert producer.flush(30) == 0
+
+    with app.start() as running:
+        for topic in (unread, unwritten):
+            secured.create_topic(topic)
+            send(topic)
+        give(secured, user, on_topic(unwritten, "read"))
+
+        def told() -> str:
+            return "\n".join(map(str, running.explain()))
+
+        wait_until(lambda: f"lacks the right Read on topic {unread}" in told())
+        wait_until(lambda: f"Create on topic dlq.{unwritten}" in told())
+        send(first)
+        wait_until(lambda: seen == [first])
+        give(secured, user, [*on_topic(unread, "read"), *on_topic(f"dlq.{unwritten}", "create", "write")])
+        wait_until(lambda: sorted(seen) == sorted([first, unread, unwritten]))
+
+    assert f"topic {unread} cannot be read" in caplog.text
+    assert f"topic {unwritten} matches a pattern and cannot be consumed" in caplog.text

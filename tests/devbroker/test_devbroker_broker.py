@@ -107,8 +107,15 @@ def test_a_suspended_broker_answers_nothing_until_it_is_resumed(own_broker: DevB
     assert wait_until(lambda: answers(own_broker))
 
 
-def test_a_kept_folder_gives_its_topics_to_the_next_broker_and_serves_one_at_a_time(tmp_path: Path) -> None:
+def test_a_broker_that_cannot_start_shows_its_last_lines_and_leaves_its_folder_to_the_next_one_at_a_time(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "kept ünd named oddly"
+    refused = DevBroker(data_dir=folder, config={"num.network.threads": "none"})
+    with pytest.raises(DevBrokerError, match=r"(?s)did not start.*num\.network\.threads"):
+        refused.start()
+    assert not refused.running
+
     with DevBroker(data_dir=folder) as first:
         create(first, "kept")
         with pytest.raises(DevBrokerError, match="another embedded broker uses the data folder"):
@@ -126,17 +133,6 @@ def test_a_taken_port_is_named(broker: DevBroker) -> None:
 
     with pytest.raises(DevBrokerError, match=f"port {port} on 127.0.0.1 is taken"):
         DevBroker(port=port).start()
-
-
-def test_a_broker_that_cannot_start_shows_its_last_lines_and_leaves_nothing(tmp_path: Path) -> None:
-    refused = DevBroker(data_dir=tmp_path, config={"num.network.threads": "none"})
-
-    with pytest.raises(DevBrokerError, match=r"(?s)did not start.*num\.network\.threads"):
-        refused.start()
-
-    assert not refused.running
-    with DevBroker(data_dir=tmp_path) as mended:
-        assert mended.running
 
 
 def test_a_broker_that_takes_too_long_is_given_up() -> None:

@@ -267,6 +267,8 @@ class Pipeline:
     def __init__(self, spark: SparkSession, broker: DevBroker, topic: str, database: TestDatabase) -> None:
         self.spark, self.broker, self.topic, self.database = spark, broker, topic, database
         self.batches: list[int] = []
+        #: Options of the sink.
+        self.options: dict[str, Any] = {}
 
     def store(self, batch: DataFrame, batch_id: int) -> None:
         """Store one batch; remembered before it is stored, as a started batch."""
@@ -279,7 +281,7 @@ class Pipeline:
             "partition",
             "offset",
         )
-        SqlSink(self.database.url, "totals", ["id"], sum_columns=["n"])(frame, batch_id)
+        SqlSink(self.database.url, "totals", ["id"], sum_columns=["n"], **self.options)(frame, batch_id)
 
     def run(self, checkpoint: Path) -> StreamingQuery:
         """Run the query until it has read what is there."""
@@ -363,6 +365,8 @@ def test_a_crash_in_the_middle_of_the_transaction_stores_nothing_and_the_next_ru
     pipeline: Pipeline, write: Callable[..., None], tmp_path: Path
 ) -> None:
     database = pipeline.database
+    # A connection that is lost is tried again: each of these fails.
+    pipeline.options["tries"] = 2
     write(pipeline.topic, 0, ROWS[:60])
     pipeline.run(tmp_path)
     failing, mended = CRASHES[database.kind]

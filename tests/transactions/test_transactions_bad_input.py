@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from transaction_tools import Bench
 
-from kafka_tools import STEADY
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
-from penstock.devbroker import DevBroker
 from penstock.errors import (
     BrokerConnectionError,
     ConfigurationError,
@@ -224,30 +222,6 @@ def test_a_half_too_large_for_kafka_is_told_and_the_local_transaction_does_not_r
         producer.send(bench.topic, value=bytes(2_000_000), execute=ran.append)
 
     assert ran == []
-
-
-def test_a_half_that_is_not_acknowledged_in_time_does_not_run_the_local_transaction() -> None:
-    ran: list[object] = []
-    with DevBroker(config=STEADY) as broker:
-        bench = Bench(broker.bootstrap_servers, "orders", 1)
-        ensure_topics(bench.admin, bench.servers, [TopicSpec("orders", 1)])
-        # After the broker goes on there is as much time to store the rollback of a half that was stored after all.
-        producer = bench.producer(send_timeout=10.0)
-        producer.send("orders", value=b"first")
-
-        broker.suspend()
-        try:
-            with pytest.raises(HalfNotStoredError, match="did not run"):
-                producer.send("orders", value=b"second", execute=ran.append)
-        finally:
-            broker.resume()
-        coordinator = bench.coordinator()
-        bench.settled(coordinator, committed=1)
-
-        assert ran == []
-        assert producer.statistics().failed == 1
-        assert bench.visible("orders") == [(None, b"first")]
-        bench.close()
 
 
 def test_a_wrong_answer_of_execute_leaves_the_message_to_a_check(bench: Bench) -> None:

@@ -23,8 +23,8 @@ from raw_produce import produce_raw
 from waiting import wait_until
 
 #: Real transactions, and records of garbage for each log.
-REAL = 300
-GARBAGE = 400
+REAL = 150
+GARBAGE = 200
 
 
 def unreadable_op(chance: random.Random) -> bytes:

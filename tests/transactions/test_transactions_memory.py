@@ -154,7 +154,7 @@ def test_a_check_and_a_late_decision_find_a_payload_that_was_dropped(bench: Benc
 
     producer = bench.producer()
     late = [prepared(producer, bench.topic, b"late %d " % n + b"x" * 100_000) for n in range(20)]
-    coordinator = bench.coordinator(transaction_timeout=8.0)
+    coordinator = bench.coordinator(transaction_timeout=3.0)
     wait_until(lambda: coordinator.statistics().pending == len(late) and sum(one.dropped for one in seen) > 0, 30)
     for stored in late:
         decide(bench, stored, Verdict.COMMIT)

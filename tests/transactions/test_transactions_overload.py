@@ -7,8 +7,8 @@ from transaction_tools import Bench
 from waiting import wait_until
 
 #: More than the coordinator holds of them at a time, by far: what waits in it is a few groups and 500 ms of halves.
-BACKLOG = 60_000
-HELD = 30_000
+BACKLOG = 40_000
+HELD = 25_000
 
 
 def test_a_backlog_waits_in_the_logs_and_not_in_the_memory(bench: Bench) -> None:

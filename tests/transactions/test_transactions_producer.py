@@ -6,7 +6,7 @@ import threading
 import time
 from asyncio import CancelledError
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,7 +15,6 @@ from confluent_kafka import KafkaError, KafkaException
 from transaction_tools import Bench, unknown
 
 from kafka_tools import STEADY
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import (
     BufferFullError,
@@ -36,6 +35,23 @@ def ops_of(bench: Bench) -> list[Op]:
     """Return the decisions in the op log, in their order within each half partition."""
     records = sorted(bench.messages(bench.topics.op), key=lambda record: (record.partition(), record.offset()))
     return [op for record in records for op in decode_ops(record.value()) if op.verdict is not Verdict.TICK]
+
+
+@pytest.fixture(scope="module")
+def suspendable() -> Iterator[DevBroker]:
+    """A broker that the tests of this file may suspend."""
+    with DevBroker(config=STEADY, start_timeout=150) as broker:
+        yield broker
+
+
+@pytest.fixture
+def its_bench(suspendable: DevBroker, topic_numbers: Iterator[int]) -> Iterator[Bench]:
+    """A store on that broker."""
+    topic = f"orders-{next(topic_numbers)}"
+    suspendable.create_topic(topic)
+    made = Bench(suspendable.bootstrap_servers, topic, 1)
+    yield made
+    made.close()
 
 
 def test_thousands_of_transactions_are_in_flight_from_one_thread(bench: Bench) -> None:
@@ -320,24 +336,42 @@ def test_a_transaction_that_is_open_at_the_stop_is_left_to_a_check_and_does_not_
     bench.settled(coordinator, committed=1)
 
 
-def test_what_is_not_acknowledged_at_the_stop_is_told_as_not_stored() -> None:
-    with DevBroker(config=STEADY) as broker:
-        bench = Bench(broker.bootstrap_servers, "orders", 1)
-        ensure_topics(bench.admin, bench.servers, [TopicSpec("orders", 1)])
-        producer = bench.producer()
-        producer.send("orders", value=b"first")
+def test_what_is_not_acknowledged_at_the_stop_is_told_as_not_stored(suspendable: DevBroker, its_bench: Bench) -> None:
+    producer = its_bench.producer()
+    producer.send(its_bench.topic, value=b"first")
 
-        broker.suspend()
-        try:
-            pledges = [producer.submit("orders", value=b"%d" % number) for number in range(100)]
-            producer.stop(0.2)
-            errors = {type(pledge.exception(60)) for pledge in pledges}
-        finally:
-            broker.resume()
-        bench.close()
+    suspendable.suspend()
+    try:
+        pledges = [producer.submit(its_bench.topic, value=b"%d" % number) for number in range(100)]
+        producer.stop(0.2)
+        errors = {type(pledge.exception(60)) for pledge in pledges}
+    finally:
+        suspendable.resume()
 
     assert errors == {HalfNotStoredError}
     assert producer.statistics().in_flight == 0
+
+
+def test_a_half_that_is_not_acknowledged_in_time_does_not_run_the_local_transaction(
+    suspendable: DevBroker, its_bench: Bench
+) -> None:
+    ran: list[object] = []
+    # After the broker goes on there is as much time to store the rollback of a half that was stored after all.
+    producer = its_bench.producer(send_timeout=10.0)
+    producer.send(its_bench.topic, value=b"first")
+
+    suspendable.suspend()
+    try:
+        with pytest.raises(HalfNotStoredError, match="did not run"):
+            producer.send(its_bench.topic, value=b"second", execute=ran.append)
+    finally:
+        suspendable.resume()
+    coordinator = its_bench.coordinator()
+    its_bench.settled(coordinator, committed=1)
+
+    assert ran == []
+    assert producer.statistics().failed == 1
+    assert its_bench.visible() == [(None, b"first")]
 
 
 def test_a_callback_that_finds_no_room_is_told_and_does_not_wait(bench: Bench) -> None:

@@ -28,6 +28,16 @@ class PauseReason(StrEnum):
     STOPPING = "stopping"
 
 
+@dataclass(frozen=True, slots=True)
+class AppPause:
+    """The pause of a partition by the app itself."""
+
+    #: In seconds since the epoch.
+    since: float
+    #: The call that ends it, for this partition alone where it alone is paused.
+    ended_by: str
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Assignment:
     """One incarnation of a partition.

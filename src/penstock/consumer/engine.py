@@ -148,7 +148,7 @@ class Engine:
             settings.max_parked,
             settings.max_parked_bytes,
             fetch_size=settings.fetch_size,
-            is_paused_by_app=lambda one: self.app_pauses.since(one) is not None,
+            is_paused_by_app=lambda one: self.app_pauses.of(one) is not None,
         )
         made_of = (self.assignments, settings.commit_interval, clock, lambda: complete_finished(self.slots()))
         self.commits = Commits(*made_of)
@@ -165,9 +165,8 @@ class Engine:
             back_pressure=self.back_pressure,
             revoke_timeout=settings.revoke_timeout,
             stop_request=self.stop_request,
-            is_new=lambda topic: self.search is not None and topic in self.search.new,
+            begins_at_first=self.routes.begins_at_first,
         )
-        self.search: TopicSearch | None = None
         self.watchdog = Watchdog(settings.stall_after, self.slots, self._loop_lag)
         self.loop: PollLoop | None = None
 
@@ -233,7 +232,7 @@ class Engine:
         cluster.require_topics({one.to for one in self.all_handlers if one.to is not None} - outputs.keys())
         rights = RightsWatch(self.group, self.needed_rights(), cluster.principal, cluster.ask_rights)
         prepare_topics(cluster, partitions, outputs, rights)
-        self.search = search = TopicSearch(
+        search = TopicSearch(
             group=self.group,
             patterns=self.patterns,
             routes=self.routes,
@@ -383,7 +382,7 @@ class Engine:
             loop.topic_watch.trouble,
             loop.rights_watch.trouble,
             self.results.state_of,
-            self.app_pauses.since,
+            self.app_pauses.of,
         )
         waiting = no_topic(loop.topic_search.without_topic(), loop.topic_search.when(), loop.topic_search.failures)
         assigned = self.assignments.all()

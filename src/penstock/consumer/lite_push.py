@@ -18,7 +18,7 @@ from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Handler, require_own_topics
 from penstock.consumer.handlers.middleware import MiddlewareSpec, middlewares_of
 from penstock.consumer.handlers.option_checks import check_paced
-from penstock.consumer.handlers.patterns import TopicPatterns, require_other_target
+from penstock.consumer.handlers.patterns import TopicPatterns, refuse_contested, require_other_target
 from penstock.consumer.handlers.retry_policy import RetryPolicy
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.explain import Explanation
@@ -130,7 +130,9 @@ class LitePushConsumer:
         engine = self._engine
         self._cluster.require_topics(engine.handlers)
         if engine.patterns:
-            for topic, one in engine.patterns.matches(self._cluster.topics()).handlers.items():
+            found = engine.patterns.matches(self._cluster.topics())
+            refuse_contested(found.contested)
+            for topic, one in found.handlers.items():
                 engine.routes.add(topic, one)
         return self._cluster.ask_rights(self._engine.needed_rights()).wait(), self._cluster.principal
 

@@ -51,6 +51,8 @@ class Routes(Mapping[str, Route]):
         self._by_topic: Mapping[str, Route] = {}
         #: The handlers of the topics that are consumed, without retry topics.
         self.handlers: Mapping[str, Handler] = {}
+        #: Topics that came up while the consumer ran. On the poll thread.
+        self.new: set[str] = set()
         #: One for each handler that has a topic: its routes share it. On the poll thread.
         self.token_buckets: list[TokenBucket] = []
 
@@ -67,6 +69,14 @@ class Routes(Mapping[str, Route]):
     def topics(self) -> list[str]:
         """The topics to subscribe to, retry topics included."""
         return [name for name, route in self._by_topic.items() if (route.source or name) in self.handlers]
+
+    def begins_at_first(self, topic: str) -> bool:
+        """Tell whether a topic that the group has no offset of is read from its first message in any case.
+
+        A retry topic is the group's own, and the messages that wait there count as done where they came from. A topic
+        that came up while the consumer ran was written to before that was noticed. On the poll thread.
+        """
+        return self._by_topic[topic].source is not None or topic in self.new
 
     def add(self, topic: str, one: Handler) -> None:
         """Have a handler take a topic, with its retry topics."""

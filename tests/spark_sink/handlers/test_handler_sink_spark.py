@@ -28,7 +28,7 @@ from waiting import wait_until
 
 NewTopic = Callable[..., str]
 
-ROWS = 3000
+ROWS = 1500
 
 
 def keys_under_skew() -> list[bytes]:

@@ -73,6 +73,15 @@ class Matches:
     contested: Mapping[str, tuple[str, ...]]
 
 
+def refuse_contested(contested: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise `ConfigurationError` where there is a topic that several patterns match."""
+    for topic, names in contested.items():
+        raise ConfigurationError(
+            f"topic {topic} is matched by the patterns of several handlers: {', '.join(names)}; narrow the "
+            "patterns, or give the topic a handler of its own by its name"
+        )
+
+
 @dataclass(slots=True, eq=False)
 class TopicPatterns:
     """The patterns of one consumer, in the order they were registered. Never changed: any thread."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch
+from penstock.consumer.assignments import AppPause, Assignment, ConsumerParked, Fetch
 from penstock.message import Record
 from penstock.routing import Scheduler
 
@@ -30,8 +30,8 @@ class Causes:
     missing_rights: Callable[[str], str | None]
     #: Returns where what a handler returned for a message is, or None.
     results: Callable[[Assignment, int], str | None] = lambda _assignment, _offset: None
-    #: Returns since when the app has paused a partition, in seconds since the epoch, or None.
-    paused_since: Callable[[Assignment], float | None] = lambda _assignment: None
+    #: Returns the app's own pause of a partition, or None.
+    app_pause: Callable[[Assignment], AppPause | None] = lambda _assignment: None
 
 
 def parked_ahead(scheduler: Scheduler[Fetch, Record], wanted: Collection[Place]) -> dict[Place, ConsumerParked]:

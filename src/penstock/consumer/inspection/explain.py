@@ -140,11 +140,10 @@ def _with_causes(
     explanation: Explanation, assignment: Assignment, causes: Causes, ahead: Mapping[Place, ConsumerParked]
 ) -> Explanation:
     """Add what holds a partition beside its own message."""
-    if (since := causes.paused_since(assignment)) is not None:
-        when = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        topic = assignment.route.source or assignment.topic
+    if (pause := causes.app_pause(assignment)) is not None:
+        when = datetime.fromtimestamp(pause.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         explanation = replace(
-            explanation, paused=f"{PauseReason.APP} since {when}; running.resume({topic!r}) lets it go on", lag=None
+            explanation, paused=f"{PauseReason.APP} since {when}; {pause.ended_by} lets it go on", lag=None
         )
     if (trouble := causes.topic_trouble(assignment.topic)) is not None:
         # What the client last knew of the end of the log means nothing then.

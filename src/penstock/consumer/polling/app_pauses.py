@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.clients.cluster import Clock
-from penstock.consumer.assignments import Assignment
+from penstock.consumer.assignments import AppPause, Assignment
 from penstock.errors import ConfigurationError
 
 
@@ -74,16 +74,21 @@ class AppPauses:
         if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int) or partition < 0):
             raise ConfigurationError(f"partition must be a number from 0 on, but is {partition!r}")
 
-    def since(self, assignment: Assignment) -> float | None:
-        """Return since when a partition is paused, in seconds since the epoch; None where it is not.
+    def of(self, assignment: Assignment) -> AppPause | None:
+        """Return the pause of a partition, or None where it is not paused.
 
         A retry topic is paused with its topic; with a partition of that it is not, for it mixes them.
         """
         topics = self._topics
         if not topics:
             return None
-        source = assignment.route.source
-        one = topics.get(source or assignment.topic)
+        source, number = assignment.route.source, assignment.partition
+        topic = source or assignment.topic
+        one = topics.get(topic)
         if one is None:
             return None
-        return one.since if source is not None else one.partitions.get(assignment.partition, one.since)
+        if source is None and number in one.partitions:
+            since, ended_by = one.partitions[number], f"running.resume({topic!r}, {number})"
+        else:
+            since, ended_by = one.since, f"running.resume({topic!r})"
+        return None if since is None else AppPause(since, ended_by)

@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds that the request for the group's committed offsets may take.
 _COMMITTED_TIMEOUT_S = 10.0
+#: Seconds that finding the first offsets of new topics may take.
+_FIRST_TIMEOUT_S = 5.0
 #: Seconds between two checks of the running handlers.
 _LOOK_S = 0.005
 #: Seconds that the commit has in any case, also where running handlers have used the budget up.
@@ -47,9 +49,8 @@ class Rebalance:
     #: The budget of a revocation, in seconds; `stop_request` cuts it short where a stop waits for handlers no longer.
     revoke_timeout: float
     stop_request: StopRequest
-    #: Tells whether a topic came up while the consumer ran: what was written before that was noticed must not be lost,
-    #: so it begins at the beginning, whatever `auto.offset.reset` says.
-    is_new: Callable[[str], bool]
+    #: Tells whether a topic without an offset begins at its first message, whatever `auto.offset.reset` says.
+    begins_at_first: Callable[[str], bool]
     #: How often partitions were assigned, revoked and lost.
     assigned: int = field(default=0, init=False)
     revoked: int = field(default=0, init=False)
@@ -60,17 +61,24 @@ class Rebalance:
         if not partitions:
             return
         self.commits.note_rebalanced(client)
-        committed = self._committed(client, partitions)
+        committed, at_first = self._committed(client, partitions)
         made = [self.make_assignment(one) for one in committed]
-        for assignment in made:
+        for one, assignment in zip(committed, made, strict=True):
+            # Where such a partition begins is committed before anything of it is done: whoever comes after this member
+            # may take the topic for an old one.
+            assignment.acknowledged = one.offset < 0 or one not in at_first
             self.assignments.put(assignment)
         client.incremental_assign([TopicPartition(one.topic, one.partition, one.offset) for one in committed])
         self.back_pressure.pause_new(client, made)
         self.assigned += len(partitions)
         _log.info("assigned: %s", _names(partitions))
 
-    def _committed(self, client: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Return the group's offsets, none where they must be known and a stop was asked for before they were.
+    def _committed(
+        self, client: ConsumerClient, partitions: list[TopicPartition]
+    ) -> tuple[list[TopicPartition], list[TopicPartition]]:
+        """Return the group's offsets, and those of them that are where a topic begins, for the group has none.
+
+        None at all where they must be known and a stop was asked for before they were.
 
         They may stay out for long: a transaction of the former owner is open, or the group's coordinator is away.
         """
@@ -83,24 +91,31 @@ class Rebalance:
                 found = [TopicPartition(one.topic, one.partition) for one in partitions]
                 trouble = reason(error)
             if not trouble:
-                self._begin(found)
-                return found
+                return found, self._begin(client, [one for one in found if one.offset < 0])
             if not self.commits.needs_offsets:
                 _log.warning("the group's offsets are not known yet: %s; work above them may repeat", trouble)
-                return found
+                return found, []
             _log.warning("the group's offsets are not known yet: %s; they are asked for again", trouble)
             if self.stop_request.is_requested:
-                return []
+                return [], []
 
-    def _begin(self, found: list[TopicPartition]) -> None:
-        """Say where partitions begin that the group has no offset of: new topics at the beginning."""
-        new = [one for one in found if one.offset < 0 and self.is_new(one.topic)]
-        if new:
-            _log.info("the group has no offset of %s, of new topics: they begin at the beginning", _names(new))
-        if begun := [one for one in found if one.offset < 0 and one not in new]:
-            _log.info("the group has no offset of %s: auto.offset.reset says where it begins", _names(begun))
-        for one in new:
+    def _begin(self, client: ConsumerClient, without: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Say where partitions begin that the group has no offset of; return those that begin at the first message."""
+        at_first = [one for one in without if self.begins_at_first(one.topic)]
+        if at_first:
+            _log.info("the group has no offset of %s, new topics or its own: they begin at the first", _names(at_first))
+        if others := [one for one in without if one not in at_first]:
+            _log.info("the group has no offset of %s: auto.offset.reset says where it begins", _names(others))
+        end = self.clock.monotonic() + _FIRST_TIMEOUT_S
+        for one in at_first:
             one.offset = OFFSET_BEGINNING
+            try:
+                known = client.get_watermark_offsets(one, timeout=max(0.0, end - self.clock.monotonic()))
+            except KafkaException as error:
+                _log.info("the first offset of %s is not known: %s", _names([one]), reason(error))
+            else:
+                one.offset = OFFSET_BEGINNING if known is None else known[0]
+        return at_first
 
     def on_revoke(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Give partitions back with all that is done committed."""

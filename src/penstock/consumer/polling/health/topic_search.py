@@ -24,7 +24,7 @@ from confluent_kafka import KafkaException
 from penstock.clients.cluster import Answer, Cluster
 from penstock.clients.kafka_errors import reason
 from penstock.consumer.handlers.handler import Handler, require_own_topics
-from penstock.consumer.handlers.patterns import TopicPatterns
+from penstock.consumer.handlers.patterns import TopicPatterns, refuse_contested
 from penstock.consumer.polling.health.startup_checks import create_outputs, output_topics
 from penstock.consumer.routes import Routes
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
@@ -60,8 +60,6 @@ class TopicSearch:
     changed: Callable[[], None] = lambda: None
     #: Returns which of the topics that are consumed do not exist, as the brokers answered last to their names.
     absent: Callable[[], frozenset[str]] = frozenset
-    #: Topics that came up while the consumer ran: nobody of its group can have begun with them before.
-    new: set[str] = field(default_factory=set, init=False)
     #: Why topics that a pattern matches are not consumed. Replaced as a whole: any thread may read it.
     failures: Mapping[str, str] = field(default_factory=dict, init=False)
     _asked: Answer[Found] | None = field(default=None, init=False)
@@ -77,11 +75,7 @@ class TopicSearch:
         if not self.patterns:
             return
         found = self._look(frozenset())
-        for topic, names in found.contested.items():
-            raise ConfigurationError(
-                f"topic {topic} is matched by the patterns of several handlers: {', '.join(names)}; narrow the "
-                "patterns, or give the topic a handler of its own by its name"
-            )
+        refuse_contested(found.contested)
         self._take(found)
         self._next = now + (self.every_s or 0.0)
         for pattern, one in self.without_topic().items():
@@ -105,7 +99,7 @@ class TopicSearch:
         if found is None:
             return
         self._asked = None
-        self.new.update(found.handlers)
+        self.routes.new.update(found.handlers)
         for topic, names in found.contested.items():
             if topic not in self._contested:
                 self._contested.add(topic)
@@ -169,8 +163,9 @@ class TopicSearch:
         return gone
 
     def without_topic(self) -> dict[str, Handler]:
-        """Return the patterns that no topic matches that is consumed, with their handlers. Any thread."""
-        return self.patterns.without_topic(self.routes.handlers.keys() - self.patterns.named.keys())
+        """Return the patterns that no topic matches, with their handlers. Any thread."""
+        found = self.routes.handlers.keys() - self.patterns.named.keys()
+        return self.patterns.without_topic(found | self.failures.keys())
 
     def when(self) -> str:
         """Say when topics are searched for."""
