@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,15 +122,15 @@ def test_a_result_that_a_topic_refuses_fails_its_batch_and_a_whole_batch_is_one_
         .load()
     )
 
-    def sizes(messages: list[Message]) -> list[Outgoing]:
-        return [Outgoing(target, b",".join(message.value or b"" for message in messages) * size)]
+    def joined(messages: list[Message]) -> list[Outgoing]:
+        return [Outgoing(target, b",".join(message.value or b"" for message in messages) + more)]
 
-    size = 400
+    more = os.urandom(1_000)  # that no compression makes small
 
     def sink() -> HandlerSink:
         return HandlerSink(
-            {source: handler(sizes, batch=10)},
-            group="sizes",
+            {source: handler(joined, batch=10)},
+            group="joined",
             parallelism=1,
             bootstrap_servers=broker.bootstrap_servers,
             name=target,
@@ -141,7 +142,7 @@ def test_a_result_that_a_topic_refuses_fails_its_batch_and_a_whole_batch_is_one_
     with pytest.raises(SinkError, match=rf"{source}\[1\] offset 2 were not published to {target}.*MSG_SIZE_TOO_LARGE"):
         sink()(frame, 0)
     assert read_all(broker.bootstrap_servers, target) == []
-    size = 1
+    more = b""
     sink()(frame, 0)
     sink()(frame, 0)
 
