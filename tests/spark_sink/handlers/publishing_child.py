@@ -9,11 +9,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock import Outgoing
@@ -22,6 +23,7 @@ from penstock.consumer import handler
 from penstock.devbroker import spark_environment
 from penstock.message import Message
 from penstock.spark_sink import HandlerSink, start_sink
+from penstock.spark_sink.sinks.handlers.publishing import publication
 
 #: Results of each message.
 RESULTS = 3
@@ -57,11 +59,8 @@ def executor() -> int:
 
 
 def arm(plan: Plan) -> None:
-    """Have the first commit of this process, or of another that is armed, be its last.
-
-    Handlers call it: Spark uses their processes again for the tasks that publish.
-    """
-    if factory.Producer.__name__ == "Deadly" or not plan.kill:
+    """Have the first commit of this process, or of another that is armed, be its last."""
+    if factory.Producer.__name__ == "Deadly":
         return
     folder = Path(plan.folder)
 
@@ -83,11 +82,22 @@ def arm(plan: Plan) -> None:
     factory.Producer = Deadly
 
 
+def arm_tasks(plan: Plan) -> None:
+    """Arm the processes of the tasks that publish."""
+
+    class Armed(publication._PublishTask):
+        def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            arm(plan)
+            return publication._PublishTask.__call__(self, batches)
+
+    # Of this program, it travels by value.
+    publication._PublishTask = Armed
+
+
 def publishing(plan: Plan) -> Callable[[Message], list[Outgoing]]:
     """Return a handler whose results say which call of it they are of."""
 
     def work(message: Message) -> list[Outgoing]:
-        arm(plan)
         call = os.urandom(8).hex()
         with (Path(plan.folder) / f"calls-{plan.run}").open("a") as file:
             file.write(f"{message.partition}/{message.offset}\n")
@@ -118,6 +128,8 @@ def session(plan: Plan) -> SparkSession:
 def main(plan: Plan) -> None:
     """Run the query until it has read all; once more where it failed."""
     spark = session(plan)
+    if plan.kill:
+        arm_tasks(plan)
     sink = HandlerSink(
         {plan.source: handler(publishing(plan))},
         group="dies",

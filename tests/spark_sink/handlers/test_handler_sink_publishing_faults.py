@@ -39,7 +39,7 @@ class Query:
         plan = {"servers": self.broker.bootstrap_servers, "source": self.source, "target": self.target,
                 "folder": str(self.folder), "run": run, "kill": kill}  # fmt: skip
         arguments = [sys.executable, str(CHILD), json.dumps(plan)]
-        return subprocess.run(arguments, capture_output=True, text=True, timeout=400, check=False)
+        return subprocess.run(arguments, capture_output=True, text=True, timeout=800, check=False)
 
     def calls(self, run: str) -> int:
         """Return how often handlers were called in a run."""
@@ -75,7 +75,7 @@ def query(broker: DevBroker, new_topic: Callable[..., str], write: Callable[...,
     return Query(broker, source, new_topic(1), tmp_path)
 
 
-@pytest.mark.timeout(450)
+@pytest.mark.timeout(900)
 def test_a_task_killed_behind_its_commit_is_tried_again_with_the_results_at_hand(query: Query) -> None:
     done = query.run("only", "task")
 
@@ -106,7 +106,7 @@ def test_a_driver_killed_between_two_transactions_leaves_the_other_results_to_it
     assert query.calls("first") == query.calls("second") == PARTITIONS * MESSAGES  # handlers were called again
 
 
-@pytest.mark.timeout(450)
+@pytest.mark.timeout(900)
 def test_an_executor_killed_with_the_results_it_had_for_others_fails_its_batch_which_comes_again(query: Query) -> None:
     done = query.run("only", "executor")
 
