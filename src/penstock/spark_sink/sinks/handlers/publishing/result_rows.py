@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from penstock.message import Record
 from penstock.spark_sink.ledger.kafka_target import Row
 from penstock.spark_sink.sinks.handlers.key_queues import HandlerCall
 from penstock.spark_sink.sinks.handlers.report import TaskReport
+from penstock.spark_sink.sinks.handlers.rows import steps
 from penstock.spark_sink.sinks.position import offset_spans
 from penstock.spark_sink.source.planning.planning import TopicPartition
 
@@ -157,27 +158,14 @@ class ResultRows:
 def published_rows(batches: Iterator[pa.RecordBatch], reports: list[str]) -> Iterator[Row]:
     """Return rows as the ledger's publisher takes them; reports are put into `reports`, as they come."""
     for batch in batches:
-        for begin in range(0, batch.num_rows, _STEP_ROWS):
-            part = batch.slice(begin, _STEP_ROWS)
-            for cells in zip(*(column.to_pylist() for column in part.columns), strict=True):
-                one = _Cells(*cells)
-                if one.report is not None:
-                    reports.append(one.report)
-                else:
-                    yield _row_of(one)
-
-
-def _row_of(one: _Cells) -> Row:
-    headers = [(header["key"], header["value"]) for header in cast("list[dict[str, Any]]", one.headers or [])]
-    return Row(
-        source=cast("TopicPartition", (one.topic, one.partition)),
-        offset=cast("int", one.offset),
-        target_topic=one.target_topic,
-        key=one.key,
-        value=one.value,
-        headers=headers,
-        target_partition=-1 if one.target_partition is None else one.target_partition,
-    )
+        for part in steps(batch):
+            cells = zip(*(column.to_pylist() for column in part.columns), strict=True)
+            for topic, partition, offset, _, target, place, key, value, headers, report in cells:
+                if report is not None:
+                    reports.append(report)
+                    continue
+                pairs = [(one["key"], one["value"]) for one in headers] if headers else ()
+                yield Row((topic, partition), offset, target, key, value, pairs, -1 if place is None else place)
 
 
 def report_of(text: str) -> TaskReport:
