@@ -7,6 +7,7 @@ ceiling   two plain `Consumer.consume` processes, each over half of the partitio
 source    the source into `foreachBatch(count)`, on `local[2]`; the ratio to both ceilings
 sql       `SqlSink` into PostgreSQL over 10,000 keys: upserts into a new table, the same over what is there, append
 handlers  `HandlerSink` with an empty handler
+publish   `KafkaSink` and a `HandlerSink` whose handler returns its message: one result for each row, exactly once
 latency   1,000 messages a second: the time of micro-batches, and of each message from its birth to the sink's return
 
 Messages have 100 B and one of 10,000 keys, in 8 partitions. It starts its own broker, PostgreSQL and Spark. Everything
@@ -40,7 +41,7 @@ from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.consumer import handler
 from penstock.devbroker import DevBroker, spark_environment
 from penstock.message import Message
-from penstock.spark_sink import SqlSink, register
+from penstock.spark_sink import HandlerSink, KafkaSink, SqlSink, register
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import consumer_config
 
@@ -48,7 +49,7 @@ PARTITIONS = 8
 KEYS = 10_000
 VALUE_BYTES = 100
 PER_SECOND = 1_000
-PARTS = ("ceiling", "source", "sql", "handlers", "latency")
+PARTS = ("ceiling", "source", "sql", "handlers", "publish", "latency")
 
 _folders = itertools.count(1)
 
@@ -57,7 +58,7 @@ def main() -> None:
     """Run the parts asked for and print their figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=3_000_000, help="rows of ceiling and source")
-    parser.add_argument("--sink-rows", type=int, default=1_000_000, help="rows of sql and handlers")
+    parser.add_argument("--sink-rows", type=int, default=1_000_000, help="rows of sql, handlers and publish")
     parser.add_argument("--seconds", type=int, default=60, help="how long latency is measured")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(PARTS))
@@ -89,13 +90,15 @@ def run(servers: str, folder: Path, parts: Sequence[str], chosen: argparse.Names
             report(name, chosen.rows, took)
         for name in grounds if "source" in parts else ():
             print(f"    source / {name}: {best[name] / best['source into count']:.2f}")
-    if {"sql", "handlers"} & set(parts):
+    if {"sql", "handlers", "publish"} & set(parts):
         write(servers, "sinks", chosen.sink_rows)
         counted(spark, servers, "sinks", chosen.sink_rows, folder)
     if "sql" in parts:
         sql(spark, servers, chosen.sink_rows, folder)
     if "handlers" in parts:
         handlers(spark, servers, chosen.sink_rows, folder)
+    if "publish" in parts:
+        publish(spark, servers, chosen.sink_rows, folder)
     if "latency" in parts:
         latency(spark, servers, chosen.seconds, folder)
     spark.stop()
@@ -289,14 +292,38 @@ def into(store: SqlSink) -> Callable[[DataFrame, int], None]:
 
 def handlers(spark: SparkSession, servers: str, rows: int, folder: Path) -> None:
     """Hand every message to a handler on the executors that does nothing."""
-    try:
-        from penstock.spark_sink import HandlerSink
-    except ImportError:
-        print("HandlerSink is not there")
-        return
     sink = HandlerSink({"sinks": handler(nothing)}, group="benchmark", parallelism=2, headers=False)
     run_query(spark, servers, "sinks", sink, folder)
     report("HandlerSink, an empty handler", rows, run_query(spark, servers, "sinks", sink, folder))
+
+
+def same(message: Message) -> bytes | None:
+    """Return what came."""
+    return message.value
+
+
+def publish(spark: SparkSession, servers: str, rows: int, folder: Path) -> None:
+    """Publish all rows by each of the two sinks that have a ledger in Kafka."""
+    ensure_topics(clients.admin(servers, {}), servers, [TopicSpec("copies", PARTITIONS)])
+
+    def by_handlers(name: str) -> HandlerSink:
+        one = {"sinks": handler(same, to="copies")}
+        return HandlerSink(
+            one, group="benchmark", parallelism=2, headers=False, bootstrap_servers=servers, name=f"handlers {name}"
+        )
+
+    def by_rows(name: str) -> KafkaSink:
+        return KafkaSink(servers, "copies", name=f"rows {name}", parallelism=2)
+
+    took = {}
+    # By names of their own: under one that is known nothing would be published again.
+    for name in ("warm", "measured"):
+        took["KafkaSink"] = run_query(spark, servers, "sinks", by_rows(name), folder)
+        took["HandlerSink, one result of each row"] = run_query(spark, servers, "sinks", by_handlers(name), folder)
+    for what, seconds in took.items():
+        report(what, rows, seconds)
+    kafka, handled = took.values()
+    print(f"    HandlerSink / KafkaSink: {kafka / handled:.2f}")
 
 
 def latency(spark: SparkSession, servers: str, seconds: int, folder: Path) -> None:

@@ -269,7 +269,15 @@ class App(SinkRegistry):
         self._resources.append(resource)
         return resource
 
-    def handler_sink(self, *topics: str, parallelism: int, headers: bool = True) -> HandlerSink:
+    def handler_sink(
+        self,
+        *topics: str,
+        parallelism: int,
+        headers: bool = True,
+        name: str | None = None,
+        ledger_topic: str | None = None,
+        atomic_batches: bool = False,
+    ) -> HandlerSink:
         """Return a sink that calls this app's handlers on Spark's executors, for `sink` or `foreachBatch`.
 
         Args:
@@ -277,6 +285,9 @@ class App(SinkRegistry):
                 on, so that no message is handled by both.
             parallelism: tasks that a batch is spread over.
             headers: whether frames have the column `headers`, which the source's option `includeHeaders` adds.
+            name: of the query, under which it remembers what it has published; needed where handlers publish.
+            ledger_topic: where it remembers that, `penstock.spark-ledger` when left out.
+            atomic_batches: whether what a batch publishes is one transaction.
 
         Raises:
             ConfigurationError: a topic has no handler, or a handler cannot be kept on executors: see `HandlerSink`.
@@ -286,7 +297,14 @@ class App(SinkRegistry):
         chosen = {topic: self._handlers.get(topic) for topic in check.names("topic", topics or self._handlers)}
         around = (self._middlewares, self._lifespans, self._resources)
         made_of = (self.name, chosen, self._settings, self.bootstrap_servers, around)
-        sink = sink_of(*made_of, parallelism=parallelism, headers=headers)
+        sink = sink_of(
+            *made_of,
+            parallelism=parallelism,
+            headers=headers,
+            name=name,
+            ledger_topic=ledger_topic,
+            atomic_batches=atomic_batches,
+        )
         self._consumed = {topic: one for topic, one in self._consumed.items() if topic not in chosen}
         return sink
 

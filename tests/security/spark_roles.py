@@ -121,9 +121,24 @@ def handler_sink(world: World, _spark: SparkSession) -> None:
     world.require_all_once(f"dlq.{world.names['topic']}")
 
 
+def publishing_handler_sink(world: World, _spark: SparkSession) -> None:
+    """Have what a handler on executors returns published, and another batch that begins by reading the ledger."""
+    app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=world.config)
+    target, name = world.names["target"], world.names["name"]
+
+    @app.handler(world.names["topic"], to=target)
+    def copy(message: penstock.Message) -> bytes | None:
+        return message.value
+
+    sink = app.handler_sink(parallelism=1, headers=False, name=name, ledger_topic=world.names["ledger"])
+    run(world, sink, world.as_administrator())
+    world.require_all_once(target)
+
+
 PARTS: dict[str, Callable[[World, SparkSession], None]] = {
     "source for Spark": source,
     "KafkaSink": kafka_sink,
     "SqlSink with dead letters": sql_sink,
     "HandlerSink with dead letters": handler_sink,
+    "HandlerSink that publishes": publishing_handler_sink,
 }

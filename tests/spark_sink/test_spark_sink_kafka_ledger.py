@@ -87,6 +87,20 @@ def test_rows_below_the_ledger_are_left_out(bench: Bench) -> None:
     assert bench.seen() == list(range(7))
 
 
+def test_a_row_without_a_topic_moves_the_ledger_and_one_may_name_its_partition(bench: Bench) -> None:
+    (row,) = bench.rows(3, 3)
+    mark = row._replace(target_topic=None, key=None, value=None)
+
+    assert bench.publish([row._replace(target_partition=0), mark._replace(offset=9)]) == 0
+    assert bench.publish([row, mark._replace(offset=9)]) == 1  # of those that publish something
+    assert bench.publish([mark._replace(offset=20)]) == 0
+    with pytest.raises(SinkError, match="offset 21 were not published to"):
+        bench.publish([row._replace(offset=21, target_partition=7)])
+
+    assert bench.seen() == [3]
+    assert bench.open[-1].read([SOURCE])[SOURCE].next_offset == 21
+
+
 def test_a_sink_tells_the_ledger_of_its_name(bench: Bench) -> None:
     bench.publish(bench.rows(0, 4))
     target = bench.target

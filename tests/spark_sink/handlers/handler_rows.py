@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.consumer import DeadLetterLimit, Handler
+from penstock.spark_sink.ledger.kafka_target import Row as Published
 from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings
+from penstock.spark_sink.sinks.handlers.publishing.result_rows import ORDER, ResultRows, published_rows, report_of
 from penstock.spark_sink.sinks.handlers.report import TaskReport
 from penstock.spark_sink.sinks.handlers.rows import LANE
 from penstock.spark_sink.sinks.handlers.task import TaskWork
@@ -74,6 +77,7 @@ def run_task(
     *,
     producer: Mapping[str, Any] | None = None,
     limit: DeadLetterLimit | None = None,
+    results: ResultRows | None = None,
     **options: Any,
 ) -> TaskReport:
     """Run a task over rows in this thread."""
@@ -87,4 +91,19 @@ def run_task(
         **options,
     }
     letters = DeadLetterSettings("billing", dict(producer or {}), limit)
-    return TaskWork(handlers=handlers, dead_letters=letters, **work).run(batches_of(rows), task=2, attempt=1)
+    made = TaskWork(handlers=handlers, dead_letters=letters, **work)
+    return made.run(batches_of(rows), task=2, attempt=1, results=results)
+
+
+def publish_task(
+    rows: Sequence[Row], handlers: Mapping[str, Handler], *, whole: bool = False, **options: Any
+) -> tuple[list[Published], TaskReport]:
+    """Run a task whose sink publishes; return what it gives, in the order in which that is published."""
+    reports: list[str] = []
+    with closing(ResultRows(whole=whole)) as results:
+        report = run_task(rows, handlers, results=results, **options)
+        table = pa.Table.from_batches(list(results.batches(report)))
+    table = table.sort_by([(name, "ascending") for name in ORDER])
+    found = list(published_rows(iter(table.to_batches()), reports))
+    assert [report_of(one) for one in reports] == [report]
+    return found, report

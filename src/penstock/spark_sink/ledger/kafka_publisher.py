@@ -36,7 +36,7 @@ from penstock.spark_sink.ledger.kafka_ledger import (
     ledger_key,
     ledger_partition,
 )
-from penstock.spark_sink.ledger.kafka_target import Row, Target, missing_for
+from penstock.spark_sink.ledger.kafka_target import Row, Target, missing_for, publishing, topics_of
 from penstock.spark_sink.ledger.state import refuse_late
 from penstock.spark_sink.source.planning import planning
 
@@ -82,8 +82,9 @@ class _Attempt:
 
 
 def publish(target: Target, transactional_id: str, rows: Sequence[Row], ledger: KafkaLedger) -> int:
-    """Publish rows and the ledger after them in one transaction, and return how many of the rows were applied before.
+    """Publish rows and the ledger after them in one transaction.
 
+    Returns how many of the rows were applied before, of those that publish something.
     All rows of an offset come in one call, and per source partition in the order of their offsets. Of rows that end in
     a `SinkError` or a `MissingRightError` none that was not applied before is visible.
     """
@@ -98,7 +99,7 @@ def publish(target: Target, transactional_id: str, rows: Sequence[Row], ledger: 
             with attempt:
                 return _published(target, transactional_id, rows, ledger)
     except KafkaException as error:
-        missing = missing_for(target, {row.target_topic for row in rows}, error)
+        missing = missing_for(target, topics_of(rows), error)
         if not any(right.resource is Resource.TRANSACTIONAL_ID for right in missing):
             _end_what_is_open(target, transactional_id)
         if missing:
@@ -115,7 +116,7 @@ def _may_pass(target: Target, rows: Sequence[Row], error: BaseException) -> bool
     cause = error.args[0]
     if isinstance(cause, KafkaError) and cause.code() in _FINAL:
         return False
-    return not missing_for(target, {row.target_topic for row in rows}, error)
+    return not missing_for(target, topics_of(rows), error)
 
 
 def _warn_retry(transactional_id: str, state: tenacity.RetryCallState) -> None:
@@ -133,7 +134,7 @@ def _published(target: Target, transactional_id: str, rows: Sequence[Row], ledge
         _refuse_late(target, held, {row.source for row in rows if row.offset < held[row.source].next_offset})
         if left:
             _in_one_transaction(producer, target, left)
-        return len(rows) - len(left)
+        return publishing(rows) - publishing(left)
     finally:
         producer.purge()
         producer.close()
@@ -157,7 +158,9 @@ def _in_one_transaction(producer: Producer, target: Target, rows: Sequence[Row])
     producer.begin_transaction()
     offsets: planning.Offsets = {}
     for row in rows:
-        _send(producer, attempt, row.target_topic, row.value, row.key, headers=row.headers)
+        if row.target_topic is not None:
+            place = row.target_partition
+            _send(producer, attempt, row.target_topic, row.value, row.key, partition=place, headers=row.headers)
         offsets[row.source] = row.offset + 1
     for source, offset in offsets.items():
         key = ledger_key(target.name, source)
@@ -206,7 +209,7 @@ def _places(rows: Sequence[Row]) -> str:
     first, last = rows[0], rows[-1]
     return (
         f"rows from {first.source[0]}[{first.source[1]}] offset {first.offset} to {last.source[0]}[{last.source[1]}] "
-        f"offset {last.offset} were not published to {', '.join(sorted({row.target_topic for row in rows}))}"
+        f"offset {last.offset} were not published to {', '.join(sorted(topics_of(rows))) or 'the ledger'}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Where a `KafkaSink` publishes, what, and which rights that takes."""
+"""Where a sink publishes, what, and which rights that takes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,32 @@ from penstock.spark_sink.source.planning import planning
 
 
 class Row(NamedTuple):
-    """A row as it is published, and where it comes from. What it holds is never shown."""
+    """A row as it is published, and where it comes from. What it holds is never shown.
+
+    One without a target topic publishes nothing: it moves the ledger past its offset. A partition of -1 is left to the
+    partitioner.
+    """
 
     source: planning.TopicPartition
     offset: int
-    target_topic: str
+    target_topic: str | None
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]]
+    target_partition: int = -1
 
     def __repr__(self) -> str:
         return f"Row({self.source[0]}[{self.source[1]}] offset {self.offset} to {self.target_topic})"
+
+
+def topics_of(rows: Iterable[Row]) -> set[str]:
+    """Return the topics that rows are published to."""
+    return {row.target_topic for row in rows if row.target_topic is not None}
+
+
+def publishing(rows: Iterable[Row]) -> int:
+    """Return how many rows publish something."""
+    return sum(1 for row in rows if row.target_topic is not None)
 
 
 @dataclass(frozen=True, slots=True)

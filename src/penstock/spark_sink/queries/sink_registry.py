@@ -44,9 +44,10 @@ class SinkRegistry:
                 method `check(schema)` is asked before the query begins.
             trigger: an interval such as "5 seconds", or "available now" to end when all is read.
             name: name of the query; the app's and the function's when left out.
-            checkpoint_location: where Spark keeps its progress. A function, and a sink without a ledger such as
-                `handler_sink`, need one, or a folder of the session's (`spark.sql.streaming.checkpointLocation`). A
-                sink with a ledger, such as `SqlSink`, goes on where that says when there is none, or it is lost.
+            checkpoint_location: where Spark keeps its progress. A function, and a sink without a ledger such as a
+                `handler_sink` without a name, need one, or a folder of the session's
+                (`spark.sql.streaming.checkpointLocation`). A sink with a ledger, such as `SqlSink`, goes on where that
+                says when there is none, or it is lost.
             starting_offsets: "earliest" (default), "latest" or Spark's JSON, where neither checkpoint nor ledger know
                 the query yet.
             options: further options of the source by Spark's names: `maxOffsetsPerTrigger` bounds a batch, without it

@@ -18,7 +18,7 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, reserved
 from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, KafkaLedger
 from penstock.spark_sink.ledger.kafka_publisher import publish
-from penstock.spark_sink.ledger.kafka_target import Row, Target
+from penstock.spark_sink.ledger.kafka_target import Row, Target, publishing
 from penstock.spark_sink.ledger.state import OffsetStatistics, warn_replayed
 from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
 
@@ -137,7 +137,7 @@ def _published(target: Target, source: TopicPartition, rows: Iterable[Row], ledg
     try:
         for piece in pieces(rows):
             applied += publish(target, f"{target.name}/{source[0]}/{source[1]}", piece, ledger)
-            count += len(piece)
+            count += publishing(piece)
             last = piece[-1].offset
     except (SinkError, ConfigurationError, MissingRightError) as error:
         return WriterCommitMessage(*source, count, applied, last, str(error), isinstance(error, MissingRightError))
@@ -167,7 +167,7 @@ def publish_whole(target: Target, rows: Sequence[Row]) -> list[WriterCommitMessa
         applied = publish(target, f"{target.name}/whole", rows, ledger)
     finally:
         ledger.close()
-    return [WriterCommitMessage(*rows[0].source, len(rows), applied, rows[-1].offset, None)]
+    return [WriterCommitMessage(*rows[0].source, publishing(rows), applied, rows[-1].offset, None)]
 
 
 def conclude(batch_id: int, name: str, messages: Sequence[WriterCommitMessage]) -> None:

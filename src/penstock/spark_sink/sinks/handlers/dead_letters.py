@@ -1,4 +1,4 @@
-"""Dead letters of a task: written by a producer of its own, and on the broker before the task reports."""
+"""Dead letters of a task: on the broker before the task reports, by a producer of its own, or published as results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.clients.rights import MissingRightError, Operation, Resource, Righ
 from penstock.consumer.failures.limits import DeadLetterLimit
 from penstock.consumer.handlers.handler import OnFailure
 from penstock.consumer.handlers.route import Route
-from penstock.dead_letters.headers import DeadLetterOrigin, write
+from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, write
 from penstock.errors import SinkError
 from penstock.message import Record
 from penstock.spark_sink.sinks.handlers.report import Counts
@@ -50,7 +50,8 @@ class DeadLetterSettings:
 class TaskDeadLetters:
     """Writes the dead letters of one task. One thread uses it.
 
-    `counts` tells the task's counts, for the limit; `connect` makes the producer, at the first dead letter.
+    `counts` tells the task's counts, for the limit; `connect` makes the producer, at the first dead letter. With
+    `publish` none is made: it takes a message with its topic and headers, to be published with the task's results.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class TaskDeadLetters:
         settings: DeadLetterSettings,
         counts: Callable[[], Counts],
         connect: Callable[[dict[str, Any]], ProducerClient],
+        publish: Callable[[Record, str, HeaderList], None] | None = None,
     ) -> None:
         self._settings = settings
         self._counts = counts
         self._connect = connect
+        self._publish = publish
         self._producer: ProducerClient | None = None
         #: Why the first letter that was not written was not, and its topic.
         self._failure: tuple[str, KafkaError] | None = None
@@ -83,9 +86,12 @@ class TaskDeadLetters:
         origin = DeadLetterOrigin.of(record, error, group=self._settings.group, attempts=attempts)
         headers = write(handler.dead_letter_format, record, origin)
         try:
-            if self._producer is None:
-                self._producer = self._connect(self._settings.producer_config())
-            self._send(self._producer, topic, record, headers)
+            if self._publish is not None:
+                self._publish(record, topic, headers)
+            else:
+                if self._producer is None:
+                    self._producer = self._connect(self._settings.producer_config())
+                self._send(self._producer, topic, record, headers)
         except (KafkaException, BufferError) as refused:
             if isinstance(refused, KafkaException) and is_missing_right(refused):
                 raise self._forbidden(topic, refused.args[0]) from None

@@ -8,13 +8,14 @@ from typing import Any
 from penstock.consumer import ConsumerSettings, Handler, MiddlewareSpec, WorkerResource
 from penstock.errors import ConfigurationError
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
+from penstock.spark_sink.sinks.kafka_publication import LEDGER_TOPIC
 
 #: What runs around an app's handlers: its middlewares, lifespans and worker resources.
 HandlerEnvironment = tuple[Sequence[MiddlewareSpec], Sequence[Callable[[], Any]], Sequence[WorkerResource[Any]]]
 
 
 def sink_of(
-    name: str,
+    app: str,
     handlers: Mapping[str, Handler | None],
     settings: ConsumerSettings,
     bootstrap_servers: str,
@@ -22,6 +23,9 @@ def sink_of(
     *,
     parallelism: int,
     headers: bool,
+    name: str | None,
+    ledger_topic: str | None,
+    atomic_batches: bool,
 ) -> HandlerSink:
     """Return a sink with an app's handlers, limits and environment.
 
@@ -30,12 +34,12 @@ def sink_of(
     missing = sorted(topic for topic, one in handlers.items() if one is None)
     if missing:
         raise ConfigurationError(
-            f"app {name} has no handler for {', '.join(missing)}; register it with @app.handler before the sink is made"
+            f"app {app} has no handler for {', '.join(missing)}; register it with @app.handler before the sink is made"
         )
     middlewares, lifespans, resources = environment
     return HandlerSink(
         {topic: one for topic, one in handlers.items() if one is not None},
-        group=name,
+        group=app,
         parallelism=parallelism,
         bootstrap_servers=bootstrap_servers,
         config=settings.config,
@@ -48,4 +52,7 @@ def sink_of(
         dead_letter_limit=settings.dead_letter_limit,
         headers=headers,
         telemetry=settings.telemetry,
+        name=name,
+        ledger_topic=LEDGER_TOPIC if ledger_topic is None else ledger_topic,
+        atomic_batches=atomic_batches,
     )

@@ -19,6 +19,7 @@ from typing import Final
 
 from penstock.consumer.execution.batches import failures
 from penstock.consumer.handlers.handler import OnFailure
+from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, Route
 from penstock.errors import PenstockError, SinkError
 from penstock.message import Message, Record
@@ -32,6 +33,9 @@ _OVERHEAD_BYTES = 500
 #: Gives a message up for good: the record, its route, what its last try raised, and how often it was tried.
 GiveUp = Callable[[Record, Route, BaseException, int], None]
 
+#: What came of a call: a failure, what is to be published, or None.
+Outcome = Failed | Results | None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HandlerCall:
@@ -44,6 +48,18 @@ class HandlerCall:
     items: list[tuple[Hashable, Record]] = field(repr=False)
     work: Message | list[Message]
     begun: float
+
+
+#: Takes what is to be published of a call that is done; returns how many messages that is.
+TakeResults = Callable[[HandlerCall, Results], int]
+
+
+def refuse_results(call: HandlerCall, _results: Results) -> int:
+    """Refuse what a handler returned, where the sink publishes nothing."""
+    raise SinkError(
+        f"{call.route.handler.name} returned messages, and this HandlerSink has no name under which it could remember "
+        "what it has published; give it name=... (and bootstrap_servers), or return None"
+    )
 
 
 class _KeyQueue:
@@ -68,7 +84,8 @@ class KeyQueues:
     Messages of one identity go one at a time and in the order of the rows; with batches, one batch at a time. A failed
     message waits for its retry with those behind it and delays no other, until as many wait as may: no row is taken in
     while `max_parked` messages wait, or values of `max_parked_bytes`. Those that failed in a call under way come on
-    top. `give_up` gets a message whose retries are exhausted, to be written as a dead letter or dropped.
+    top. `give_up` gets a message whose retries are exhausted, to be written as a dead letter or dropped, and
+    `take_results` what is to be published of a call, when it is done.
     """
 
     def __init__(
@@ -79,10 +96,12 @@ class KeyQueues:
         *,
         max_parked: int,
         max_parked_bytes: int,
+        take_results: TakeResults = refuse_results,
     ) -> None:
         self._records = records
         self._routes = routes
         self._give_up = give_up
+        self._take_results = take_results
         self._max_parked = max_parked
         self._max_parked_bytes = max_parked_bytes
         self._queues: dict[Hashable, _KeyQueue] = {}
@@ -127,14 +146,16 @@ class KeyQueues:
         """Return when the next message may be tried that waits for its time, or None."""
         return self._due[0][0] if self._due else None
 
-    def complete(self, call: HandlerCall, failed: Failed | None, now: float) -> None:
-        """Complete a call: with its failure, or None where all of it is done. Raises as `next` does."""
-        if failed is None:
+    def complete(self, call: HandlerCall, outcome: Outcome, now: float) -> None:
+        """Complete a call: with its failure, or all of it done with its results or None. Raises as `next` does."""
+        if not isinstance(outcome, Failed):
+            if outcome is not None:
+                self.counts.results += self._take_results(call, outcome)
             self.counts.handled += len(call.items)
             for key in {key for key, _ in call.items}:
                 self._release(key)
             return
-        batched = failures(failed, len(call.items)) if call.route.batch > 1 else {0: failed}
+        batched = failures(outcome, len(call.items)) if call.route.batch > 1 else {0: outcome}
         back: dict[Hashable, tuple[Failed, list[Record]]] = {}
         for place, (key, record) in enumerate(call.items):
             if key in back:

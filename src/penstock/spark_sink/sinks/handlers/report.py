@@ -18,6 +18,7 @@ class Counts:
         dropped: messages given up and logged.
         failed: failures, each try counted.
         retried: tries after the first.
+        results: messages that handlers returned, to be published.
     """
 
     rows: int = 0
@@ -27,6 +28,7 @@ class Counts:
     dropped: int = 0
     failed: int = 0
     retried: int = 0
+    results: int = 0
 
     @property
     def done(self) -> int:
@@ -90,6 +92,6 @@ class BatchReport(Counts):
         return (
             f"batch {self.batch_id}: {self.rows} messages in {len(self.tasks)} of {self.parallelism} tasks, "
             f"{self.handled} handled, {self.filtered} filtered, {self.dead_letters} dead letters, "
-            f"{self.dropped} dropped, {self.failed} failures; slowest task {self.slowest_s:.3f} s, "
-            f"skew {self.skew:.2f}, heaviest lane {self.heaviest_lane_share:.0%}"
+            f"{self.dropped} dropped, {self.failed} failures, {self.results} results; "
+            f"slowest task {self.slowest_s:.3f} s, skew {self.skew:.2f}, heaviest lane {self.heaviest_lane_share:.0%}"
         )

@@ -86,11 +86,18 @@ def records(batches: Iterator[pa.RecordBatch], lanes: Counter[int]) -> Iterator[
         names = batch.schema.names
         for found in pc.value_counts(batch.column(LANE)).to_pylist():
             lanes[found["values"]] += found["counts"]
-        # Python's copy of the rows is of a few at a time: of messages of 1 MB, a batch of thousands is enough in Arrow.
-        step = max(1, min(_STEP_ROWS, _STEP_BYTES * batch.num_rows // max(1, batch.nbytes)))
-        for begin in range(0, batch.num_rows, step):
-            part = batch.slice(begin, step)
+        for part in steps(batch):
             yield from _records({name: part.column(name) for name in names})
+
+
+def steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into as many rows as may be Python objects at a time.
+
+    Of messages of 1 MB, a batch of thousands is enough in Arrow.
+    """
+    step = max(1, min(_STEP_ROWS, _STEP_BYTES * batch.num_rows // max(1, batch.nbytes)))
+    for begin in range(0, batch.num_rows, step):
+        yield batch.slice(begin, step)
 
 
 def lane_numbers(orderings: Mapping[str, Ordering], columns: Mapping[str, pa.Array]) -> pa.Array:

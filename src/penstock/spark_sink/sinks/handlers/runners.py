@@ -15,9 +15,10 @@ from typing import cast
 
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.results import ResultError
 from penstock.consumer.handlers.route import Failed
 from penstock.errors import SinkError, raised
-from penstock.spark_sink.sinks.handlers.key_queues import HandlerCall, KeyQueues
+from penstock.spark_sink.sinks.handlers.key_queues import HandlerCall, KeyQueues, Outcome
 
 Now = Callable[[], float]
 
@@ -42,7 +43,7 @@ def run(queues: KeyQueues, now: Now = time.monotonic, sleep: Callable[[float], N
         sleep(max(0.0, due - now()))
 
 
-def _called(call: HandlerCall) -> Failed | None:
+def _called(call: HandlerCall) -> Outcome:
     try:
         returned = call.route.invoke(call.work)
     except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
@@ -50,10 +51,10 @@ def _called(call: HandlerCall) -> Failed | None:
     return None if returned is None else outcome_of(returned, call)
 
 
-def outcome_of(returned: object, call: HandlerCall) -> Failed | None:
+def outcome_of(returned: object, call: HandlerCall) -> Outcome:
     """Return what came of a message whose handler returned something.
 
-    Raises `SinkError` for a completion to come, for which no task can wait, and for something to publish.
+    Raises `SinkError` for a completion to come, for which no task can wait.
     """
     name = call.route.handler.name
     if isinstance(returned, DeferredCompletion):
@@ -62,15 +63,11 @@ def outcome_of(returned: object, call: HandlerCall) -> Failed | None:
             "may end before it comes; return when the message is done, or make the handler an `async def`"
         )
     try:
-        made = call.route.make_results(returned, call.work)
+        return call.route.make_results(returned, call.work)
     except:  # noqa: E722 - as in `_called`
-        return Failed(raised())
-    if made is not None:
-        raise SinkError(
-            f"{name} returned messages, and a HandlerSink publishes nothing; write them with a KafkaSink, or run the "
-            "handler in an app"
-        )
-    return None
+        error = raised()
+        # What cannot be a message now cannot be one at another try.
+        return Failed(error, permanent=isinstance(error, ResultError))
 
 
 class AsyncRunner:
@@ -160,7 +157,7 @@ class AsyncRunner:
             if not self._ended.done():
                 self._pump()
 
-    async def _outcome(self, call: HandlerCall) -> Failed | None:
+    async def _outcome(self, call: HandlerCall) -> Outcome:
         route = call.route
         if route.kind is Kind.THREAD:
             return await self._loop.run_in_executor(self._plain, _called, call)

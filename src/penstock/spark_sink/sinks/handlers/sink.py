@@ -11,9 +11,9 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import arrow_udf, col  # type: ignore[attr-defined] # the first has no types
@@ -21,7 +21,6 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, Strin
 
 from penstock import clients
 from penstock import options as check
-from penstock.clients import require_travelling
 from penstock.clients.requests.granted_rights import require_rights
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
@@ -32,18 +31,28 @@ from penstock.consumer.handlers.middleware import middlewares_of, wrap
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
+from penstock.spark_sink.ledger.kafka_target import Target
 from penstock.spark_sink.sinks.handlers import kill_timeout
 from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings
+from penstock.spark_sink.sinks.handlers.kept_options import refuse_what_cannot_be_kept
 from penstock.spark_sink.sinks.handlers.metrics import HandlerMetrics
 from penstock.spark_sink.sinks.handlers.pickling import made_by, pack, require_packable, unpack
+from penstock.spark_sink.sinks.handlers.publishing.publication import Publication
+from penstock.spark_sink.sinks.handlers.publishing.result_rows import RESULT_DDL
+from penstock.spark_sink.sinks.handlers.publishing.target import portable, require_publishing, target_of
 from penstock.spark_sink.sinks.handlers.report import BatchReport, TaskReport
 from penstock.spark_sink.sinks.handlers.rows import LANE, OPTIONAL, REQUIRED
 from penstock.spark_sink.sinks.handlers.spark_settings import refuse_double_runs
 from penstock.spark_sink.sinks.handlers.task import REPORT_DDL, TaskWork, handling, routing
+from penstock.spark_sink.sinks.kafka_publication import LEDGER_TOPIC, ledger_of, require_target
 from penstock.spark_sink.sinks.position import POSITION
+from penstock.spark_sink.sinks.sink import origin_of
+from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
 from penstock.telemetry import Telemetry
 
 _log = logging.getLogger("penstock.handler_sink")
+
+AnswerT = TypeVar("AnswerT")
 
 #: Lanes for each task, as many as a worker has: the largest tells how much of a batch one key is.
 _LANES_PER_TASK = 64
@@ -76,12 +85,16 @@ class HandlerSink:
     once: a task that fails or a batch after a restart comes again from its start. A machine that Spark has given up for
     lost and that runs on may handle messages beside those to whom they were given since. Can be pickled.
 
+    What handlers return is published when all handlers of the batch are done. Of each message the results of one run of
+    its handler become visible, all of them and once; those of a source partition in the order of their messages. Where
+    a batch comes again, its handlers are called again, and the ledger leaves out what was published of it.
+
     Attributes:
         handlers: a handler for each topic, as made by `penstock.consumer.handler`.
         group: name in dead letters' headers and metrics.
         parallelism: tasks a batch is spread over; more than the cluster has cores wait for one another.
-        bootstrap_servers: brokers of the dead-letter topics; needed where a handler has some.
-        config: client settings by librdkafka's names, for those; never shown.
+        bootstrap_servers: brokers to publish to; needed where a handler has dead letters or publishes.
+        config: client settings by librdkafka's names, for that; never shown.
         middlewares: functions around every call, made anew for each task.
         lifespans: generator functions that run around each task; one that raises fails the task.
         resources: what `App.worker_resource` made; closed at the end of each task.
@@ -92,6 +105,11 @@ class HandlerSink:
         dead_letter_limit: when a task fails rather than write one more dead letter, counted by task.
         headers: whether frames have the column `headers`; without it handlers and dead letters see none.
         telemetry: metrics of each batch, on the driver; None for none.
+        name: of the query, as `KafkaSink`'s; needed where a handler publishes. What handlers return is published under
+            it, and dead letters too, each once for readers of committed messages.
+        ledger_topic: topic of the ledger, made if it does not exist; many sinks may share it.
+        atomic_batches: whether what a batch publishes is one transaction, as `KafkaSink`'s. It lets handlers with
+            `batch=` return messages for their batch as a whole.
 
     Raises:
         ConfigurationError: an option is wrong, or a handler has one that cannot be kept on executors.
@@ -111,6 +129,9 @@ class HandlerSink:
     dead_letter_limit: DeadLetterLimit | None = field(default=None, kw_only=True)
     headers: bool = field(default=True, kw_only=True)
     telemetry: Telemetry | None = field(default=None, kw_only=True, repr=False)
+    name: str | None = field(default=None, kw_only=True)
+    ledger_topic: str = field(default=LEDGER_TOPIC, kw_only=True)
+    atomic_batches: bool = field(default=False, kw_only=True)
     _process: _ProcessState = field(default_factory=_ProcessState, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -125,23 +146,27 @@ class HandlerSink:
             object.__setattr__(self, option, tuple(getattr(self, option)))
         middlewares_of(self.middlewares)
         for topic, one in self.handlers.items():
-            _refuse_what_cannot_be_kept(topic, one)
+            refuse_what_cannot_be_kept(topic, one)
             wrap(one, self.middlewares)
         require_own_topics(self.group, self.handlers)
+        require_publishing(self.handlers, self.name, self.bootstrap_servers, self.ledger_topic)
         asynchronous = any(one.kind is Kind.TASK for one in self.handlers.values())
         if not asynchronous and any(inspect.isasyncgenfunction(one) for one in self.lifespans):
             raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
         if self._dead_letter_topics() and self.bootstrap_servers is None:
             raise ConfigurationError("a handler has dead letters; give bootstrap_servers, where they are written")
+        self._target()
         self._require_picklable()
 
     def check(self, schema: StructType) -> None:
-        """Check that frames of these columns can be handled, and make the dead-letter topics that do not exist.
+        """Check that frames of these columns can be handled; make the ledger and the dead-letter topics.
 
         Raises:
             SchemaMismatchError: a column is missing or has another type.
             BrokerConnectionError: no broker answered.
-            MissingRightError: dead letters may not be written.
+            MissingRightError: dead letters or results may not be written.
+            TopicNotFoundError: a topic that a handler names with `to` does not exist.
+            ConfigurationError: the ledger's topic cannot be used.
         """
         found = {one.name: one.dataType for one in schema.fields}
         missing = [name for name in REQUIRED if name not in found]
@@ -162,6 +187,9 @@ class HandlerSink:
                 "would see none; read with the option includeHeaders=true, or make the sink with headers=False"
             )
         self._ensure_dead_letter_topics()
+        target = self._target()
+        if target is not None:
+            require_target(target, sorted({one.to for one in self.handlers.values() if one.to is not None}))
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Handle one micro-batch.
@@ -170,8 +198,9 @@ class HandlerSink:
         of it handles anything any more: the batch that comes again finds no handler of a former one at work.
 
         Raises:
-            SinkError: a message failed for good whose handler stops then, or the frame is wrong; the batch comes again.
-            MissingRightError: dead letters may not be written; the batch comes again.
+            SinkError: a message failed for good whose handler stops then, the frame is wrong, or results could not be
+                published; the batch comes again.
+            MissingRightError: dead letters or results may not be written; the batch comes again.
             ConfigurationError: a setting of Spark would have it handle a key twice at once.
         """
         self.check(batch.schema)
@@ -182,15 +211,27 @@ class HandlerSink:
         lanes = self._lane_columns(columns)
         orderings = orderings_of(self.handlers, self.parallelism * _LANES_PER_TASK)
         number = arrow_udf(routing(pack(orderings), lanes), "int")
-        tasks = (
+        rows = (
             batch.select(*columns)
             .withColumn(LANE, number(*(col(name) for name in lanes)))
             .repartitionById(self.parallelism, LANE)
             .sortWithinPartitions(*POSITION)
-            .mapInArrow(handling(packed), REPORT_DDL)
         )
+        target = self._target(batch, batch_id)
+        if target is None:
+            tasks = rows.mapInArrow(handling(packed), REPORT_DDL)
+            reports = [TaskReport(**row.asDict()) for row in self._run(tasks.collect, batch_id, kill_delay_s)]
+        else:
+            publication = Publication(target, self.parallelism, whole=self.atomic_batches)
+            tasks = rows.mapInArrow(handling(packed, publishes=True, whole=self.atomic_batches), RESULT_DDL)
+            done = self._run(lambda: publication.run(tasks), batch_id, kill_delay_s)
+            reports = publication.conclude(batch_id, done)
+        self._publish_report(BatchReport(batch_id=batch_id, tasks=reports, parallelism=self.parallelism))
+
+    def _run(self, job: Callable[[], AnswerT], batch_id: int, kill_delay_s: float) -> AnswerT:
+        """Run Spark's job; where it fails, return when no task of it handles anything any more."""
         try:
-            rows = tasks.collect()
+            return job()
         except Exception as error:
             found = [one for one in errors_in(str(error)) if isinstance(one, SinkError | MissingRightError)]
             if not (found and self.parallelism == 1):
@@ -200,11 +241,18 @@ class HandlerSink:
                 raise
             # Not chained: what Spark says repeats it within two stacks, and what a handler raised may hold the message.
             raise error_of(type(found[-1]), f"batch {batch_id}: {found[-1]}") from None
-        self._publish_report(
-            BatchReport(
-                batch_id=batch_id, tasks=[TaskReport(**row.asDict()) for row in rows], parallelism=self.parallelism
-            )
-        )
+
+    @property
+    def position_of(self) -> Callable[[str, Iterable[TopicPartition]], Offsets] | None:
+        """Returns the ledger for some partitions, see `ledger_positions`; None where the sink has no ledger.
+
+        The sink's own name counts. It raises:
+            MissingRightError: the client may not read the ledger.
+            SinkError: the ledger cannot be read.
+            BrokerConnectionError: no broker answered.
+        """
+        target = self._target()
+        return None if target is None else lambda _query, partitions: ledger_of(target, partitions)
 
     @property
     def last_report(self) -> BatchReport | None:
@@ -231,6 +279,14 @@ class HandlerSink:
             max_parked_bytes=self.max_parked_bytes,
             max_concurrency=self.max_concurrency,
         )
+
+    def _target(self, batch: DataFrame | None = None, batch_id: int = 0) -> Target | None:
+        """Return where results are published, with what is known of a batch; None where the sink publishes nothing."""
+        if self.name is None or self.bootstrap_servers is None:
+            return None
+        target = target_of(self.bootstrap_servers, self.config, self.name, self.ledger_topic)
+        run = None if batch is None else origin_of(batch, self.name).run
+        return target if run is None else replace(target, batch=f"{run}/{batch_id}")
 
     def _lane_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the columns that tell a row's lane: values are not sent for it unless a key function may look."""
@@ -261,11 +317,8 @@ class HandlerSink:
     def _producer_config(self) -> dict[str, Any]:
         if not self._dead_letter_topics():
             return {}
-        # Callbacks are this process's, and so is the log; credentials that come by one cannot be had elsewhere.
-        portable = {key: value for key, value in self.config.items() if not callable(value) and key != "logger"}
-        require_travelling("oauth_cb", self.config.get("oauth_cb", ""))
         return {
-            **ConsumerSettings(config=portable).producer_config(),
+            **ConsumerSettings(config=portable(self.config)).producer_config(),
             "bootstrap.servers": self.bootstrap_servers,
         }
 
@@ -273,7 +326,9 @@ class HandlerSink:
         for topic, one in self.handlers.items():
             called = f"the handler {one.name} of {topic}"
             require_packable(called, one.function)
-            for option, given in (("filter", one.filter), ("decoder", one.decoder), ("key", one.key)):
+            for option, given in (
+                *(("filter", one.filter), ("decoder", one.decoder), ("key", one.key), ("encoder", one.encoder)),
+            ):
                 require_packable(f"the {option} of {called[4:]}", given)
             require_packable(f"the retry policy of {called[4:]}", one.retry)
         for middleware in self.middlewares:
@@ -293,34 +348,3 @@ class HandlerSink:
 
 def _rebuilt(packed: bytes) -> HandlerSink:
     return HandlerSink(**unpack(packed))
-
-
-def _refuse_what_cannot_be_kept(topic: str, one: Handler) -> None:
-    """Refuse options that speak of one process that goes on, where tasks are many and end."""
-    if not isinstance(one, Handler):
-        raise ConfigurationError(
-            f"the handler of {topic} must be made by penstock.consumer.handler(...), but is a {type(one).__name__}"
-        )
-    name = f"the handler {one.name} of {topic}"
-    if one.retry_delays:
-        raise ConfigurationError(
-            f"{name} has retry_delays, but a query does not read retry topics; use retry=, or a consumer"
-        )
-    if one.on_failure is OnFailure.HOLD:
-        raise ConfigurationError(
-            f"{name} has on_failure='hold', but a batch ends only when all of its messages are done; use 'stop', "
-            "'dead_letter' or 'drop', or a consumer"
-        )
-    if one.to is not None:
-        raise ConfigurationError(
-            f"{name} has to={one.to!r}, but a HandlerSink publishes nothing; write with a KafkaSink, or use a consumer"
-        )
-    if one.rate is not None or one.key_rate is not None:
-        raise ConfigurationError(
-            f"{name} has a rate, which executors cannot share; bound a query by maxOffsetsPerTrigger and its trigger"
-        )
-    if one.deferred_timeout is not None:
-        raise ConfigurationError(
-            f"{name} has deferred_timeout, but a completion cannot be put off on an executor, whose process may end "
-            "before it comes; return when the message is done"
-        )

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -30,8 +30,9 @@ from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.errors import SinkError
 from penstock.spark_sink.sinks.handlers import runners
 from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings, TaskDeadLetters
-from penstock.spark_sink.sinks.handlers.key_queues import KeyQueues
+from penstock.spark_sink.sinks.handlers.key_queues import KeyQueues, refuse_results
 from penstock.spark_sink.sinks.handlers.pickling import unpack
+from penstock.spark_sink.sinks.handlers.publishing.result_rows import ResultRows
 from penstock.spark_sink.sinks.handlers.report import TaskReport
 from penstock.spark_sink.sinks.handlers.rows import lane_numbers, records
 from penstock.spark_sink.sinks.reports import report_schema
@@ -39,7 +40,7 @@ from penstock.spark_sink.sinks.reports import report_schema
 #: The columns of a task's report, as Spark is told them.
 REPORT_DDL = (
     "task int, attempt int, rows bigint, handled bigint, filtered bigint, dead_letters bigint, dropped bigint, "
-    "failed bigint, retried bigint, heaviest_lane bigint, seconds double"
+    "failed bigint, retried bigint, results bigint, heaviest_lane bigint, seconds double"
 )
 
 
@@ -56,10 +57,13 @@ class TaskWork:
     max_parked_bytes: int
     max_concurrency: int
 
-    def run(self, batches: Iterator[pa.RecordBatch], task: int, attempt: int) -> TaskReport:
+    def run(
+        self, batches: Iterator[pa.RecordBatch], task: int, attempt: int, results: ResultRows | None = None
+    ) -> TaskReport:
         """Handle the rows of a task, by its number; `attempt` is how often it had failed before.
 
-        Raises `SinkError` where a message failed for good whose handler stops then, or a dead letter was not written.
+        `results` takes what handlers return, and dead letters; without it no handler may return messages. Raises
+        `SinkError` where a message failed for good whose handler stops then, or a dead letter was not written.
         """
         begun = time.monotonic()
         lanes: Counter[int] = Counter()
@@ -69,13 +73,15 @@ class TaskWork:
             topic: Route(one, orderings[topic], wrap(one, self.middlewares, contexts))
             for topic, one in self.handlers.items()
         }
-        dead_letters = TaskDeadLetters(self.dead_letters, lambda: queues.counts, _producer)
+        publish = None if results is None else results.add_dead_letter
+        dead_letters = TaskDeadLetters(self.dead_letters, lambda: queues.counts, _producer, publish)
         queues = KeyQueues(
-            records(batches, lanes),
+            records(batches if results is None else results.note(batches), lanes),
             routes,
             dead_letters.put,
             max_parked=self.max_parked,
             max_parked_bytes=self.max_parked_bytes,
+            take_results=refuse_results if results is None else results.take,
         )
         with ExitStack() as around:
             if any(one.kind is Kind.TASK for one in self.handlers.values()):
@@ -132,8 +138,13 @@ def _producer(config: dict[str, Any]) -> ProducerClient:
     return cast("ProducerClient", clients.producer(config["bootstrap.servers"], config))
 
 
-def handling(packed: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what Spark calls in each task, given the packed `TaskWork`."""
+def handling(
+    packed: bytes, *, publishes: bool = False, whole: bool = False
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what Spark calls in each task, given the packed `TaskWork`.
+
+    The task gives its report; where the sink `publishes`, rows of `result_rows`, `whole` saying how.
+    """
 
     def handle(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first = next((batch for batch in batches if batch.num_rows), None)
@@ -144,8 +155,12 @@ def handling(packed: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.
         context = TaskContext.get()
         if context is None:
             raise SinkError("a handler sink's task was run outside of Spark; give the sink to foreachBatch")
-        report = work.run(chain((first,), batches), context.partitionId(), context.attemptNumber())
-        yield pa.RecordBatch.from_pylist([asdict(report)], schema=report_schema(REPORT_DDL))
+        rows, place = chain((first,), batches), (context.partitionId(), context.attemptNumber())
+        if publishes:
+            with closing(ResultRows(whole=whole)) as results:
+                yield from results.batches(work.run(rows, *place, results))
+        else:
+            yield pa.RecordBatch.from_pylist([asdict(work.run(rows, *place))], schema=report_schema(REPORT_DDL))
         imports_set_aside("handling")
 
     return handle

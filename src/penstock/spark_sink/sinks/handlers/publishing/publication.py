@@ -1,0 +1,81 @@
+"""The publication of what the handlers of a batch returned: rows of its tasks in, reports out.
+
+Handlers and publication are two stages of one Spark job. Between them stands a shuffle, in which results are written
+down: a task that publishes and is tried again publishes what was returned before, and no handler is called for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from penstock.clients.gc_pause import imports_set_aside
+from penstock.spark_sink.ledger.kafka_target import Target
+from penstock.spark_sink.sinks.handlers.publishing.result_rows import ORDER, published_rows, report_of
+from penstock.spark_sink.sinks.handlers.report import TaskReport
+from penstock.spark_sink.sinks.kafka_publication import (
+    COMMIT_MESSAGE_DDL,
+    WriterCommitMessage,
+    conclude,
+    publish_by_source,
+    publish_whole,
+)
+from penstock.spark_sink.sinks.reports import report_schema
+
+#: What a task that publishes tells: of a source partition, or the report of a task that has called handlers.
+_PUBLISHED_DDL = f"{COMMIT_MESSAGE_DDL}, report string"
+
+
+@dataclass(frozen=True, slots=True)
+class _PublishTask:
+    """Publishes the rows of one Spark task, sorted by `ORDER`. Can be pickled."""
+
+    target: Target
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        reports: list[str] = []
+        schema = report_schema(_PUBLISHED_DDL)
+        for message in publish_by_source(self.target, published_rows(batches, reports)):
+            yield pa.RecordBatch.from_pylist([message._asdict()], schema=schema)
+        yield pa.RecordBatch.from_pylist([{"report": one} for one in reports], schema=schema)
+        imports_set_aside("publishing")
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Publishes the results of a batch: by source partition on executors, or `whole` on the driver."""
+
+    target: Target
+    parallelism: int
+    whole: bool
+
+    def run(self, handled: DataFrame) -> pa.Table:
+        """Run the job over the rows of the batch's tasks; what it returns is for `conclude`."""
+        if self.whole:
+            return handled.toArrow()
+        lanes = handled.repartition(self.parallelism, "topic", "partition").sortWithinPartitions(*ORDER)
+        return lanes.mapInArrow(_PublishTask(self.target), _PUBLISHED_DDL).toArrow()
+
+    def conclude(self, batch_id: int, found: pa.Table) -> list[TaskReport]:
+        """Return the reports of the tasks, all results being published.
+
+        Raises:
+            SinkError: some were not; others may be, and are left out when the batch comes again.
+            MissingRightError: the same, for want of a right.
+        """
+        reports: list[str] = []
+        if self.whole:
+            table = found.sort_by([(name, "ascending") for name in ORDER])
+            rows = list(published_rows(iter(table.to_batches()), reports))
+            messages = publish_whole(self.target, rows)
+        else:
+            told = found.to_pylist()
+            reports += [cast("str", one["report"]) for one in told if one["report"] is not None]
+            fields = WriterCommitMessage._fields
+            messages = [WriterCommitMessage(*(one[name] for name in fields)) for one in told if one["report"] is None]
+        conclude(batch_id, self.target.name, messages)
+        return [report_of(one) for one in reports]

@@ -1,0 +1,271 @@
+"""What a task publishes, without Spark and Kafka: which rows, in which order, and what a replay leaves of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from handler_rows import Row, publish_task, run_task
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import Outgoing
+from penstock.consumer import handler, retry
+from penstock.consumer.handlers.handler import Handler
+from penstock.errors import BatchError, ConfigurationError, SinkError
+from penstock.message import Message
+from penstock.spark_sink.ledger.kafka_target import Row as Published
+from penstock.spark_sink.ledger.kafka_target import Target, publishing
+from penstock.spark_sink.sinks import kafka_publication
+from penstock.spark_sink.sinks.handlers.publishing import result_rows
+from penstock.spark_sink.sinks.handlers.sink import HandlerSink
+from penstock.spark_sink.sinks.sink import has_ledger
+from penstock.spark_sink.source.planning.planning import TopicPartition
+
+ONCE = retry(1)
+
+
+def shown(rows: Sequence[Published]) -> list[tuple[int, str | None, bytes | None]]:
+    """Return offset, target and value of rows."""
+    return [(row.offset, row.target_topic, row.value) for row in rows]
+
+
+def two(message: Message) -> Iterator[Outgoing]:
+    yield Outgoing("b", f"{message.offset}", key="k", headers={"h": "1", "none": None}, partition=3)
+    yield Outgoing("a", None)
+
+
+async def two_async(message: Message) -> list[Outgoing]:
+    # Those behind it end first.
+    await asyncio.sleep(0.01 if message.offset == 0 else 0)
+    return list(two(message))
+
+
+@pytest.mark.parametrize("function", [two, two_async])
+def test_results_stand_in_the_order_of_their_messages_and_then_as_they_were_returned(
+    function: Callable[..., Any],
+) -> None:
+    rows, report = publish_task([Row(b"x", 0), Row(b"y", 1)], {"orders": handler(function)})
+
+    assert shown(rows) == [
+        *((0, "b", b"0"), (0, "a", None)),
+        (1, None, None),  # how far the task has come: it stands for all messages without results
+        *((1, "b", b"1"), (1, "a", None)),
+    ]
+    first = rows[0]
+    assert (first.source, first.key, first.target_partition) == (("orders", 0), b"k", 3)
+    assert first.headers == [("h", b"1"), ("none", None)]
+    assert rows[1].target_partition == -1
+    assert (report.handled, report.results) == (2, 4)
+
+
+def test_plain_values_go_where_the_handler_says_and_keep_the_key() -> None:
+    one = handler(lambda message: {"n": message.offset}, to="invoices", encoder="json")
+
+    rows, _ = publish_task([Row(b"x", 7)], {"orders": one})
+
+    (made,) = (row for row in rows if row.target_topic)
+    assert (made.target_topic, made.key, made.value) == ("invoices", b"x", b'{"n":7}')
+
+
+def test_messages_without_results_move_the_ledger_and_what_a_failed_try_made_is_not_published() -> None:
+    tried: list[int] = []
+
+    def work(message: Message) -> Iterator[Outgoing]:
+        tried.append(message.offset)
+        yield Outgoing("a", f"{message.offset}")
+        if tried.count(message.offset) < 3 and message.offset in (1, 3):
+            raise RuntimeError("not now")
+
+    policy = retry(2, wait=lambda _: 0.001)
+    one = handler(work, retry_policy=policy, on_failure="drop", filter=lambda message: message.offset != 4)
+    rows, report = publish_task([*(Row(b"x", n) for n in range(5)), Row(b"x", 9, partition=1)], {"orders": one})
+
+    assert [row.offset for row in rows if row.target_topic and row.source[1] == 0] == [0, 2]
+    # 1 and 3 were dropped, 4 was left out: behind them nothing comes again.
+    assert {row.source: row.offset for row in rows} == {("orders", 0): 4, ("orders", 1): 9}
+    assert (report.dropped, report.filtered, report.results) == (2, 1, 3)
+
+
+def test_what_cannot_be_a_message_is_not_tried_again_and_dead_letters_are_published_with_the_results() -> None:
+    tried: list[int] = []
+
+    def work(message: Message) -> object:
+        tried.append(message.offset)
+        return Outgoing("a", object() if message.offset == 0 else b"fine")
+
+    one = handler(work, retry_policy=retry(5, wait=lambda _: 0.001), on_failure="dead_letter")
+    # There is no producer: one that was asked for would fail the task.
+    rows, report = publish_task([Row(b"x", 0, value=b"body"), Row(b"x", 1)], {"orders": one})
+
+    assert tried == [0, 1]
+    letter = rows[0]
+    assert (letter.target_topic, letter.offset, letter.key, letter.value) == ("dlq.orders", 0, b"x", b"body")
+    assert dict(letter.headers)["__dlq.errors.group"] == b"billing"
+    assert (report.handled, report.dead_letters, report.results) == (1, 1, 1)
+
+
+def test_a_batch_returns_what_is_for_each_message() -> None:
+    def work(messages: list[Message]) -> list[Any]:
+        return [None if message.offset == 1 else [Outgoing("a", message.key)] for message in messages]
+
+    rows, report = publish_task([Row(b"k%d" % n, n) for n in range(3)], {"orders": handler(work, batch=10)})
+
+    assert [(row.offset, row.value) for row in rows if row.target_topic] == [(0, b"k0"), (2, b"k2")]
+    assert report.results == 2
+
+
+def test_a_batch_as_a_whole_is_published_once_only_where_all_is_one_transaction() -> None:
+    def work(messages: list[Message]) -> Outgoing:
+        return Outgoing("a", f"{len(messages)}")
+
+    one = {"orders": handler(work, batch=2)}
+    rows = [Row(b"k%d" % n, n, partition=n % 2) for n in range(4)]
+
+    with pytest.raises(SinkError, match=r"for its batch as a whole.*atomic_batches=True"):
+        publish_task(rows, one)
+    whole, _ = publish_task(rows, one, whole=True)
+
+    # In the transaction of the whole batch, at its last message.
+    assert [(row.source[1], row.offset, row.value) for row in whole if row.target_topic] == [(1, 1, b"2"), (1, 3, b"2")]
+
+
+def test_what_failed_of_a_batch_gives_its_results_when_it_is_done() -> None:
+    failed: list[int] = []
+
+    def work(messages: list[Message]) -> list[Any]:
+        if len(messages) == 3 and not failed:
+            failed.append(1)
+            raise BatchError({1: RuntimeError("not now")})
+        return [message.key for message in messages]
+
+    one = handler(work, to="a", batch=3, retry_policy=retry(2, wait=lambda _: 0.001))
+    rows, report = publish_task([Row(b"k%d" % n, n) for n in range(3)], {"orders": one})
+
+    # The others of that batch are done, by a call that has returned nothing.
+    assert [(row.offset, row.value) for row in rows if row.target_topic] == [(1, b"k1")]
+    assert report.handled == 3
+
+
+def test_a_sink_without_a_name_refuses_what_handlers_return() -> None:
+    with pytest.raises(SinkError, match=r"two returned messages.*give it name="):
+        run_task([Row(b"x", 0)], {"orders": handler(two)})
+
+
+def test_many_results_are_kept_in_a_file_and_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_rows, "_IN_MEMORY_BYTES", 10_000)
+    monkeypatch.setattr(result_rows, "_STEP_ROWS", 100)
+    rolled: list[bool] = []
+    close = result_rows.ResultRows.close
+
+    def look(self: Any) -> None:
+        rolled.append(self._file._rolled)
+        close(self)
+
+    monkeypatch.setattr(result_rows.ResultRows, "close", look)
+    one = handler(lambda message: [Outgoing("a", f"{message.offset}/{n}") for n in range(7)])
+
+    rows, _ = publish_task([Row(b"x", n) for n in range(150)], {"orders": one})
+
+    assert rolled == [True]
+    assert [row.value for row in rows if row.target_topic] == [b"%d/%d" % (n, m) for n in range(150) for m in range(7)]
+
+
+class Ledger:
+    """Publishes into a list with a ledger beside it, both or neither, and fails where it is told to."""
+
+    def __init__(self, faults: Iterator[str]) -> None:
+        self.visible: list[Published] = []
+        self.next: dict[TopicPartition, int] = {}
+        self.faults = faults
+
+    def publish(self, _target: Target, _id: str, rows: Sequence[Published], _ledger: object) -> int:
+        fault = next(self.faults, "")
+        left = [row for row in rows if row.offset >= self.next.get(row.source, 0)]
+        if fault != "before":
+            self.visible += [row for row in left if row.target_topic is not None]
+            self.next |= {row.source: row.offset + 1 for row in left}
+        if fault:
+            raise SinkError(f"killed {fault} the commit")
+        return publishing(rows) - publishing(left)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    faults=st.lists(st.sampled_from(["", "before", "after"]), max_size=6),
+    piece=st.integers(1, 4),
+    counts=st.lists(st.lists(st.integers(0, 2), min_size=8, max_size=8), min_size=7, max_size=7),
+)
+def test_whatever_fails_each_message_has_the_results_of_one_call_whole_once_and_in_order(
+    faults: list[str], piece: int, counts: list[list[int]]
+) -> None:
+    """A batch of two partitions is handed over until it is published; at each call handlers return something else."""
+    ledger, runs = Ledger(iter(faults)), 0
+    target = Target("there:1", {}, "name", "ledger")
+    rows = [Row(b"k%d" % (n % 3), n // 2, partition=n % 2) for n in range(8)]
+
+    def work(message: Message) -> list[Outgoing]:
+        made = counts[runs][message.partition * 4 + message.offset]
+        return [Outgoing("a", f"{runs}/{number}") for number in range(made)]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kafka_publication, "publish", ledger.publish)
+        patched.setattr(kafka_publication, "PIECE_ROWS", piece)
+        while True:
+            # Two tasks, each with some keys; what they return is brought together by source partition.
+            tasks = [
+                publish_task([row for row in rows if (row.key == b"k0") is mine], {"orders": handler(work)})[0]
+                for mine in (True, False)
+            ]
+            together = sorted((row for rows in tasks for row in rows), key=lambda row: (row.source, row.offset))
+            told = list(kafka_publication.publish_by_source(target, together))
+            if not any(one.failure for one in told):
+                break
+            runs += 1
+
+    assert ledger.next == {("orders", 0): 4, ("orders", 1): 4}
+    for partition in (0, 1):
+        of_partition = [row for row in ledger.visible if row.source[1] == partition]
+        assert [row.offset for row in of_partition] == sorted(row.offset for row in of_partition)
+        for offset in range(4):
+            values = [(row.value or b"").decode() for row in of_partition if row.offset == offset]
+            place = partition * 4 + offset
+            assert values in [[f"{run}/{n}" for n in range(counts[run][place])] for run in range(runs + 1)]
+
+
+def sink_of(one: Handler, **options: Any) -> HandlerSink:
+    return HandlerSink({"orders": one}, **{"group": "billing", "parallelism": 2, **options})
+
+
+def test_what_publishing_needs_is_told_when_the_sink_is_made() -> None:
+    one = handler(two, to="invoices")
+    named = {"name": "invoices", "bootstrap_servers": "there:1"}
+
+    with pytest.raises(ConfigurationError, match=r"two of orders has to='invoices'; give the HandlerSink name=\.\.\."):
+        sink_of(one)
+    with pytest.raises(ConfigurationError, match="the sink invoices publishes; give bootstrap_servers"):
+        sink_of(one, name="invoices")
+    with pytest.raises(ConfigurationError, match="has to='invoices', the topic of the ledger"):
+        sink_of(one, **named, ledger_topic="invoices")
+    with pytest.raises(ConfigurationError, match=r"config\['transactional.id'\] belongs to HandlerSink"):
+        sink_of(one, **named, config={"transactional.id": "x"})
+    with pytest.raises(ConfigurationError, match=r"oauth_cb.* cannot travel"):
+        sink_of(one, **named, config={"oauth_cb": print})
+
+
+def test_a_sink_with_a_name_has_a_ledger_and_its_results_go_where_an_apps_would() -> None:
+    config = {"isolation.level": "read_committed", "group.id": "app", "error_cb": print, "sasl.password": "canary"}
+    sink = sink_of(handler(two), name="invoices", bootstrap_servers="there:1", config=config)
+
+    assert has_ledger(sink)
+    assert not has_ledger(sink_of(handler(two)))
+    target = sink._target()
+    assert target is not None
+    # That of the client library, by which an app's keys go to partitions; a `KafkaSink` has Java's.
+    assert target.config == {
+        "partitioner": "consistent_random", "compression.type": "zstd", "sasl.password": "canary",
+    }  # fmt: skip
+    assert "canary" not in repr(sink)
+    assert "canary" not in repr(target)
