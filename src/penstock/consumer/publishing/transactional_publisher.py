@@ -246,14 +246,20 @@ class TransactionalPublisher:
         if (doubt := self._doubt) is None:
             return
         found = self._runner.committed([TopicPartition(one.topic, one.partition) for one in doubt.positions])
-        self._doubt = None
-        stands = {(one.topic, one.partition): (one.offset, one.metadata or "") for one in found if one.error is None}
-        # It took effect whole or not at all. A partition that is gone may have been moved on by its next owner.
-        if any(
-            stands.get((one.topic, one.partition)) == (sent.offset, sent.metadata)
+        stands = {(one.topic, one.partition): one for one in found}
+        # A partition that is gone may have been moved on by its next owner.
+        ours = [
+            (stands.get((one.topic, one.partition)), sent)
             for one, sent in doubt.positions.items()
             if not one.is_gone and sent != one.committed
-        ):
+        ]
+        for at, _ in ours:
+            if at is not None and at.error is not None:
+                # What is not told is not known: it may have been committed.
+                raise KafkaException(at.error)
+        self._doubt = None
+        # It took effect whole or not at all.
+        if any(at is not None and (at.offset, at.metadata or "") == (sent.offset, sent.metadata) for at, sent in ours):
             self._note_committed(doubt)
 
     def _note_committed(self, transaction: Transaction) -> None:
@@ -275,7 +281,7 @@ class TransactionalPublisher:
     def _note_failed(self, transaction: Transaction | None, error: BaseException) -> None:
         """Leave what was in it to be done again, without what the broker refused."""
         if transaction is not None:
-            if transaction.may_be_committed and isinstance(error, UnknownEndError | NotAnsweredError):
+            if transaction.may_be_committed:
                 self._doubt = transaction
             elif isinstance(error, KafkaException | BufferError):
                 self._refuse(transaction)
