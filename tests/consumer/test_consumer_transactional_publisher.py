@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 
@@ -94,6 +95,21 @@ def test_a_call_that_never_returns_is_left_behind_and_its_end_is_settled(
     held.set()
 
     assert world.broker.committed == [b"1"]
+
+
+def test_a_right_that_is_missing_is_passed_on_and_the_same_failure_is_logged_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    world.broker.faults["positions"] = [fails(error)] * 3
+    world.submit(b"1")
+    world.connect()
+    world.settle()
+
+    assert world.broker.committed == [b"1"]
+    assert world.publisher.lacks_right
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1, "it is tried again at once, so it is not said each time"
 
 
 def test_a_call_left_behind_before_its_commit_commits_nothing_when_it_returns(

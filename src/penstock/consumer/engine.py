@@ -41,7 +41,12 @@ from penstock.consumer.polling.fetcher import Fetcher
 from penstock.consumer.polling.health.fetch_errors import FetchErrors
 from penstock.consumer.polling.health.recreated_topics import RecreatedTopics
 from penstock.consumer.polling.health.rights_watch import RightsWatch, needed_rights
-from penstock.consumer.polling.health.startup_checks import output_topics, prepare_topics, writes_outputs
+from penstock.consumer.polling.health.startup_checks import (
+    output_topics,
+    prepare_topics,
+    writes_outputs,
+    written_topics,
+)
 from penstock.consumer.polling.health.topic_search import TopicSearch
 from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.consumer.polling.membership import Membership
@@ -230,9 +235,9 @@ class Engine:
         if any(one.retry_delays for one in self.handlers.values()):
             self.routes.add_former_delays(cluster.topics())
         outputs = output_topics(self.group, self.handlers)
-        cluster.require_topics({one.to for one in self.all_handlers if one.to is not None} - outputs.keys())
         rights = RightsWatch(self.group, self.needed_rights(), cluster.principal, cluster.ask_rights)
         prepare_topics(cluster, partitions, outputs, rights)
+        cluster.require_topics({one.to for one in self.all_handlers if one.to is not None} - outputs.keys())
         self.search = search = TopicSearch(
             group=self.group,
             patterns=self.patterns,
@@ -330,7 +335,7 @@ class Engine:
 
     def needed_rights(self) -> dict[Right, list[str]]:
         """Return what the brokers must allow, and of each right which topics come to a halt without it."""
-        return needed_rights(self.group, self.routes.topics, output_topics(self.group, self.handlers))
+        return needed_rights(self.group, self.routes.topics, written_topics(self.group, self.handlers))
 
     def statistics(self, workers: int) -> ConsumerStatistics:
         """Return the counts of this moment, from live state, with so many worker threads. Any thread."""

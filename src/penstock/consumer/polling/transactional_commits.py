@@ -49,6 +49,9 @@ class TransactionalCommits(Commits):
         """As `Commits`; and after a transaction that failed, tell the publisher the group's generation at once."""
         if self._publisher.wants_metadata:
             self.note_rebalanced(client)
+        if self._publisher.lacks_right:
+            self._publisher.lacks_right = False
+            self.on_missing_right()
         super().tick(client, now)
 
     def note_rebalanced(self, client: ConsumerClient) -> None:

@@ -33,6 +33,15 @@ def output_topics(group: str, handlers: Mapping[str, Handler]) -> OutputTopics:
     return outputs
 
 
+def written_topics(group: str, handlers: Mapping[str, Handler]) -> OutputTopics:
+    """Return all topics that are known to be written, each with those whose messages fail or wait without it."""
+    written = dict(output_topics(group, handlers))
+    for topic, one in handlers.items():
+        if one.to is not None and topic not in written.get(one.to, ()):
+            written[one.to] = (*written.get(one.to, ()), topic)
+    return written
+
+
 def prepare_topics(cluster: Cluster, partitions: Mapping[str, int], outputs: OutputTopics, rights: RightsWatch) -> None:
     """Check rights, and create the topics for dead letters and retries that are absent.
 
