@@ -149,12 +149,15 @@ class Publishers:
             self.start()
 
     def let_one_leave(self) -> None:
-        """Tell the youngest member that has partitions to stop, if there is one; it leaves meanwhile."""
-        working = [one for one in self.members if one[1].poll() is None and self._has_begun(one[0])]
+        """Tell the youngest member that has partitions to stop, but not the first; it leaves meanwhile."""
+        working = [one for one in self.members[1:] if one[1].poll() is None and self._has_begun(one[0])]
         if working:
             self.members.remove(working[-1])
-            working[-1][1].send_signal(signal.SIGTERM)
-            self._leaving.append(working[-1])
+            self._leave(*working[-1])
+
+    def _leave(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        process.send_signal(signal.SIGTERM)
+        self._leaving.append((name, process))
 
     def wait_left(self) -> None:
         """Wait until all that were told to have left, in order or, where the broker was away, as well as they could."""
@@ -230,9 +233,9 @@ class Publishers:
     def finish(self, timeout: float) -> None:
         """Wait until all is done, and have the members leave. The broker is left alone meanwhile."""
         wait_until(self.is_done, timeout, interval=1.0)
-        wait_until(lambda: all(self._has_begun(name) for name, _ in self.members), 60)
+        wait_until(lambda: all(self._has_begun(name) for name, _ in self.members), 120)
         while self.members:
-            self.let_one_leave()
+            self._leave(*self.members.pop())
         self.wait_left()
 
     def seen(self, *, committed_only: bool = True) -> list[Seen]:

@@ -72,8 +72,8 @@ def harm(group: Publishers) -> None:
     group.finish(300)
     print(  # noqa: T201 - the figures of the run
         f"{MESSAGES} messages: {group.kills} members killed, {group.members_frozen} frozen, {group.left} left, "
-        f"{group.not_started} found no broker; {group.said('offsets will tell')} transactions were in doubt; the broker "
-        f"frozen {group.freezes} times and killed {group.broker_kills} times, in {harmed_s:.0f} s; "
+        f"{group.not_started} found no broker; {group.said('offsets will tell')} transactions were in doubt; "
+        f"the broker frozen {group.freezes} times and killed {group.broker_kills} times, in {harmed_s:.0f} s; "
         f"by then {written} results were written; all was done {time.monotonic() - begun - harmed_s:.0f} s later"
     )
     # Members that find no broker when they start are not killed.

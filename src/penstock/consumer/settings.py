@@ -141,8 +141,8 @@ class ConsumerSettings:
         level = str(self.config.get("isolation.level", "read_committed"))
         if self.exactly_once and level.lower() != "read_committed":
             raise ConfigurationError(
-                f"config['isolation.level'] is {level!r}, and with exactly_once a message that was rolled back would be "
-                "handled and its results committed; leave it out"
+                f"config['isolation.level'] is {level!r}, and with exactly_once a message that was rolled back would "
+                "be handled and its results committed; leave it out"
             )
         strategy = self.config.get("partition.assignment.strategy", _COOPERATIVE)
         if strategy != _COOPERATIVE:
