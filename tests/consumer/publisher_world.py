@@ -32,6 +32,8 @@ class Broker:
     #: By the name of a call: what it does in place of what it should, once each.
     faults: dict[str, list[Callable[[Writer], None]]] = field(default_factory=dict)
     refuses: set[bytes | None] = field(default_factory=set)
+    #: The group's metadata that came with positions.
+    generations: list[object] = field(default_factory=list)
     #: What the question for a partition's offset is answered with in place of it, once each.
     offset_errors: list[KafkaError] = field(default_factory=list)
 
@@ -82,7 +84,7 @@ class Writer:
         return {}
 
     def send_positions(self, positions: list[TopicPartition], metadata: object) -> None:
-        assert metadata == "generation"
+        self.broker.generations.append(metadata)
         self._meet("positions")
         self.positions = positions
 

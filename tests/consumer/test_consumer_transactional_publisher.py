@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from publisher_world import World, Writer
 
 from penstock.clients.transactional.end_watch import UnknownEndError
+from penstock.consumer.assignments import Assignment
 from penstock.consumer.publishing import transaction_runner, transactional_publisher
+from penstock.consumer.publishing.transaction import Places
 from penstock.offsets import CommitPoint
 from waiting import wait_until
 
@@ -40,6 +42,7 @@ def test_results_and_their_offsets_are_committed_together_in_the_order_of_submis
 
     assert world.broker.committed == [text for n in range(30) for text in (b"%d" % n, b"%d again" % n)]
     assert world.broker.positions["in", 0][0] == 30
+    assert set(world.broker.generations) == {"generation"}
     assert (world.publisher.handled, world.publisher.published) == (30, 60)
     assert world.publisher.transactions < 30
 
@@ -95,6 +98,21 @@ def test_a_call_that_never_returns_is_left_behind_and_its_end_is_settled(
     held.set()
 
     assert world.broker.committed == [b"1"]
+
+
+def test_positions_go_with_the_generation_that_was_the_groups_before_they_were_gathered(world: World) -> None:
+    def changed_in_a_rebalance(with_done: Mapping[Assignment, Places]) -> dict[Assignment, CommitPoint]:
+        found = world.changed(with_done)
+        # By now their partition may be another member's, who is in this generation, too.
+        world.publisher.set_metadata("next generation")
+        return found
+
+    world.publisher.changed = changed_in_a_rebalance
+    world.submit(b"1")
+    world.connect()
+    world.settle()
+
+    assert world.broker.generations == ["generation"]
 
 
 def test_a_right_that_is_missing_is_passed_on_and_the_same_failure_is_logged_once(

@@ -56,7 +56,11 @@ class TransactionalCommits(Commits):
 
     def note_rebalanced(self, client: ConsumerClient) -> None:
         """Positions are committed as of the group's new generation."""
-        self._publisher.set_metadata(client.consumer_group_metadata())
+        metadata = client.consumer_group_metadata()
+        # One that was put out has no id until it has given its partitions up. A broker takes positions that come with
+        # neither an id nor a generation from anybody.
+        if client.memberid():
+            self._publisher.set_metadata(metadata)
 
     def _commit(
         self,

@@ -219,9 +219,12 @@ class TransactionalPublisher:
         try:
             self._runner.require_open(apart=self._apart)
             self._settle()
+            # Before the positions are gathered: what is lost afterwards is refused as of this generation, and would be
+            # taken as of the next one, which the poll thread may have told by then.
+            metadata = self._metadata
             transaction = self._next()
             if transaction.inside or transaction.positions:
-                self._runner.run(transaction, self._metadata)
+                self._runner.run(transaction, metadata)
                 self._note_committed(transaction)
         except (NotAnsweredError, UnknownEndError, NotOpenedError, KafkaException, BufferError) as error:
             self._note_failed(transaction, error)
