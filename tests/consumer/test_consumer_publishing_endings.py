@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 import penstock
-from kafka_proxy import END_TXN, KafkaProxy, What
+from kafka_proxy import END_TXN, OFFSET_FETCH, KafkaProxy, What
 from kafka_tools import committed, produce, read_all
+from penstock.clients import cluster
 from penstock.devbroker import DevBroker
 from waiting import wait_until
 
@@ -94,6 +95,25 @@ def test_a_transaction_whose_end_is_not_answered_is_settled_by_the_groups_offset
     copying.require_all_once()
     assert doubts(caplog) == 1
     assert len(copying.proxy.identities) > known, "a successor ends what its predecessor left open"
+
+
+def test_a_doubt_lasts_until_the_groups_offsets_are_told(
+    copying: Copying, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_ANSWER_S", 1.0)
+
+    with (
+        copying.proxy.fault(END_TXN, What.CUT_AFTER, committed=True),
+        copying.proxy.fault(OFFSET_FETCH, What.DROP_ANSWER, times=2) as unanswered,
+    ):
+        copying.feed(b"a")
+        wait_until(lambda: unanswered.fired == 2)
+        copying.settle()
+    copying.feed(b"b")
+    copying.settle()
+
+    copying.require_all_once()
+    assert doubts(caplog) >= 1
 
 
 def test_an_end_that_comes_after_the_next_begin_ends_nothing_else(

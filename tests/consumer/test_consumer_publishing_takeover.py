@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 import penstock
 from chaos.fleet import CLASSIC, KIP848, KIP848_BROKER
 from chaos.publishing import Publishers, faults_of_exactly_once
-from kafka_proxy import KafkaProxy
+from kafka_proxy import OFFSET_FETCH, KafkaProxy
 from kafka_tools import produce, read_all, transactional
 from penstock.consumer.polling.commits import Commits
 from penstock.devbroker import DevBroker
@@ -20,9 +20,6 @@ from penstock.testing import Operation, TestApp, TestBroker
 from waiting import wait_until
 
 NewTopic = Callable[..., str]
-
-#: OffsetFetch, by which a member asks where the group stands.
-OFFSET_FETCH = 9
 
 
 @pytest.fixture
