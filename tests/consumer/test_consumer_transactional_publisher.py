@@ -194,6 +194,32 @@ def test_a_doubt_about_a_partition_that_is_gone_is_dropped_with_its_results(worl
     assert world.assignment.committed != CommitPoint(9, "")
 
 
+@pytest.mark.parametrize("was_committed", [True, False])
+def test_a_doubt_is_settled_by_the_partitions_that_are_left(world: World, was_committed: bool) -> None:
+    other = Assignment("in", 1, world.assignment.route, start=0)
+
+    def changed(with_done: Mapping[Assignment, Places]) -> dict[Assignment, CommitPoint]:
+        found = world.changed(with_done)
+        return found if other.is_gone else {**found, other: CommitPoint(3, "")}
+
+    def end(writer: Writer) -> None:
+        if was_committed:
+            writer.take_effect()
+        # Its next owner has gone on, or has come to the same place by itself.
+        other.is_gone = True
+        world.broker.positions["in", 1] = (9 if was_committed else 3, "")
+        raise UnknownEndError("no answer")
+
+    world.publisher.changed = changed
+    world.broker.faults["commit"] = [end]
+    world.submit(b"1")
+    world.connect()
+    world.settle()
+
+    assert world.broker.committed == [b"1"]
+    assert world.broker.positions == {("in", 0): (1, ""), ("in", 1): (9 if was_committed else 3, "")}
+
+
 def test_a_refused_result_fails_its_message_and_the_others_are_committed(world: World) -> None:
     world.broker.refuses.add(b"bad")
     for value in (b"1", b"bad", b"2"):
