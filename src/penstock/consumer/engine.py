@@ -40,13 +40,8 @@ from penstock.consumer.polling.drain import Drain
 from penstock.consumer.polling.fetcher import Fetcher
 from penstock.consumer.polling.health.fetch_errors import FetchErrors
 from penstock.consumer.polling.health.recreated_topics import RecreatedTopics
-from penstock.consumer.polling.health.rights_watch import RightsWatch, needed_rights
-from penstock.consumer.polling.health.startup_checks import (
-    output_topics,
-    prepare_topics,
-    writes_outputs,
-    written_topics,
-)
+from penstock.consumer.polling.health.rights_watch import RightsWatch
+from penstock.consumer.polling.health.startup_checks import output_topics, prepare_topics, rights_of, writes_outputs
 from penstock.consumer.polling.health.topic_search import TopicSearch
 from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.consumer.polling.membership import Membership
@@ -335,7 +330,7 @@ class Engine:
 
     def needed_rights(self) -> dict[Right, list[str]]:
         """Return what the brokers must allow, and of each right which topics come to a halt without it."""
-        return needed_rights(self.group, self.routes.topics, written_topics(self.group, self.handlers))
+        return rights_of(self.group, self.routes.topics, self.handlers)
 
     def statistics(self, workers: int) -> ConsumerStatistics:
         """Return the counts of this moment, from live state, with so many worker threads. Any thread."""
