@@ -1,4 +1,7 @@
-"""What handlers return, on a real broker: processes are killed, the broker is killed, and nothing is missing."""
+"""What handlers return, on a real broker: a process is killed again and again, and nothing is missing.
+
+`test_consumer_publishing_histories` has several processes, and a broker that is killed.
+"""
 
 from __future__ import annotations
 
@@ -84,23 +87,3 @@ def test_a_process_killed_in_mid_stream_loses_no_result_and_keeps_the_order(
         assert process.wait(60) == 0
 
     judge(read_all(servers, target), guarantee)
-
-
-@pytest.mark.chaos
-@GUARANTEES
-def test_a_broker_killed_in_mid_stream_costs_time_and_neither_results_nor_order(guarantee: str) -> None:
-    with DevBroker(start_timeout=150) as broker:
-        servers, source, target = broker.bootstrap_servers, "source", "target"
-        broker.create_topic(source, partitions=3)
-        broker.create_topic(target, partitions=2)
-        with child(servers, source, target, guarantee) as process:
-            feed(servers, source)
-            wait_until(lambda: sum(ends(servers, target, 2).values()) > 0)
-            pid = broker.pid
-            broker.kill()
-            broker.restart()
-            assert broker.pid != pid
-            wait_until(lambda: is_done(servers, source), timeout=120, interval=0.2)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
-        judge(read_all(servers, target), guarantee)

@@ -37,6 +37,10 @@ def consumer(handlers: dict[str, Handler]) -> LitePushConsumer:
     return LitePushConsumer("g", handlers, bootstrap_servers="127.0.0.1:1")
 
 
+def exactly_once(config: dict[str, Any]) -> App:
+    return App("a", bootstrap_servers="127.0.0.1:1", exactly_once=True, config=config)
+
+
 def letters(to: str, **options: Any) -> Handler:
     return handler(nothing, on_failure="dead_letter", dead_letter_topic=to, **options)
 
@@ -98,6 +102,12 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: ConsumerSettings(config={"group.id": "x"}), "the name of the App"),
         (lambda: ConsumerSettings(config={"partition.assignment.strategy": "range"}), "cooperatively"),
         (lambda: ConsumerSettings(config="linger.ms=5"), "must be a mapping"),  # type: ignore[arg-type] # on purpose
+        (lambda: exactly_once("linger.ms=5"), "must be a mapping"),  # type: ignore[arg-type] # on purpose
+        (lambda: exactly_once({"enable.auto.commit": True}), "offsets are committed when their messages are done"),
+        (lambda: exactly_once({"enable.auto.offset.store": True}), "offsets are committed when their messages are"),
+        (lambda: exactly_once({"transactional.id": "mine"}), "App with exactly_once=True has transactional ids"),
+        (lambda: exactly_once({"isolation.level": "read_uncommitted"}), "a message that was rolled back would be"),
+        (lambda: exactly_once({"isolation.level": "READ_UNCOMMITTED"}), "a message that was rolled back would be"),
         (lambda: App("", bootstrap_servers="127.0.0.1:1"), "name must be a name"),
         (lambda: App("a", bootstrap_servers=""), "bootstrap_servers must be a name"),
         (lambda: App("a", bootstrap_servers="127.0.0.1:1").start(), "has no handler"),
@@ -109,6 +119,11 @@ def letters(to: str, **options: Any) -> Handler:
 def test_a_wrong_option_is_named_with_its_remedy(wrong: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         wrong()
+
+
+def test_read_committed_may_be_said_in_the_clients_own_ways() -> None:
+    for level in ("read_committed", "READ_COMMITTED"):
+        exactly_once({"isolation.level": level})
 
 
 @pytest.mark.parametrize("options", [{"key": "header:tenant"}, {"keyless": "spread"}])

@@ -2,160 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType, SimpleNamespace
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
+from publisher_world import World, Writer
 
 from penstock.clients.transactional.end_watch import UnknownEndError
-from penstock.clients.transactional.faults import Blame
-from penstock.consumer.assignments import Assignment, ConsumerLane, Fetch, Item
-from penstock.consumer.handlers.handler import handler
-from penstock.consumer.handlers.results import Result
+from penstock.consumer.assignments import Assignment
 from penstock.consumer.publishing import transaction_runner, transactional_publisher
-from penstock.consumer.publishing.result_publisher import RefusedResults
 from penstock.consumer.publishing.transaction import Places
-from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
-from penstock.offsets import MAX_METADATA_CHARS, CommitPoint
+from penstock.offsets import CommitPoint
 from waiting import wait_until
-
-Call = tuple[str, object]
-
-
-@dataclass
-class Broker:
-    """What writers write into: committed values, committed positions, and what is to go wrong."""
-
-    committed: list[bytes | None] = field(default_factory=list)
-    positions: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)
-    opened: list[bool] = field(default_factory=list)
-    #: By the name of a call: what it does in place of what it should, once each.
-    faults: dict[str, list[Callable[[Writer], None]]] = field(default_factory=dict)
-    refuses: set[bytes | None] = field(default_factory=set)
-
-    def writer(self, apart: bool) -> Writer:
-        self.opened.append(apart)
-        return Writer(self, apart)
-
-
-@dataclass
-class Writer:
-    """Stands in for `TransactionalWriter`."""
-
-    broker: Broker
-    apart: bool
-    values: list[bytes | None] = field(default_factory=list)
-    positions: list[TopicPartition] = field(default_factory=list)
-    blame: Blame = field(default_factory=Blame)
-
-    def _meet(self, call: str) -> None:
-        faults = self.broker.faults.get(call)
-        if faults:
-            faults.pop(0)(self)
-
-    def open(self, _limit_s: float, _try_s: float) -> None:
-        self._meet("open")
-
-    def begin(self) -> None:
-        self.values, self.positions, self.blame = [], [], Blame()
-        self._meet("begin")
-
-    def produce(self, name: str, messages: Sequence[Sequence[Any]], *, room_s: float) -> None:
-        assert room_s > 0
-        for _topic, _partition, _key, value, _headers in messages:
-            if value in self.broker.refuses:
-                error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
-                self.blame.add(name, "out", error, "too large")
-            self.values.append(value)
-
-    def deliver(self, _limit_s: float) -> bool:
-        self._meet("deliver")
-        return not self.blame.cause
-
-    def not_let_in(self) -> dict[str, str]:
-        return {}
-
-    def send_positions(self, positions: list[TopicPartition], metadata: object) -> None:
-        assert metadata == "generation"
-        self._meet("positions")
-        self.positions = positions
-
-    def commit(self) -> None:
-        self._meet("commit")
-        self.take_effect()
-
-    def take_effect(self) -> None:
-        self.broker.committed += self.values
-        for one in self.positions:
-            self.broker.positions[one.topic, one.partition] = one.offset, one.metadata
-
-    def abort(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class World:
-    """A publisher on a broker that is none, and one partition."""
-
-    def __init__(self) -> None:
-        self.broker = Broker()
-        self.failures: list[BaseException] = []
-        self.refused: list[RefusedResults] = []
-        route = SimpleNamespace(handler=handler(print))
-        self.assignment = Assignment("in", 0, cast("Any", route), start=0)
-        self.publisher = TransactionalPublisher(
-            "g", 0.02, wake=lambda _, refused: self.refused.append(refused), fail=self.failures.append
-        )
-        self.publisher.changed = self.changed
-        self.publisher.set_metadata("generation")
-        self._next = 0
-        self.map_chars = MAX_METADATA_CHARS
-
-    def changed(self, with_done: Mapping[Assignment, Places] = MappingProxyType({})) -> dict[Assignment, CommitPoint]:
-        done = with_done.get(self.assignment, {})
-        point = self.assignment.tracker.commit_point(self.map_chars, with_done=done)
-        return {} if point == self.assignment.committed or self.assignment.is_gone else {self.assignment: point}
-
-    def connect(self) -> None:
-        cluster = SimpleNamespace(
-            principal="User:me",
-            transactional_writer=lambda _id, _config, *, apart: self.broker.writer(apart),
-            stable_offsets=lambda _group, partitions: [
-                TopicPartition(one.topic, one.partition, at[0], metadata=at[1])
-                for one in partitions
-                if (at := self.broker.positions.get((one.topic, one.partition))) is not None
-            ],
-        )
-        self.publisher.connect(cast("Any", cluster), {})
-
-    def take_in(self) -> Item:
-        block = self.assignment.tracker.register([self._next], 1)
-        record = SimpleNamespace(offset=lambda at=self._next: at)
-        self._next += 1
-        return Fetch(self.assignment, block, 0.0), 0, cast("Any", record)
-
-    def complete(self, item: Item) -> None:
-        self.assignment.tracker.complete(item[0].block, (item[1],))
-
-    def forward(self, item: Item, value: bytes) -> list[KafkaError | None]:
-        told: list[KafkaError | None] = []
-        to = Result("dlq", value, b"k", [], -1)
-        self.publisher.forward(item, to, lambda: self.complete(item), told.append)
-        return told
-
-    def submit(self, *values: bytes) -> None:
-        item = self.take_in()
-        results = [Result("out", value, b"k", [], -1) for value in values]
-        self.publisher.submit(cast("ConsumerLane", None), (item,), results)
-
-    def settle(self) -> None:
-        wait_until(lambda: not self.publisher.waiting and not self.changed())
 
 
 @pytest.fixture
@@ -182,6 +42,7 @@ def test_results_and_their_offsets_are_committed_together_in_the_order_of_submis
 
     assert world.broker.committed == [text for n in range(30) for text in (b"%d" % n, b"%d again" % n)]
     assert world.broker.positions["in", 0][0] == 30
+    assert set(world.broker.generations) == {"generation"}
     assert (world.publisher.handled, world.publisher.published) == (30, 60)
     assert world.publisher.transactions < 30
 
@@ -237,6 +98,126 @@ def test_a_call_that_never_returns_is_left_behind_and_its_end_is_settled(
     held.set()
 
     assert world.broker.committed == [b"1"]
+
+
+def test_positions_go_with_the_generation_that_was_the_groups_before_they_were_gathered(world: World) -> None:
+    def changed_in_a_rebalance(with_done: Mapping[Assignment, Places]) -> dict[Assignment, CommitPoint]:
+        found = world.changed(with_done)
+        # By now their partition may be another member's, who is in this generation, too.
+        world.publisher.set_metadata("next generation")
+        return found
+
+    world.publisher.changed = changed_in_a_rebalance
+    world.submit(b"1")
+    world.connect()
+    world.settle()
+
+    assert world.broker.generations == ["generation"]
+
+
+def test_a_right_that_is_missing_is_passed_on_and_the_same_failure_is_logged_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    world.broker.faults["positions"] = [fails(error)] * 3
+    world.submit(b"1")
+    world.connect()
+    world.settle()
+
+    assert world.broker.committed == [b"1"]
+    assert world.publisher.lacks_right
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1, "it is tried again at once, so it is not said each time"
+
+
+def test_a_call_left_behind_before_its_commit_commits_nothing_when_it_returns(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_runner, "_LIMIT_S", 0.2)
+    late: list[Writer] = []
+    held, returned = threading.Event(), threading.Event()
+
+    def hang(writer: Writer) -> None:
+        late.append(writer)
+        held.wait(20)
+
+    def commit_before_the_successor_opens(_writer: Writer) -> None:
+        held.set()
+        # Its thread closes what was left behind once its call has returned.
+        returned.wait(20)
+
+    world.broker.faults["positions"] = [hang]
+    world.broker.faults["open"] = [lambda _writer: None, commit_before_the_successor_opens]
+    monkeypatch.setattr(Writer, "close", lambda writer: returned.set() if writer in late else None)
+    world.submit(b"1")
+    world.connect()
+    world.settle()
+
+    assert late
+    assert returned.is_set()
+    assert world.broker.committed == [b"1"]
+
+
+def test_a_doubt_stays_as_long_as_the_groups_offset_of_a_partition_is_not_told(world: World) -> None:
+    def end(writer: Writer) -> None:
+        writer.take_effect()
+        raise UnknownEndError("no answer")
+
+    world.broker.faults["commit"] = [end]
+    world.broker.offset_errors += [
+        KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED),
+        KafkaError(KafkaError.UNSTABLE_OFFSET_COMMIT),
+    ]
+    world.submit(b"1")
+    world.connect()
+    world.settle()
+
+    assert world.broker.offset_errors == [], "it was not asked for"
+    assert world.broker.committed == [b"1"]
+
+
+def test_a_doubt_about_a_partition_that_is_gone_is_dropped_with_its_results(world: World) -> None:
+    def end(writer: Writer) -> None:
+        writer.take_effect()
+        # Revoked meanwhile, and moved on by its next owner.
+        world.assignment.active, world.assignment.is_gone = False, True
+        world.broker.positions["in", 0] = (9, "")
+        raise UnknownEndError("no answer")
+
+    world.broker.faults["commit"] = [end]
+    world.submit(b"1")
+    world.connect()
+    wait_until(lambda: world.broker.committed and not world.publisher.waiting)
+
+    assert world.broker.committed == [b"1"]
+    assert world.broker.positions["in", 0] == (9, "")
+    assert world.assignment.committed != CommitPoint(9, "")
+
+
+@pytest.mark.parametrize("was_committed", [True, False])
+def test_a_doubt_is_settled_by_the_partitions_that_are_left(world: World, was_committed: bool) -> None:
+    other = Assignment("in", 1, world.assignment.route, start=0)
+
+    def changed(with_done: Mapping[Assignment, Places]) -> dict[Assignment, CommitPoint]:
+        found = world.changed(with_done)
+        return found if other.is_gone else {**found, other: CommitPoint(3, "")}
+
+    def end(writer: Writer) -> None:
+        if was_committed:
+            writer.take_effect()
+        # Its next owner has gone on, or has come to the same place by itself.
+        other.is_gone = True
+        world.broker.positions["in", 1] = (9 if was_committed else 3, "")
+        raise UnknownEndError("no answer")
+
+    world.publisher.changed = changed
+    world.broker.faults["commit"] = [end]
+    world.submit(b"1")
+    world.connect()
+    world.settle()
+
+    assert world.broker.committed == [b"1"]
+    assert world.broker.positions == {("in", 0): (1, ""), ("in", 1): (9 if was_committed else 3, "")}
 
 
 def test_a_refused_result_fails_its_message_and_the_others_are_committed(world: World) -> None:

@@ -11,8 +11,10 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
+import tenacity
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import OffsetSpec
 from world import LARGEST, STEP_S, World
@@ -29,6 +31,11 @@ Role = Callable[[World], None]
 
 def make_topic(world: World) -> None:
     world.broker.create_topic(world.names["topic"], 2, {"max.message.bytes": str(LARGEST)})
+
+
+def make_topics_of_publisher(world: World) -> None:
+    make_topic(world)
+    world.broker.create_topic(world.names["target"])
 
 
 def make_topics_of_app(world: World) -> None:
@@ -64,6 +71,26 @@ def application(world: World) -> None:
     with world.entered(start):
         world.trial.rounds(work)
     assert Counter(handled) == Counter(world.sent)
+
+
+def publishing_application(world: World, *, exactly_once: bool = False) -> None:
+    """Have an app publish what its handler returns, to be tried as long as that is refused."""
+    patient = penstock.retry(attempts=10_000, wait=tenacity.wait_fixed(0.2))
+
+    def start() -> penstock.RunningApp:
+        app = penstock.App(
+            world.names["app"], bootstrap_servers=world.servers, config=world.config, exactly_once=exactly_once
+        )
+        app.handler(world.names["topic"], to=world.names["target"], retry=patient)(lambda message: message.value)
+        return app.start()
+
+    def work() -> None:
+        world.write()
+        wait_until(lambda: len(world.arrived(world.names["target"])) >= len(world.sent), STEP_S, interval=0.2)
+
+    with world.entered(start):
+        world.trial.rounds(work)
+    world.require_all_once(world.names["target"])
 
 
 def application_that_gives_up(world: World) -> None:
@@ -394,6 +421,8 @@ def relayed(world: World, stores: Callable[[], tuple[Store, Store]], sender: Wor
 PARTS: dict[str, Role] = {
     "app": application,
     "app with dead letters and retry topics": application_that_gives_up,
+    "app that publishes": publishing_application,
+    "app that publishes exactly once": partial(publishing_application, exactly_once=True),
     "producer": producer,
     "producer that answers checks": check_responder,
     "coordinator": kafka_coordinator,
@@ -411,6 +440,8 @@ PARTS: dict[str, Role] = {
 #: What an administrator makes before a part runs; the others need the topic alone.
 PREPARATIONS: dict[str, Role] = {
     "app with dead letters and retry topics": make_topics_of_app,
+    "app that publishes": make_topics_of_publisher,
+    "app that publishes exactly once": make_topics_of_publisher,
     "operator who looks at dead letters": make_topics_of_app,
     "operator who replays dead letters": make_topics_of_app,
     "producer": make_store,

@@ -57,6 +57,8 @@ ONLY_AT_ITS_START = {
 QUICK = {
     ("app", "<topic>", "READ", WHILE_IT_RUNS),
     ("app with dead letters and retry topics", "dlq.<topic>", "WRITE", WHILE_IT_RUNS),
+    ("app that publishes", "<target>", "WRITE", WHILE_IT_RUNS),
+    ("app that publishes exactly once", "penstock.<app>.", "WRITE", AT_ITS_START),
     ("operator who replays dead letters", "<topic>", "WRITE", AT_ITS_START),
     ("operator who looks at offsets", "<topic>", "READ", AT_ITS_START),
     ("producer on a SqlStore", "<topic>", "DESCRIBE", AT_ITS_START),

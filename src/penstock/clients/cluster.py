@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import TopicPartition
 
 from penstock import clients
 from penstock.clients.bounded_calls import BackgroundCall, LeftBehind
@@ -68,6 +68,9 @@ class ConsumerClient(Protocol):
 
     def consumer_group_metadata(self) -> object:
         """Return the group's metadata, by which a transaction's positions are fenced."""
+
+    def memberid(self) -> str | None:
+        """Return the id that the group knows it by; empty or None while it is no member."""
 
     def consume(self, num_messages: int = ..., timeout: float = ...) -> list[Message]:
         """Return up to so many messages; with a timeout of 0, what is there."""
@@ -242,11 +245,17 @@ class KafkaCluster:
         )
 
     def stable_offsets(self, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """As `Cluster` says; `KafkaException` where the coordinator does not answer."""
-        asked = self._lasting_admin().list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, partitions)], require_stable=True, request_timeout=_ANSWER_S
-        )
-        return list(asked[group].result(_ANSWER_S).topic_partitions)
+        """As `Cluster` says; `KafkaException` where the coordinator does not answer.
+
+        Not by an admin client: its question to a group whose broker goes away may end the process (librdkafka 2.16,
+        issue 4605), and this one is asked when brokers are away.
+        """
+        settings = {"group.id": group, "enable.auto.commit": False, "isolation.level": "read_committed"}
+        asking = clients.consumer(self._bootstrap_servers, {**self._config, **settings})
+        try:
+            return asking.committed(partitions, timeout=_ANSWER_S)
+        finally:
+            asking.close()
 
     def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
         """As `Cluster` says; `BrokerConnectionError` where no broker answered."""

@@ -40,8 +40,8 @@ from penstock.consumer.polling.drain import Drain
 from penstock.consumer.polling.fetcher import Fetcher
 from penstock.consumer.polling.health.fetch_errors import FetchErrors
 from penstock.consumer.polling.health.recreated_topics import RecreatedTopics
-from penstock.consumer.polling.health.rights_watch import RightsWatch, needed_rights
-from penstock.consumer.polling.health.startup_checks import output_topics, prepare_topics, writes_outputs
+from penstock.consumer.polling.health.rights_watch import RightsWatch
+from penstock.consumer.polling.health.startup_checks import output_topics, prepare_topics, rights_of, writes_outputs
 from penstock.consumer.polling.health.topic_search import TopicSearch
 from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.consumer.polling.membership import Membership
@@ -229,9 +229,9 @@ class Engine:
         if any(one.retry_delays for one in self.handlers.values()):
             self.routes.add_former_delays(cluster.topics())
         outputs = output_topics(self.group, self.handlers)
-        cluster.require_topics({one.to for one in self.all_handlers if one.to is not None} - outputs.keys())
         rights = RightsWatch(self.group, self.needed_rights(), cluster.principal, cluster.ask_rights)
         prepare_topics(cluster, partitions, outputs, rights)
+        cluster.require_topics({one.to for one in self.all_handlers if one.to is not None} - outputs.keys())
         search = TopicSearch(
             group=self.group,
             patterns=self.patterns,
@@ -329,7 +329,7 @@ class Engine:
 
     def needed_rights(self) -> dict[Right, list[str]]:
         """Return what the brokers must allow, and of each right which topics come to a halt without it."""
-        return needed_rights(self.group, self.routes.topics, output_topics(self.group, self.handlers))
+        return rights_of(self.group, self.routes.topics, self.handlers)
 
     def statistics(self, workers: int) -> ConsumerStatistics:
         """Return the counts of this moment, from live state, with so many worker threads. Any thread."""

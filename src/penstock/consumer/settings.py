@@ -23,6 +23,7 @@ _OWNED = {
     "enable.auto.commit": "offsets are committed when their messages are done; see `commit_interval`",
     "enable.auto.offset.store": "offsets are committed when their messages are done; see `commit_interval`",
     "enable.partition.eof": "an end of a partition is not a message",
+    "transactional.id": "an App with exactly_once=True has transactional ids of its own",
     "on_commit": "read `statistics()` for failed commits",
 }
 #: Messages that the client hands over in one call, at most.
@@ -131,16 +132,18 @@ class ConsumerSettings:
         check.a_boolean("exception_texts", self.exception_texts)
         check.a_boolean("exactly_once", self.exactly_once)
         check.positive("transaction_interval", self.transaction_interval)
-        if self.exactly_once and str(self.config.get("isolation.level", "read_committed")) != "read_committed":
-            raise ConfigurationError(
-                "config['isolation.level'] is 'read_uncommitted', and with exactly_once a message that was rolled back "
-                "would be handled and its results committed; leave it out"
-            )
         if not isinstance(self.config, Mapping):
             raise ConfigurationError(
                 f"config must be a mapping of librdkafka's keys, but is a {type(self.config).__name__}"
             )
         check.reserved(self.config, _OWNED, "penstock")
+        # The client does not mind its case.
+        level = str(self.config.get("isolation.level", "read_committed"))
+        if self.exactly_once and level.lower() != "read_committed":
+            raise ConfigurationError(
+                f"config['isolation.level'] is {level!r}, and with exactly_once a message that was rolled back would "
+                "be handled and its results committed; leave it out"
+            )
         strategy = self.config.get("partition.assignment.strategy", _COOPERATIVE)
         if strategy != _COOPERATIVE:
             raise ConfigurationError(

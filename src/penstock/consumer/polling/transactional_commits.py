@@ -49,11 +49,18 @@ class TransactionalCommits(Commits):
         """As `Commits`; and after a transaction that failed, tell the publisher the group's generation at once."""
         if self._publisher.wants_metadata:
             self.note_rebalanced(client)
+        if self._publisher.lacks_right:
+            self._publisher.lacks_right = False
+            self.on_missing_right()
         super().tick(client, now)
 
     def note_rebalanced(self, client: ConsumerClient) -> None:
         """Positions are committed as of the group's new generation."""
-        self._publisher.set_metadata(client.consumer_group_metadata())
+        metadata = client.consumer_group_metadata()
+        # One that was put out has no id until it has given its partitions up. A broker takes positions that come with
+        # neither an id nor a generation from anybody.
+        if client.memberid():
+            self._publisher.set_metadata(metadata)
 
     def _commit(
         self,

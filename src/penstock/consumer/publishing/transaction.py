@@ -22,7 +22,7 @@ class Transaction:
 
     inside: list[Unpublished]
     positions: dict[Assignment, CommitPoint]
-    #: Whether the commit was asked for, or may have been.
+    #: Whether it failed, and nobody knows whether it was committed all the same.
     may_be_committed: bool = False
 
 

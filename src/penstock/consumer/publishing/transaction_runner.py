@@ -74,7 +74,17 @@ class TransactionRunner:
 
     def run(self, transaction: Transaction, group_metadata: Any) -> None:
         """Write, add the positions as of the group's generation, commit."""
-        self._call("a transaction", partial(self._run, transaction, group_metadata))
+        writer = self._writer
+        try:
+            self._call("a transaction", partial(self._run, transaction, group_metadata))
+        except UnknownEndError:
+            transaction.may_be_committed = True
+            raise
+        except NotAnsweredError:
+            # Its thread goes on once the brokers answer, maybe before the successor has opened: it must not commit then
+            # what is written again.
+            transaction.may_be_committed = writer is None or not writer.give_up()
+            raise
 
     def _run(self, transaction: Transaction, group_metadata: Any) -> None:
         writer = self._writer
@@ -99,7 +109,6 @@ class TransactionRunner:
             for one, point in transaction.positions.items()
         ]
         writer.send_positions(positions, group_metadata)
-        transaction.may_be_committed = True
         writer.commit()
 
     def refused(self, transaction: Transaction) -> tuple[dict[Unpublished, tuple[str, KafkaError]], bool]:

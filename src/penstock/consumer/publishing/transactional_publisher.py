@@ -35,7 +35,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from penstock.clients.bounded_calls import NotAnsweredError
 from penstock.clients.cluster import Cluster
-from penstock.clients.kafka_errors import reason
+from penstock.clients.kafka_errors import code_of, is_missing_right, reason
 from penstock.clients.rights import THIS_CLIENT
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.errors import NotOpenedError
@@ -52,6 +52,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two tries of what failed for no message's fault.
 _AGAIN_S = 0.2
+#: Seconds between two log lines about failures of one kind.
+_LOG_AGAIN_S = 10.0
 #: Results in one transaction, at most, and how many messages that wait end one before its time.
 _MOST_RESULTS = 20_000
 _FULL = 5_000
@@ -92,6 +94,10 @@ class TransactionalPublisher:
         self._metadata: Any = None
         #: Whether a transaction failed, so that the metadata may be of a generation that is over.
         self.wants_metadata = False
+        #: Whether one failed for want of a right. Taken back by the poll thread.
+        self.lacks_right = False
+        # When a failure was logged last, by its kind.
+        self._logged_at: dict[object, float] = {}
         # What became of messages that were forwarded.
         self._reports: deque[tuple[Delivered, KafkaError | None]] = deque()
         self._principal = THIS_CLIENT
@@ -213,9 +219,12 @@ class TransactionalPublisher:
         try:
             self._runner.require_open(apart=self._apart)
             self._settle()
+            # Before the positions are gathered: what is lost afterwards is refused as of this generation, and would be
+            # taken as of the next one, which the poll thread may have told by then.
+            metadata = self._metadata
             transaction = self._next()
             if transaction.inside or transaction.positions:
-                self._runner.run(transaction, self._metadata)
+                self._runner.run(transaction, metadata)
                 self._note_committed(transaction)
         except (NotAnsweredError, UnknownEndError, NotOpenedError, KafkaException, BufferError) as error:
             self._note_failed(transaction, error)
@@ -246,14 +255,20 @@ class TransactionalPublisher:
         if (doubt := self._doubt) is None:
             return
         found = self._runner.committed([TopicPartition(one.topic, one.partition) for one in doubt.positions])
-        self._doubt = None
-        stands = {(one.topic, one.partition): (one.offset, one.metadata or "") for one in found if one.error is None}
-        # It took effect whole or not at all. A partition that is gone may have been moved on by its next owner.
-        if any(
-            stands.get((one.topic, one.partition)) == (sent.offset, sent.metadata)
+        stands = {(one.topic, one.partition): one for one in found}
+        # A partition that is gone may have been moved on by its next owner.
+        ours = [
+            (stands.get((one.topic, one.partition)), sent)
             for one, sent in doubt.positions.items()
             if not one.is_gone and sent != one.committed
-        ):
+        ]
+        for at, _ in ours:
+            if at is not None and at.error is not None:
+                # What is not told is not known: it may have been committed.
+                raise KafkaException(at.error)
+        self._doubt = None
+        # It took effect whole or not at all.
+        if any(at is not None and (at.offset, at.metadata or "") == (sent.offset, sent.metadata) for at, sent in ours):
             self._note_committed(doubt)
 
     def _note_committed(self, transaction: Transaction) -> None:
@@ -280,20 +295,34 @@ class TransactionalPublisher:
     def _note_failed(self, transaction: Transaction | None, error: BaseException) -> None:
         """Leave what was in it to be done again, without what the broker refused."""
         if transaction is not None:
-            if transaction.may_be_committed and isinstance(error, UnknownEndError | NotAnsweredError):
+            if transaction.may_be_committed:
                 self._doubt = transaction
             elif isinstance(error, KafkaException | BufferError):
                 self._refuse(transaction)
         self._runner.discard(abort=self._doubt is None)
         self.wants_metadata = True
-        said = reason(error) if isinstance(error, KafkaException) else error
-        _log.warning(
+        if isinstance(error, KafkaException):
+            self.lacks_right = self.lacks_right or is_missing_right(error)
+        self._log_failure(error)
+        time.sleep(_AGAIN_S)
+
+    def _log_failure(self, error: BaseException) -> None:
+        """Log why a transaction failed: the same one now and then only, for it is tried again at once."""
+        kind: object = type(error)
+        said: object = error
+        if isinstance(error, KafkaException):
+            kind, said = code_of(error), reason(error)
+        now = time.monotonic()
+        level = logging.DEBUG
+        if now - self._logged_at.get(kind, -_LOG_AGAIN_S) >= _LOG_AGAIN_S:
+            self._logged_at[kind], level = now, logging.WARNING
+        _log.log(
+            level,
             "a Kafka transaction of group %s was not committed: %s; %s",
             self._group,
             said,
             "the group's offsets will tell" if self._doubt is not None else "it is done again from the results at hand",
         )
-        time.sleep(_AGAIN_S)
 
     def _refuse(self, transaction: Transaction) -> None:
         """Fail the messages whose results the broker refused; where it is not known which, write each apart next."""

@@ -37,14 +37,14 @@ _LOG_AGAIN_S = 60.0
 
 _WHAT_IS_DENIED = {
     Operation.READ: "read, so that nothing more of it is handled",
-    Operation.WRITE: "written, so that what is to be written there is held, with its key and its offset",
+    Operation.WRITE: "written, so that the messages which are for it, or whose results are, wait or fail",
 }
 
 
 def needed_rights(group: str, consumed: Iterable[str], written: Mapping[str, Iterable[str]]) -> dict[Right, list[str]]:
     """Return what a consumer has to be allowed, and of each right which topics come to a halt without it.
 
-    `written` are dead-letter and retry topics, each with those whose messages it takes.
+    `written` are topics of dead letters, retries and results, each with those whose messages they are of.
     """
     consumed = list(consumed)
     needed = {group_right(group): consumed}

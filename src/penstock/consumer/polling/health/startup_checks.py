@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.clients.cluster import Cluster
 from penstock.clients.requests.topics import TopicSpec
+from penstock.clients.rights import Right
 from penstock.consumer.handlers.handler import Handler, OnFailure
-from penstock.consumer.polling.health.rights_watch import RightsWatch
+from penstock.consumer.polling.health.rights_watch import RightsWatch, needed_rights
 from penstock.consumer.retry_topics import retry_topics
 
 #: Bytes that the headers of a dead letter may take, beside those that the message had.
@@ -31,6 +32,15 @@ def output_topics(group: str, handlers: Mapping[str, Handler]) -> OutputTopics:
             outputs[name] = (*outputs.get(name, ()), topic)
         outputs |= dict.fromkeys(retry_topics(group, topic, one.retry_delays), (topic,))
     return outputs
+
+
+def rights_of(group: str, consumed: Iterable[str], handlers: Mapping[str, Handler]) -> dict[Right, list[str]]:
+    """Return what brokers must allow, and of each right which topics come to a halt without it, or fail."""
+    written = dict(output_topics(group, handlers))
+    for topic, one in handlers.items():
+        if one.to is not None and topic not in written.get(one.to, ()):
+            written[one.to] = (*written.get(one.to, ()), topic)
+    return needed_rights(group, consumed, written)
 
 
 def prepare_topics(cluster: Cluster, partitions: Mapping[str, int], outputs: OutputTopics, rights: RightsWatch) -> None:
