@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from penstock.clients.bounded_calls import Disposable
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.faults import Blame
 from penstock.consumer.assignments import Assignment, ConsumerLane, Fetch, Item
@@ -110,7 +112,7 @@ class World:
         route = SimpleNamespace(handler=handler(print))
         self.assignment = Assignment("in", 0, cast("Any", route), start=0)
         self.publisher = TransactionalPublisher(
-            "g", 0.02, wake=lambda _, refused: self.refused.append(refused), fail=self.failures.append
+            "g", 0.02, time, wake=lambda _, refused: self.refused.append(refused), fail=self.failures.append
         )
         self.publisher.changed = self.changed
         self.publisher.set_metadata("generation")
@@ -125,6 +127,7 @@ class World:
     def connect(self) -> None:
         cluster = SimpleNamespace(
             principal="User:me",
+            disposable=Disposable,
             transactional_writer=lambda _id, _config, *, apart: self.broker.writer(apart),
             stable_offsets=lambda _group, partitions: [
                 TopicPartition(one.topic, one.partition, at[0], metadata=at[1])
@@ -133,6 +136,7 @@ class World:
             ],
         )
         self.publisher.connect(cast("Any", cluster), {})
+        self.publisher.start()
 
     def take_in(self) -> Item:
         block = self.assignment.tracker.register([self._next], 1)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
 from penstock import clients
-from penstock.clients.bounded_calls import BackgroundCall, LeftBehind
+from penstock.clients.bounded_calls import BackgroundCall, Disposable, LeftBehind
 from penstock.clients.requests.granted_rights import AskedRights, Rights
 from penstock.clients.requests.topic_ids import AskedTopicIds, TopicIds
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, message_limits, partition_counts, require_topics
@@ -165,6 +165,9 @@ class Cluster(Protocol):
     ) -> TransactionalWriter:
         """Make a transactional producer; `apart`: each message is a batch, so that what is refused is named."""
 
+    def disposable(self, name: str, left: LeftBehind) -> Disposable:
+        """Make a thread for calls of clients that may never return."""
+
     def stable_offsets(self, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return a group's committed offsets with their metadata, once no open transaction changes them."""
 
@@ -240,6 +243,10 @@ class KafkaCluster:
             reports_all=False,
             step=lambda _name: None,
         )
+
+    def disposable(self, name: str, left: LeftBehind) -> Disposable:
+        """As `Cluster` says."""
+        return Disposable(name, left)
 
     def stable_offsets(self, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """As `Cluster` says; `KafkaException` where the coordinator does not answer."""

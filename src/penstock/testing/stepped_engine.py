@@ -189,6 +189,7 @@ class SteppedConsumer:
         self.ask_topic_ids, self.ask_rights = broker.ask_topic_ids, broker.ask_rights
         self.in_background = broker.in_background
         self.transactional_writer, self.stable_offsets = broker.transactional_writer, broker.stable_offsets
+        self.disposable = broker.disposable
         if self.engine.lane_plan.has_threads:
             self.resize(settings.workers, Kind.THREAD)
 

@@ -104,6 +104,9 @@ class Publisher(Protocol):
     def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
         """Take where to publish. Before the poll thread starts."""
 
+    def start(self) -> None:
+        """Start the thread of its own, where it has one. By the poll thread."""
+
     def submit(
         self,
         lane: ConsumerLane,
@@ -157,6 +160,9 @@ class ResultPublisher:
         """Take what makes the producer, at the first result. Before the poll thread starts."""
         self._make_producer = partial(LastingProducer, partial(cluster.producer, config), cluster.clock)
         self._principal = cluster.principal
+
+    def start(self) -> None:
+        """Nothing: the poll thread does all."""
 
     def submit(
         self,

@@ -138,7 +138,7 @@ class TransactionRunner:
     def _call(self, label: str, function: Callable[[], T]) -> T:
         if self._calls is None:
             self._left.require_few()
-            self._calls = Disposable(f"{self._name}-calls", self._left)
+            self._calls = self._cluster.disposable(f"{self._name}-calls", self._left)
         writer = self._writer
         try:
             return self._calls.run(label, function, _LIMIT_S, lambda: None if writer is None else writer.close())

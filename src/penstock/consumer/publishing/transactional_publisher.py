@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +33,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from penstock.clients.bounded_calls import NotAnsweredError
-from penstock.clients.cluster import Cluster
+from penstock.clients.cluster import Clock, Cluster
 from penstock.clients.kafka_errors import reason
 from penstock.clients.rights import THIS_CLIENT
 from penstock.clients.transactional.end_watch import UnknownEndError
@@ -69,12 +68,14 @@ class TransactionalPublisher:
         self,
         group: str,
         interval_s: float,
+        clock: Clock,
         *,
         wake: Wake,
         fail: Callable[[BaseException], None],
     ) -> None:
         self._group = group
         self._interval_s = interval_s
+        self._clock = clock
         self._wake = wake
         self._fail = fail
         #: Returns assignments with what is to be committed of them once these places are done; only what the group does
@@ -86,6 +87,8 @@ class TransactionalPublisher:
         self._lock = threading.Condition()
         self._queue: deque[Unpublished] = deque()
         self._began_at = 0.0
+        # Until when a failure is not tried again. The publisher's thread's.
+        self._again_at = 0.0
         self._hurry = False
         self._stopped = False
         # The group's metadata, of the generation in which positions are committed. Written by the poll thread.
@@ -108,11 +111,14 @@ class TransactionalPublisher:
         self.transactions = 0
 
     def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
-        """Take where to publish, and start the thread. Once, before the poll thread starts."""
+        """Take where to publish. Once, before the poll thread starts."""
         # No other process has the id, so nobody fences this one but its own successor.
         transactional_id = f"penstock.{self._group}.{uuid.uuid4()}"
         self._runner = TransactionRunner(self._thread.name, self._group, transactional_id, cluster, config)
         self._principal = cluster.principal
+
+    def start(self) -> None:
+        """Start the thread. Who steps the engine calls `transact` instead, whenever `due_at` has come."""
         self._thread.start()
 
     def serve(self) -> None:
@@ -133,7 +139,8 @@ class TransactionalPublisher:
         with self._lock:
             self._stopped = True
             self._lock.notify()
-        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def set_metadata(self, metadata: Any) -> None:
@@ -189,7 +196,7 @@ class TransactionalPublisher:
     def _main(self) -> None:
         try:
             while self._wait():
-                self._transact()
+                self.transact()
         except:  # noqa: E722 - see `raised`; the consumer must not go on without its publisher
             self._fail(raised())
         finally:
@@ -197,18 +204,23 @@ class TransactionalPublisher:
 
     def _wait(self) -> bool:
         """Wait until a transaction is to begin; return False where nothing is left to do."""
-        until = self._began_at + self._interval_s
         with self._lock:
-            while not (self._stopped or self._hurry):
-                if (left := until - time.monotonic()) <= 0:
-                    break
+            while (left := self.due_at - self._clock.monotonic()) > 0:
                 self._lock.wait(left)
-            self._hurry = False
-            self._began_at = time.monotonic()
             return not self._stopped or bool(self._queue or self._inside)
 
-    def _transact(self) -> None:
+    @property
+    def due_at(self) -> float:
+        """When the next transaction begins, on the engine's clock."""
+        return (
+            self._again_at if self._stopped or self._hurry else max(self._again_at, self._began_at + self._interval_s)
+        )
+
+    def transact(self) -> None:
         """Run one transaction: what is to be done again, or what has come together."""
+        with self._lock:
+            self._hurry = False
+            self._began_at = self._clock.monotonic()
         transaction: Transaction | None = None
         try:
             self._runner.require_open(apart=self._apart)
@@ -288,7 +300,7 @@ class TransactionalPublisher:
             said,
             "the group's offsets will tell" if self._doubt is not None else "it is done again from the results at hand",
         )
-        time.sleep(_AGAIN_S)
+        self._again_at = self._clock.monotonic() + _AGAIN_S
 
     def _refuse(self, transaction: Transaction) -> None:
         """Fail the messages whose results the broker refused; where it is not known which, write each apart next."""
