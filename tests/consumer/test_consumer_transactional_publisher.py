@@ -15,9 +15,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from penstock.clients.bounded_calls import Disposable
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.faults import Blame
-from penstock.consumer.assignments import Assignment, ConsumerLane, Fetch, Item
+from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, Fetch, Item
 from penstock.consumer.handlers.handler import handler
 from penstock.consumer.handlers.results import Result
+from penstock.consumer.polling.transactional_commits import TransactionalCommits
 from penstock.consumer.publishing import transaction_runner, transactional_publisher
 from penstock.consumer.publishing.result_publisher import RefusedResults
 from penstock.consumer.publishing.transaction import Places
@@ -38,6 +39,9 @@ class Broker:
     #: By the name of a call: what it does in place of what it should, once each.
     faults: dict[str, list[Callable[[Writer], None]]] = field(default_factory=dict)
     refuses: set[bytes | None] = field(default_factory=set)
+    #: As of which generation positions came.
+    generations: list[object] = field(default_factory=list)
+    closed: int = 0
 
     def writer(self, apart: bool) -> Writer:
         self.opened.append(apart)
@@ -82,7 +86,7 @@ class Writer:
         return {}
 
     def send_positions(self, positions: list[TopicPartition], metadata: object) -> None:
-        assert metadata == "generation"
+        self.broker.generations.append(metadata)
         self._meet("positions")
         self.positions = positions
 
@@ -99,7 +103,7 @@ class Writer:
         pass
 
     def close(self) -> None:
-        pass
+        self.broker.closed += 1
 
 
 class World:
@@ -241,6 +245,83 @@ def test_a_call_that_never_returns_is_left_behind_and_its_end_is_settled(
     held.set()
 
     assert world.broker.committed == [b"1"]
+
+
+def test_what_is_left_behind_and_goes_on_to_its_end_is_not_published_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_runner, "_LIMIT_S", 0.2)
+    held = threading.Event()
+
+    def let_it_go_on(_successor: Writer) -> None:
+        held.set()
+        wait_until(lambda: world.broker.closed == 1)
+
+    world.broker.faults["positions"] = [lambda _writer: held.wait(20)]
+    world.broker.faults["open"] = [lambda _writer: None, let_it_go_on]
+    world.submit(b"1")
+    world.connect()
+    world.settle()
+
+    assert world.broker.faults["open"] == [], "the fault did not happen"
+    assert world.broker.committed == [b"1"]
+    assert world.publisher.handled == 1
+
+
+def test_positions_are_of_the_generation_in_which_their_partitions_were_looked_at(world: World) -> None:
+    changed = world.publisher.changed
+
+    def changed_while_the_group_rebalances(places: Mapping[Assignment, Places]) -> dict[Assignment, CommitPoint]:
+        found = changed(places)
+        if places:
+            world.publisher.set_metadata("the next generation")
+        return found
+
+    world.publisher.changed = changed_while_the_group_rebalances
+    world.submit(b"1")
+    world.connect()
+    world.settle()
+
+    assert world.broker.generations == ["generation"]
+
+
+def test_nothing_is_published_before_the_generation_is_known(world: World) -> None:
+    world.publisher.set_metadata(None)
+    world.submit(b"1")
+    world.connect()
+    wait_until(lambda: world.publisher.wants_metadata)
+
+    assert world.broker.generations == []
+
+    world.publisher.set_metadata("generation")
+    world.settle()
+
+    assert world.broker.committed == [b"1"]
+
+
+def test_what_is_given_up_of_a_partition_that_is_gone_is_told_not_to_be_written(world: World) -> None:
+    told = world.forward(world.take_in(), b"letter")
+    world.assignment.active, world.assignment.is_gone = False, True
+    world.connect()
+    wait_until(lambda: not world.publisher.waiting)
+    world.publisher.poll()
+
+    assert world.broker.committed == []
+    assert [error is not None for error in told] == [True]
+
+
+@pytest.mark.parametrize("ids", [("", ""), ("m1", ""), ("", "m2"), (None, None)])
+def test_a_member_without_an_id_commits_as_of_its_former_generation(ids: tuple[str | None, str | None]) -> None:
+    # Kafka fences no positions in a transaction that name no member.
+    taken: list[object] = []
+    publisher = SimpleNamespace(set_metadata=taken.append)
+    commits = TransactionalCommits(Assignments(), 1.0, time, lambda: None, cast("Any", publisher))
+    answers = iter(ids)
+    client = SimpleNamespace(memberid=lambda: next(answers), consumer_group_metadata=lambda: "nobody's")
+
+    commits.note_rebalanced(cast("Any", client))
+
+    assert taken == []
 
 
 def test_a_refused_result_fails_its_message_and_the_others_are_committed(world: World) -> None:

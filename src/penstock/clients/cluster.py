@@ -69,6 +69,9 @@ class ConsumerClient(Protocol):
     def consumer_group_metadata(self) -> object:
         """Return the group's metadata, by which a transaction's positions are fenced."""
 
+    def memberid(self) -> str | None:
+        """Return the id that the group gave this member; none, or an empty text, where it is not one."""
+
     def consume(self, num_messages: int = ..., timeout: float = ...) -> list[Message]:
         """Return up to so many messages; with a timeout of 0, what is there."""
 

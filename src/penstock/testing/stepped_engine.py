@@ -60,7 +60,7 @@ class SteppedClient:
         self.committed, self.position, self.seek = inner.committed, inner.position, inner.seek
         self.incremental_assign, self.incremental_unassign = inner.incremental_assign, inner.incremental_unassign
         self.get_watermark_offsets = inner.get_watermark_offsets
-        self.consumer_group_metadata = inner.consumer_group_metadata
+        self.consumer_group_metadata, self.memberid = inner.consumer_group_metadata, inner.memberid
         self.pause, self.resume, self.close = inner.pause, inner.resume, inner.close
         self.unsubscribe = inner.unsubscribe
 

@@ -22,8 +22,6 @@ class Transaction:
 
     inside: list[Unpublished]
     positions: dict[Assignment, CommitPoint]
-    #: Whether the commit was asked for, or may have been.
-    may_be_committed: bool = False
 
 
 class ForwardedMessage(Unpublished):

@@ -99,7 +99,6 @@ class TransactionRunner:
             for one, point in transaction.positions.items()
         ]
         writer.send_positions(positions, group_metadata)
-        transaction.may_be_committed = True
         writer.commit()
 
     def refused(self, transaction: Transaction) -> tuple[dict[Unpublished, tuple[str, KafkaError]], bool]:

@@ -51,6 +51,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two tries of what failed for no message's fault.
 _AGAIN_S = 0.2
+#: What is told of a message that was forwarded, and whose partition is gone.
+_NOT_WRITTEN = KafkaError(KafkaError._PURGE_QUEUE)  # noqa: SLF001 - the client library's names of its local errors look so
 #: Results in one transaction, at most, and how many messages that wait end one before its time.
 _MOST_RESULTS = 20_000
 _FULL = 5_000
@@ -225,9 +227,16 @@ class TransactionalPublisher:
         try:
             self._runner.require_open(apart=self._apart)
             self._settle()
+            # Read first: of a partition that goes away from here on, the group's generation is over then. The next one
+            # would let this member commit what is another's.
+            metadata = self._metadata
+            if metadata is None:
+                # The group has not given this member an id yet, or has taken it back.
+                self.wants_metadata, self._again_at = True, self._clock.monotonic() + _AGAIN_S
+                return
             transaction = self._next()
             if transaction.inside or transaction.positions:
-                self._runner.run(transaction, self._metadata)
+                self._runner.run(transaction, metadata)
                 self._note_committed(transaction)
         except (NotAnsweredError, UnknownEndError, NotOpenedError, KafkaException, BufferError) as error:
             self._note_failed(transaction, error)
@@ -235,15 +244,17 @@ class TransactionalPublisher:
     def _next(self) -> Transaction:
         """Return the next transaction. What is to be done again is so alone, for what came later stays behind it."""
         with self._lock:
-            inside = [one for one in self._inside if not one.assignment.is_gone]
-            count = 0
+            taken, count = list(self._inside), 0
             while not self._inside and self._queue and count < _MOST_RESULTS:
-                one = self._queue.popleft()
-                # Of one whose partition is gone, the next owner handles the message again.
-                if not one.assignment.is_gone:
-                    inside.append(one)
-                    count += len(one.results)
-            self._inside = inside
+                taken.append(one := self._queue.popleft())
+                count += len(one.results)
+            inside = self._inside = [one for one in taken if not one.assignment.is_gone]
+        # Of those whose partition is gone, the next owner handles the message again.
+        self._reports.extend(
+            (one.delivered, _NOT_WRITTEN)
+            for one in taken
+            if one.assignment.is_gone and isinstance(one, ForwardedMessage)
+        )
         positions = self.changed(places_of(inside))
         while without := without_room(inside, positions):
             inside = [one for one in inside if one not in without]
@@ -287,7 +298,8 @@ class TransactionalPublisher:
     def _note_failed(self, transaction: Transaction | None, error: BaseException) -> None:
         """Leave what was in it to be done again, without what the broker refused."""
         if transaction is not None:
-            if transaction.may_be_committed and isinstance(error, UnknownEndError | NotAnsweredError):
+            # What is left behind may return, and go on to the commit, until a successor has taken its id.
+            if isinstance(error, UnknownEndError | NotAnsweredError):
                 self._doubt = transaction
             elif isinstance(error, KafkaException | BufferError):
                 self._refuse(transaction)
