@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from confluent_kafka import KafkaError, TopicPartition
 
-from penstock.clients.transactional.errors import GivenUpError
+from penstock.clients.bounded_calls import Disposable
 from penstock.clients.transactional.faults import Blame
 from penstock.consumer.assignments import Assignment, ConsumerLane, Fetch, Item
 from penstock.consumer.handlers.handler import handler
@@ -34,6 +34,7 @@ class Broker:
     refuses: set[bytes | None] = field(default_factory=set)
     #: The group's metadata that came with positions.
     generations: list[object] = field(default_factory=list)
+    closed: int = 0
     #: What the question for a partition's offset is answered with in place of it, once each.
     offset_errors: list[KafkaError] = field(default_factory=list)
 
@@ -51,10 +52,6 @@ class Writer:
     values: list[bytes | None] = field(default_factory=list)
     positions: list[TopicPartition] = field(default_factory=list)
     blame: Blame = field(default_factory=Blame)
-    is_given_up: bool = False
-    #: Guards the above: a commit begins before it or never.
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    is_committing: bool = False
 
     def _meet(self, call: str) -> None:
         faults = self.broker.faults.get(call)
@@ -65,7 +62,7 @@ class Writer:
         self._meet("open")
 
     def begin(self) -> None:
-        self.values, self.positions, self.blame, self.is_committing = [], [], Blame(), False
+        self.values, self.positions, self.blame = [], [], Blame()
         self._meet("begin")
 
     def produce(self, name: str, messages: Sequence[Sequence[Any]], *, room_s: float) -> None:
@@ -89,17 +86,8 @@ class Writer:
         self.positions = positions
 
     def commit(self) -> None:
-        with self.lock:
-            if self.is_given_up:
-                raise GivenUpError("given up")
-            self.is_committing = True
         self._meet("commit")
         self.take_effect()
-
-    def give_up(self) -> bool:
-        with self.lock:
-            self.is_given_up = not self.is_committing
-            return self.is_given_up
 
     def take_effect(self) -> None:
         self.broker.committed += self.values
@@ -110,7 +98,7 @@ class Writer:
         pass
 
     def close(self) -> None:
-        pass
+        self.broker.closed += 1
 
 
 class World:
@@ -123,7 +111,7 @@ class World:
         route = SimpleNamespace(handler=handler(print))
         self.assignment = Assignment("in", 0, cast("Any", route), start=0)
         self.publisher = TransactionalPublisher(
-            "g", 0.02, wake=lambda _, refused: self.refused.append(refused), fail=self.failures.append
+            "g", 0.02, time, wake=lambda _, refused: self.refused.append(refused), fail=self.failures.append
         )
         self.publisher.changed = self.changed
         self.publisher.set_metadata("generation")
@@ -138,10 +126,12 @@ class World:
     def connect(self) -> None:
         cluster = SimpleNamespace(
             principal="User:me",
+            disposable=Disposable,
             transactional_writer=lambda _id, _config, *, apart: self.broker.writer(apart),
             stable_offsets=self._stable_offsets,
         )
         self.publisher.connect(cast("Any", cluster), {})
+        self.publisher.start()
 
     def _stable_offsets(self, _group: str, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
         if self.broker.offset_errors:

@@ -100,6 +100,27 @@ def test_a_call_that_never_returns_is_left_behind_and_its_end_is_settled(
     assert world.broker.committed == [b"1"]
 
 
+def test_what_is_left_behind_and_goes_on_to_its_end_is_not_published_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_runner, "_LIMIT_S", 0.2)
+    held = threading.Event()
+
+    def let_it_go_on(_successor: Writer) -> None:
+        held.set()
+        wait_until(lambda: world.broker.closed == 1)
+
+    world.broker.faults["positions"] = [lambda _writer: held.wait(20)]
+    world.broker.faults["open"] = [lambda _writer: None, let_it_go_on]
+    world.submit(b"1")
+    world.connect()
+    world.settle()
+
+    assert world.broker.faults["open"] == [], "the fault did not happen"
+    assert world.broker.committed == [b"1"]
+    assert world.publisher.handled == 1
+
+
 def test_positions_go_with_the_generation_that_was_the_groups_before_they_were_gathered(world: World) -> None:
     def changed_in_a_rebalance(with_done: Mapping[Assignment, Places]) -> dict[Assignment, CommitPoint]:
         found = world.changed(with_done)
@@ -218,6 +239,31 @@ def test_a_doubt_is_settled_by_the_partitions_that_are_left(world: World, was_co
 
     assert world.broker.committed == [b"1"]
     assert world.broker.positions == {("in", 0): (1, ""), ("in", 1): (9 if was_committed else 3, "")}
+
+
+def test_nothing_is_published_before_the_generation_is_known(world: World) -> None:
+    world.publisher.set_metadata(None)
+    world.submit(b"1")
+    world.connect()
+    wait_until(lambda: world.publisher.wants_metadata)
+
+    assert world.broker.generations == []
+
+    world.publisher.set_metadata("generation")
+    world.settle()
+
+    assert world.broker.committed == [b"1"]
+
+
+def test_what_is_given_up_of_a_partition_that_is_gone_is_told_not_to_be_written(world: World) -> None:
+    told = world.forward(world.take_in(), b"letter")
+    world.assignment.active, world.assignment.is_gone = False, True
+    world.connect()
+    wait_until(lambda: not world.publisher.waiting)
+    world.publisher.poll()
+
+    assert world.broker.committed == []
+    assert [error is not None for error in told] == [True]
 
 
 def test_a_refused_result_fails_its_message_and_the_others_are_committed(world: World) -> None:

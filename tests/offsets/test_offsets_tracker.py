@@ -261,3 +261,18 @@ def test_an_offset_that_is_stuck_while_millions_pass_costs_a_commit_no_memory_fo
     assert list(restored.done) == [range(101, 300_000_000)]
     tracker.complete(stuck, [0])
     assert tracker.commit_point().offset == 1
+
+
+@pytest.mark.parametrize("as_if_done", [False, True])
+def test_what_a_former_owner_did_right_behind_what_was_fetched_survives_the_next_commit(as_if_done: bool) -> None:
+    tracker = Tracker(0, OffsetMap(0, (range(1, 2), range(3, 5))))
+    block = tracker.register([0])
+    places = {block: [0]}
+    if not as_if_done:
+        tracker.complete(block, [0])
+        places = {}
+
+    point = tracker.commit_point(with_done=places)
+
+    assert point.offset == 2
+    assert decode(point.offset, point.metadata) == OffsetMap(2, (range(3, 5),))

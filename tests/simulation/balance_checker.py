@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.message_sizes import OVERHEAD_BYTES
+from penstock.consumer.publishing.result_publisher import RefusedResults, ResultPublisher, Unpublished
+from penstock.consumer.publishing.transaction import ForwardedMessage
+from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
 from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
 from simulation.invariant_checker import InvariantBroken
 
@@ -66,7 +70,9 @@ def check_bytes(who: str, consumer: SteppedConsumer, *, limit_bytes: int, fetch_
         tracker = assignment.tracker
         # In flight each weighs as the mean of its fetch, parked it weighs what it weighs: that is not exact.
         weight += tracker.bytes_in_flight - tracker.parked[1] - message_bytes * tracker.in_flight
-        if not assignment.committed.offset <= tracker.watermark <= tracker.position:
+        # What a former owner had done right behind the position may be committed.
+        behind = max(tracker.watermark, tracker.commit_point().offset)
+        if assignment.committed.offset > behind or tracker.watermark > tracker.position:
             raise InvariantBroken(f"I3: {who} has the watermark of {assignment} at {tracker.watermark}")
     # One that holds next to nothing takes a message in whatever the others hold.
     allowed = limit_bytes + (fetch_size + len(assignments)) * (message_bytes + OVERHEAD_BYTES)
@@ -76,11 +82,16 @@ def check_bytes(who: str, consumer: SteppedConsumer, *, limit_bytes: int, fetch_
 
 def _count(consumer: SteppedConsumer) -> dict[Assignment, Count]:
     counts: dict[Assignment, Count] = {}
+    _count_unpublished(consumer, counts)
     held = {worker.lane: worker for worker in consumer.workers if worker.lane is not None}
     for lane in consumer.engine.scheduler.lanes:
         if lane.parked:
             _count_parked(lane, counts)
         worker = held.get(lane)
+        for refused in lane.due:
+            if isinstance(refused, RefusedResults):
+                count = counts.setdefault(refused.item[0].assignment, Count())
+                count.least, count.unsure = count.least + (worker is None), count.unsure + (worker is not None)
         for run in chain(lane.runs, *(throttled.runs for throttled in lane.throttled.values())):
             count = counts.setdefault(run.owner.assignment, Count())
             if worker is None:
@@ -91,6 +102,21 @@ def _count(consumer: SteppedConsumer) -> dict[Assignment, Count]:
         if worker is not None:
             _count_under_way(worker, counts)
     return counts
+
+
+def _count_unpublished(consumer: SteppedConsumer, counts: dict[Assignment, Count]) -> None:
+    """Count what left its lane, and whose results are not written. What is to be written elsewhere is parked."""
+    results = consumer.engine.results
+    waiting: Iterable[Unpublished] = ()
+    if isinstance(results, TransactionalPublisher):
+        waiting = dict.fromkeys((*results._queue, *results._inside))
+    elif isinstance(results, ResultPublisher):
+        waiting = dict.fromkeys((*results._queue, *results._sent))
+    for one in waiting:
+        if not isinstance(one, ForwardedMessage):
+            for fetch, index, _ in one.items:
+                if not fetch.block.done[index]:
+                    counts.setdefault(fetch.assignment, Count()).least += 1
 
 
 def _count_parked(lane: ConsumerLane, counts: dict[Assignment, Count]) -> None:

@@ -100,6 +100,7 @@ class Simulation:
         self._values = 0
         self._troubled = self._repeated = False
         self._caught_up = 0
+        self._brokers_s = _BROKERS_S
         self._most_bytes = self.settings.max_in_flight_bytes
 
     # What comes from outside
@@ -193,10 +194,14 @@ class Simulation:
     def add(self) -> Instance:
         """Start an instance."""
         self._names += 1
-        instance = Instance(f"i{self._names}", self.app, self.settings, self.broker, self.checker, wait=self._wait)
+        name, settings = f"i{self._names}", self.settings
+        instance = Instance(name, self.app, settings, self.broker, self.checker, wait=self._wait, prepare=self._prepare)
         self._note(f"{instance.name} starts")
         self.instances.append(instance)
         return instance
+
+    def _prepare(self, instance: Instance) -> None:
+        """Change what an instance is connected with."""
 
     def stop(self, instance: Instance) -> None:
         """Ask an instance to stop; its polls drain it from now on."""
@@ -263,7 +268,7 @@ class Simulation:
         troubled = self._troubled
         instance.poll()
         took = self.clock.monotonic() - before
-        allowed = instance.consumer.engine.settings.revoke_timeout * 2 + 1.0 + (_BROKERS_S if troubled else 0.0)
+        allowed = instance.consumer.engine.settings.revoke_timeout * 2 + 1.0 + (self._brokers_s if troubled else 0.0)
         if took > allowed and not instance.polling:
             raise InvariantBroken(f"I6: a poll step of {instance} took {took:g} s")
         if instance.state is State.GONE and instance in self.instances:
@@ -372,7 +377,7 @@ class Simulation:
             InvariantBroken: something is not done, or not committed, though nothing stands in its way.
         """
         self._note("everything is well from now on")
-        self.broker.faults.clear()
+        self._mend()
         for transaction in list(self.open):
             self.end_transaction(transaction, commit=self.chance.random() < 0.5)
         for instance in self.instances:
@@ -384,16 +389,28 @@ class Simulation:
                 self.add()
             if not self._turn():
                 if self._is_over():
+                    self._judge()
                     return
                 self._catch_up()
                 now = self.clock.monotonic()
-                due = min([one.consumer.next_due() for one in self.instances] + [self.broker.next_due()])
+                due = min([self._next_due(one) for one in self.instances] + [self.broker.next_due()])
                 self.advance(min(max(due - now, 0.001), _LAST_STRIDE_S))
         explained = [str(one) for instance in self.instances for one in instance.consumer.explain()]
         raise InvariantBroken(
             f"not done: {self.checker.unfinished()}; committed: {self._committed()}; instances: {self.instances}; "
             f"they say: {explained}"
         )
+
+    def _mend(self) -> None:
+        """Let no call go wrong any more."""
+        self.broker.faults.clear()
+
+    def _judge(self) -> None:
+        """Check at the end what could not be checked before."""
+
+    def _next_due(self, instance: Instance) -> float:
+        """Return when an instance next does something by the clock alone."""
+        return instance.consumer.next_due()
 
     def _catch_up(self) -> None:
         """Let a group commit once more that was left behind by a commit which arrived twice."""

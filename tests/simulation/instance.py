@@ -14,6 +14,7 @@ from penstock.consumer.execution.threads import call
 from penstock.consumer.execution_slot import Outcome
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
+from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed
 from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.retry_topics import RetriedRecord
@@ -52,7 +53,12 @@ class Instance:
         broker: where it runs.
         checker: who is told of what it does.
         wait: called with the instance and seconds where it waits for handlers in a rebalance callback.
+        prepare: called with the instance before it is connected.
     """
+
+    #: The call that is ending, while its handler is called: its number, its messages as they were fetched, and the
+    #: assignment. Results say of which call they are.
+    ending: tuple[int, HandlerCall] | None = None
 
     def __init__(
         self,
@@ -63,6 +69,7 @@ class Instance:
         checker: InvariantChecker,
         *,
         wait: Callable[[Instance, float], None],
+        prepare: Callable[[Instance], None] = lambda _: None,
     ) -> None:
         self.name = name
         self.state = State.RUNNING
@@ -83,8 +90,11 @@ class Instance:
         #: Whether a poll step is under way: what is done meanwhile is done inside a rebalance callback.
         self.polling = False
         self._sent: dict[Assignment, int] = {}
+        # All assignments there were, by what results say of them.
+        self._writers: dict[Assignment, str] = {}
         self._revoking: tuple[float, list[Assignment]] = (0.0, [])
         self._drain_until = 0.0
+        prepare(self)
         self.loop: PollLoop = self.consumer.connect()
         self.client = self.consumer.client
         self.client.on_commit = self._commits
@@ -185,7 +195,8 @@ class Instance:
             return
         messages = tuple(_as_fetched(one) for one in (work if isinstance(work, list) else (work,)))
         identities: frozenset[Hashable] = frozenset(self._checker.identity(message) for message in messages)
-        made = HandlerCall(messages, identities, worker.assignment)
+        writer = self._writers.setdefault(worker.assignment, f"{self.name}-{len(self._writers)}")
+        made = HandlerCall(messages, identities, worker.assignment, writer)
         retried = worker.assignment.route.source is not None
         # A message of a retry topic holds nobody but while it is in its handler.
         busy = self.calls.values() if retried else (*self.calls.values(), *self._waiting())
@@ -200,13 +211,25 @@ class Instance:
 
     def finish(self, worker: SteppedWorker) -> None:
         """Let a call end as the app's handler ends it."""
-        outcome = _run(worker) if worker.slot.kind is Kind.TASK else call(worker.slot, worker.work)
         made = self.calls[worker]
+        Instance.ending = self._checker.number(), made
+        outcome = _run(worker) if worker.slot.kind is Kind.TASK else call(worker.slot, worker.work)
+        Instance.ending = None
         if isinstance(outcome, DeferredCompletion):
             self.deferred[outcome] = made
+        elif isinstance(outcome, Results):
+            self._return(outcome, made)
         elif outcome is None:
             self._checker.done(made.messages)
         self._end(worker, outcome, made.messages if isinstance(outcome, Failed) else ())
+
+    def _return(self, results: Results, made: HandlerCall) -> None:
+        each = results.each or [results.messages] * len(made.messages)
+        for message, mine in zip(made.messages, each, strict=True):
+            if mine:
+                self._checker.returned((message,))
+            else:
+                self._checker.done((message,))
 
     def fail(self, worker: SteppedWorker, error: BaseException, done: Sequence[Message] = ()) -> None:
         """Let a call fail; of a batch some messages may be done all the same."""
@@ -250,7 +273,10 @@ def _run(worker: SteppedWorker) -> Outcome:
         coroutine = cast("Coroutine[object, None, object]", worker.slot.invoke(worker.work))
         coroutine.send(None)
     except StopIteration as end:
-        return end.value if isinstance(end.value, DeferredCompletion) else None
+        value = end.value
+        if value is None or isinstance(value, DeferredCompletion):
+            return value
+        return worker.slot.make_results(value, worker.work)
     except Exception as error:  # noqa: BLE001 - it is its message's failure
         return Failed(error)
     coroutine.close()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from confluent_kafka import Message as ClientMessage
 from confluent_kafka import TopicPartition
@@ -36,7 +37,9 @@ class PartitionHistory:
         is_retry: whether it is a retry topic.
         ids: of each committed message that ever stood there, by offset, what names it in all topics: its value.
         undone: offsets of those that are not done, rising.
-        chains: the same of each identity: messages that wait for each other.
+        chains: the same of each identity: messages that wait for each other, without those that were handled.
+        identities: of those that are not done, what waits for each other.
+        identities_ever: the same of all.
         excused: offsets below this one are not checked: the log was cut, and they were given twice.
     """
 
@@ -46,6 +49,7 @@ class PartitionHistory:
     undone: list[int] = field(default_factory=list)
     chains: dict[Hashable, list[int]] = field(default_factory=lambda: defaultdict(list))
     identities: dict[int, Hashable] = field(default_factory=dict)
+    identities_ever: dict[int, Hashable] = field(default_factory=dict)
     excused: int = 0
 
 
@@ -57,11 +61,13 @@ class HandlerCall:
         messages: what it was given.
         identities: what waits for it.
         assignment: what it belongs to.
+        writer: names that for good.
     """
 
     messages: tuple[Message, ...]
     identities: frozenset[Hashable]
     assignment: Assignment
+    writer: str
 
 
 class InvariantChecker:
@@ -89,7 +95,12 @@ class InvariantChecker:
                 self._sources[name] = True
             if one.on_failure is OnFailure.DEAD_LETTER:
                 self._dead_letter_topics.add(one.dead_letter_topic.replace("{topic}", topic))
+        self._numbers = count(1)
+        #: Messages that an owner was done with, or may have given up, without results.
+        self.without_results: set[bytes] = set()
         self.histories: dict[Place, PartitionHistory] = {}
+        #: Looks what else became visible.
+        self.look: Callable[[], None] = lambda: None
         # Where each log was read to, and what is known of messages by name.
         self._read: dict[Place, int] = defaultdict(int)
         self._dead_lettered: set[bytes] = set()
@@ -103,12 +114,12 @@ class InvariantChecker:
     def read_logs(self) -> None:
         """Read what was written since the last look."""
         for topic in (*self._topics, *self._dead_letter_topics):
-            count = self._partitions.get(topic)
-            if count is None:
+            partitions = self._partitions.get(topic)
+            if partitions is None:
                 if topic not in self._broker.topics():
                     continue
-                count = self._partitions[topic] = self._broker.topics()[topic]
-            for partition in range(count):
+                partitions = self._partitions[topic] = self._broker.topics()[topic]
+            for partition in range(partitions):
                 place = topic, partition
                 if topic in self._topics:
                     self._history(place)
@@ -118,6 +129,7 @@ class InvariantChecker:
                     for record in self._broker.records_from(topic, partition, begin):
                         self._found(place, record)
                     self._read[place] = stable
+        self.look()
 
     def _history(self, place: Place) -> PartitionHistory:
         history = self.histories.get(place)
@@ -152,7 +164,7 @@ class InvariantChecker:
         if accept is not None and not accept(Message(record)):  # type: ignore[arg-type] # it has a place
             return
         insort(history.undone, offset)
-        history.identities[offset] = identity
+        history.identities[offset] = history.identities_ever[offset] = identity
         if not history.is_retry:
             insort(history.chains[identity], offset)
 
@@ -169,7 +181,13 @@ class InvariantChecker:
         if at == len(undone) or undone[at] != offset:
             return
         del undone[at]
-        chain = history.chains.get(history.identities.pop(offset))
+        InvariantChecker._pass(history, offset)
+        del history.identities[offset]
+
+    @staticmethod
+    def _pass(history: PartitionHistory, offset: int) -> None:
+        """Let those that wait for a message go on."""
+        chain = history.chains.get(history.identities.get(offset))
         if chain is not None:
             at = bisect_left(chain, offset)
             if at < len(chain) and chain[at] == offset:
@@ -178,12 +196,35 @@ class InvariantChecker:
     def done(self, messages: Iterable[Message]) -> None:
         """Note that a handler is done with these."""
         for message in messages:
-            self._finish(self.histories[message.topic, message.partition], message.offset)
+            history = self.histories[message.topic, message.partition]
+            self.without_results.add(history.ids[message.offset])
+            self._finish(history, message.offset)
+
+    def number(self) -> int:
+        """Return a number that no other call has."""
+        return next(self._numbers)
+
+    def returned(self, messages: Iterable[Message]) -> None:
+        """Note that a handler returned results for these: they are done when those are visible."""
+        for message in messages:
+            self._pass(self.histories[message.topic, message.partition], message.offset)
+
+    def published(self, place: Place, offset: int) -> None:
+        """Note that all results of a message are visible."""
+        self._finish(self.histories[place], offset)
+
+    def written_elsewhere(self, place: Place, name: bytes, written: int) -> list[tuple[Place, int]]:
+        """Note that a message becomes visible among dead letters, or in a retry topic; return where it came from."""
+        found = self._places[name] if place[0] in self._dead_letter_topics else self._rounds[name, written - 1]
+        for where, offset in found:
+            self._finish(self.histories[where], offset)
+        return found
 
     def given_up(self, messages: Iterable[Message]) -> None:
         """Note that these failed; where the handler's choice is to drop them, that may be the end of them."""
         for message in messages:
             history = self.histories[message.topic, message.partition]
+            self.without_results.add(history.ids[message.offset])
             if self._handlers[history.topic].on_failure is OnFailure.DROP:
                 self._finish(history, message.offset)
 
@@ -256,14 +297,20 @@ class InvariantChecker:
         """
         self.read_logs()
         for point in points:
-            undone = self.histories[point.topic, point.partition].undone
-            if undone and undone[0] < point.offset:
-                raise InvariantBroken(f"I3: {who} commits {point} although {undone[0]} is not done")
-            told = decode(point.offset, point.metadata, owner_of(self._group, point.topic, point.partition))
-            for done in () if told is None else told.done:
-                at = bisect_left(undone, done.start)
-                if at < len(undone) and undone[at] < done.stop:
-                    raise InvariantBroken(f"I3: {who} commits {point} with {done} done, although {undone[at]} is not")
+            self.may_be_done(who, (point.topic, point.partition), point.offset, point.metadata)
+
+    def may_be_done(self, who: str, place: Place, offset: int, metadata: str | None) -> None:
+        """Check what one commit tells of a partition; errors as `may_commit`."""
+        undone = self.histories[place].undone
+        if undone and undone[0] < offset:
+            raise InvariantBroken(f"I3: {who} commits {offset} of {place} although {undone[0]} is not done")
+        told = decode(offset, metadata, owner_of(self._group, *place))
+        for done in () if told is None else told.done:
+            at = bisect_left(undone, done.start)
+            if at < len(undone) and undone[at] < done.stop:
+                raise InvariantBroken(
+                    f"I3: {who} commits {offset} of {place} with {done} done, although {undone[at]} is not"
+                )
 
     def unfinished(self) -> list[str]:
         """Return what is not done, by partition."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,8 +35,17 @@ def two_of_three(message: penstock.Message) -> bool:
     return int(message.value or b"0") % 3 != 0
 
 
-def app_of(chance: random.Random, key_space: str | None = None) -> penstock.App:
-    """Return an app with handlers of many kinds."""
+def handler_of(chance: random.Random, _options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a handler that publishes nothing."""
+    return chance.choice((handle, handle, handle_async))
+
+
+def app_of(
+    chance: random.Random,
+    key_space: str | None = None,
+    choose: Callable[[random.Random, Mapping[str, Any]], Callable[..., Any]] = handler_of,
+) -> penstock.App:
+    """Return an app with handlers of many kinds; `choose` chooses each by its options."""
     app = penstock.App("sim", bootstrap_servers="memory:0")
     for number in range(chance.choice((1, 1, 2))):
         options: dict[str, Any] = {
@@ -66,7 +75,7 @@ def app_of(chance: random.Random, key_space: str | None = None) -> penstock.App:
         if "batch" in options:
             # A batch cannot be put off.
             options.pop("deferred_timeout", None)
-        app.handler(f"t{number}", **options)(chance.choice((handle, handle, handle_async)))
+        app.handler(f"t{number}", **options)(choose(chance, options))
     return app
 
 

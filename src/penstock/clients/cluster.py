@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from confluent_kafka import TopicPartition
 
 from penstock import clients
-from penstock.clients.bounded_calls import BackgroundCall, LeftBehind
+from penstock.clients.bounded_calls import BackgroundCall, Disposable, LeftBehind
 from penstock.clients.requests.granted_rights import AskedRights, Rights
 from penstock.clients.requests.topic_ids import AskedTopicIds, TopicIds
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, message_limits, partition_counts, require_topics
@@ -70,7 +70,7 @@ class ConsumerClient(Protocol):
         """Return the group's metadata, by which a transaction's positions are fenced."""
 
     def memberid(self) -> str | None:
-        """Return the id that the group knows it by; empty or None while it is no member."""
+        """Return the id that the group gave this member; none, or an empty text, where it is not one."""
 
     def consume(self, num_messages: int = ..., timeout: float = ...) -> list[Message]:
         """Return up to so many messages; with a timeout of 0, what is there."""
@@ -168,6 +168,9 @@ class Cluster(Protocol):
     ) -> TransactionalWriter:
         """Make a transactional producer; `apart`: each message is a batch, so that what is refused is named."""
 
+    def disposable(self, name: str, left: LeftBehind) -> Disposable:
+        """Make a thread for calls of clients that may never return."""
+
     def stable_offsets(self, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return a group's committed offsets with their metadata, once no open transaction changes them."""
 
@@ -243,6 +246,10 @@ class KafkaCluster:
             reports_all=False,
             step=lambda _name: None,
         )
+
+    def disposable(self, name: str, left: LeftBehind) -> Disposable:
+        """As `Cluster` says."""
+        return Disposable(name, left)
 
     def stable_offsets(self, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """As `Cluster` says; `KafkaException` where the coordinator does not answer.

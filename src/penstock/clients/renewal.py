@@ -121,7 +121,7 @@ class LastingProducer:
         `KafkaException` where it is not taken; of a client that failed fatally, why that was: try again later.
         `ConfigurationError` where a new client was refused its configuration.
         """
-        if self.failure is not None and not self._replace():
+        if not self.renew():
             raise KafkaException(self.failure)
 
         def delivered(error: KafkaError | None, message: Message) -> None:
@@ -141,6 +141,10 @@ class LastingProducer:
             self.poll(0)
             raise KafkaException(self.failure) if self.failure is not None else error from error
         self._out += 1
+
+    def renew(self) -> bool:
+        """Replace a client that failed, once all that it had is reported; return whether there is one that has not."""
+        return self.failure is None or self._replace()
 
     def poll(self, timeout: float = 0) -> int:
         """Call the delivery callbacks that are due, those of a client that failed included."""

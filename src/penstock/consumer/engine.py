@@ -109,6 +109,7 @@ class Engine:
             self.results = TransactionalPublisher(
                 group,
                 settings.transaction_interval,
+                clock,
                 wake=self._wake_lane_for,
                 fail=self.fail,
             )

@@ -307,4 +307,7 @@ class Tracker:
         if restored is not None:
             # Done by a former owner and not fetched again yet: it must outlive this owner too.
             gaps += [range(max(done.start, position), done.stop) for done in restored.done if done.stop > position]
+            # Where it goes on behind all that was fetched, it is no gap: a map has none at its base.
+            if gaps and gaps[0].start <= watermark:
+                watermark = gaps.pop(0).stop
         return CommitPoint(watermark, encode(watermark, gaps, max_chars, self._owner))

@@ -60,8 +60,7 @@ class SteppedClient:
         self.committed, self.position, self.seek = inner.committed, inner.position, inner.seek
         self.incremental_assign, self.incremental_unassign = inner.incremental_assign, inner.incremental_unassign
         self.get_watermark_offsets = inner.get_watermark_offsets
-        self.consumer_group_metadata = inner.consumer_group_metadata
-        self.memberid = inner.memberid
+        self.consumer_group_metadata, self.memberid = inner.consumer_group_metadata, inner.memberid
         self.pause, self.resume, self.close = inner.pause, inner.resume, inner.close
         self.unsubscribe = inner.unsubscribe
 
@@ -190,6 +189,7 @@ class SteppedConsumer:
         self.ask_topic_ids, self.ask_rights = broker.ask_topic_ids, broker.ask_rights
         self.in_background = broker.in_background
         self.transactional_writer, self.stable_offsets = broker.transactional_writer, broker.stable_offsets
+        self.disposable = broker.disposable
         if self.engine.lane_plan.has_threads:
             self.resize(settings.workers, Kind.THREAD)
 

@@ -87,6 +87,7 @@ class TransactionalWriter:
         apart: whether each message is a batch, so that what the broker refuses is named.
         reports_all: whether deliveries are reported that succeeded.
         step: called before each call of the library that may wait, with its name.
+        now: the time in seconds that only rise.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class TransactionalWriter:
         apart: bool,
         reports_all: bool,
         step: Callable[[str], object],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.transactional_id = transactional_id
         self._bootstrap_servers = bootstrap_servers
@@ -108,6 +110,7 @@ class TransactionalWriter:
         self._ids_right = ids_right
         self._rights = rights
         self._step = step
+        self._now = now
         self._ends = EndWatch(clients.log_of(config), debugging=bool(config.get("debug")))
         self._added = AddWatch(self._ends)
         self._settings = producer_settings(config, transactional_id, apart=apart, reports_all=reports_all)
@@ -141,8 +144,8 @@ class TransactionalWriter:
         """
         self._step("Producer")
         self._added.begin()
-        producer = self._producer = clients.producer(self._bootstrap_servers, self._settings)
-        deadline = time.monotonic() + limit_s
+        producer = self._producer = self._make_producer(self._settings)
+        deadline = self._now() + limit_s
         while True:
             self._step("init_transactions")
             try:
@@ -158,12 +161,15 @@ class TransactionalWriter:
                 if is_missing_right(error):
                     text = self._rights.refused(what, self._ids_right)
                     raise NotOpenedError(text, [self._ids_right]) from error
-                if time.monotonic() > deadline or not error.args[0].retriable():
+                if self._now() > deadline or not error.args[0].retriable():
                     raise NotOpenedError(f"{what}: {reason(error)}") from error
             else:
                 self._rights.granted(self._ids_right)
                 self._state = State.READY
                 return
+
+    def _make_producer(self, settings: dict[str, Any]) -> Producer:
+        return clients.producer(self._bootstrap_servers, settings)
 
     def close(self) -> None:
         """Discard the producer with all it holds; whoever opens its id next ends what it left open."""
@@ -239,9 +245,9 @@ class TransactionalWriter:
 
     def _await_room(self, produce: Callable[[], None], room_s: float) -> None:
         """Hand a message over once there is room in the library's buffer, or raise `BufferError`."""
-        deadline = time.monotonic() + room_s
+        deadline = self._now() + room_s
         while True:
-            if time.monotonic() >= deadline:
+            if self._now() >= deadline:
                 raise BufferError(f"the client's buffer is full since {room_s:g} s (queue.buffering.max.kbytes)")
             self._step("produce")
             self.producer.poll(_ROOM_S)
@@ -283,10 +289,10 @@ class TransactionalWriter:
         """
         producer = self.producer
         self._step("delivery")
-        begun = time.monotonic()
+        begun = self._now()
         while len(producer) and not self.blame.cause:
             producer.poll(_LOOK_S)
-            waited_s = time.monotonic() - begun
+            waited_s = self._now() - begun
             look(waited_s)
             if waited_s > limit_s and not self.blame.cause:
                 self.blame.cause = f"not all was stored within {limit_s:g} s"
@@ -356,8 +362,8 @@ class TransactionalWriter:
             _log.debug("a failed producer could not be purged: %s", reason(error))
 
     def _drain(self, producer: Producer, limit_s: float) -> None:
-        until = time.monotonic() + limit_s
-        while len(producer) and time.monotonic() < until:
+        until = self._now() + limit_s
+        while len(producer) and self._now() < until:
             producer.poll(_LOOK_S)
 
     def _serve_log(self) -> None:

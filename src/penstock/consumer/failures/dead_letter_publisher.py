@@ -189,6 +189,9 @@ class DeadLetterPublisher:
             if error is None:
                 self._written(one, topic)
                 self._finish(one, one.on_done)
+            elif not one.fetch.assignment.active:
+                # As above.
+                self._finish(one, one.on_done)
             else:
                 self._not_written(one, topic, error)
 

@@ -66,6 +66,7 @@ class PollLoop:
     def run(self) -> None:
         """Consume until told to stop: the body of the poll thread."""
         try:
+            self.results.start()
             self.membership.join()
             while not self.stop_request.is_requested:
                 self.step()

@@ -58,9 +58,10 @@ class Rebalance:
 
     def on_assign(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Take partitions over from where the group stands."""
+        # Also where nothing is new: the generation is.
+        self.commits.note_rebalanced(client)
         if not partitions:
             return
-        self.commits.note_rebalanced(client)
         committed, at_first = self._committed(client, partitions)
         made = [self.make_assignment(one) for one in committed]
         for one, assignment in zip(committed, made, strict=True):

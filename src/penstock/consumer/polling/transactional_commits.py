@@ -55,11 +55,15 @@ class TransactionalCommits(Commits):
         super().tick(client, now)
 
     def note_rebalanced(self, client: ConsumerClient) -> None:
-        """Positions are committed as of the group's new generation."""
+        """Positions are committed as of the group's new generation.
+
+        A member that was put out has no id, and Kafka fences no positions that name no member. So what the publisher
+        has stays then: it is refused. An id is never given twice; where it is the same after as before, it is the
+        metadata's.
+        """
+        member = client.memberid()
         metadata = client.consumer_group_metadata()
-        # One that was put out has no id until it has given its partitions up. A broker takes positions that come with
-        # neither an id nor a generation from anybody.
-        if client.memberid():
+        if member and client.memberid() == member:
             self._publisher.set_metadata(metadata)
 
     def _commit(

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 from confluent_kafka import KafkaError, KafkaException
@@ -104,6 +106,9 @@ class Publisher(Protocol):
     def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
         """Take where to publish. Before the poll thread starts."""
 
+    def start(self) -> None:
+        """Start the thread of its own, where it has one. By the poll thread."""
+
     def submit(
         self,
         lane: ConsumerLane,
@@ -145,8 +150,10 @@ class ResultPublisher:
         self._queue: deque[Unpublished] = deque()
         # What the producer has. The poll thread's; others read copies, made in one step.
         self._sent: dict[Unpublished, None] = {}
-        # What a producer had that failed for ever: nobody knows whether it was written. In the order of sending.
-        self._again: deque[tuple[Unpublished, Result]] = deque()
+        # What a producer had that failed for ever: nobody knows whether it was written. A heap, by the number that each
+        # result got when it was first sent, for the next producer may fail in the middle of them.
+        self._again: list[tuple[int, Unpublished, Result]] = []
+        self._numbers = count()
         #: Whether a handler ever returned something. Written by holders of lanes.
         self.is_used = False
         #: Messages whose results are all written, and results that were written. The poll thread's.
@@ -157,6 +164,9 @@ class ResultPublisher:
         """Take what makes the producer, at the first result. Before the poll thread starts."""
         self._make_producer = partial(LastingProducer, partial(cluster.producer, config), cluster.clock)
         self._principal = cluster.principal
+
+    def start(self) -> None:
+        """Nothing: the poll thread does all."""
 
     def submit(
         self,
@@ -209,7 +219,7 @@ class ResultPublisher:
         while self._again:
             if not self._send(producer, *self._again[0]):
                 return
-            self._again.popleft()
+            heappop(self._again)
         while self._queue:
             one = self._queue[0]
             if not one.sent and not one.assignment.active:
@@ -220,13 +230,18 @@ class ResultPublisher:
             while one.sent < len(one.results):
                 # Before: a refusal at once may be the last answer that it waits for.
                 one.sent += 1
-                if not self._send(producer, one, one.results[one.sent - 1]):
+                if not self._send(producer, next(self._numbers), one, one.results[one.sent - 1]):
                     one.sent -= 1
                     return
             self._queue.popleft()
 
-    def _send(self, producer: LastingProducer, one: Unpublished, result: Result) -> bool:
+    def _send(self, producer: LastingProducer, number: int, one: Unpublished, result: Result) -> bool:
         """Give the producer a result; return whether it is done with: taken or refused. Else it is tried again soon."""
+        has_failed = producer.failure is not None
+        if has_failed:
+            # What the failed client had is reported by this, and goes first.
+            producer.renew()
+            return False
         try:
             producer.produce(
                 result.topic,
@@ -234,7 +249,7 @@ class ResultPublisher:
                 result.key,
                 partition=result.partition,
                 headers=result.headers,
-                on_delivery=partial(self._delivered, one, result),
+                on_delivery=partial(self._delivered, number, one, result),
             )
         except BufferError:
             return False
@@ -245,9 +260,11 @@ class ResultPublisher:
             self._answered(one, result, error.args[0])
         return True
 
-    def _delivered(self, one: Unpublished, result: Result, error: KafkaError | None, _message: object) -> None:
+    def _delivered(
+        self, number: int, one: Unpublished, result: Result, error: KafkaError | None, _message: object
+    ) -> None:
         if error is not None and (error.fatal() or error.code() in _FAILED_FOR_EVER):
-            self._again.append((one, result))
+            heappush(self._again, (number, one, result))
         else:
             self._answered(one, result, error)
 

@@ -22,8 +22,6 @@ class Transaction:
 
     inside: list[Unpublished]
     positions: dict[Assignment, CommitPoint]
-    #: Whether it failed, and nobody knows whether it was committed all the same.
-    may_be_committed: bool = False
 
 
 class ForwardedMessage(Unpublished):

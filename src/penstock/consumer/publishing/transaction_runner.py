@@ -74,17 +74,7 @@ class TransactionRunner:
 
     def run(self, transaction: Transaction, group_metadata: Any) -> None:
         """Write, add the positions as of the group's generation, commit."""
-        writer = self._writer
-        try:
-            self._call("a transaction", partial(self._run, transaction, group_metadata))
-        except UnknownEndError:
-            transaction.may_be_committed = True
-            raise
-        except NotAnsweredError:
-            # Its thread goes on once the brokers answer, maybe before the successor has opened: it must not commit then
-            # what is written again.
-            transaction.may_be_committed = writer is None or not writer.give_up()
-            raise
+        self._call("a transaction", partial(self._run, transaction, group_metadata))
 
     def _run(self, transaction: Transaction, group_metadata: Any) -> None:
         writer = self._writer
@@ -147,7 +137,7 @@ class TransactionRunner:
     def _call(self, label: str, function: Callable[[], T]) -> T:
         if self._calls is None:
             self._left.require_few()
-            self._calls = Disposable(f"{self._name}-calls", self._left)
+            self._calls = self._cluster.disposable(f"{self._name}-calls", self._left)
         writer = self._writer
         try:
             return self._calls.run(label, function, _LIMIT_S, lambda: None if writer is None else writer.close())

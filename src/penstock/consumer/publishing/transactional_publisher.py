@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -34,11 +33,11 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from penstock.clients.bounded_calls import NotAnsweredError
-from penstock.clients.cluster import Cluster
+from penstock.clients.cluster import Clock, Cluster
 from penstock.clients.kafka_errors import code_of, is_missing_right, reason
 from penstock.clients.rights import THIS_CLIENT
 from penstock.clients.transactional.end_watch import UnknownEndError
-from penstock.clients.transactional.errors import NotOpenedError
+from penstock.clients.transactional.errors import IdLostError, NotOpenedError
 from penstock.consumer.assignments import Assignment, ConsumerLane, Item
 from penstock.consumer.handlers.results import Result
 from penstock.consumer.publishing.outlet import Delivered
@@ -54,6 +53,8 @@ _log = logging.getLogger(__name__)
 _AGAIN_S = 0.2
 #: Seconds between two log lines about failures of one kind.
 _LOG_AGAIN_S = 10.0
+#: What is told of a message that was forwarded, and whose partition is gone.
+_NOT_WRITTEN = KafkaError(KafkaError._PURGE_QUEUE)  # noqa: SLF001 - the client library's names of its local errors look so
 #: Results in one transaction, at most, and how many messages that wait end one before its time.
 _MOST_RESULTS = 20_000
 _FULL = 5_000
@@ -71,12 +72,14 @@ class TransactionalPublisher:
         self,
         group: str,
         interval_s: float,
+        clock: Clock,
         *,
         wake: Wake,
         fail: Callable[[BaseException], None],
     ) -> None:
         self._group = group
         self._interval_s = interval_s
+        self._clock = clock
         self._wake = wake
         self._fail = fail
         #: Returns assignments with what is to be committed of them once these places are done; only what the group does
@@ -88,6 +91,8 @@ class TransactionalPublisher:
         self._lock = threading.Condition()
         self._queue: deque[Unpublished] = deque()
         self._began_at = 0.0
+        # Until when a failure is not tried again. The publisher's thread's.
+        self._again_at = 0.0
         self._hurry = False
         self._stopped = False
         # The group's metadata, of the generation in which positions are committed. Written by the poll thread.
@@ -114,11 +119,14 @@ class TransactionalPublisher:
         self.transactions = 0
 
     def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
-        """Take where to publish, and start the thread. Once, before the poll thread starts."""
+        """Take where to publish. Once, before the poll thread starts."""
         # No other process has the id, so nobody fences this one but its own successor.
         transactional_id = f"penstock.{self._group}.{uuid.uuid4()}"
         self._runner = TransactionRunner(self._thread.name, self._group, transactional_id, cluster, config)
         self._principal = cluster.principal
+
+    def start(self) -> None:
+        """Start the thread. Who steps the engine calls `transact` instead, whenever `due_at` has come."""
         self._thread.start()
 
     def serve(self) -> None:
@@ -139,7 +147,8 @@ class TransactionalPublisher:
         with self._lock:
             self._stopped = True
             self._lock.notify()
-        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def set_metadata(self, metadata: Any) -> None:
@@ -195,7 +204,7 @@ class TransactionalPublisher:
     def _main(self) -> None:
         try:
             while self._wait():
-                self._transact()
+                self.transact()
         except:  # noqa: E722 - see `raised`; the consumer must not go on without its publisher
             self._fail(raised())
         finally:
@@ -203,44 +212,55 @@ class TransactionalPublisher:
 
     def _wait(self) -> bool:
         """Wait until a transaction is to begin; return False where nothing is left to do."""
-        until = self._began_at + self._interval_s
         with self._lock:
-            while not (self._stopped or self._hurry):
-                if (left := until - time.monotonic()) <= 0:
-                    break
+            while (left := self.due_at - self._clock.monotonic()) > 0:
                 self._lock.wait(left)
-            self._hurry = False
-            self._began_at = time.monotonic()
             return not self._stopped or bool(self._queue or self._inside)
 
-    def _transact(self) -> None:
+    @property
+    def due_at(self) -> float:
+        """When the next transaction begins, on the engine's clock."""
+        return (
+            self._again_at if self._stopped or self._hurry else max(self._again_at, self._began_at + self._interval_s)
+        )
+
+    def transact(self) -> None:
         """Run one transaction: what is to be done again, or what has come together."""
+        with self._lock:
+            self._hurry = False
+            self._began_at = self._clock.monotonic()
         transaction: Transaction | None = None
         try:
             self._runner.require_open(apart=self._apart)
             self._settle()
-            # Before the positions are gathered: what is lost afterwards is refused as of this generation, and would be
-            # taken as of the next one, which the poll thread may have told by then.
+            # Read first: of a partition that goes away from here on, the group's generation is over then. The next one
+            # would let this member commit what is another's.
             metadata = self._metadata
+            if metadata is None:
+                # The group has not given this member an id yet, or has taken it back.
+                self.wants_metadata, self._again_at = True, self._clock.monotonic() + _AGAIN_S
+                return
             transaction = self._next()
             if transaction.inside or transaction.positions:
                 self._runner.run(transaction, metadata)
                 self._note_committed(transaction)
-        except (NotAnsweredError, UnknownEndError, NotOpenedError, KafkaException, BufferError) as error:
+        except (NotAnsweredError, UnknownEndError, NotOpenedError, IdLostError, KafkaException, BufferError) as error:
             self._note_failed(transaction, error)
 
     def _next(self) -> Transaction:
         """Return the next transaction. What is to be done again is so alone, for what came later stays behind it."""
         with self._lock:
-            inside = [one for one in self._inside if not one.assignment.is_gone]
-            count = 0
+            taken, count = list(self._inside), 0
             while not self._inside and self._queue and count < _MOST_RESULTS:
-                one = self._queue.popleft()
-                # Of one whose partition is gone, the next owner handles the message again.
-                if not one.assignment.is_gone:
-                    inside.append(one)
-                    count += len(one.results)
-            self._inside = inside
+                taken.append(one := self._queue.popleft())
+                count += len(one.results)
+            inside = self._inside = [one for one in taken if not one.assignment.is_gone]
+        # Of those whose partition is gone, the next owner handles the message again.
+        self._reports.extend(
+            (one.delivered, _NOT_WRITTEN)
+            for one in taken
+            if one.assignment.is_gone and isinstance(one, ForwardedMessage)
+        )
         positions = self.changed(places_of(inside))
         while without := without_room(inside, positions):
             inside = [one for one in inside if one not in without]
@@ -295,7 +315,8 @@ class TransactionalPublisher:
     def _note_failed(self, transaction: Transaction | None, error: BaseException) -> None:
         """Leave what was in it to be done again, without what the broker refused."""
         if transaction is not None:
-            if transaction.may_be_committed:
+            # What is left behind may return, and go on to the commit, until a successor has taken its id.
+            if isinstance(error, UnknownEndError | NotAnsweredError):
                 self._doubt = transaction
             elif isinstance(error, KafkaException | BufferError):
                 self._refuse(transaction)
@@ -304,7 +325,7 @@ class TransactionalPublisher:
         if isinstance(error, KafkaException):
             self.lacks_right = self.lacks_right or is_missing_right(error)
         self._log_failure(error)
-        time.sleep(_AGAIN_S)
+        self._again_at = self._clock.monotonic() + _AGAIN_S
 
     def _log_failure(self, error: BaseException) -> None:
         """Log why a transaction failed: the same one now and then only, for it is tried again at once."""
@@ -312,7 +333,7 @@ class TransactionalPublisher:
         said: object = error
         if isinstance(error, KafkaException):
             kind, said = code_of(error), reason(error)
-        now = time.monotonic()
+        now = self._clock.monotonic()
         level = logging.DEBUG
         if now - self._logged_at.get(kind, -_LOG_AGAIN_S) >= _LOG_AGAIN_S:
             self._logged_at[kind], level = now, logging.WARNING

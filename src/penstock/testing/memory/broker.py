@@ -13,6 +13,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
+from penstock.clients.bounded_calls import Disposable, LeftBehind
 from penstock.clients.requests.granted_rights import Rights
 from penstock.clients.requests.topic_ids import TopicIds
 from penstock.clients.requests.topics import TopicSpec
@@ -145,6 +146,10 @@ class TestBroker:
     ) -> NoReturn:
         """Raise `ConfigurationError`: there are no transactional producers here."""
         raise ConfigurationError(f"a broker in memory has no transactional producer {transactional_id}")
+
+    def disposable(self, name: str, left: LeftBehind) -> Disposable:
+        """Make a thread for calls of clients that may never return."""
+        return Disposable(name, left)
 
     def stable_offsets(self, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return a group's committed offsets."""

@@ -1,0 +1,365 @@
+"""`PublishingSimulation`: a group whose handlers return results, at least once or exactly once.
+
+At least once, the poll thread writes results; what a producer is told goes through here. Exactly once, an instance's
+publisher is stepped beside the poll thread and the workers: others work while it waits for the brokers, and it may be
+frozen, left behind or killed in the middle of a transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+import penstock
+from penstock.app import App
+from penstock.clients.cluster import DeliveryCallback
+from penstock.consumer.assignments import ConsumerLane
+from penstock.consumer.message_sizes import OVERHEAD_BYTES
+from penstock.consumer.publishing.result_publisher import RefusedResults
+from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
+from penstock.consumer.settings import ConsumerSettings
+from penstock.testing.memory import codes
+from penstock.testing.memory.log.log import Outcome
+from simulation.group_simulation import Simulation
+from simulation.instance import Instance, State
+from simulation.result_checker import OUTPUT_PARTITIONS, OUTPUTS, ResultChecker, results_of
+from simulation.transaction_coordinator import LOOK_S, TIMEOUT_S, TransactionCoordinator
+from simulation.transactional_client import (
+    MemoryTransactionalWriter,
+    Metadata,
+    Network,
+    ProcessKilled,
+    SteppedCalls,
+)
+
+#: How deep others may work while somebody waits who works while somebody waits.
+_DEEPEST = 2
+#: Messages that are parked at a time, at most: as many as a run has.
+_MOST_PARKED = 200
+#: Transactions of one instance while everything settles, between two polls.
+_SETTLING = 5
+
+
+def publish(message: penstock.Message) -> list[penstock.Outgoing]:
+    """Return results for a message."""
+    return _results(message)
+
+
+async def publish_async(message: penstock.Message) -> list[penstock.Outgoing]:
+    """Return results for a message, on the event loop."""
+    return _results(message)
+
+
+def publish_each(messages: list[penstock.Message]) -> list[Any]:
+    """Return results for each message of a batch."""
+    call, mine = _ending()
+    found = [results_of((one,), f"{call}.{place}", mine.writer) for place, one in enumerate(mine.messages)]
+    assert len(found) == len(messages)
+    return [one or None for one in found]
+
+
+def publish_whole(messages: list[penstock.Message]) -> list[penstock.Outgoing]:
+    """Return results for a batch as a whole."""
+    call, mine = _ending()
+    assert len(mine.messages) == len(messages)
+    return results_of(mine.messages, str(call), mine.writer)
+
+
+def _results(_message: penstock.Message) -> list[penstock.Outgoing]:
+    call, mine = _ending()
+    return results_of(mine.messages, str(call), mine.writer)
+
+
+def _ending() -> Any:
+    assert Instance.ending is not None
+    return Instance.ending
+
+
+class ObservedProducer:
+    """A producer in memory; which results were refused is told to the checker."""
+
+    def __init__(self, inner: Any, refuse: Callable[[bytes | None], None]) -> None:
+        self._inner = inner
+        self._refuse = refuse
+        self.poll, self.flush, self.purge = inner.poll, inner.flush, inner.purge
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        partition: int = -1,
+        headers: Sequence[tuple[str, str | bytes | None]] = (),
+        on_delivery: DeliveryCallback,
+    ) -> None:
+        """As the client's."""
+
+        def told(error: KafkaError | None, message: Message) -> None:
+            if error is not None and topic in OUTPUTS:
+                self._refuse(value)
+            on_delivery(error, message)
+
+        self._inner.produce(topic, value, key, partition=partition, headers=headers, on_delivery=told)
+
+
+class PublishingSimulation(Simulation):
+    """A simulation of an app whose handlers are those of this module; arguments as `Simulation`."""
+
+    def __init__(
+        self, app: App, seed: int = 0, *, settings: ConsumerSettings | None = None, partitions: int = 3
+    ) -> None:
+        super().__init__(app, seed, settings=settings, partitions=partitions)
+        for topic in OUTPUTS:
+            self.broker.create_topic(topic, OUTPUT_PARTITIONS)
+        self.transactions = TransactionCoordinator(self.broker._state)
+        self.results = ResultChecker(
+            app.name, self.checker, app.handlers, self.broker, exactly_once=self.settings.exactly_once
+        )
+        self.transactions.on_commit = self.results.takes_effect
+        self.transactions.on_refused = self.results.refuse
+        self.transactions.may_refuse = OUTPUTS.__contains__
+        #: What others do while somebody waits for the brokers: a step of the driver.
+        self.others: Callable[[], None] = lambda: None
+        self._depth = 0
+        self._publishing: set[Instance] = set()
+        self._nested = 0
+        self._writers: dict[Instance, MemoryTransactionalWriter] = {}
+        # The offsets of a partition are not told before the transaction of its former owner has ended.
+        self._brokers_s += 2 * (TIMEOUT_S + LOOK_S)
+        self._parked = 0
+        self._allow_parked(self.settings.max_parked)
+        #: How often what happened that a run should meet.
+        self.met: dict[str, int] = {}
+
+    def meet(self, what: str) -> None:
+        """Count what happened."""
+        self.met[what] = self.met.get(what, 0) + 1
+
+    # Instances
+
+    def _allow_parked(self, count: int) -> None:
+        """Allow for what was parked, is handled now, and waits for its results to be visible (I5)."""
+        more = max(0, min(count, _MOST_PARKED) - self._parked)
+        self._parked += more
+        self._most_bytes += more * (self._message_bytes + OVERHEAD_BYTES)
+
+    def change(self, instance: Instance, **settings: int | None) -> None:
+        """Change settings of a running instance."""
+        self._most_bytes -= (taken := self._parked * (self._message_bytes + OVERHEAD_BYTES))
+        super().change(instance, **settings)
+        self._most_bytes += taken
+        self._allow_parked(settings.get("max_parked") or 0)
+
+    def _prepare(self, instance: Instance) -> None:
+        consumer: Any = instance.consumer
+        if not self.settings.exactly_once:
+            make = consumer.producer
+            consumer.producer = lambda config: ObservedProducer(make(config), self.results.refuse)
+            return
+        network = Network(
+            self.transactions,
+            is_cut_off=lambda: instance.client.inner._cut_off,
+            meanwhile=lambda: self._let_others(instance),
+            advance=lambda seconds: self._wait_for_brokers(instance, seconds),
+        )
+
+        def make_writer(name: str, _config: Mapping[str, Any], *, apart: bool) -> MemoryTransactionalWriter:
+            self.meet("a writer apart" if apart else "a writer")
+            writer = self._writers[instance] = MemoryTransactionalWriter(name, network, apart=apart)
+            return writer
+
+        consumer.transactional_writer = make_writer
+        consumer.disposable = lambda _name, _left: SteppedCalls(network, lambda: self._leave_behind(instance))
+        consumer.stable_offsets = lambda group, partitions: self._stable_offsets(network, group, partitions)
+
+    def add(self) -> Instance:
+        """Start an instance."""
+        instance = super().add()
+        if not self.settings.exactly_once:
+            return instance
+        client: Any = instance.client
+        committed = client.committed
+
+        def stable(partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+            self._await_stable(instance, partitions, timeout)
+            return cast("list[TopicPartition]", committed(partitions, timeout))
+
+        client.committed = stable
+        client.consumer_group_metadata = lambda: self._metadata(instance)
+        client.memberid = lambda: "" if (member := self._metadata(instance)[1]) is None else member.name
+        publisher = instance.consumer.engine.results
+        assert isinstance(publisher, TransactionalPublisher)
+        changed = publisher.changed
+
+        def changed_meanwhile(places: Any) -> Any:
+            self._let_others(instance)
+            found = changed(places)
+            self._let_others(instance)
+            return found
+
+        publisher.changed = changed_meanwhile
+        wake = publisher._wake
+
+        def wake_meanwhile(lane: ConsumerLane, refused: RefusedResults) -> None:
+            # A topic that is closed fails all that have a result for it, those not sent yet as well.
+            if self.transactions.happened["produce", "forbidden"]:
+                fetch, _, record = refused.item
+                self.results.refuse_message((fetch.assignment.topic, fetch.assignment.partition), record.offset())
+            wake(lane, refused)
+
+        publisher._wake = wake_meanwhile
+        return instance
+
+    def _metadata(self, instance: Instance) -> Metadata:
+        """Return what the client knows of its membership; one that was put out names no member any more."""
+        member = instance.client.inner._membership.member
+        if member is None or (member.gone is not None and not instance.client.inner._cut_off):
+            self.meet("no member")
+            return self.app.name, None, -1
+        return self.app.name, member, member.generation
+
+    def _await_stable(self, instance: Instance, partitions: Sequence[TopicPartition], timeout: float) -> None:
+        places = [(one.topic, one.partition) for one in partitions]
+        end = self.clock.monotonic() + timeout
+        if instance.state is State.CUT_OFF:
+            # It asks until it is answered.
+            for _ in range(self.chance.randint(1, 5)):
+                self._wait(instance, 2.0)
+            self.heal(instance)
+        while not self.transactions.is_stable(self.app.name, places):
+            self.meet("unstable offsets")
+            if self.clock.monotonic() >= end:
+                raise KafkaException(KafkaError(codes.TIMED_OUT))
+            self._wait(instance, min(0.5, end - self.clock.monotonic()))
+
+    def _stable_offsets(self, network: Network, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        end = self.clock.monotonic() + 10.0
+        places = [(one.topic, one.partition) for one in partitions]
+        if (error := network.ask("stable", lambda: None, 10.0)) is not None:
+            raise KafkaException(error)
+        while not self.transactions.is_stable(group, places):
+            if self.clock.monotonic() >= end:
+                raise KafkaException(KafkaError(codes.TIMED_OUT))
+            network.wait(end)
+        self.meet("a doubt is settled")
+        return self.broker.stable_offsets(group, partitions)
+
+    def _leave_behind(self, instance: Instance) -> None:
+        """Let what was left behind go on some day: to the end of its transaction, where nobody forbids that."""
+        self.meet("left behind")
+        writer = self._writers[instance]
+        name, producer = writer.transactional_id, cast("Any", writer._producer)
+        epoch = -1 if producer is None else producer._epoch
+
+        def commit() -> None:
+            mine = self.transactions._ids.get(name)
+            if mine is not None and mine.epoch == epoch and mine.open is not None and mine.open.positions:
+                self.meet("left behind, and committed")
+                self.transactions.end(name, epoch, Outcome.COMMITTED)
+
+        self.broker._state.coordinator.later(self.chance.choice((0.0, 0.3, 2.0)), commit)
+
+    # The publisher's thread
+
+    def publish(self, instance: Instance) -> bool:
+        """Let the publisher of an instance run a transaction. Returns whether one was due."""
+        publisher = instance.consumer.engine.results
+        if not isinstance(publisher, TransactionalPublisher) or instance in self._publishing:
+            return False
+        if instance.state in (State.FROZEN, State.GONE) or publisher.due_at > self.clock.monotonic():
+            return False
+        self._note(f"{instance.name} publishes")
+        before, self._nested = publisher.transactions, self._nested + 1
+        self._publishing.add(instance)
+        try:
+            publisher.transact()
+        except ProcessKilled:
+            self.meet("killed in a transaction")
+        finally:
+            self._publishing.discard(instance)
+        self.met["transactions"] = self.met.get("transactions", 0) + publisher.transactions - before
+        return True
+
+    def _let_others(self, instance: Instance) -> None:
+        """Let others work while an instance's publisher is between two calls."""
+        if self._depth < _DEEPEST and self.chance.random() < 0.1:
+            self._depth += 1
+            try:
+                for _ in range(self.chance.randint(1, 6)):
+                    self.others()
+            finally:
+                self._depth -= 1
+        self._stay_frozen(instance)
+
+    def _stay_frozen(self, instance: Instance) -> None:
+        if instance.state is State.FROZEN:
+            self.meet("frozen in a transaction")
+            self.advance(self.chance.choice((1.0, 8.0, 15.0)))
+            self.others()
+            self.advance(self.chance.choice((0.1, 15.0)))
+            self.heal(instance)
+        if instance.state is State.GONE:
+            raise ProcessKilled
+
+    def _wait_for_brokers(self, instance: Instance, seconds: float) -> None:
+        """Let others work, or at most so many seconds pass."""
+        if self._depth < _DEEPEST and self.chance.random() < 0.3:
+            self._let_others(instance)
+        due = self.broker.next_due() - self.clock.monotonic()
+        self.broker.advance(max(0.0, min(seconds, max(due, 0.001), self.chance.choice((0.1, 1.0, 5.0)))))
+        self._stay_frozen(instance)
+
+    def _wait(self, instance: Instance, seconds: float) -> None:
+        if self.settings.exactly_once and self.chance.random() < 0.5:
+            self.publish(self.chance.choice([*self.instances, instance]))
+        super()._wait(instance, seconds)
+
+    def poll(self, instance: Instance) -> None:
+        """Let the poll loop of an instance take a step."""
+        begun, self._troubled = self._nested, self._troubled or self.settings.exactly_once
+        try:
+            super().poll(instance)
+        except AssertionError as error:
+            # Whose publisher waits for the brokers meanwhile takes the time of all others here.
+            if not str(error).startswith("I6") or begun == self._nested:
+                raise
+
+    # The end
+
+    def _mend(self) -> None:
+        super()._mend()
+        self.transactions.clear()
+        self.others = lambda: None
+
+    def _turn(self) -> bool:
+        worked = super()._turn()
+        self._depth += _DEEPEST
+        try:
+            for instance in list(self.instances):
+                publisher = instance.consumer.engine.results
+                before = publisher.handled, publisher.waiting
+                for _ in range(_SETTLING):
+                    if not self.publish(instance):
+                        break
+                worked = worked or before != (publisher.handled, publisher.waiting)
+        finally:
+            self._depth -= _DEEPEST
+        return worked
+
+    def _next_due(self, instance: Instance) -> float:
+        due = super()._next_due(instance)
+        publisher = instance.consumer.engine.results
+        if isinstance(publisher, TransactionalPublisher) and publisher.waiting:
+            due = min(due, publisher.due_at)
+        return due
+
+    def _judge(self) -> None:
+        # What was killed in a transaction holds readers back until that times out.
+        self.broker.advance(TIMEOUT_S + LOOK_S)
+        self.results.check_all()
+
+
+__all__ = ["PublishingSimulation", "publish", "publish_async", "publish_each", "publish_whole"]
