@@ -135,6 +135,13 @@ def test_a_taken_port_is_named(broker: DevBroker) -> None:
         DevBroker(port=port).start()
 
 
+def test_the_jvm_takes_the_options_that_kafkas_own_scripts_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_JVM_PERFORMANCE_OPTS", "-XX:+UseSerialGC -XX:+NoSuchThing")
+
+    with pytest.raises(DevBrokerError, match="NoSuchThing"):
+        DevBroker().start()
+
+
 def test_a_broker_that_takes_too_long_is_given_up() -> None:
     slow = DevBroker(start_timeout=0.2)
 

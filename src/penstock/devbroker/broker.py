@@ -36,6 +36,9 @@ class DevBroker(AccessControl):
     only what `allow` gave them. It is there to develop and test against, and guards nothing: the broker talks to
     itself on further ports of 127.0.0.1 that ask for nothing, and signs its certificates itself.
 
+    It is made to start soon. One that is measured for long is faster with both compilers of the JVM: set
+    `KAFKA_JVM_PERFORMANCE_OPTS` to "-XX:+TieredCompilation".
+
     Args:
         port: port to listen on; None takes a free one.
         data_dir: folder that keeps topics between brokers; None takes a temporary one, removed in the end.
