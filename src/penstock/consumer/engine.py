@@ -289,6 +289,7 @@ class Engine:
                 router=self.router,
                 errors=FetchErrors(topics, rights, self.clock),
                 polled=None if self.telemetry is None else self.telemetry.polled,
+                gather_s=min(0.005, self.settings.transaction_interval / 20) if self.settings.exactly_once else 0.0,
             ),
             commits=self.commits,
             drain=Drain(

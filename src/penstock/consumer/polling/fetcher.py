@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.clients.cluster import Clock, ConsumerClient
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Seconds to wait before asking again when everything is full for a moment.
 SATURATED_S = 0.002
+#: Messages in a batch that are worth a step of their own.
+_MUCH = 500
 
 #: Called for each fetch, where telemetry is on: topic, messages by partition, seconds.
 Polled = Callable[[str, dict[int, int], float], None]
@@ -36,6 +38,11 @@ class Fetcher:
     router: Router
     errors: FetchErrors
     polled: Polled | None
+    #: Seconds within which what comes is taken together, unless much is there. Each batch wakes the poll thread and
+    #: workers; where its results wait for a transaction anyway, fewer and larger ones cost a third less.
+    gather_s: float = 0.0
+    _taken_at: float = field(default=float("-inf"), init=False)
+    _took_much: bool = field(default=False, init=False)
 
     def fetch(self, poll_timeout: Callable[[float], float]) -> None:
         """Take what is there; wait for a first message where nothing is.
@@ -44,6 +51,9 @@ class Fetcher:
         """
         client = self.membership.client
         begun = self.clock.monotonic()
+        if not self._took_much and (left_s := self._taken_at + self.gather_s - begun) > 0:
+            self.clock.sleep(left_s)
+            begun += left_s
         if not self.back_pressure.apply(client, self.assignments.all(), begun):
             self.clock.sleep(SATURATED_S)
             return
@@ -60,6 +70,7 @@ class Fetcher:
         with collection_put_off():
             batch += client.consume(most - len(batch), 0)
             if batch:
+                self._taken_at, self._took_much = self.clock.monotonic(), len(batch) >= _MUCH
                 self.route(batch)
         if batch and self.polled is not None:
             self._report(self.polled, batch, self.clock.monotonic() - begun)
