@@ -1,10 +1,10 @@
 # Everything runs inside .venv, which the first target that needs it makes. No system Java is needed.
 PYTHON ?= python3
 BIN := .venv/bin
-# Three processes on two cores: most tests wait for a broker. Those of one file stay together, in order.
+# Five processes on two cores: most tests wait for a broker. Those of one file stay together, in order.
 # A process that dies ends the run (pytest-xdist would wait for ever for what it had taken), and so does one that is
 # stuck in a library, where the time limit of a test does not reach it.
-SIDE_BY_SIDE := --numprocesses 4 --dist loadfile --max-worker-restart 0 \
+SIDE_BY_SIDE := --numprocesses 5 --dist loadfile --max-worker-restart 0 \
   -o faulthandler_timeout=700 -o faulthandler_exit_on_timeout=true
 UV_VERSION := 0.13.8
 

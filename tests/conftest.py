@@ -176,6 +176,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.eventLog.compress", "false")
         # As docs/spark.md advises; sessions of programs under test have Spark's default.
         .config("spark.python.unix.domain.socket.enabled", "true")
+        # Queries are many and small: the JVM's second compiler would take more than it gives.
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
