@@ -52,7 +52,7 @@ def work(servers: str, orders: str, invoices: str, name: str) -> None:
 
 def place_orders(servers: str, topic: str) -> None:
     """Write the orders, in turn those of each customer."""
-    producer = Producer({"bootstrap.servers": servers})
+    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
     for number in range(ORDERS):
         order = {"id": number, "price": 3, "copies": 1 + number % 4}
         producer.produce(topic, json.dumps(order), key=f"customer-{number % CUSTOMERS}")

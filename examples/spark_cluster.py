@@ -79,7 +79,7 @@ def main(bootstrap_servers: str, topic: str, folder: Path) -> None:
     """Send flights, start a cluster, and submit this file to it with the package in a zip."""
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
     for number, (tail, delay) in enumerate(FLIGHTS):
         producer.produce(
             topic, partition=number % PARTITIONS, key=tail, value=json.dumps({"tail": tail, "delay": delay})

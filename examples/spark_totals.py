@@ -25,7 +25,7 @@ FLIGHTS = [("N14228", 11), ("N24211", 20), ("N14228", -3), ("N619AA", 33), ("N14
 
 def send_flights(bootstrap_servers: str, topic: str) -> None:
     """Send the flights, keyed by aircraft, so that those of one aircraft share a partition and an order."""
-    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
     for tail, delay in FLIGHTS:
         producer.produce(topic, key=tail, value=json.dumps({"tail": tail, "delay": delay}))
     producer.flush(30)

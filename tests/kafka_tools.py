@@ -27,7 +27,7 @@ STEADY = {"broker.session.timeout.ms": "60000"}
 
 def produce(bootstrap: str, topic: str, records: Iterable[tuple[bytes | None, bytes | None]], **extra: object) -> None:
     """Write key and value pairs, durably."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "enable.idempotence": True})
     failures: list[object] = []
     for key, value in records:
         producer.produce(topic, value, key=key, on_delivery=lambda error, _: error and failures.append(error), **extra)

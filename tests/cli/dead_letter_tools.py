@@ -38,7 +38,7 @@ def put(
     count: int = 1,
 ) -> None:
     """Write dead letters; `%d` in the value becomes their number."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "enable.idempotence": True})
     failures: list[object] = []
     for number in range(count):
         body = value % number if value is not None and b"%d" in value else value

@@ -30,7 +30,9 @@ def test_each_right_that_a_replay_lacks_is_told_until_it_has_them_all(
     original = new_secured_topic()
     letters = f"dlq.{original}"
     secured.create_topic(letters)
-    producer = Producer({**secured.admin_config, "bootstrap.servers": secured.bootstrap_servers})
+    producer = Producer(
+        {**secured.admin_config, "bootstrap.servers": secured.bootstrap_servers, "enable.idempotence": True}
+    )
     producer.produce(letters, MESSAGE, key=MESSAGE, headers=origin_headers(original))
     assert producer.flush(30) == 0
     user = new_user()

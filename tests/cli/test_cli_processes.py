@@ -127,7 +127,7 @@ def test_an_app_of_the_current_folder_runs_until_sigterm(
 ) -> None:
     topic = new_topic()
     write_app(tmp_path, broker.bootstrap_servers, topic)
-    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "enable.idempotence": True})
     producer.produce(topic, b"one", key=b"k")
     assert producer.flush(60) == 0
 

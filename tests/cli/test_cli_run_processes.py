@@ -57,7 +57,7 @@ class Bench:
         self.topic = topic
         self.group = f"group-of-{topic}"
         self.sent: set[tuple[int, int]] = set()
-        self._producer = Producer({"bootstrap.servers": servers, "linger.ms": 5})
+        self._producer = Producer({"bootstrap.servers": servers, "linger.ms": 5, "enable.idempotence": True})
         (folder / "shop.py").write_text(
             APP.format(group=self.group, servers=servers, topic=topic, session_ms=session_ms)
         )

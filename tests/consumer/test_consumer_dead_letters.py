@@ -254,7 +254,9 @@ def test_a_message_of_ten_megabytes_is_handled_and_one_is_written_as_a_dead_lett
 ) -> None:
     limit = 2 * LARGE
     topic = new_topic(config={"max.message.bytes": str(limit)})
-    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "message.max.bytes": 2 * limit})
+    producer = Producer(
+        {"bootstrap.servers": broker.bootstrap_servers, "message.max.bytes": 2 * limit, "enable.idempotence": True}
+    )
     # As large as the topic allows, save for what surrounds a record: with our headers it is larger.
     nearly = b"p" + os.urandom(limit - 500)
     compressed = Producer(

@@ -37,7 +37,7 @@ class Feed:
     def __init__(self, broker: DevBroker, topic: str) -> None:
         #: How many messages were written; final after `stop`.
         self.count = 0
-        self._producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+        self._producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "enable.idempotence": True})
         self._topic = topic
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._feed)

@@ -52,7 +52,9 @@ class SecuredApp:
         }
         self.handled: list[bytes | None] = []
         self._lock = threading.Lock()
-        self._producer = Producer({**broker.admin_config, "bootstrap.servers": broker.bootstrap_servers})
+        self._producer = Producer(
+            {**broker.admin_config, "bootstrap.servers": broker.bootstrap_servers, "enable.idempotence": True}
+        )
 
     def give_all(self) -> None:
         for rights in self.rights.values():
@@ -261,7 +263,9 @@ def test_a_topic_that_is_found_without_a_right_is_told_with_it_and_the_others_go
     first = new_secured_topic()
     group, unread, unwritten = f"g-{first}", f"{first}.unread", f"{first}.unwritten"
     user = new_user(*on_group(group, "read"), *on_topic(first, "read"), *on_topic(unread, "describe"))
-    producer = Producer({**secured.admin_config, "bootstrap.servers": secured.bootstrap_servers})
+    producer = Producer(
+        {**secured.admin_config, "bootstrap.servers": secured.bootstrap_servers, "enable.idempotence": True}
+    )
     seen: list[str] = []
     config = {**user.config, "topic.metadata.refresh.interval.ms": 300, "group.protocol": "consumer"}
     app = App(group, bootstrap_servers=secured.bootstrap_servers, commit_interval=0.1, config=config)

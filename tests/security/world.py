@@ -117,7 +117,7 @@ class World:
 
     def write(self) -> None:
         """Have somebody else write a message to the topic."""
-        producer = Producer({**self.broker.admin_config, "bootstrap.servers": self.servers})
+        producer = Producer({**self.broker.admin_config, "bootstrap.servers": self.servers, "enable.idempotence": True})
         errors: list[object] = []
         value = self.value()
         producer.produce(self.names["topic"], value, on_delivery=lambda error, _: errors.append(error))

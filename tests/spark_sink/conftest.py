@@ -38,7 +38,7 @@ def write(broker: DevBroker) -> Callable[..., None]:
 
     def produce(topic: str, partition: int, records: Sequence[Record], headers: Any = None) -> None:
         # One for each call: an old one does not hear at once of a partition added since.
-        producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "acks": "all"})
+        producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "acks": "all", "enable.idempotence": True})
         for key, value in records:
             producer.produce(topic, partition=partition, key=key, value=value, headers=headers)
         assert producer.flush(30) == 0

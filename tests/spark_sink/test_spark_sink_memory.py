@@ -25,7 +25,9 @@ LIBRARIES = 64 * 1024 * 1024
 
 def fill(servers: str, topic: str, records: Iterable[dict[str, object]]) -> int:
     """Write records to partition 0 and return their number."""
-    producer = Producer({"bootstrap.servers": servers, "queue.buffering.max.kbytes": 32_768})
+    producer = Producer(
+        {"bootstrap.servers": servers, "queue.buffering.max.kbytes": 32_768, "enable.idempotence": True}
+    )
     count = 0
     for record in records:
         while True:

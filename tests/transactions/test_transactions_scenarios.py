@@ -401,7 +401,7 @@ def test_scenario_17_clocks_an_hour_off_make_checks_neither_early_nor_late(
     producer.send(bench.topic, value=b"warm", execute=unknown)
     bench.settled(coordinator, committed=1)
     half = Half(new_id(), "orders", bench.topic, None, None, b"v", (), None)
-    raw = Producer({"bootstrap.servers": bench.servers})
+    raw = Producer({"bootstrap.servers": bench.servers, "enable.idempotence": True})
     sent = time.monotonic()
     stamp = int((real() + off_s) * 1000)
     raw.produce(bench.topics.half, b"v", None, 0, headers=encode_half(half), timestamp=stamp)
@@ -417,7 +417,14 @@ def test_scenario_17_clocks_an_hour_off_make_checks_neither_early_nor_late(
 
 def store_halves(bench: Bench, count: int, group: str) -> None:
     """Store halves by hand, as fast as a client can; the first one is `b"0"`, all are in one half partition."""
-    raw = Producer({"bootstrap.servers": bench.servers, "linger.ms": 20, "queue.buffering.max.messages": 200_000})
+    raw = Producer(
+        {
+            "bootstrap.servers": bench.servers,
+            "linger.ms": 20,
+            "queue.buffering.max.messages": 200_000,
+            "enable.idempotence": True,
+        }
+    )
     for number in range(count):
         half = Half(new_id(), group, bench.topic, None, None, b"%d" % number, (), None)
         raw.produce(bench.topics.half, b"%d" % number, None, 0, headers=encode_half(half))

@@ -106,7 +106,7 @@ class Bench:
 
     def write(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Any = None) -> None:
         """Write a record by hand, past penstock."""
-        producer = Producer({"bootstrap.servers": self.servers})
+        producer = Producer({"bootstrap.servers": self.servers, "enable.idempotence": True})
         producer.produce(topic, value, key, partition, headers=headers or [])
         assert producer.flush(30) == 0
 
