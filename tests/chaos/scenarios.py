@@ -114,11 +114,15 @@ def members_come_and_go(group: Fleet, turns: int, every: float, total: int, *, k
         # Half was fed by now: the members had something to do while they came and went, and did it.
         assert total * 0.1 < group.handled < total
     group.wait_settled(120)
-    for one in group.members:
-        if one.alive:
-            one.signal(signal.SIGTERM)
-    codes = sorted(one.process.wait(60) for one in group.members)
-    assert codes == [-signal.SIGKILL] * killed + [0] * (len(codes) - killed)
+    remaining = [one for one in group.members if one.alive]
+    # The last to come may not listen to signals yet.
+    wait_until(lambda: all(one.look is not None for one in remaining), timeout=60)
+    for one in remaining:
+        one.signal(signal.SIGTERM)
+    codes = {one: one.process.wait(60) for one in group.members}
+    failed = {one.name: (code, one.log_end()) for one, code in codes.items() if code not in {0, -signal.SIGKILL}}
+    assert not failed
+    assert list(codes.values()).count(-signal.SIGKILL) == killed
     assert terminated >= 1
     assert killed >= 1 or not kills
     assert sum(one.look.revoked for one in group.members if one.look is not None) > 0, "no partition ever moved"

@@ -1,4 +1,7 @@
-"""An app that returns what it is given, one to three messages for each: run as a process of its own, to be killed."""
+"""An app that returns what it is given, one to three messages for each: run as a process of its own, to be killed.
+
+usage: publishing_child.py SERVERS SOURCE TARGET GUARANTEE SECONDS, the last what a call of the handler takes
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import time
 
 import penstock
 
-servers, source, target, guarantee = sys.argv[1:]
+servers, source, target, guarantee, seconds = sys.argv[1:]
 app = penstock.App(
     f"group-{source}",
     bootstrap_servers=servers,
@@ -24,8 +27,7 @@ app = penstock.App(
 def copy(message: penstock.Message) -> list[penstock.Outgoing]:
     """Return a message one to three times, numbered."""
     value = message.value or b""
-    # Else all may be over before somebody can kill it.
-    time.sleep(0.002)
+    time.sleep(float(seconds))
     return [penstock.Outgoing(target, b"%s/%d" % (value, part), message.key) for part in range(1 + int(value) % 3)]
 
 

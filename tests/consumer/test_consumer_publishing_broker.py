@@ -26,8 +26,9 @@ GUARANTEES = pytest.mark.parametrize("guarantee", ["at least once", "exactly onc
 
 
 @contextmanager
-def child(servers: str, source: str, target: str, guarantee: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, CHILD, servers, source, target, guarantee], stdout=subprocess.DEVNULL)
+def child(servers: str, source: str, target: str, guarantee: str, seconds: str) -> Iterator[subprocess.Popen[bytes]]:
+    arguments = [servers, source, target, guarantee, seconds]
+    process = subprocess.Popen([sys.executable, CHILD, *arguments], stdout=subprocess.DEVNULL)
     try:
         yield process
     finally:
@@ -76,12 +77,13 @@ def test_a_process_killed_in_mid_stream_loses_no_result_and_keeps_the_order(
 
     for more in (500, 1_000):
         before = written()
-        with child(servers, source, target, guarantee) as process:
+        # So slow that there is work left when it is killed, however busy the machine is: 20 s for all.
+        with child(servers, source, target, guarantee, "0.02") as process:
             wait_until(lambda wanted=before + more: written() >= wanted)
             process.send_signal(signal.SIGKILL)
             process.wait()
         assert not is_done(servers, source), "it was killed too late"
-    with child(servers, source, target, guarantee) as process:
+    with child(servers, source, target, guarantee, "0.001") as process:
         wait_until(lambda: is_done(servers, source), timeout=90, interval=0.2)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
