@@ -124,6 +124,43 @@ def test_a_handler_that_blocks_the_loop_is_reported_with_the_loops_stack(
     assert "in blocks" in report
 
 
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("option", ["filter", "decoder"])
+def test_what_is_asked_before_the_handler_and_never_answers_is_named_like_a_handler(
+    option: str, batch: int, broker: DevBroker, new_topic: NewTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"k", b"passes"), (b"k", b"hangs")])
+    release = threading.Event()
+
+    def waits_for_what_never_comes(given: Message | bytes) -> bool:
+        if (given.value if isinstance(given, Message) else given) == b"hangs":
+            release.wait(120)
+        return True
+
+    def function(_message: object) -> None:
+        """Everything passes."""
+
+    asked: dict[str, object] = {option: waits_for_what_never_comes}
+    if batch > 1:
+        asked["batch"] = batch
+    stalls = {"stall_after": 0.3}
+    with (
+        caplog.at_level(logging.WARNING, "penstock"),
+        consumer_of(broker, topic, function, stalls, **asked) as consumer,
+    ):
+        wait_until(lambda: consumer.statistics().stalls >= 1)
+        said = explained(consumer)
+        release.set()
+
+    assert said is not None
+    # Of a batch nothing is done before it was handed over.
+    assert said.blocking_offset == (1 if batch == 1 else 0)
+    assert said.state == "in handler" or batch > 1
+    assert f"{topic}[0]@1 has been in" in caplog.text
+    assert "in waits_for_what_never_comes" in caplog.text
+
+
 def explained(consumer: LitePushConsumer) -> Explanation | None:
     found = consumer.explain()
     return found[0] if found and found[0].partition >= 0 else None

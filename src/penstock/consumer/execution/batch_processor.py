@@ -48,7 +48,7 @@ class BatchProcessor:
         """Gather a batch of one assignment's messages and hand it over. Returns whether no token is left."""
         assignment = runs[0].owner.assignment
         now = self._now()
-        slot.started = now
+        slot.started, slot.batch_count = now, 1
         batch: list[Entry] = []
         gathered: set[Hashable] = set()
         full = over = False
@@ -58,6 +58,7 @@ class BatchProcessor:
                 break
             while run.next < len(run.records) and len(batch) < route.batch:
                 item = (run.owner, run.indexes[run.next], run.records[run.next])
+                slot.record = item[2]
                 key, message = self._admission.admit(
                     lane, route, item, now, slot, arrival=run.arrival, gathered=gathered
                 )
@@ -86,7 +87,7 @@ class BatchProcessor:
         batch = [(key, parked.waiting[0], first)]
         if not parked.tried_alone:
             keys += self._ready_batch_keys(lane, parked, now)
-            batch += self._gather(lane, keys, now)
+            batch += self._gather(lane, keys, now, slot)
             batch.sort(key=lambda one: one[1][2].offset())
         heads = {one: lane.parked[one] for one in dict.fromkeys(one for one, _, _ in batch)}
         for head in heads.values():
@@ -121,7 +122,7 @@ class BatchProcessor:
                 batch_keys.append(other)
         return batch_keys
 
-    def _gather(self, lane: ConsumerLane, keys: list[Hashable], now: float) -> list[Entry]:
+    def _gather(self, lane: ConsumerLane, keys: list[Hashable], now: float, slot: ExecutionSlot) -> list[Entry]:
         """Return what may be handed over now beside the head of the first of these keys, the oldest first."""
         assignment = lane.parked[keys[0]].waiting[0][0].assignment
         route = assignment.route
@@ -141,6 +142,7 @@ class BatchProcessor:
                 continue
             place, parked = places[key], lane.parked[key]
             attempts = parked.tries_behind(place) if place else parked.tries
+            slot.record = item[2]
             message = self._admission.readmit(route, key, item[2], now, attempts)
             places[key] += 1
             if isinstance(message, Message):

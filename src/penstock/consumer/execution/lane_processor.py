@@ -246,13 +246,14 @@ class LaneProcessor:
             now = self._now()
             if now >= deadline or not assignment.active:
                 return False
+            # Before what is asked first: a filter or a decoder may hang as a handler may.
+            slot.started, slot.record = now, record
             key, message = self._admission.admit(lane, route, item, now, slot, arrival=run.arrival)
             if isinstance(message, RateLimited):
                 return True
             run.next += 1
             if message is None:
                 continue
-            slot.started, slot.record = now, record
             outcome = message if isinstance(message, Failed) else (yield message)
             if outcome is None:
                 self._admission.done((item,), slot)

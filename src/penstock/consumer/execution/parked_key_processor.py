@@ -61,6 +61,7 @@ class ParkedKeyProcessor:
             if now >= deadline or route.kind is not slot.kind:
                 lane.due.insert(0, key)
                 return False
+            slot.started, slot.record, slot.batch_count = now, record, 1
             answer = self._admission.readmit(route, key, record, now, parked.tries)
             if isinstance(answer, (float, RateLimited)):
                 self._wait_for_limit(lane, key, parked, answer, now)
@@ -69,7 +70,6 @@ class ParkedKeyProcessor:
                 self._admission.filtered(item, slot)
                 self._parking.next_head(parked, slot)
                 continue
-            slot.started, slot.record, slot.batch_count = now, record, 1
             slot.enter(route)
             yield from self._try_head(lane, key, parked, answer, slot)
         del lane.parked[key]
