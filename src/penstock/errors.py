@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 
 class PenstockError(Exception):
@@ -132,6 +132,16 @@ def class_name(error: BaseException) -> str:
     """Return an exception's class, with its module unless it is a builtin."""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and what it was raised from, each once: a chain may be a circle."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__
 
 
 def raised() -> BaseException:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
 from contextvars import copy_context
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,7 +21,7 @@ from confluent_kafka.serialization import (
     SerializerBuilder,
 )
 
-from penstock.errors import ConfigurationError, RegistryConnectionError, raised
+from penstock.errors import ConfigurationError, RegistryConnectionError, causes, raised
 from penstock.message import Record, headers_of
 
 #: The header that may hold a value's schema id, in place of the value's first bytes: confluent-kafka's name for it.
@@ -139,7 +138,7 @@ def _is_one(option: str, given: object, wanted: type) -> bool:
 def _as_told(done: str, error: BaseException) -> BaseException:
     """Return what a serializer raised as it is to be told: for now, or as it is."""
     # A rule of a schema wraps what kept it from being applied.
-    for one in _causes(error):
+    for one in causes(error):
         if _is_passing(one):
             told = RegistryConnectionError(
                 f"the value cannot be {done} for now: {describe(one)}; see that the schema registry is up, and its "
@@ -148,15 +147,6 @@ def _as_told(done: str, error: BaseException) -> BaseException:
             told.__cause__ = error
             return told
     return error
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        cause = cause.__cause__
 
 
 def _is_passing(error: BaseException) -> bool:

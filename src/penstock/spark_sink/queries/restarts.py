@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.clients.rights import MissingRightError
-from penstock.errors import ConfigurationError, MessageFormatError, TopicNotFoundError
+from penstock.errors import ConfigurationError, MessageFormatError, TopicNotFoundError, causes
 from penstock.spark_sink.errors import DataLossError, SchemaMismatchError, SessionStoppedError, errors_in
 
 #: Seconds before the first restart, and at most before any; each wait is twice the one before.
@@ -97,12 +97,10 @@ def lacks_right(failure: BaseException) -> bool:
 
 
 def _causes(failure: BaseException) -> Iterator[BaseException]:
-    """Return a failure and its causes, those included that have crossed Spark's JVM as text."""
-    seen: BaseException | None = failure
-    while seen is not None:
-        yield seen
-        yield from errors_in(str(seen))
-        seen = seen.__cause__
+    """Yield a failure and its causes, those included that have crossed Spark's JVM as text."""
+    for one in causes(failure):
+        yield one
+        yield from errors_in(str(one))
 
 
 def summary_of(failure: BaseException) -> str:
