@@ -69,9 +69,9 @@ class TransactionalCommits(Commits):
     def _commit(
         self,
         client: ConsumerClient,
-        assignments: Sequence[Assignment],  # noqa: ARG002 - the publisher commits all that has changed, here and below
-        now: float,  # noqa: ARG002
-        map_chars: int,  # noqa: ARG002
+        assignments: Sequence[Assignment],  # noqa: ARG002 - the publisher commits all that has changed
+        now: float,  # noqa: ARG002 - it has a clock of its own
+        map_chars: int,  # noqa: ARG002 - and knows how long a map may be
     ) -> list[Assignment]:
         self.note_rebalanced(client)
         self.succeeded = self._publisher.transactions

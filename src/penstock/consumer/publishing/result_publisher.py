@@ -217,9 +217,11 @@ class ResultPublisher:
     def _send_waiting(self, producer: LastingProducer) -> None:
         """Send as much as the producer takes, in the order in which it was submitted."""
         while self._again:
-            if not self._send(producer, *self._again[0]):
+            # Taken off first: a refusal at once may put a lower one there.
+            oldest = heappop(self._again)
+            if not self._send(producer, *oldest):
+                heappush(self._again, oldest)
                 return
-            heappop(self._again)
         while self._queue:
             one = self._queue[0]
             if not one.sent and not one.assignment.active:
@@ -237,7 +239,7 @@ class ResultPublisher:
 
     def _send(self, producer: LastingProducer, number: int, one: Unpublished, result: Result) -> bool:
         """Give the producer a result; return whether it is done with: taken or refused. Else it is tried again soon."""
-        has_failed = producer.failure is not None
+        has_failed = producer.failure is not None  # what it is now: a check of types would take it for what it stays
         if has_failed:
             # What the failed client had is reported by this, and goes first.
             producer.renew()
