@@ -262,7 +262,14 @@ class World:
             found = [(offset, self.done[offset]) for offset in range(start, len(self.done))]
             notes = [note for _, one in found for note in one.notes]
             self.state.settle(notes, live_snapshots(found))
+        self.judge_held(batch)
         self.happened[end] += 1
+
+    def judge_held(self, batch: CommitBatch) -> None:
+        """Have the decisions judged that waited for the end of a Kafka transaction."""
+        names = [pending.half.transaction_id for pending in batch.decided]
+        names += [snapshot.note.transaction_id for snapshot in batch.snapshots]
+        self.refused += sum(len(self.state.join_ahead(name)) for name in names)
 
     def mark(self, batch: CommitBatch, *, in_flight: bool) -> None:
         """Note on what a Kafka transaction settles or writes down again that it is under way, or is not any more."""

@@ -366,3 +366,31 @@ def test_of_several_notes_on_one_half_the_end_stands_and_else_the_greatest_count
 
     assert isinstance(known, Pending)
     assert (known.check_count, known.answered_ms) == (2, 30)
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_an_operators_discard_of_what_is_being_published_is_judged_when_that_has_ended(is_published: bool) -> None:
+    state, one = PartitionState(0, 0), half()
+    discard = Op(one.transaction_id, Verdict.DISCARD, Author.OPERATOR, "orders", 0, (0,), 0)
+    state.add_half(0, one)
+    state.add_op(0, op(one, Verdict.COMMIT, (0,)), 1_000)
+    batch = state.next_batch(1, lambda _: None)
+    assert batch is not None
+    (pending,) = batch.decided
+    pending.in_flight = True
+
+    assert state.add_op(1, discard, 2_000) is None
+    assert state.sweep_ahead(1) == 0
+    assert state.checkpoints() == (0, 0)
+    assert pending.verdict is Verdict.COMMIT
+    pending.in_flight = False
+    if is_published:
+        state.apply(batch)
+
+    refused = state.join_ahead(one.transaction_id)
+    assert refused == ([(1, Refusal.SETTLED_OR_UNKNOWN)] if is_published else [])
+    if is_published:
+        assert state.checkpoints() == (1, 2)
+    else:
+        assert (pending.verdict, pending.author, pending.decided_at) == (Verdict.DISCARD, Author.OPERATOR, 1)
+        assert state.checkpoints() == (0, 1)

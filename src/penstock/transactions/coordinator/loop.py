@@ -302,7 +302,7 @@ class CoordinatorLoop:
             self._gate.shut()
             self._flight.doubt(commit)
         else:
-            commit.mark(in_flight=False)
+            commit.failed()
             self._not_published(result.error, commit)
 
     def _committed(self, commit: GroupCommit, result: CommitResult) -> None:

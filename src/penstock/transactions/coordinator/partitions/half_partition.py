@@ -195,6 +195,13 @@ class HalfPartition:
             self.schedule.add(pending)
         self.done_end = done_end
 
+    def judge_held(self, batch: CommitBatch) -> None:
+        """Have the decisions judged that waited for the end of the Kafka transaction that had a batch."""
+        for pending in batch.decided:
+            self.feed.judge_held(pending.half.transaction_id)
+        for snapshot in batch.snapshots:
+            self.feed.judge_held(snapshot.note.transaction_id)
+
     def next_batch(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> CommitBatch | None:
         """Choose what the next Kafka transaction settles here, and what it snapshots, or return None.
 

@@ -106,9 +106,7 @@ class LogFeed:
             self._refuse(half.transaction_id, offset, pending, forged=True)
         if state.payloads.bytes > state.payloads.limit:
             state.payloads.make_room()
-        if state.has_ahead:
-            for op_offset, refusal in state.join_ahead(half.transaction_id):
-                self._refuse(half.transaction_id, op_offset, refusal)
+        self.judge_held(half.transaction_id)
 
     def op(self, message: Message, now: float) -> None:
         """Take a record of the op log in; it was read at `now`, in monotonic seconds."""
@@ -256,6 +254,12 @@ class LogFeed:
         """Let all decisions take effect that were read: they are not in the log any more."""
         while self._waiting:
             self._decide(self._waiting.popleft())
+
+    def judge_held(self, transaction_id: str) -> None:
+        """Have the decisions judged that were held: a half of their transaction came, or what was under way ended."""
+        if self._state.has_ahead:
+            for op_offset, refusal in self._state.join_ahead(transaction_id):
+                self._refuse(transaction_id, op_offset, refusal)
 
     def _refuse(self, transaction_id: str, offset: int, refusal: Refusal, *, forged: bool = False) -> None:
         if forged:

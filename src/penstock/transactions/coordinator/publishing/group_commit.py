@@ -37,7 +37,7 @@ class GroupCommit:
             {number: owned[number].done_end for number in batches},
             topic,
         )
-        made.mark(in_flight=True)
+        made._mark(in_flight=True)
         return made
 
     def count(self) -> int:
@@ -56,7 +56,17 @@ class GroupCommit:
         """Return how large the messages are that it publishes."""
         return sum(pending.payload_bytes for pending in self.decided())
 
-    def mark(self, *, in_flight: bool) -> None:
+    def failed(self) -> None:
+        """Take in that it was aborted."""
+        self._mark(in_flight=False)
+        self._judge_held()
+
+    def _judge_held(self) -> None:
+        """Have the decisions judged that waited for its end."""
+        for partition, batch in self.batches.values():
+            partition.judge_held(batch)
+
+    def _mark(self, *, in_flight: bool) -> None:
         """Note on all that it settles or takes snapshots of that it is under way, or is not any more."""
         for partition, batch in self.batches.values():
             for pending in batch.decided:
@@ -68,9 +78,10 @@ class GroupCommit:
 
     def committed(self) -> Iterable[str]:
         """Take in that it was committed; return the ids of what it settled."""
-        self.mark(in_flight=False)
+        self._mark(in_flight=False)
         for partition, batch in self.batches.values():
             partition.settled(batch)
+        self._judge_held()
         return (pending.half.transaction_id for pending in self.decided())
 
     def learn(self, found: Mapping[int, DoneRead], owned: Mapping[int, HalfPartition]) -> list[str]:
@@ -78,7 +89,7 @@ class GroupCommit:
 
         Records of others may be there that are under way, or have ended meanwhile: those take in their own.
         """
-        self.mark(in_flight=False)
+        self._mark(in_flight=False)
         settled: list[str] = []
         for number, (partition, batch) in self.batches.items():
             if owned.get(number) is not partition:
@@ -92,6 +103,7 @@ class GroupCommit:
             )
             partition.settled_in_doubt(done.end, outcome)
             settled += [pending.half.transaction_id for pending in outcome[0]]
+        self._judge_held()
         return settled
 
 

@@ -174,7 +174,7 @@ class Trials:
             self._targets.settled(commit.committed())
             self._counts.groups += 1
             return
-        commit.mark(in_flight=False)
+        commit.failed()
         if isinstance(error, TooLargeError) and commit.count() == 1:
             for pending in commit.decided():
                 self._targets.refuse(pending.half.transaction_id, topic, str(error), now)

@@ -1,4 +1,7 @@
-"""Decisions that run ahead of their halves: held until those are read, or until they cannot come. Pure."""
+"""Decisions that run ahead of their halves: held until those are read, or until they cannot come. Pure.
+
+One that would overrule what is being published is held likewise, until that has ended.
+"""
 
 from __future__ import annotations
 

@@ -43,12 +43,9 @@ def is_next_answer(pending: Pending, op: Op, place: tuple[int, int]) -> bool:
 
 
 def overrules(op: Op, pending: Pending) -> bool:
-    """Tell whether a decision takes effect though there is one: an operator discards what cannot be published.
-
-    What is under way cannot be overruled: it may be visible by now.
-    """
+    """Tell whether a decision takes effect though there is one: an operator discards what cannot be published."""
     is_discard = op.verdict is Verdict.DISCARD and op.author is Author.OPERATOR
-    return is_discard and pending.verdict is Verdict.COMMIT and not pending.in_flight
+    return is_discard and pending.verdict is Verdict.COMMIT
 
 
 def is_cancellation(pending: Pending, op: Op, appended_ms: int) -> bool:

@@ -124,8 +124,8 @@ class PartitionState(PendingTransactions):
             return None
         pending = self.pending.get(op.transaction_id)
         # Nearly all have one half, and it is there.
-        is_usual = pending is not None and pending.parts is None and not self._reborn
-        if pending is not None and (is_usual or not self._waits_for_halves(pending, op)):
+        is_usual = pending is not None and pending.parts is None and not self._reborn and not pending.in_flight
+        if pending is not None and (is_usual or not self._waits(op)):
             return self._judge(pending, offset, index, op, appended_ms)
         last = max(op.half_offsets, default=-1)
         if pending is None and op.half_offsets and last < self.half_position:
@@ -150,10 +150,15 @@ class PartitionState(PendingTransactions):
         return op.verdict in NEED_ALL or last >= self.half_position or op.transaction_id in self._ahead
 
     def _waits(self, op: Op) -> bool:
-        return self._waits_for_halves(self.pending[op.transaction_id], op)
+        """Tell whether a decision is held: for more halves, or for the end of what is under way and may be visible."""
+        pending = self.pending[op.transaction_id]
+        return (pending.in_flight and overrules(op, pending)) or self._waits_for_halves(pending, op)
 
     def join_ahead(self, transaction_id: str) -> list[tuple[int, Refusal]]:
-        """Apply the decisions that ran ahead of a half that has just arrived; return the refused ones by op offset."""
+        """Apply the decisions that were held, now that a half has arrived, or what was under way has ended.
+
+        Returns the refused ones by op offset.
+        """
         return self._ahead.join(transaction_id, self.half_position)
 
     def _judge_ahead(self, ahead: Ahead) -> Refusal | None:
@@ -172,7 +177,12 @@ class PartitionState(PendingTransactions):
         written, so a decision that names an offset at or past the end is forged. `read_to` was the next offset of the
         op log then: decisions at or above it are left; None: all had been read.
         """
-        return self._ahead.sweep(half_end, self.half_position, read_to, self._reborn.__contains__)
+        return self._ahead.sweep(half_end, self.half_position, read_to, self._stays)
+
+    def _stays(self, transaction_id: str) -> bool:
+        """Tell whether what is held waits for something else than halves."""
+        pending = self.pending.get(transaction_id)
+        return transaction_id in self._reborn or (pending is not None and pending.in_flight)
 
     def lose_half_log(self, low: int) -> list[Pending]:
         """Take in that the half log was made again and begins at `low`: what is pending is here alone.
