@@ -1,9 +1,14 @@
 """How fast penstock consumes, beside what the ground allows, measured in the same run.
 
-usage: python benchmarks/consume.py [--rounds N] [--only W0,W1,A1,W2,A2,P2,W3,poison,tracker,memory]
+usage: python benchmarks/consume.py [--rounds N] [--only W0,json,model,filter,batch,header,W1,A1,W2,A2,P2,W3,poison,...]
 
 W0  empty handler, 1,000,000 messages of 100 B, 10,000 keys, 8 partitions, 8 workers; beside two bare `consume` loops:
     one with the client's own defaults, one with the fetch settings that penstock chooses
+json     the empty handler with `decoder="json"`, 300,000 messages of 110 B; beside a bare loop that calls `json.loads`
+model    the same with a pydantic model; beside a bare loop that validates with it
+filter   the empty handler with a filter that looks at the key and lets all pass, 500,000 messages; beside it without
+batch    a handler of `batch=100`; beside the empty handler of single messages
+header   `key="header:account"`; beside the empty handler, for which the header is only fetched
 W1  10 ms handler, 60,000 messages, 64 workers; beside 64 bare threads that only sleep
 A1  10 ms `async def` handler, 300,000 messages, 1,000 at once; beside 1,000 bare asyncio tasks that only sleep
 W2  1 ms handler, 300,000 messages, 64 workers; beside 64 bare threads
@@ -33,12 +38,15 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import tenacity
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from pydantic import BaseModel
 
 from penstock.consumer import ConsumerSettings, LitePushConsumer, handler, retry
 from penstock.devbroker import DevBroker
@@ -61,10 +69,17 @@ class Work:
     hot_every: int = 0
     mode: str = "threads"
     size: int = SIZE
+    #: What the value is: bytes by chance, or JSON with an account in a header.
+    form: str = "bytes"
 
 
 WORKS = {
     "W0": Work("W0", 1_000_000, 8, 0.0),
+    "json": Work("json", 300_000, 8, 0.0, form="json"),
+    "model": Work("model", 300_000, 8, 0.0, form="json"),
+    "filter": Work("filter", 500_000, 8, 0.0),
+    "batch": Work("batch", 500_000, 8, 0.0),
+    "header": Work("header", 300_000, 8, 0.0, form="json"),
     "W1": Work("W1", 60_000, 64, 0.010),
     "A1": Work("A1", 300_000, 1000, 0.010, mode="tasks"),
     "W2": Work("W2", 300_000, 64, 0.001),
@@ -74,6 +89,28 @@ WORKS = {
     "poison": Work("poison", 300_000, 64, 0.001),
     "memory": Work("memory", 1_000_000, 8, 0.0, size=1024),
 }
+
+
+class Payment(BaseModel):
+    """What a JSON value is."""
+
+    id: int
+    account: str
+    amount: float
+    currency: str
+    text: str
+
+
+#: What the handler is given besides, in rows that measure an option.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "json": {"decoder": "json"},
+    "model": {"decoder": Payment},
+    "filter": {"filter": lambda message: message.key is not None},
+    "batch": {"batch": 100},
+    "header": {"key": "header:account"},
+}
+#: What a bare loop makes of a value beside those that decode.
+DECODERS: dict[str, Callable[[bytes], object]] = {"json": json.loads, "model": Payment.model_validate_json}
 
 
 def produce(bootstrap: str, work: Work) -> str:
@@ -100,10 +137,15 @@ def fill(bootstrap: str, topic: str, work: Work, *, at_once: bool = False) -> No
         producer.begin_transaction()
     value = os.urandom(work.size)
     for number in range(work.count):
+        headers: list[tuple[str, str | bytes | None]] = []
+        if work.form == "json":
+            account = f"k{number % KEYS}"
+            payment = Payment(id=number, account=account, amount=number / 7, currency="EUR", text="x" * 20)
+            value, headers = payment.model_dump_json().encode(), [("account", account)]
         key = b"hot" if work.hot_every and number % work.hot_every == 0 else b"k%d" % (number % KEYS)
         while True:
             try:
-                producer.produce(topic, value, key=key)
+                producer.produce(topic, value, key=key, headers=headers)
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -114,8 +156,10 @@ def fill(bootstrap: str, topic: str, work: Work, *, at_once: bool = False) -> No
         producer.commit_transaction()
 
 
-def raw_consume(bootstrap: str, topic: str, count: int, *, tuned: bool) -> float:
-    """Return messages/s of a bare `consume` loop, from the first message to the last."""
+def raw_consume(
+    bootstrap: str, topic: str, count: int, *, tuned: bool, decode: Callable[[bytes], object] | None = None
+) -> float:
+    """Return messages/s of a bare `consume` loop, from the first message to the last; it may decode the values."""
     config = ConsumerSettings().client_config(uuid.uuid4().hex)
     if not tuned:
         for key in ("fetch.queue.backoff.ms", "max.partition.fetch.bytes"):
@@ -127,7 +171,13 @@ def raw_consume(bootstrap: str, topic: str, count: int, *, tuned: bool) -> float
         batch = consumer.consume(10_000, 0.1)
         if batch and not begun:
             begun = time.perf_counter()
-        seen += sum(message.error() is None for message in batch)
+        if decode is None:
+            seen += sum(message.error() is None for message in batch)
+            continue
+        for message in batch:
+            if message.error() is None:
+                decode(message.value() or b"")
+                seen += 1
     took = time.perf_counter() - begun
     consumer.close()
     return count / took
@@ -178,7 +228,19 @@ class Clock:
         self.begun = self.ended = 0.0
         self.done = threading.Event()
         self._turn = iter(range(1, count + 1))
+        self._lock = threading.Lock()
         self._count = count
+
+    def tick_all(self, messages: list[Message]) -> None:
+        """Note one call with several messages."""
+        with self._lock:
+            turns = list(islice(self._turn, len(messages)))
+        # Once the count is reached, more may come: the batch that reaches it may hold them.
+        if turns and turns[0] == 1:
+            self.begun = time.perf_counter()
+        if turns and turns[-1] == self._count:
+            self.ended = time.perf_counter()
+            self.done.set()
 
     def tick(self) -> None:
         """Note one call."""
@@ -190,8 +252,8 @@ class Clock:
             self.done.set()
 
 
-def penstock_rate(bootstrap: str, topic: str, work: Work) -> float:
-    """Return messages/s of penstock, from the first handler call to the last one's end."""
+def penstock_rate(bootstrap: str, topic: str, work: Work, *, plain: bool = False) -> float:
+    """Return messages/s of penstock, from the first handler call to the last one's end; `plain`: without options."""
     clock = Clock(work.count)
     tick, sleep, seconds = clock.tick, time.sleep, work.handler_s
     begun: list[float] = []
@@ -211,10 +273,14 @@ def penstock_rate(bootstrap: str, topic: str, work: Work) -> float:
         await asyncio.sleep(seconds)
         tick()
 
+    options = {} if plain else OPTIONS.get(work.name, {})
+    function: Callable[..., object] = waiting if work.mode == "tasks" else sleeping if seconds else empty
+    if "batch" in options:
+        function = clock.tick_all
     tasks = work.mode == "tasks"
     consumer = LitePushConsumer(
         f"bench-{uuid.uuid4().hex}",
-        {topic: handler(waiting if tasks else sleeping if seconds else empty)},
+        {topic: handler(function, **options)},
         bootstrap_servers=bootstrap,
         settings=ConsumerSettings(max_concurrency=work.workers) if tasks else ConsumerSettings(workers=work.workers),
     )
@@ -378,13 +444,17 @@ def grounds(bootstrap: str, topic: str, work: Work) -> dict[str, Callable[[], fl
             "bare loop, defaults": lambda: raw_consume(bootstrap, topic, work.count, tuned=False),
             "bare loop, same settings": lambda: raw_consume(bootstrap, topic, work.count, tuned=True),
         }
+    if work.name in OPTIONS:
+        decode = DECODERS.get(work.name)
+        if decode is None:
+            return {"without it": lambda: penstock_rate(bootstrap, topic, work, plain=True)}
+        return {"bare loop that decodes": lambda: raw_consume(bootstrap, topic, work.count, tuned=True, decode=decode)}
     if work.mode == "tasks":
         return {f"{work.workers} bare asyncio tasks": lambda: bare_tasks(work)}
     if work.name == "poison":
         return {"without poison": lambda: poison_rate(bootstrap, topic, work, poisoned=False)}
-    if work.hot_every:
-        return {"ideal": lambda: work.hot_every / work.handler_s}
-    return {f"{work.workers} bare threads": lambda: bare_threads(work)}
+    ideal = work.hot_every / work.handler_s
+    return {"ideal": lambda: ideal} if work.hot_every else {f"{work.workers} bare threads": lambda: bare_threads(work)}
 
 
 def measure_penstock(bootstrap: str, topic: str, work: Work) -> float:
@@ -421,7 +491,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each workload (default 3)")
     parser.add_argument(
-        "--only", default="W0,W1,A1,W2,A2,P2,W3,poison,tracker,memory", help="workloads, with commas between"
+        "--only",
+        default="W0,json,model,filter,batch,header,W1,A1,W2,A2,P2,W3,poison,tracker,memory",
+        help="workloads, with commas between",
     )
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, Python {sys.version.split()[0]}; min / median / max of {options.rounds} rounds")

@@ -11,7 +11,7 @@ from penstock.consumer.assignments import Assignment
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.executor import ManualExecutor
 from penstock.consumer.execution.threads import call
-from penstock.consumer.execution_slot import ExecutionSlot, Outcome
+from penstock.consumer.execution_slot import ExecutionSlot, Outcome, message_by_message
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.route import Failed
 from penstock.consumer.publishing.outlet import ProducerOutlet
@@ -122,7 +122,7 @@ class SteppedEngine:
             task = self.engine.lane_plan.has_tasks and queue == self.engine.lane_plan.task_queue
             at = slot or ExecutionSlot(Kind.TASK if task else Kind.THREAD, f"slot-{len(self.slots)}")
             self.slots.append(at)
-            processing, outcome = processor.process(lane, at), cast("Outcome", None)
+            processing, outcome = message_by_message(processor.process(lane, at), at), cast("Outcome", None)
             try:
                 while True:
                     work = processing.send(outcome)

@@ -120,7 +120,7 @@ def chooses_lanes_by_chance(patch: pytest.MonkeyPatch) -> None:
     """The messages of one key go to any lane."""
     chance = random.Random(1)  # noqa: S311 - the same defect each time
 
-    def lane_numbers(self: Ordering, topic: str, partition: int, records: Sequence[object]) -> list[int]:
+    def lane_numbers(self: Ordering, topic: str, partition: int, records: Sequence[object], *_: object) -> list[int]:
         return [chance.randrange(self._lanes) for _ in records]
 
     patch.setattr(Ordering, "lane_numbers", lane_numbers)

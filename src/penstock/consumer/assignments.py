@@ -117,6 +117,8 @@ class Fetch:
     block: Block
     arrived: float
     identities: dict[int, Hashable] | None = field(default=None, init=False)
+    #: Whether a key could not be had of some of its messages: they fail when they are handled. Written before that.
+    has_unkeyed: bool = field(default=False, init=False)
 
 
 ConsumerRun = Run[Fetch, Record]

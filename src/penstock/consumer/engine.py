@@ -26,7 +26,7 @@ from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.handlers.middleware import MiddlewareSpec
-from penstock.consumer.handlers.ordering import Order
+from penstock.consumer.handlers.ordering import calls_key_function
 from penstock.consumer.handlers.patterns import TopicPatterns
 from penstock.consumer.inspection.causes import NO_PARTITION, Causes
 from penstock.consumer.inspection.drain_report import DrainLog
@@ -135,7 +135,7 @@ class Engine:
             self.routes.add(topic, one)
         #: Where users' key functions are called, where there are any; who runs the engine may start its thread.
         self.key_resolver: KeyResolver | None = None
-        if any(one.key is not None and one.order is Order.KEY for one in self.all_handlers):
+        if any(calls_key_function(one.order, one.key) for one in self.all_handlers):
             self.key_resolver = KeyResolver(group, clock, self.scheduler, wake=self._wake, fail=self.fail)
         # Which topics there will be is not known where patterns find them.
         topics = () if self.patterns else self.routes
@@ -349,7 +349,7 @@ class Engine:
             retry_topic=publisher.retries,
             published=self.results.published,
             dropped=sum(slot.dropped for slot in slots) + publisher.dropped,
-            filtered=sum(slot.filtered for slot in slots),
+            filtered=sum(slot.filtered_so_far for slot in slots),
             in_flight=sum(one.in_flight for one in partitions),
             parked_keys=sum(len(lane.parked) for lane in scheduler.lanes),
             held_keys=sum(

@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 from asyncio import Task
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from operator import methodcaller
 
-from penstock.consumer.assignments import ConsumerRun, Fetch
+from penstock.consumer.assignments import Assignment, ConsumerRun, Fetch
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.results import Results
-from penstock.consumer.handlers.route import Failed, Invoke, MakeResults, Route
+from penstock.consumer.handlers.route import Failed, Invoke, MakeResults, Prepare, Route, failure_of
+from penstock.errors import raised
 from penstock.message import Message, Record
+
+
+class Slice(list[Record]):
+    """Consecutive messages of a run, to be handed over one after another.
+
+    Each is made the slot's `record`, then `slot.prepare` makes of it what the handler is given. It goes on to the next
+    while handlers are done and the assignment is active; an outcome ends it. What was taken is told by `slot.record`,
+    so an executor begins with the first in any case.
+
+    Nobody looks at the clock meanwhile. So a slice takes a moment only, by how long those before it took; should
+    handlers become slow in the middle of one, the poll thread cuts it.
+    """
+
+    def __init__(self, records: Iterable[Record], assignment: Assignment) -> None:
+        super().__init__(records)
+        self.assignment = assignment
+
+    def cut(self) -> None:
+        """End the slice with the message that is being handled. Any thread."""
+        # One step, and the iterator of a list looks at its length at each of its own. The first stays: it has begun.
+        del self[1:]
+
 
 #: What a handler is given, and what came of it: None when it is done.
 Work = Message | list[Message]
 Outcome = Failed | DeferredCompletion | Results | None
 
 _OFFSET_OF = methodcaller("offset")
+
+
+#: Seconds that a slice may take, by how long the messages before it took; and the messages of one at most.
+SLICE_S = 0.001
+_MOST = 256
 
 
 def _nothing(*_: object) -> None:
@@ -34,9 +62,14 @@ class ExecutionSlot:
     name: str
     #: Time slices that a lane has here.
     slices: int = 1
+    #: How many messages the next slice of a run has at most.
+    slice_size: int = field(default=1, init=False)
+    #: The slice under way, or the last one.
+    slice: Slice | None = field(default=None, init=False)
     #: What the message in the handler belongs to, or None between lanes.
     fetch: Fetch | None = field(default=None, init=False)
-    #: The message in the handler (of a batch the first) and since when on the engine's clock; None between two.
+    #: The message in the handler (of a batch the first) and since when on the engine's clock; None between two. Of a
+    #: slice, since when its first was.
     record: Record | None = field(default=None, init=False)
     started: float = field(default=0.0, init=False)
     batch_count: int = field(default=1, init=False)
@@ -44,6 +77,8 @@ class ExecutionSlot:
     run: ConsumerRun | None = field(default=None, init=False)
     #: What is called with what the lane processor yields, and then with what that returned.
     invoke: Invoke = field(default=_nothing, init=False)
+    #: Makes what is handed over of a record; None of one that the filter refuses.
+    prepare: Prepare = field(default=Message, init=False)
     make_results: MakeResults = field(default=_nothing, init=False)
     #: The thread, and for a task the task, that runs it: for a look at its stack.
     thread_id: int | None = field(default=None, init=False)
@@ -58,11 +93,27 @@ class ExecutionSlot:
 
     def enter(self, route: Route) -> None:
         """Call what a route calls from now on."""
-        self.invoke, self.make_results = route.invoke, route.make_results
+        self.invoke, self.make_results, self.prepare = route.invoke, route.make_results, route.prepare
 
     def leave(self) -> None:
         """Note that the slot is between lanes."""
-        self.record = self.fetch = self.run = None
+        self.record = self.fetch = self.run = self.slice = None
+
+    def refuse(self, record: Record) -> None:
+        """Note that the filter refuses a record of the run under way, before the next is begun."""
+        if self.run is not None:
+            self.run.refused.append(record.offset())
+
+    def note_duration(self, seconds: float, count: int) -> None:
+        """Note how long so many messages took, to choose how many the next slice has."""
+        fitting = _MOST if seconds <= 0.0 else int(SLICE_S * count / seconds)
+        self.slice_size = max(1, min(fitting, 2 * self.slice_size, _MOST))
+
+    def cut_slice(self, before: float) -> None:
+        """End the slice under way if it began before that. Any thread."""
+        under_way = self.slice
+        if under_way is not None and len(under_way) > 1 and self.started < before:
+            under_way.cut()
 
     def finished(self) -> tuple[ConsumerRun, range] | None:
         """Return the run under way here and the places of it that are done but not completed yet. Any thread.
@@ -76,10 +127,9 @@ class ExecutionSlot:
         run = self.run
         if record is None or run is None:
             return None
-        records, first = run.records, run.next
-        # By offset, for they rise in a run. Never by equality: the client's records compare by all they hold.
-        place = bisect_left(records, record.offset(), first, key=_OFFSET_OF)
-        if place == len(records) or records[place] is not record:  # between two runs, or at a parked message
+        first = run.next
+        place = place_of(record, run, first)
+        if place == len(run.records) or run.records[place] is not record:  # between two runs, or at a parked message
             return None
         return run, range(first, place)
 
@@ -89,7 +139,32 @@ class ExecutionSlot:
         # In this order: what is completed in between counts neither way for a moment, and never twice.
         handled = self.handled
         finished = self.finished()
-        return handled + (0 if finished is None else len(finished[1]))
+        if finished is None:
+            return handled
+        run, places = finished
+        return handled + len(places) - count_refused(run, places.start, places.stop)
+
+    @property
+    def filtered_so_far(self) -> int:
+        """Messages that the filter refused here, with those that are not completed yet. Any thread."""
+        filtered = self.filtered
+        finished = self.finished()
+        return filtered + (0 if finished is None else count_refused(finished[0], finished[1].start, finished[1].stop))
+
+
+def place_of(record: Record, run: ConsumerRun, first: int) -> int:
+    """Return the place of a record in a run, from `first` on. One that is not there has the place it would have."""
+    # By offset, for they rise in a run. Never by equality: the client's records compare by all they hold.
+    return bisect_left(run.records, record.offset(), first, key=_OFFSET_OF)
+
+
+def count_refused(run: ConsumerRun, first: int, stop: int) -> int:
+    """Return how many messages of a run, by their places, the filter refused. Any thread, once they are behind it."""
+    refused = run.refused
+    if not refused or first == stop:
+        return 0
+    end = bisect_right(refused, run.records[stop - 1].offset())
+    return end - bisect_left(refused, run.records[first].offset(), 0, end)
 
 
 def complete_finished(slots: Iterable[ExecutionSlot]) -> None:
@@ -114,4 +189,34 @@ class LingerUntil:
     schedule_wake: Callable[[], None]
 
 
-LaneProcessing = Generator[Work, Outcome, LingerUntil | None]
+LaneProcessing = Generator[Work | Slice, Outcome, LingerUntil | None]
+#: The same, message by message.
+SteppedProcessing = Generator[Work, Outcome, LingerUntil | None]
+
+
+def message_by_message(processing: LaneProcessing, slot: ExecutionSlot) -> SteppedProcessing:
+    """Yield what the lane processor yields, the messages of a slice one at a time: for who takes steps."""
+    outcome: Outcome = None
+    while True:
+        try:
+            work = processing.send(outcome)
+        except StopIteration as end:
+            linger: LingerUntil | None = end.value
+            return linger
+        if not isinstance(work, Slice):
+            outcome = yield work
+            continue
+        for record in work:
+            slot.record = record
+            try:
+                message = slot.prepare(record)
+            except:  # noqa: E722 - see `raised`; the user's code: it is this message's failure
+                outcome = failure_of(raised())
+                break
+            outcome = None
+            if message is None:
+                slot.refuse(record)
+            else:
+                outcome = yield message
+            if outcome is not None or not work.assignment.active:
+                break

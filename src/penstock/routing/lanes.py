@@ -36,6 +36,8 @@ class Run(Generic[OwnerT, RecordT]):
     indexes: list[int]
     #: The first message not taken yet. Written by the lane's holder only.
     next: int = field(default=0, init=False)
+    #: The offsets of messages that a filter refused, rising. Written by the holder, each before it goes on to the next.
+    refused: list[int] = field(default_factory=list, init=False)
 
 
 class KeyState(Enum):

@@ -16,7 +16,7 @@ from penstock.clients.cluster import RebalanceCallback
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.executor import ManualExecutor
-from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Work
+from penstock.consumer.execution_slot import ExecutionSlot, Outcome, SteppedProcessing, Work, message_by_message
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.middleware import MiddlewareSpec
@@ -115,7 +115,7 @@ class SteppedWorker:
         self._engine = engine
         self.slot = slot
         self.queue = queue
-        self._processing: LaneProcessing | None = None
+        self._processing: SteppedProcessing | None = None
         #: The lane it holds, and what its handler is given now; None in between. And what that belongs to.
         self.lane: ConsumerLane | None = None
         self.work: Work | None = None
@@ -127,7 +127,7 @@ class SteppedWorker:
         if lane is None:
             return False
         self.lane = lane
-        self._processing = self._engine.processor.process(lane, self.slot)
+        self._processing = message_by_message(self._engine.processor.process(lane, self.slot), self.slot)
         self.go_on(None)
         return True
 

@@ -80,7 +80,7 @@ class Admission:
 
         `attempts` is how often it was tried since it was fetched.
         """
-        if not route.gated:
+        if not route.gated and not route.filters:
             return route.message(record, attempts)
         # At each try: the failure may have been the filter's own, and then nothing has let the message pass yet.
         passes = route.screen(record)

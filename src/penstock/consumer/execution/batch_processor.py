@@ -21,14 +21,16 @@ from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.failures.parking import FailedBatch, Parking
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.results import Results
-from penstock.consumer.handlers.route import Failed, RateLimited, Route
+from penstock.consumer.handlers.route import Failed, RateLimited, Route, UndecodableError
 from penstock.consumer.publishing.result_publisher import Publisher, Tries
 from penstock.errors import PenstockError
-from penstock.message import Message
+from penstock.message import Message, Record
 from penstock.routing import KeyState
 
 #: A message that is handed over, with its key.
 Entry = tuple[Hashable, Item, Message]
+#: The messages of a run from one place up to another.
+Stretch = tuple[ConsumerRun, int, int]
 #: What came of a batch.
 BatchOutcome = Failed | Results | None
 
@@ -47,12 +49,31 @@ class BatchProcessor:
     ) -> Generator[Work, Outcome, bool]:
         """Gather a batch of one assignment's messages and hand it over. Returns whether no token is left."""
         assignment = runs[0].owner.assignment
-        now = self._now()
-        slot.started, slot.batch_count = now, 1
-        batch: list[Entry] = []
-        gathered: set[Hashable] = set()
-        full = over = False
-        while runs and len(batch) < route.batch and not over:
+        slot.started, slot.batch_count = self._now(), 1
+        messages, taken = self._gather_freely(lane, runs, route, slot)
+        if taken and (len(messages) == route.batch or not runs or runs[0].owner.assignment is not assignment):
+            outcome = yield from self._hand_over(messages, taken[0][0].records[taken[0][1]], slot)
+            if outcome is None:
+                for run, first, stop in taken:
+                    assignment.tracker.complete(run.owner.block, run.indexes[first:stop])
+                slot.handled += len(messages)
+            else:
+                self._finish_new(lane, self._entries(messages, taken), outcome, slot)
+            return False
+        batch = self._entries(messages, taken)
+        full = self._admit_each(lane, runs, route, batch, slot)
+        if batch:
+            outcome = yield from self._hand_over_entries(batch, slot)
+            self._finish_new(lane, batch, outcome, slot)
+        return full
+
+    def _admit_each(
+        self, lane: ConsumerLane, runs: deque[ConsumerRun], route: Route, batch: list[Entry], slot: ExecutionSlot
+    ) -> bool:
+        """Add to a batch what is admitted, message by message. Returns whether no token is left."""
+        assignment, now = runs[0].owner.assignment, slot.started
+        gathered = {key for key, _, _ in batch}
+        while runs and len(batch) < route.batch:
             run = runs[0]
             if run.owner.assignment is not assignment:
                 break
@@ -63,8 +84,7 @@ class BatchProcessor:
                     lane, route, item, now, slot, arrival=run.arrival, gathered=gathered
                 )
                 if isinstance(message, RateLimited):
-                    full, over = message is not AFTER_BATCH, True
-                    break
+                    return message is not AFTER_BATCH
                 run.next += 1
                 if isinstance(message, Failed):
                     self._parking.park_unfinished(lane, key, item, message, slot)
@@ -73,10 +93,49 @@ class BatchProcessor:
                     gathered.add(key)
             if run.next == len(run.records):
                 runs.popleft()
-        if batch:
-            outcome = yield from self._hand_over(batch, slot)
-            self._finish_new(lane, batch, outcome, slot)
-        return full
+        return False
+
+    @staticmethod
+    def _gather_freely(
+        lane: ConsumerLane, runs: deque[ConsumerRun], route: Route, slot: ExecutionSlot
+    ) -> tuple[list[Message], list[Stretch]]:
+        """Take what nothing holds back or filters, by stretches of runs, up to what cannot be decoded."""
+        messages: list[Message] = []
+        taken: list[Stretch] = []
+        assignment, prepare = runs[0].owner.assignment, route.prepare
+        if route.gated or route.filters or lane.parked:
+            return messages, taken
+        while runs and len(messages) < route.batch:
+            run = runs[0]
+            if run.owner.assignment is not assignment or run.owner.has_unkeyed:
+                break
+            first = run.next
+            records = run.records[first : first + route.batch - len(messages)]
+            before, undecodable = len(messages), False
+            try:
+                for record in records:
+                    slot.record = record
+                    messages.append(prepare(record))  # type: ignore[arg-type] # no filter refuses it
+            except UndecodableError:
+                # It is admitted by itself, which says so again, and what becomes of it.
+                undecodable = True
+            run.next = first + len(messages) - before
+            if run.next > first:
+                taken.append((run, first, run.next))
+            if undecodable:
+                break
+            if run.next == len(run.records):
+                runs.popleft()
+        return messages, taken
+
+    def _entries(self, messages: Sequence[Message], taken: Sequence[Stretch]) -> list[Entry]:
+        """Return what was taken by stretches message by message."""
+        items = [
+            (run.owner, run.indexes[place], run.records[place])
+            for run, first, stop in taken
+            for place in range(first, stop)
+        ]
+        return [(self._admission.identity(item), item, message) for item, message in zip(items, messages, strict=True)]
 
     def process_parked(
         self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, first: Message, slot: ExecutionSlot
@@ -93,7 +152,7 @@ class BatchProcessor:
         for head in heads.values():
             if head.attempts == 0:
                 head.since = now
-        outcome = yield from self._hand_over(batch, slot)
+        outcome = yield from self._hand_over_entries(batch, slot)
         self._finish_parked(lane, batch, heads, outcome, slot)
         for other in keys[1:]:
             waits = lane.parked[other]
@@ -151,10 +210,15 @@ class BatchProcessor:
                 ended.add(key)
         return found
 
+    def _hand_over_entries(self, batch: list[Entry], slot: ExecutionSlot) -> Generator[Work, Outcome, BatchOutcome]:
+        return (yield from self._hand_over([message for _, _, message in batch], batch[0][1][2], slot))
+
     @staticmethod
-    def _hand_over(batch: list[Entry], slot: ExecutionSlot) -> Generator[Work, Outcome, BatchOutcome]:
-        slot.record, slot.batch_count = batch[0][1][2], len(batch)
-        outcome = yield [message for _, _, message in batch]
+    def _hand_over(
+        messages: list[Message], first: Record, slot: ExecutionSlot
+    ) -> Generator[Work, Outcome, BatchOutcome]:
+        slot.record, slot.batch_count = first, len(messages)
+        outcome = yield messages
         if isinstance(outcome, DeferredCompletion):
             return Failed(PenstockError("a batch handler cannot put its completion off; return when it is done"))
         return outcome

@@ -22,10 +22,10 @@ from typing import TypeVar, cast
 from penstock.consumer.assignments import ConsumerLane, Fetch
 from penstock.consumer.execution.executor import LoopLag
 from penstock.consumer.execution.lane_processor import LaneProcessor
-from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Work
+from penstock.consumer.execution_slot import SLICE_S, ExecutionSlot, LaneProcessing, Outcome, Slice, Work
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
-from penstock.consumer.handlers.route import Failed
+from penstock.consumer.handlers.route import Failed, failure_of
 from penstock.errors import raised
 from penstock.message import Record
 from penstock.routing import Scheduler
@@ -43,6 +43,8 @@ _JOIN_S = 5.0
 _JOIN_STUCK_S = 0.1
 #: Seconds that handlers may take to end when they are cancelled, at least, and when the loop ends.
 _END_S = 0.5
+#: What is gone through where there is no slice of records.
+_ALONE = (None,)
 #: Seconds that handlers which never wait for anything may keep the loop from all that do.
 _ROUND_S = 0.01
 
@@ -170,7 +172,7 @@ class TaskPool:
         lane: ConsumerLane,
         slot: ExecutionSlot,
         processing: LaneProcessing | None = None,
-        work: Work | None = None,
+        work: Work | Slice | None = None,
     ) -> None:
         """Let a new task serve a lane; where another task has begun with it, from what is to be handled next on."""
         task = self._loop.create_task(self._serve_lanes(lane, slot, processing, work), context=self._context.copy())
@@ -193,7 +195,11 @@ class TaskPool:
             self._pump()
 
     async def _serve_lanes(  # noqa: C901, PLR0912, PLR0915 - in one piece: a call for each lane costs as much as the lane
-        self, lane: ConsumerLane | None, slot: ExecutionSlot, processing: LaneProcessing | None, work: Work | None
+        self,
+        lane: ConsumerLane | None,
+        slot: ExecutionSlot,
+        processing: LaneProcessing | None,
+        work: Work | Slice | None,
     ) -> None:
         """Serve lane after lane until none is ready, or until a handler has left something behind."""
         take, give_back, start, queue = (
@@ -221,21 +227,35 @@ class TaskPool:
                                 # What is done is completed by now: a task that is cancelled at its begin loses none.
                                 moved = True
                                 break
-                        try:
-                            outcome = await slot.invoke(work)  # type: ignore[misc] # of a task: an `async def`
-                            if outcome is not None and not isinstance(outcome, DeferredCompletion):
-                                outcome = slot.make_results(outcome, work)
-                        except asyncio.CancelledError as error:
-                            if self._ended:
-                                raise
-                            # Raised by the handler itself, or by what it waits for: nobody cancelled this task.
-                            outcome = Failed(error)
-                        except:  # noqa: E722 - see `raised`; a handler may raise what it likes
-                            outcome = Failed(raised())
+                        outcome = None
+                        records = work if isinstance(work, Slice) else None
+                        for record in records or _ALONE:
+                            try:
+                                if record is not None:
+                                    slot.record = record
+                                    work = slot.prepare(record)
+                                if work is not None:
+                                    outcome = await slot.invoke(work)  # type: ignore[misc] # of a task: an `async def`
+                                    if outcome is not None and not isinstance(outcome, DeferredCompletion):
+                                        outcome = slot.make_results(outcome, work)
+                                elif record is not None:
+                                    slot.refuse(record)
+                            except asyncio.CancelledError as error:
+                                if self._ended:
+                                    raise
+                                # Raised by the handler itself, or by what it waits for: nobody cancelled this task.
+                                outcome = Failed(error)
+                            except:  # noqa: E722 - see `raised`; a handler may raise what it likes
+                                outcome = failure_of(raised())
+                            # Equal contexts are one object inside as a rule, so this costs next to nothing.
+                            if (copied() != context or cancelling()) and not self._ended:
+                                tainted = True
+                            if outcome is not None or tainted:
+                                break
+                            # Beside an `await` a look at the clock is nothing: there are too many slots for others to.
+                            if records is None or not records.assignment.active or clock() >= slot.started + SLICE_S:
+                                break
                         work = None
-                        # Equal contexts are one object inside as a rule, so this costs next to nothing.
-                        if (copied() != context or cancelling()) and not self._ended:
-                            tainted = True
                 except StopIteration as end:
                     linger = end.value
                 finally:

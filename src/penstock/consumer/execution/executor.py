@@ -26,7 +26,10 @@ class Executor(Protocol):
         """Have ready lanes served, given the ready queue of each lane that became ready."""
 
     def wake_idle(self) -> bool:
-        """Wake idle workers where lanes wait and busy ones are stuck; return whether lanes wait and some are idle."""
+        """Wake idle workers where lanes wait and busy ones are stuck; return whether lanes wait and some are idle.
+
+        Called at each step of the poll thread: it is where slices that take too long are cut, too.
+        """
         return False
 
     def loop_lag(self) -> LoopLag:

@@ -115,6 +115,7 @@ class KeyResolver:
                 number, identities[index] = ordering.keyed(record)
             except MessageFormatError:
                 # The message fails with it when it is its turn.
+                fetch.has_unkeyed = True
                 number = ordering.keyless_lane(record)
             with self._lock:
                 if (run := runs.get(number)) is None:

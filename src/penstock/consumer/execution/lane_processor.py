@@ -4,6 +4,9 @@
 and returns how the lane is to be given back. A worker thread calls the handler, a task on the event loop awaits it, a
 simulation does either when it likes: the rules are written once, here. So the generator itself never waits.
 
+New messages that no limit holds are yielded by the `Slice`, for a step of a generator and a look at the clock cost as
+much as a quick handler. How it is worked through stands there.
+
 One generator at a time holds a lane (the scheduler guarantees it), so what it does to the lane's runs, parked keys and
 throttled runs needs no lock. Revocation: the poll thread sets `assignment.active = False` and then reads every slot's
 `fetch`; the holder sets `fetch` first and then reads `active`. Whichever comes second sees the other, so a handler
@@ -23,14 +26,23 @@ from penstock.consumer.execution.batch_processor import BatchProcessor
 from penstock.consumer.execution.batches import available
 from penstock.consumer.execution.parked_key_processor import ParkedKeyProcessor
 from penstock.consumer.execution.throttling import Throttling
-from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, LingerUntil, Outcome, Work
+from penstock.consumer.execution_slot import (
+    ExecutionSlot,
+    LaneProcessing,
+    LingerUntil,
+    Outcome,
+    Slice,
+    Work,
+    count_refused,
+    place_of,
+)
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited, Route
 from penstock.consumer.publishing.result_publisher import Publisher, RefusedResults
-from penstock.message import Message, Record
+from penstock.message import Record
 from penstock.routing import Scheduler
 
 
@@ -113,7 +125,7 @@ class LaneProcessor:
             if lane.throttled and (throttled := lane.throttled.get(route.token_bucket)) is not None:
                 throttled.runs.append(lane.runs.popleft())
                 continue
-            if route.gated or route.batch > 1:
+            if route.batch > 1 or self._is_gated(lane, fetch, route):
                 if route.batch > 1 and (linger := self._lingers(lane, run, route)) is not None:
                     # Its runs are not ready, so they are owed no time.
                     lane.owed_s = slot.owed_s = 0.0
@@ -128,36 +140,41 @@ class LaneProcessor:
                 if time >= deadline:
                     return None
                 continue
-            # The main path, in this generator itself: delegating costs at each message.
-            now = self._now
-            identity = route.ordering.identity
-            records = run.records
-            parked_keys = lane.parked
+            # The main path, in this generator itself: delegating costs at each lane.
+            now, records, parked_keys = self._now, run.records, lane.parked
             slot.run = run
             place = first = run.next
             time = began = now()
             while place < len(records):
-                record = records[place]
-                if parked_keys and (key := identity(record)) in parked_keys:
-                    self._complete(run, first, place, slot)
-                    self._parking.append(lane, key, (fetch, run.indexes[place], record))
-                    place = first = run.next = place + 1
-                    continue
+                stop = min(place + slot.slice_size, len(records))
+                if parked_keys:
+                    stop = self._next_parked(lane, run, place, stop)
+                    if stop == place:
+                        self._complete(run, first, place, slot)
+                        item = (fetch, run.indexes[place], records[place])
+                        self._parking.append(lane, self._admission.identity(item), item)
+                        place = first = run.next = place + 1
+                        continue
                 slot.started = time
-                slot.record = record
-                outcome = yield Message(record)
-                place += 1
+                slot.record = records[place]
+                slot.slice = taken = Slice(records[place:stop], assignment)
+                outcome = yield taken
+                time, begun = now(), place
+                record = slot.record
+                # An outcome, a cut or a revocation ends a slice before its last record.
+                place = stop if record is records[stop - 1] else place_of(record, run, place) + 1
+                slot.note_duration(time - slot.started, place - begun)
                 if outcome is not None:
                     self._complete(run, first, place - 1, slot)
                     item = (fetch, run.indexes[place - 1], record)
                     if isinstance(outcome, Results):
                         self._results.submit(lane, (item,), outcome.messages)
                     else:
-                        self._parking.park_unfinished(lane, identity(record), item, outcome, slot)
+                        self._parking.park_unfinished(lane, self._admission.identity(item), item, outcome, slot)
                     # Before the next record is begun: see `ExecutionSlot.finished`.
                     first = run.next = place
-                time = now()
-                if time >= deadline or not assignment.active:
+                # What was parked now may be a key of what a filter is asked for first.
+                if time >= deadline or not assignment.active or (parked_keys and route.filters):
                     break
             self._complete(run, first, place, slot)
             if place == len(records):
@@ -204,7 +221,22 @@ class LaneProcessor:
         if stop > first:
             run.owner.assignment.tracker.complete(run.owner.block, run.indexes[first:stop])
             run.next = stop
-            slot.handled += stop - first
+            refused = count_refused(run, first, stop)
+            slot.handled += stop - first - refused
+            slot.filtered += refused
+
+    @staticmethod
+    def _is_gated(lane: ConsumerLane, fetch: Fetch, route: Route) -> bool:
+        """Tell whether each message is admitted by itself."""
+        # Of what a filter refuses nothing is expected: it is asked before the message's key is looked for.
+        return route.gated or fetch.has_unkeyed or (route.filters and bool(lane.parked))
+
+    def _next_parked(self, lane: ConsumerLane, run: ConsumerRun, place: int, stop: int) -> int:
+        """Return the place of the first message from `place` on whose key is parked, `stop` at most."""
+        for at in range(place, stop):
+            if self._admission.identity((run.owner, run.indexes[at], run.records[at])) in lane.parked:
+                return at
+        return stop
 
     def _process_throttled(
         self, lane: ConsumerLane, key: Hashable, throttled: ConsumerThrottled, slot: ExecutionSlot, deadline: float
@@ -233,7 +265,7 @@ class LaneProcessor:
     def _process_gated(
         self, lane: ConsumerLane, runs: deque[ConsumerRun], route: Route, slot: ExecutionSlot, deadline: float
     ) -> Generator[Work, Outcome, bool]:
-        """Process a run whose handler has a filter, a decoder, a key function or a rate: message by message.
+        """Process a run message by message, where each may have to wait: for a rate, or the time of a retry topic.
 
         Returns whether no token is left: the first of the runs is at a message that must wait for one.
         """

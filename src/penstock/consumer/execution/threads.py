@@ -21,10 +21,10 @@ from queue import SimpleQueue
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, Fetch
 from penstock.consumer.execution.lane_processor import LaneProcessor
-from penstock.consumer.execution_slot import ExecutionSlot, Outcome
+from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Slice
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
-from penstock.consumer.handlers.route import Failed
+from penstock.consumer.handlers.route import Failed, failure_of
 from penstock.errors import raised
 from penstock.message import Record
 from penstock.routing import Scheduler
@@ -33,6 +33,8 @@ from penstock.routing import Scheduler
 _QUICK_S = 50e-6
 #: Seconds in one message while lanes wait after which a thread counts as stuck.
 _STUCK_S = 0.001
+#: Seconds after which a slice is cut: it was to take far less.
+_CUT_S = 0.01
 #: Seconds between two checks of a thread that ends.
 _LOOK_S = 0.05
 #: Seconds that a thread which is not in a handler may take to end.
@@ -53,6 +55,28 @@ def call(slot: ExecutionSlot, work: object) -> Outcome:
         return slot.make_results(returned, work)
     except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
         return Failed(raised())
+
+
+def call_each(slot: ExecutionSlot, records: Slice) -> Outcome:
+    """Call a slot's handler for each record of a slice, as far as they are done; return what came of the last."""
+    invoke, prepare, assignment = slot.invoke, slot.prepare, records.assignment
+    try:
+        for record in records:
+            slot.record = record
+            message = prepare(record)
+            if message is None:
+                slot.refuse(record)
+            # `call`, written out: it is most of what an empty handler costs.
+            elif (returned := invoke(message)) is not None and (
+                isinstance(returned, DeferredCompletion)
+                or (returned := slot.make_results(returned, message)) is not None
+            ):
+                return returned
+            if not assignment.active:
+                return None
+    except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
+        return failure_of(raised())
+    return None
 
 
 class Worker:
@@ -99,13 +123,7 @@ class Worker:
         try:
             while True:
                 work = send(outcome)
-                # `call`, written out: it is most of what an empty handler costs.
-                try:
-                    outcome = slot.invoke(work)  # type: ignore[assignment] # what else it is, is looked at below
-                    if outcome is not None and not isinstance(outcome, DeferredCompletion):
-                        outcome = slot.make_results(outcome, work)
-                except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
-                    outcome = Failed(raised())
+                outcome = call_each(slot, work) if isinstance(work, Slice) else call(slot, work)
         except StopIteration as end:
             linger = end.value
         finally:
@@ -198,7 +216,13 @@ class WorkerPool:
         self._wake_some(wanted)
 
     def wake_idle(self) -> bool:
-        """Wake others where lanes wait and all who are awake are stuck. Returns whether lanes wait and some sleep."""
+        """Wake others where lanes wait and all who are awake are stuck. Returns whether lanes wait and some sleep.
+
+        On the poll thread, at each of its steps; it cuts slices in which handlers have become slow, too.
+        """
+        slow_since = self._clock.monotonic() - _CUT_S
+        for slot in self.slots:
+            slot.cut_slice(slow_since)
         if self._pinned or not self.scheduler.waiting(0):
             return False
         workers = self.workers

@@ -59,9 +59,20 @@ def key_function(given: str | KeyFunction | None) -> KeyFunction | None:
                 f"key must be 'header:name' or a function of the message, but is {given!r}; leave it out to use "
                 "the record's key"
             )
-        return lambda message: message.header(name)
+        return HeaderKey(name)
     check.a_callable("key", given)
     return given
+
+
+class HeaderKey:
+    """Gives a message the last of its headers with a name as its key. It never waits, unlike a user's function."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, message: Message) -> bytes | None:
+        """Return the key of a message."""
+        return message.header(self.name)
 
 
 class Ordering:
@@ -92,7 +103,7 @@ class Ordering:
     @property
     def has_key_function(self) -> bool:
         """Whether lanes cannot be chosen without calling a function of the user's, which may take its time."""
-        return self._key is not None and self._order is Order.KEY
+        return calls_key_function(self._order, self._key)
 
     def keyed(self, record: Record) -> tuple[int, Hashable]:
         """Return the lane of a message and its identity, with one call of the key function. Raises as `identity`."""
@@ -102,14 +113,19 @@ class Ordering:
             return lane_of(key, self._lanes, self._space), identity
         return self.keyless_lane(record), identity
 
-    def lane_numbers(self, topic: str, partition: int, records: Sequence[Record]) -> list[int]:
-        """Return the lane of each message of one partition. Never raises."""
+    def lane_numbers(
+        self, topic: str, partition: int, records: Sequence[Record], unkeyed: list[Record] | None = None
+    ) -> list[int]:
+        """Return the lane of each message of one partition, and add to `unkeyed` those whose key cannot be had.
+
+        Never raises.
+        """
         lanes, space = self._lanes, self._space
         if self._order is Order.KEY:
             if self._key is None:
                 keys: list[bytes | None] = column(records, "key")
             else:
-                keys = [self._routed_key(self._key, record) for record in records]
+                keys = [self._routed_key(self._key, record, unkeyed) for record in records]
             if None not in keys:
                 # `lane_of`, written out: a call for each message would cost as much as the hash.
                 return [xxh3_64_intdigest(key, space) % lanes for key in keys]  # type: ignore[arg-type] # no None in it
@@ -154,11 +170,13 @@ class Ordering:
             f"the key function returned a {type(key).__name__}; it must return bytes, text or None"
         )
 
-    def _routed_key(self, function: KeyFunction, record: Record) -> bytes | None:
+    def _routed_key(self, function: KeyFunction, record: Record, unkeyed: list[Record] | None) -> bytes | None:
         """Return a key to choose a lane by; the failure of the user's function is told when the message is handled."""
         try:
             return self._own_key(function, record)
         except MessageFormatError:
+            if unkeyed is not None:
+                unkeyed.append(record)
             return None
 
     def keyless_lane(self, record: Record) -> int:
@@ -178,6 +196,11 @@ class Ordering:
 
     def _partition_lane(self, topic: str, partition: int) -> int:
         return lane_of(f"{topic}\0{partition}".encode(), self._lanes)
+
+
+def calls_key_function(order: Order, key: KeyFunction | None) -> bool:
+    """Tell whether a lane is chosen by a function of the user's, which may take its time."""
+    return key is not None and order is Order.KEY and not isinstance(key, HeaderKey)
 
 
 def key_of(identity: object) -> object:

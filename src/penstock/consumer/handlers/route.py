@@ -6,7 +6,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any
 
-from penstock.consumer.handlers.handler import Handler, Kind
+from penstock.consumer.handlers.decoding import Decoder
+from penstock.consumer.handlers.handler import Filter, Handler, Kind
 from penstock.consumer.handlers.ordering import Ordering
 from penstock.consumer.handlers.rate_limits import KeyRateLimiter, TokenBucket
 from penstock.consumer.handlers.results import ResultMaker, Results
@@ -19,6 +20,9 @@ from penstock.message import DecodedMessage, Message, Record, RetriedMessage
 Invoke = Callable[..., object]
 #: Makes what is published of what a handler returned for what it was given.
 MakeResults = Callable[[object, Any], Results | None]
+#: Makes what is handed over of a record that nothing holds back, or None where the filter refuses it. It raises what
+#: the filter raises, and `UndecodableError`.
+Prepare = Callable[[Record], Message | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,20 @@ class RateLimited:
 
 
 RATE_LIMITED = RateLimited()
+
+
+class UndecodableError(Exception):
+    """A message was not prepared, for it cannot be decoded."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed)
+        self.failed = failed
+
+
+def failure_of(error: BaseException) -> Failed:
+    """Return the failure of a message whose preparation or handler raised."""
+    return error.failed if isinstance(error, UndecodableError) else Failed(error)
+
 
 #: A message to hand over; a failure; no token is left; or the time, on the engine's clock, before which it must wait.
 Answer = Message | Failed | RateLimited | float
@@ -70,7 +88,12 @@ class Route:
     retry: RetryPolicy = field(init=False)
     token_bucket: TokenBucket = field(init=False)
     key_rate_limiter: KeyRateLimiter = field(init=False)
+    #: Whether messages may have to wait for a limit or a time, so that each is admitted by itself.
     gated: bool = field(init=False)
+    #: Whether there is a filter.
+    filters: bool = field(init=False)
+    prepare: Prepare = field(init=False)
+    _decoded: Callable[..., DecodedMessage] | None = field(init=False)
 
     def __post_init__(self, results_by: ResultMaker | None, shares: Route | None) -> None:
         one = self.handler
@@ -81,16 +104,13 @@ class Route:
         self.token_bucket = TokenBucket(one.rate) if shares is None else shares.token_bucket
         self.key_rate_limiter = KeyRateLimiter(one.key_rate) if shares is None else shares.key_rate_limiter
         self.gated = self._is_gated()
+        self.filters = one.filter is not None
+        self._decoded = None if one.decoder is None else _decoding(one.decoder)
+        self.prepare = _preparing(one.filter, self._decoded or Message)
 
     def _is_gated(self) -> bool:
-        one = self.handler
         return (
-            one.filter is not None
-            or one.decoder is not None
-            or one.key is not None
-            or self.token_bucket.rate is not None
-            or self.key_rate_limiter.rate is not None
-            or self.not_before is not None
+            self.token_bucket.rate is not None or self.key_rate_limiter.rate is not None or self.not_before is not None
         )
 
     def change(self, *, retry: RetryPolicy | None, rate: float | None, key_rate: float | None) -> None:
@@ -134,24 +154,52 @@ class Route:
         if self.source is not None:
             attempts += tries_before(record, self.source)
         record = self._as_seen(record)
-        decode = self.handler.decoder
-        if decode is None:
+        if self._decoded is None:
             return RetriedMessage(record, attempts) if attempts else Message(record)
+        try:
+            return self._decoded(record, attempts)
+        except UndecodableError as error:
+            return error.failed
+
+
+def _decoding(decoder: Decoder) -> Callable[..., DecodedMessage]:
+    """Return what makes a message with a body of a record and its tries. That raises `UndecodableError`."""
+    of_value = None if isinstance(decoder, RecordDecoder) else decoder
+    of_record = decoder.decode if isinstance(decoder, RecordDecoder) else None
+
+    def decoded(record: Record, attempts: int = 0) -> DecodedMessage:
         value = record.value()
+        body: object = None
         try:
             if value is None:
-                body = None
-            elif isinstance(decode, RecordDecoder):
-                body = decode.decode(record, value)
-            else:
-                body = decode(value)
-            return DecodedMessage(record, body, attempts)
-        except RegistryConnectionError as passing:
-            return Failed(passing)
+                pass
+            elif of_value is not None:
+                body = of_value(value)
+            elif of_record is not None:
+                body = of_record(record, value)
         except:  # noqa: E722 - see `raised`; a decoder raises what it likes: a panic in Rust is no Exception
-            error = raised()
-            failure = MessageFormatError(
-                f"the value cannot be decoded: {describe(error)}; mend its producer or the decoder"
-            )
-            failure.__cause__ = error
-            return Failed(failure, permanent=True)
+            raise UndecodableError(_decoding_failure(raised()))  # noqa: B904 - it has its cause
+        return DecodedMessage(record, body, attempts)
+
+    return decoded
+
+
+def _preparing(accept: Filter | None, make: Callable[[Record], Message]) -> Prepare:
+    if accept is None:
+        return make
+
+    def prepare(record: Record) -> Message | None:
+        message = Message(record)
+        if not accept(message):
+            return None
+        return message if make is Message else make(record)
+
+    return prepare
+
+
+def _decoding_failure(error: BaseException) -> Failed:
+    if isinstance(error, RegistryConnectionError):
+        return Failed(error)
+    failure = MessageFormatError(f"the value cannot be decoded: {describe(error)}; mend its producer or the decoder")
+    failure.__cause__ = error
+    return Failed(failure, permanent=True)

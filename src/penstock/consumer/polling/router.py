@@ -108,7 +108,9 @@ class Router:
             indexes = [index for index in range(len(offsets)) if todo is None or not todo[index]]
             self._key_resolver.put(fetch, self._arrival, [records[index] for index in indexes], indexes)
             return
-        numbers = assignment.route.ordering.lane_numbers(assignment.topic, assignment.partition, records)
+        unkeyed: list[Record] = []
+        numbers = assignment.route.ordering.lane_numbers(assignment.topic, assignment.partition, records, unkeyed)
+        fetch.has_unkeyed = bool(unkeyed)
         runs: dict[int, ConsumerRun] = {}
         for index, number in enumerate(numbers):
             if todo is not None and todo[index]:

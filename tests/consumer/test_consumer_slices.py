@@ -1,0 +1,183 @@
+"""Slices: consecutive messages that are handed over without a step of the lane processor in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.consumer.stepped_engine import SteppedEngine
+
+from penstock.consumer import Kind, handler
+from penstock.consumer.execution.threads import call_each
+from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Slice, complete_finished
+from penstock.message import Message
+
+_TEN = [(b"k%d" % number, b"%d" % number) for number in range(10)]
+
+
+def _serve(stepped: SteppedEngine, slot: ExecutionSlot) -> list[int]:
+    """Serve the lane as a worker thread does; return how long its slices were."""
+    processor, lane = stepped.engine.processor, stepped.engine.scheduler.take(0)
+    assert lane is not None
+    stepped.slots.append(slot)
+    processing, lengths = processor.process(lane, slot), []
+    outcome: Outcome = None
+    try:
+        while True:
+            work = processing.send(outcome)
+            assert isinstance(work, Slice)
+            lengths.append(len(work))
+            outcome = call_each(slot, work)
+    except StopIteration as end:
+        slot.leave()
+        processor.give_back(lane, end.value)
+    return lengths
+
+
+class Handled:
+    """A handler that keeps the values it was given, and does something at one of them."""
+
+    def __init__(self, at: bytes = b"", act: Callable[[], object] = lambda: None) -> None:
+        self.values: list[bytes | None] = []
+        self.act = act
+        self._at = at
+
+    def __call__(self, message: Message) -> None:
+        self.values.append(message.value)
+        if message.value == self._at:
+            self.act()
+
+
+def test_slices_grow_while_handlers_are_quick() -> None:
+    handled = Handled()
+    stepped = SteppedEngine({"t": handler(handled)})
+    stepped.feed("t", *_TEN)
+
+    lengths = _serve(stepped, ExecutionSlot(Kind.THREAD, "slot"))
+
+    assert lengths == [1, 2, 4, 3]
+    assert handled.values == [value for _, value in _TEN]
+    assert stepped.of("t").tracker.watermark == 10
+
+
+def test_after_a_handler_that_took_its_time_the_next_slice_is_one_message() -> None:
+    handled = Handled(b"2")
+    stepped = SteppedEngine({"t": handler(handled)})
+    handled.act = lambda: stepped.clock.advance(1)
+    stepped.feed("t", *_TEN)
+
+    lengths = _serve(stepped, ExecutionSlot(Kind.THREAD, "slot"))
+
+    assert lengths == [1, 2, 1, 2, 4]
+
+
+def test_a_slice_that_is_cut_ends_with_the_message_under_way_and_the_rest_comes_next() -> None:
+    slot = ExecutionSlot(Kind.THREAD, "slot")
+    slot.slice_size = 10
+    handled = Handled(b"3")
+    stepped = SteppedEngine({"t": handler(handled)})
+
+    def become_slow() -> None:
+        stepped.clock.advance(0.1)
+        slot.cut_slice(stepped.clock.monotonic() - 0.01)
+
+    handled.act = become_slow
+    stepped.feed("t", *_TEN)
+    began = stepped.clock.monotonic()
+
+    lengths = _serve(stepped, slot)
+
+    assert lengths[:2] == [10, 1]
+    assert slot.started == began + 0.1
+    assert handled.values == [value for _, value in _TEN]
+    assert stepped.of("t").tracker.watermark == slot.handled == 10
+
+
+def test_nothing_of_a_slice_begins_once_its_partition_is_revoked() -> None:
+    slot = ExecutionSlot(Kind.THREAD, "slot")
+    slot.slice_size = 10
+    handled = Handled(b"3")
+    stepped = SteppedEngine({"t": handler(handled)})
+    handled.act = lambda: stepped.revoke("t")
+    stepped.feed("t", *_TEN)
+
+    _serve(stepped, slot)
+
+    assert handled.values == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_failure_in_a_slice_parks_its_key_alone() -> None:
+    slot = ExecutionSlot(Kind.THREAD, "slot")
+    slot.slice_size = 10
+
+    def fail() -> None:
+        raise ValueError
+
+    handled = Handled(b"3", fail)
+    stepped = SteppedEngine({"t": handler(handled)})
+    stepped.feed("t", *_TEN, (b"k3", b"behind"), (b"k4", b"on"))
+
+    _serve(stepped, slot)
+
+    assert handled.values == [value for _, value in _TEN] + [b"on"]
+    assert slot.failed == 1
+    assert stepped.of("t").tracker.gaps() == [range(4, 10), range(11, 12)]
+
+
+def test_what_a_filter_refused_in_a_slice_is_done_and_counted_while_a_handler_behind_it_hangs() -> None:
+    slot = ExecutionSlot(Kind.THREAD, "slot")
+    slot.slice_size = 10
+    seen: list[tuple[int, int, int]] = []
+    handled = Handled(b"6")
+    stepped = SteppedEngine({"t": handler(handled, filter=lambda message: int(message.value or 0) % 2 == 0)})
+
+    def look() -> None:
+        complete_finished([slot])
+        seen.append((slot.handled_so_far, slot.filtered_so_far, stepped.of("t").tracker.watermark))
+
+    handled.act = look
+    stepped.feed("t", *_TEN)
+
+    _serve(stepped, slot)
+
+    assert seen == [(3, 3, 6)]
+    assert (slot.handled, slot.filtered, stepped.of("t").tracker.watermark) == (5, 5, 10)
+
+
+def test_what_cannot_be_decoded_in_a_slice_fails_and_the_others_are_handled() -> None:
+    slot = ExecutionSlot(Kind.THREAD, "slot")
+    slot.slice_size = 10
+    handled = Handled()
+    stepped = SteppedEngine({"t": handler(handled, decoder="json", on_failure="drop")})
+    stepped.feed("t", *_TEN[:3], (b"bad", b"{"), *_TEN[4:])
+
+    _serve(stepped, slot)
+
+    assert handled.values == [value for _, value in _TEN if value != b"3"]
+    assert (slot.failed, slot.dropped, stepped.of("t").tracker.watermark) == (1, 1, 10)
+
+
+def test_a_batch_is_gathered_up_to_what_cannot_be_decoded_and_goes_on_behind_it() -> None:
+    bodies: list[list[object]] = []
+
+    def keep(messages: list[Message]) -> None:
+        bodies.append([message.body for message in messages])
+
+    stepped = SteppedEngine({"t": handler(keep, batch=4, decoder="json", on_failure="drop")})
+    stepped.feed("t", *_TEN[:3], (b"bad", b"{"), *_TEN[4:])
+
+    stepped.serve()
+
+    assert bodies == [[0, 1, 2, 4], [5, 6, 7, 8], [9]]
+    assert stepped.count("dropped") == 1
+    assert stepped.of("t").tracker.watermark == 10
+
+
+def test_a_header_as_key_needs_no_thread_for_keys() -> None:
+    handled = Handled()
+    stepped = SteppedEngine({"t": handler(handled, key="header:account")})
+
+    stepped.feed("t", *_TEN, headers=(("account", b"a"),))
+    stepped.serve()
+
+    assert stepped.engine.key_resolver is None
+    assert handled.values == [value for _, value in _TEN]
