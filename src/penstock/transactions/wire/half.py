@@ -129,7 +129,9 @@ def decode_half(key: bytes | None, value: bytes | None, headers: WireHeaders) ->
             names = _names(group, topic) if len(group) + len(topic) < _REMEMBERED_BYTES else None
             transaction_id = raw_id.decode("ascii", "replace")
             if names is not None and is_id(transaction_id):
-                return Half(transaction_id, *names, None, key, value, (), None)
+                # What `Half(...)` does, in half the time: thousands are read a second.
+                more = (None, key, value, (), None, None, None, None, None)
+                return tuple.__new__(Half, (transaction_id, *names, *more))
     fields, rest = split_headers(headers, HALF_FIELDS)
     return half_from(key, value, fields, rest)
 

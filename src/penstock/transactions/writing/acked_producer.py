@@ -45,6 +45,18 @@ _OF_PRODUCER = frozenset({KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError
 #: The client's own limit on a message, for those who send on what was stored: the broker's limit decides alone.
 ANY_SIZE: ClientConfig = {"message.max.bytes": 100_000_000}
 
+#: How many forks lie between this process and the first one: an object that knows another number is the parent's. To
+#: ask the system for the process's id at each send takes longer than the rest of that look.
+_generation = 0
+
+
+def _count_fork() -> None:
+    global _generation  # noqa: PLW0603 - it is the process's
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
 _OWNED = {
     "transactional.id": "these sends are idempotent, not transactional; leave it out",
     "enable.idempotence": "it is always on, so that a retry cannot store a record twice; leave it out",
@@ -86,7 +98,7 @@ class AckedProducer:
         self._forbidden: set[str] = set()
         self._looked_at = float("-inf")
         # The client's threads are of this process: in a child that was forked, nobody sends and nobody reports.
-        self._pid = os.getpid()
+        self._pid, self._generation = os.getpid(), _generation
         # Producers that a fatal error ended; the delivery thread serves their last reports.
         self._ended: deque[Producer] = deque()
         self._clients: ClientRenewal[Producer] = ClientRenewal(
@@ -139,7 +151,7 @@ class AckedProducer:
     @property
     def is_inherited(self) -> bool:
         """Whether it belongs to the process that this one was forked from."""
-        return self._pid != os.getpid()
+        return self._generation != _generation
 
     def require_own(self) -> None:
         """Raise `StoppedError` where it belongs to the process that this one was forked from."""
