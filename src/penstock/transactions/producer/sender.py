@@ -17,7 +17,6 @@ from penstock.outgoing import Outgoing, UserHeaders
 from penstock.transactions.messages import Terms, a_half, encoded, terms
 from penstock.transactions.model import TransactionResult, TransactionState, Wait
 from penstock.transactions.producer.arguments import WAITS, one_of
-from penstock.transactions.producer.flight import Flight
 from penstock.transactions.producer.listeners import LocalTransactionExecutor, Run, TransactionListener, executing
 from penstock.transactions.producer.submission import Submission
 from penstock.transactions.producer.transaction import ProducerContext, Transaction, TransactionOfSeveral
@@ -275,13 +274,13 @@ class TransactionSender:
         under: Terms,
     ) -> Half:
         group = self._context.group
-        half = a_half(new_id(), group, under, topic=topic, key=key, value=value, headers=headers, partition=partition)
+        half = a_half(new_id(), group, under, topic, key, value, headers, partition)
         return half._replace(order_key=half.key) if self._by_half else half
 
     def _submitted(self, half: Half, wait: Wait) -> Submission:
-        sending = Submission(Flight(self._context.core, (half,), None, wait))
+        sending = Submission(self._context.core, (half,), None, wait)
         self._context.open()
-        sending.start()
+        sending.submit()
         return sending
 
 

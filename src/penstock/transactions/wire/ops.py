@@ -80,11 +80,11 @@ def encode_ops(ops: Sequence[Op]) -> bytes:
     """Return the value of an op record: decisions of one group for one half partition, in their order."""
     first = ops[0]
     group = first.group.encode()
-    plain = all(len(op.half_offsets) == 1 and not op.actor for op in ops)
+    plain = not [op for op in ops if len(op.half_offsets) != 1 or op.actor]
     parts = [_OPS.pack(_VERSION, plain, len(ops), first.half_partition, len(group)), group]
     if plain:
         pack = _PLAIN.pack
-        parts.extend(pack(id_bytes(op[0]), op[1], op[2], op.check_number, op.half_offsets[0]) for op in ops)
+        parts += [pack(id_bytes(op[0]), op[1], op[2], op[6], op[5][0]) for op in ops]
     else:
         for op in ops:
             actor = op.actor.encode()

@@ -118,6 +118,8 @@ class AckedProducer:
         # Set by stop(), read by the delivery thread.
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name=f"penstock-delivery-{name}", daemon=True)
+        # The delivery thread, once it runs; written by itself.
+        self._delivering = 0
 
     def start(self) -> None:
         """Start the delivery thread."""
@@ -164,7 +166,7 @@ class AckedProducer:
     @property
     def in_delivery_thread(self) -> bool:
         """Whether the caller is the delivery thread, which may not wait for its own reports."""
-        return threading.get_ident() == self._thread.ident
+        return threading.get_ident() == self._delivering
 
     def send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Any = None) -> Receipt:
         """Hand a record to the client library; waits for room where its buffer is full.
@@ -210,7 +212,8 @@ class AckedProducer:
         """
         deadline = 0.0
         while True:
-            self._check_refusing(topic, partition)
+            if self._refusing or self._generation != _generation:
+                self._check_refusing(topic, partition)
             producer = self._clients.client
             try:
                 producer.produce(topic, value, key, partition, report, headers=headers)
@@ -268,6 +271,7 @@ class AckedProducer:
         self._ended.append(producer)
 
     def _serve(self) -> None:
+        self._delivering = threading.get_ident()
         while not self._stopping.is_set():
             try:
                 self._poll(self._clients.client)
