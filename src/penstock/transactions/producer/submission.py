@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.errors import PenstockError
 from penstock.transactions.model import TransactionResult, TransactionState
 from penstock.transactions.producer.flight import Flight
 
@@ -21,6 +22,13 @@ class Submission(Flight):
     def submit(self) -> None:
         """Send it off; raises as `Flight.start` does."""
         self.start(Submission._commit, commits=True)
+
+    def try_submit(self) -> None:
+        """Send it off, or end with the error that `submit` would raise."""
+        try:
+            self.submit()
+        except PenstockError as error:
+            self.fail(error)
 
     def _outcome(self) -> TransactionResult:
         half = self.halves[0]
