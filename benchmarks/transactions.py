@@ -3,18 +3,23 @@
     python benchmarks/transactions.py [--rounds 3] [--warm-up 75] [--in-flight 1 16 64 256 2000] [--rocketmq DIR]
     python benchmarks/transactions.py --restart [--settled 1000000] [--pending 10000]
     python benchmarks/transactions.py --disk [--settled 1000000]
+    python benchmarks/transactions.py --trace [--in-flight 16 64 256] [--pace 100 5000]
 
 Starts an embedded Kafka, a coordinator and a read_committed reader, each in a process of its own, and sends 128-byte
-messages. Counted is what the reader saw, from the first send to the last message in its hands; a latency runs from
-before the send (and any wait for room) to the reader's hands. For each number in flight, so many rounds each:
+messages. CPU is that of sender and coordinator, for each message. Counted is what the reader saw, from the first send
+to the last message in its hands; a latency runs from before the send (and any wait for room) to the reader's hands. For
+each number in flight, so many rounds each:
 
 - **futures**: one thread that `submit`s and has so many open; **sent** the same, not waiting for stored decisions;
+- **many** the same by `submit_many`, an eighth at a time;
 - **threads**: so many threads that each call `send`; **async**: so many tasks that each await `send_async`;
 - **plain**: idempotent acks=all sends, as many open from one thread, to the same reader.
 
 Then **paced** load at 100/s and at half of the greatest, one **Kafka transaction per message** from 1 and 16 producers,
 plain sends that wait for nothing, and with `--rocketmq` (a folder with `server.sh` and `run.sh`, or $PENSTOCK_PEERS)
 RocketMQ's transactional sends in the same run, with the ratios that are wanted.
+
+`--trace` follows messages through all hops and says where the time goes, with so many in flight and at these rates.
 
 `--restart` measures how long a new coordinator needs until it has taken over a store with so many settled and pending
 transactions; `--disk` what half, op and done hold on disk while so many are settled, on a broker that removes files at
@@ -36,22 +41,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
+from transaction_trace import STAMP, Trace, report
 
 from penstock import clients
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
+from penstock.outgoing import Outgoing
 from penstock.transactions import Coordinator, TransactionalProducer
 from penstock.transactions.writing.acked_producer import AckedProducer
 
 PARTITIONS = 8
 SIZE = 128
 KEYS = [b"%d" % number for number in range(10_000)]
-STAMP = 8  # bytes of send time at the start of each value
 PADDING = os.urandom(SIZE - STAMP)
 #: For `--disk`: by default a broker looks every five minutes for files that are not needed, and keeps them for another.
 _SOON = {"log.retention.check.interval.ms": "5000", "log.segment.delete.delay.ms": "1000"}
@@ -94,20 +101,27 @@ def say(answer: Any) -> None:
     print(json.dumps(answer), flush=True)
 
 
-def coordinate(servers: str) -> None:
-    """Role: the coordinator, which asks nobody. Each line asks for its statistics."""
+def coordinate(servers: str, traced: str = "") -> None:
+    """Role: the coordinator, which asks nobody. Each line asks for its statistics, or for its trace."""
+    trace = Trace()
+    if traced:
+        trace.of_coordinator()
     with Coordinator(bootstrap_servers=servers, transaction_timeout=3600) as coordinator:
         say("ready")
-        for _ in sys.stdin:
+        for line in sys.stdin:
+            if line.strip() == "trace":
+                say(trace.take())
+                continue
             now = coordinator.statistics()
-            say({"committed": now.committed, "pending": now.pending, "groups": now.groups, "owned": now.partitions})
+            counts = {"committed": now.committed, "pending": now.pending, "groups": now.groups, "owned": now.partitions}
+            say({**counts, "cpu_s": time.process_time()})
 
 
-def read(servers: str, topic: str) -> None:
+def read(servers: str, topic: str, traced: str = "") -> None:
     """Role: a reader that is always there. A line with a number: wait for so many messages in all, and tell of them."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "reader", "isolation.level": "read_committed"})
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
-    lock, stopping = threading.Lock(), threading.Event()
+    lock, stopping, trace = threading.Lock(), threading.Event(), Trace()
     seen: list[tuple[int, int]] = []
 
     def follow() -> None:
@@ -119,11 +133,17 @@ def read(servers: str, topic: str) -> None:
             now = time.time_ns()
             with lock:
                 seen.extend((now, int.from_bytes(m.value()[:STAMP], "big")) for m in batch if m.error() is None)
+                for message in batch if traced else ():
+                    trace.note("visible", message.value(), now)
 
     thread = threading.Thread(target=follow)
     thread.start()
     say("ready")
     for line in sys.stdin:
+        if line.strip() == "trace":
+            with lock:
+                say(trace.take())
+            continue
         wanted, deadline = int(line), time.monotonic() + 120
         while len(seen) < wanted and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -153,6 +173,20 @@ def by_futures(wide: int, end: float, submit: Callable[[bytes, bytes], Callable[
         count += 1
     while open_ones:
         open_ones.popleft()()
+    return count
+
+
+def by_many(wide: int, end: float, bench: Bench) -> int:
+    """Send from one thread, many at a time, with so many open until the time has come; return how many were sent."""
+    step, count, open_ones = max(1, wide // 8), 0, deque[Any]()
+    while time.monotonic() < end:
+        while len(open_ones) > wide - step:
+            open_ones.popleft().result()
+        keys = (KEYS[number % len(KEYS)] for number in range(count, count + step))
+        open_ones += bench.producer.submit_many([Outgoing(bench.topic, stamped(), key) for key in keys])
+        count += step
+    while open_ones:
+        open_ones.popleft().result()
     return count
 
 
@@ -214,12 +248,12 @@ def paced(rate: float, end: float, submit: Callable[[bytes, bytes], Callable[[],
 class Bench:
     """A broker with a coordinator and a reader, and a producer to measure."""
 
-    def __init__(self, servers: str, seconds: float, rounds: int) -> None:
+    def __init__(self, servers: str, seconds: float, rounds: int, traced: str = "") -> None:
         self.servers, self.seconds, self.rounds = servers, seconds, rounds
         self.topic, self.other = f"bench-{time.time_ns()}", f"bench-plain-{time.time_ns()}"
         specs = [TopicSpec(self.topic, PARTITIONS), TopicSpec(self.other, PARTITIONS)]
         ensure_topics(clients.admin(servers, {}), servers, specs)
-        self.coordinator, self.reader = Child("coordinate", servers), Child("read", servers, self.topic)
+        self.coordinator, self.reader = Child("coordinate", servers, traced), Child("read", servers, self.topic, traced)
         self.producer = TransactionalProducer("bench", bootstrap_servers=servers, send_timeout=60).start()
         self.plain = AckedProducer(servers, {}, 60.0, "bench")
         self.plain.start()
@@ -247,12 +281,15 @@ class Bench:
 
     def measure(self, seconds: float, work: Callable[[float], int]) -> Figures:
         """Send, wait until the reader has all of it, and return the rate, the latencies in ms and the group size."""
-        before, begin = self.coordinator.ask(), time.time_ns()
+        before, begin, cpu_s = self.coordinator.ask(), time.time_ns(), time.process_time()
         count = work(time.monotonic() + seconds)
+        cpu_s = time.process_time() - cpu_s
         seen, after = self.reader.ask(str(count)), self.coordinator.ask()
         assert seen["count"] == count, f"sent {count}, visible {seen['count']}"
         group = (after["committed"] - before["committed"]) / max(1, after["groups"] - before["groups"])
+        cpu_s += after["cpu_s"] - before["cpu_s"]
         return {
+            "cpu_us": 1e6 * cpu_s / max(1, count),
             "rate": count / ((seen["last_ns"] - begin) / 1e9),
             "p50": seen["p50"],
             "p99": seen["p99"],
@@ -288,7 +325,8 @@ def several(bench: Bench, what: str, wide: int, work: Callable[[float], int]) ->
     middle = {name: median(figures[name] for figures in rounds) for name in rounds[0]}
     rates = " / ".join(f"{figures['rate']:,.0f}" for figures in sorted(rounds, key=lambda each: each["rate"]))
     print(
-        f"{what:>10} {wide:>6}  {rates:>28}  {middle['p50']:>8.1f} {middle['p99']:>8.1f}  {middle['group']:>7.0f}",
+        f"{what:>10} {wide:>6}  {rates:>28}  {middle['p50']:>8.1f} {middle['p99']:>8.1f}  {middle['group']:>7.0f}"
+        f"  {middle['cpu_us']:>7.1f}",
         flush=True,
     )
     return middle
@@ -362,7 +400,10 @@ def throughput(servers: str, options: argparse.Namespace) -> None:
     bench = Bench(servers, options.seconds, options.rounds)
     warm_up(bench, options.warm_up)
     print(f"{SIZE}-byte messages, one broker, sender, coordinator and reader on {os.cpu_count()} cores; load {load()}")
-    print(f"{'':>10} {'open':>6}  {'messages/s: min / median / max':>28}  {'p50 ms':>8} {'p99 ms':>8}  {'a group':>7}")
+    print(
+        f"{'':>10} {'open':>6}  {'messages/s: min / median / max':>28}  {'p50 ms':>8} {'p99 ms':>8}  {'a group':>7}"
+        f"  {'CPU us':>7}"
+    )
     best: dict[int, float] = {}
     for wide in options.in_flight:
         ours = several(bench, "futures", wide, lambda end, wide=wide: by_futures(wide, end, bench.submit))
@@ -371,6 +412,9 @@ def throughput(servers: str, options: argparse.Namespace) -> None:
         if wide <= options.most_threads:
             threads = several(bench, "threads", wide, lambda end, wide=wide: by_threads(wide, end, bench.send))
             best[wide] = max(best[wide], threads["rate"])
+        if wide >= 256:
+            many = several(bench, "many", wide, lambda end, wide=wide: by_many(wide, end, bench))
+            best[wide] = max(best[wide], many["rate"])
         several(bench, "async", wide, lambda end, wide=wide: by_tasks(wide, end, bench.producer, bench.topic))
         several(bench, "plain", wide, lambda end, wide=wide: by_futures(wide, end, bench.submit_plain))
     for rate in (100.0, max(best.values()) / 2):
@@ -420,6 +464,24 @@ def settle(bench: Bench, settled: int, pending: int) -> None:
         open_ones.append(bench.submit(KEYS[number % len(KEYS)], PADDING))
     while open_ones:
         open_ones.popleft()()
+
+
+def trace(servers: str, options: argparse.Namespace) -> None:
+    """Follow messages through all hops, and print where the time goes."""
+    noted = Trace()
+    noted.of_sender()
+    bench = Bench(servers, options.seconds, 1, "traced")
+    warm_up(bench, options.warm_up)
+    works = {f"{wide:,} in flight": partial(by_futures, wide, submit=bench.submit) for wide in options.in_flight}
+    works |= {f"{rate:,.0f}/s": partial(paced, rate, submit=bench.submit) for rate in options.pace}
+    for what, work in works.items():
+        taken = [noted, bench.coordinator, bench.reader]
+        for one in taken:
+            one.take() if isinstance(one, Trace) else one.ask("trace")
+        figures = bench.measure(options.seconds, lambda end, work=work: work(end=end))
+        print(f"\n{what}: {figures['rate']:,.0f}/s, CPU {figures['cpu_us']:.1f} us a message (traced), load {load()}")
+        report([one.take() if isinstance(one, Trace) else one.ask("trace") for one in taken])
+    bench.close()
 
 
 def restart(servers: str, options: argparse.Namespace) -> None:
@@ -490,6 +552,8 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 16, 64, 256, 2_000], help="open transactions")
     parser.add_argument("--most-threads", type=int, default=256, help="with more open ones, threads are left out")
     parser.add_argument("--rocketmq", help="folder of RocketMQ's runner")
+    parser.add_argument("--trace", action="store_true", help="say where the time of a message goes, hop by hop")
+    parser.add_argument("--pace", type=float, nargs="*", default=[100.0, 5_000.0], help="rates for --trace")
     parser.add_argument("--restart", action="store_true", help="measure a coordinator's restart")
     parser.add_argument("--disk", action="store_true", help="measure what the store holds on disk")
     parser.add_argument("--settled", type=int, default=1_000_000, help="settled transactions for --restart and --disk")
@@ -503,6 +567,8 @@ def main() -> None:
     with a_broker(options) as (servers, folder):
         if options.restart:
             restart(servers, options)
+        elif options.trace:
+            trace(servers, options)
         elif options.disk:
             disk(servers, folder, options)
         else:

@@ -21,6 +21,7 @@ from penstock.errors import (
     ConfigurationError,
     DecisionNotStoredError,
     HalfNotStoredError,
+    TopicNotFoundError,
     TransactionError,
 )
 from penstock.transactions import HalfMessage, Outgoing, TransactionResult, TransactionState
@@ -162,6 +163,47 @@ def test_room_that_never_comes_is_told_after_the_time_to_wait() -> None:
 
     room.leave(1)
     room.enter(1)
+
+
+def test_many_are_submitted_at_once_and_each_is_a_transaction_of_its_own(bench: Bench) -> None:
+    producer = bench.producer()
+    bench.coordinator()
+
+    sent = producer.submit_many([Outgoing(bench.topic, b"%d" % number, key=b"k") for number in range(50)])
+
+    ids = [one.result(60).transaction_id for one in sent]
+    assert ids == [one.transaction_id for one in sent]
+    assert len(set(ids)) == 50
+    wait_until(lambda: len(bench.visible()) == 50, 60)
+    assert [value for _, value in bench.visible()] == [b"%d" % number for number in range(50)]
+
+
+def test_nothing_of_many_is_sent_where_one_is_wrong(bench: Bench) -> None:
+    producer = bench.producer()
+    right, wrong = Outgoing(bench.topic, b"v"), Outgoing("no-such-topic", b"v")
+
+    with pytest.raises(TopicNotFoundError):
+        producer.submit_many([right, wrong])
+    with pytest.raises(ConfigurationError, match="value"):
+        producer.submit_many([right, Outgoing(bench.topic, 7)])
+
+    statistics = producer.statistics()
+    assert (statistics.in_flight, statistics.committed) == (0, 0)
+
+
+def test_of_many_those_without_room_end_with_the_error_and_the_others_commit(bench: Bench) -> None:
+    producer = bench.producer(max_in_flight=3, when_full="raise")
+    message = Outgoing(bench.topic, b"v")
+
+    with producer.transaction(bench.topic, value=b"open"):
+        sent = producer.submit_many([message] * 200)
+        errors = [one.exception(60) for one in sent]
+
+    full = [error for error in errors if error is not None]
+    assert full
+    assert all(isinstance(error, BufferFullError) for error in full)
+    assert errors[:2] == [None, None]
+    assert producer.statistics().committed == 1 + errors.count(None)
 
 
 def test_several_messages_share_one_id_one_half_partition_and_one_decision(

@@ -75,21 +75,20 @@ def halves(transaction_id: str, group: str, messages: Sequence[Outgoing], under:
             transaction_id,
             group,
             under,
-            topic=message.topic,
-            key=message.key,
-            value=message.value,
-            headers=message.headers,
-            partition=message.partition,
+            message.topic,
+            message.key,
+            message.value,
+            message.headers,
+            message.partition,
         )
         made.append(half._replace(part=(number, len(messages)) if len(messages) > 1 else None, order_key=order_key))
     return made
 
 
-def a_half(
+def a_half(  # noqa: PLR0917 - the arguments of a message, handed on
     transaction_id: str,
     group: str,
     under: Terms,
-    *,
     topic: str,
     key: bytes | str | None,
     value: bytes | str | None,
@@ -101,17 +100,14 @@ def a_half(
         raise ConfigurationError(f"topic must be a topic's name, but is {topic!r}")
     if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int) or partition < 0):
         raise ConfigurationError(f"partition must be a number from 0, or None, but is {partition!r}")
-    return Half(
-        transaction_id,
-        group,
-        topic,
-        partition,
-        key if key is None or type(key) is bytes else encoded("key", key),
-        value if value is None or type(value) is bytes else encoded("value", value),
-        _headers(headers) if headers else (),
-        under.immunity_ms,
-        under.deliver_at_ms,
-    )
+    if type(key) is not bytes and key is not None:
+        key = encoded("key", key)
+    if type(value) is not bytes and value is not None:
+        value = encoded("value", value)
+    checked = _headers(headers) if headers else ()
+    times = (under.immunity_ms, under.deliver_at_ms)
+    # What `Half(...)` does, in half the time: thousands are made a second.
+    return tuple.__new__(Half, (transaction_id, group, topic, partition, key, value, checked, *times, None, None, None))
 
 
 def encoded(option: str, content: bytes | str | None) -> bytes | None:

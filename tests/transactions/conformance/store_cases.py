@@ -10,6 +10,7 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from penstock.errors import HalfNotStoredError, TransactionError, TransactionRef
 from penstock.transactions import Coordinator, CoordinatorStatistics, new_id
 from penstock.transactions.store import Prepared, Store
 from penstock.transactions.stores.file import FileStore
-from penstock.transactions.stores.kafka.store import KafkaStore
+from penstock.transactions.stores.kafka.store import KafkaStore, StoredHalves
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
@@ -58,6 +59,10 @@ class StoreBench(ABC):
         """Return what claims to be prepared halves in the same place."""
         if isinstance(prepared, tuple):
             return prepared._replace(halves=halves)  # type: ignore[attr-defined] # it is a named tuple, or a dataclass
+        if isinstance(prepared, StoredHalves):
+            forged = copy(prepared)
+            forged.halves = halves
+            return forged
         return replace(prepared, halves=halves)  # type: ignore[type-var] # the same
 
     @property

@@ -222,12 +222,14 @@ class TransactionalWriter:
             if not count % _BREATH:
                 # Other threads get Python's lock here: handlers that wake would wait for it until all is handed over.
                 self.producer.poll(0)
-            more: Any = {"headers": list(headers)} if headers else {}
             to = -1 if partition is None else partition
             try:
-                produce(topic, value, key, to, reported, **more)
+                if headers:
+                    produce(topic, value, key, to, reported, headers=list(headers))
+                else:
+                    produce(topic, value, key, to, reported)
             except BufferError:
-                self._await_room(partial(produce, topic, value, key, to, reported, **more), room_s)
+                self._await_room(partial(produce, topic, value, key, to, reported, headers=list(headers)), room_s)
             except KafkaException as error:
                 self._refused(transaction_id, topic, error.args[0])
                 raise

@@ -12,10 +12,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Message
 from confluent_kafka.admin import AdminClient
 
 from penstock.clients.bounded_calls import LeftBehind
+from penstock.clients.gc_pause import collection_put_off
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.requests.topics import hidden_topics, partition_counts
 from penstock.clients.rights import Operation, group_right, topic_right
@@ -172,7 +173,8 @@ class CoordinatorLoop:
             slot = self._slots[self._next]
             is_heard = self._targets.targets.were_heard
             if self._gate.is_open and is_heard and now >= self._not_before and slot.is_ready:
-                self._publish(slot)
+                with collection_put_off():
+                    self._publish(slot)
         if self._gate.is_open:
             self._trials.begin(now)
 
@@ -230,13 +232,16 @@ class CoordinatorLoop:
         return sum(p.state.queue.ready for p in self._owned.values()) - under_way >= self._limit.decisions
 
     def _read(self, timeout_s: float) -> None:
-        half_topic = self._topics.half
         # In pieces of what one Kafka transaction settles: what is read beyond that waits here instead of in the logs.
         limit = self._limit.decisions
         undecided = sum(len(p.state.pending) - len(p.state.decided) for p in self._owned.values())
         for_halves = any(p.feed.waits_for_halves for p in self._owned.values())
         records = self._membership.logs.read(timeout_s, limit, for_halves=for_halves, full=undecided >= 2 * limit)
-        now = time.monotonic()
+        with collection_put_off():
+            self._feed(records, time.monotonic())
+
+    def _feed(self, records: Iterable[Message], now: float) -> None:
+        half_topic = self._topics.half
         for message in records:
             error = message.error()
             if error is not None:
@@ -296,7 +301,8 @@ class CoordinatorLoop:
         commit, result = ended
         self._next = (self._next + 1) % len(self._slots)
         if result.error is None:
-            self._committed(commit, result)
+            with collection_put_off():
+                self._committed(commit, result)
         elif isinstance(result.error, InDoubtError):
             _log.warning("%s; its producer is replaced and the done log asked", result.error)
             self._gate.shut()

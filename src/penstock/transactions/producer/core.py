@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import StoppedError
-from penstock.transactions.model import ProducerStatistics, TransactionState
+from penstock.transactions.model import ProducerStatistics
 from penstock.transactions.producer.deadlines import RequestDeadlines
 from penstock.transactions.producer.in_flight import InFlightLimit
 from penstock.transactions.store import Store
@@ -15,9 +15,6 @@ from penstock.transactions.wire.half import Half
 
 if TYPE_CHECKING:
     from penstock.telemetry import SendSpans
-
-# Members of enumerations are dear to look up and to hash, and this is the way of every message.
-_COMMIT, _UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN
 
 
 class Core:
@@ -42,7 +39,6 @@ class Core:
         self.deadlines = deadlines
         # Guards the counts below: transactions of many threads add to them.
         self._lock = threading.Lock()
-        self._committed = self._rolled_back = self._unknown = 0
         self._failed = 0
         self._lost = 0
 
@@ -68,16 +64,6 @@ class Core:
             "until `penstock tx commit` or `rollback` decides"
         )
 
-    def count_end(self, state: TransactionState) -> None:
-        """Count a transaction that ended as it should."""
-        with self._lock:
-            if state is _COMMIT:
-                self._committed += 1
-            elif state is _UNKNOWN:
-                self._unknown += 1
-            else:
-                self._rolled_back += 1
-
     def count_failure(self, *, lost: bool = False) -> None:
         """Count a half or a decision that is not known to be stored."""
         with self._lock:
@@ -89,9 +75,9 @@ class Core:
         with self._lock:
             return ProducerStatistics(
                 in_flight=self.in_flight.count,
-                committed=self._committed,
-                rolled_back=self._rolled_back,
-                unknown=self._unknown,
+                committed=self.in_flight.committed,
+                rolled_back=self.in_flight.rolled_back,
+                unknown=self.in_flight.unknown,
                 failed=self._failed,
                 checks=0,
                 failed_checks=0,

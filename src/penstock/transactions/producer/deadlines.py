@@ -6,6 +6,7 @@ that means for a transaction, and whose callback comes, is the flight's own.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import Protocol
@@ -34,6 +35,8 @@ class RequestDeadlines:
 
     def __init__(self, name: str, answer_timeout_s: float, publish_timeout_s: float) -> None:
         self._answer_timeout_s = answer_timeout_s
+        #: Whether an answer may come too late.
+        self.has_limit = answer_timeout_s < math.inf
         self._publish_timeout_s = publish_timeout_s
         # Both are changed by flights, in any thread: steps on a dict are single ones, and it keeps their order.
         #: Flights that the store owes an answer, and until when; not those whose block runs.

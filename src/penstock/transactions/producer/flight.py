@@ -21,8 +21,9 @@ from penstock.errors import (
     TransactionError,
     TransactionRefusedError,
 )
-from penstock.transactions.model import TransactionState, Wait
+from penstock.transactions.model import TransactionResult, TransactionState, Wait
 from penstock.transactions.producer.core import Core
+from penstock.transactions.producer.futures import ResultFuture
 from penstock.transactions.store import Prepared
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
@@ -56,7 +57,7 @@ _COMMIT, _UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN
 _TO_COMMIT, _TO_ROLL_BACK = Verdict.COMMIT, Verdict.ROLLBACK
 
 
-class Flight:
+class Flight(ResultFuture[TransactionResult]):
     """One transaction on its way. Driven by its owner, completed by the store's threads.
 
     The owner, the store's threads and the thread of the deadlines meet in `_phase`, which changes under the lock alone:
@@ -74,15 +75,15 @@ class Flight:
         "_prepared",
         "_settled",
         "_size",
-        "error",
         "halves",
         "state",
         "wait",
     )
 
     def __init__(self, core: Core, halves: Sequence[Half], ordering_key: bytes | None, wait: Wait) -> None:
+        # What `super().__init__()` does.
+        self._set, self._callbacks, self.error = False, None, None
         self.halves = halves if core.spans is None else core.traced(halves, core.spans)
-        self.error: Exception | None = None
         self.state = _UNKNOWN
         self.wait: Wait = wait
         self._core = core
@@ -111,7 +112,8 @@ class Flight:
         self._callback, self._commits = callback, commits
         core.deadlines.await_answer(self)
         try:
-            core.require_running(self.halves[0])
+            if core.deadlines.stopping:
+                core.require_running(self.halves[0])
             if self.wait == "published":
                 # Before the halves are stored: nothing that settles it can be missed.
                 core.store.watch(self.halves[0].transaction_id, self._on_settled)
@@ -130,8 +132,7 @@ class Flight:
             self._forget_watch()
         if state is _UNKNOWN:
             self._phase = _ENDED
-            core.in_flight.leave(self._size)
-            core.count_end(state)
+            core.in_flight.leave(self._size, state)
             callback(self)
             return
         prepared = self._prepared
@@ -140,7 +141,8 @@ class Flight:
         # Its owner alone changes it in this phase; the callback comes first, for whoever sees the new phase takes it.
         self._callback = _nobody if at_once else callback
         self._phase = _DECIDING
-        core.deadlines.await_answer(self)
+        if not self._commits or core.deadlines.has_limit:
+            core.deadlines.await_answer(self)
         core.store.decide(prepared, _TO_COMMIT if state is _COMMIT else _TO_ROLL_BACK, self._decision_answered)
         if at_once:
             callback(self)
@@ -262,7 +264,6 @@ class Flight:
 
     def _decision_answered(self, error: TransactionError | None) -> None:
         core = self._core
-        core.in_flight.leave(self._size)
         waits = error is None and self.wait == "published" and self.state is _COMMIT
         if waits:
             # Before the phase says so: whoever ends it takes it out again.
@@ -274,9 +275,8 @@ class Flight:
                 self._phase = _PUBLISHING if goes_on else _ENDED
                 if not goes_on:
                     self._callback = _nobody
-                if error is None:
-                    # Before anybody can call back: who was called back finds it counted.
-                    core.count_end(self.state)
+            # Before anybody can call back: who was called back finds it counted.
+            core.in_flight.leave(self._size, None if is_late or error is not None else self.state)
         if is_late:
             core.deadlines.awaiting_publication.pop(self, None)
             return
@@ -299,11 +299,14 @@ class Flight:
 
     def _lose(self, error: TransactionError) -> None:
         """Take in that the decision is not known to be stored, and say who settles it: the store does not know."""
-        self.error = DecisionNotStoredError(f"{error}; {self._core.who_settles(self.halves[0].group)}")
-        self.error.__cause__ = error
+        lost = DecisionNotStoredError(f"{error}; {self._core.who_settles(self.halves[0].group)}")
+        lost.__cause__ = error
         self._core.count_failure(lost=self.wait == "sent")
         if self.wait == "sent":
-            _log.warning("%s", self.error)
+            # Its owner was told that it was sent, and does not wait any more.
+            _log.warning("%s", lost)
+        else:
+            self.error = lost
         self._forget_watch()
 
     def _on_settled(self, verdict: Verdict) -> None:
@@ -327,7 +330,8 @@ class Flight:
 
 
 def _size(half: Half) -> int:
-    return len(half.key or b"") + len(half.value or b"")
+    key, value = half.key, half.value
+    return (len(key) if key else 0) + (len(value) if value else 0)
 
 
 def _nobody(_: Flight) -> None:

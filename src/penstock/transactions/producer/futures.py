@@ -19,6 +19,8 @@ _log = logging.getLogger("penstock.transactions")
 
 T = TypeVar("T")
 
+#: Held while the list of a future's callbacks is made.
+_lists_lock = threading.Lock()
 
 #: Whether this thread runs callbacks: it is the one that serves all deliveries, and may not wait for one.
 _here = threading.local()
@@ -33,16 +35,19 @@ class ResultFuture(Generic[T]):
     """A result to come. Ended once, by any thread; asked by any number of them.
 
     There is no lock: the outcome is set before the callbacks are taken, and a callback is either taken by who ends the
-    future or taken back by who added it, since taking from a list is one step under the interpreter lock.
+    future or taken back by who added it, since taking from a list is one step under the interpreter lock. The list is
+    made for the first callback, before it is looked whether the future has ended: who ends it finds the list, or who
+    adds finds the end.
     """
 
-    __slots__ = ("_callbacks", "_error", "_result", "_set")
+    __slots__ = ("_callbacks", "_result", "_set", "error")
 
     def __init__(self) -> None:
         self._set = False
         self._result: T | None = None
-        self._error: Exception | None = None
-        self._callbacks: list[Callable[[ResultFuture[T]], object]] = []
+        #: Why there is no result, once that is so.
+        self.error: Exception | None = None
+        self._callbacks: list[Callable[[ResultFuture[T]], object]] | None = None
 
     def done(self) -> bool:
         """Tell whether the result, or the error, is there."""
@@ -66,14 +71,18 @@ class ResultFuture(Generic[T]):
             TimeoutError: it is not there yet.
         """
         self._wait(timeout)
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
+        return self._outcome()
+
+    def _outcome(self) -> T:
+        """Return the result, which is there."""
         return cast("T", self._result)
 
     def exception(self, timeout: float | None = None) -> Exception | None:
         """Return the error it ended with, or None; the timeout is that of `result`."""
         self._wait(timeout)
-        return self._error
+        return self.error
 
     def add_done_callback(self, callback: Callable[[ResultFuture[T]], object]) -> None:
         """Have a function called with this object once it is done; at once where it is.
@@ -82,6 +91,11 @@ class ResultFuture(Generic[T]):
         too many are in flight, that raises `BufferFullError` whatever was chosen. What it raises is logged.
         """
         callbacks = self._callbacks
+        if callbacks is None:
+            with _lists_lock:
+                callbacks = self._callbacks
+                if callbacks is None:
+                    callbacks = self._callbacks = []
         callbacks.append(callback)
         if self._set:
             try:
@@ -107,7 +121,7 @@ class ResultFuture(Generic[T]):
 
     def fail(self, error: Exception) -> None:
         """End it with an error."""
-        self._error = error
+        self.error = error
         self._end()
 
     def _end(self) -> None:

@@ -6,11 +6,15 @@ import threading
 import time
 
 from penstock.errors import BufferFullError
+from penstock.transactions.model import TransactionState
 from penstock.transactions.producer.futures import in_callback
+
+# Members of enumerations are dear to look up, and this is the way of every message.
+_COMMIT, _UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN
 
 
 class InFlightLimit:
-    """Counts what is in flight and keeps it within bounds. Thread-safe.
+    """Counts what is in flight, keeps it within bounds, and counts how it ended. Thread-safe.
 
     One transaction alone may have more than `most_bytes`. Who waits for room does so for `timeout_s` seconds; 0: it
     raises at once.
@@ -27,6 +31,8 @@ class InFlightLimit:
         self._waiting = 0
         self.count = 0
         self.bytes = 0
+        #: How many ended as they should, by their decision.
+        self.committed = self.rolled_back = self.unknown = 0
 
     def enter(self, size: int, *, may_wait: bool = True) -> None:
         """Take room for so many bytes, waiting for it where that was chosen, or raise `BufferFullError`."""
@@ -36,11 +42,17 @@ class InFlightLimit:
             self.count += 1
             self.bytes += size
 
-    def leave(self, size: int) -> None:
-        """Give room back."""
+    def leave(self, size: int, ended: TransactionState | None = None) -> None:
+        """Give room back; count a transaction that ended as it should by its decision."""
         with self._lock:
             self.count -= 1
             self.bytes -= size
+            if ended is _COMMIT:
+                self.committed += 1
+            elif ended is _UNKNOWN:
+                self.unknown += 1
+            elif ended is not None:
+                self.rolled_back += 1
             if self._waiting:
                 self._room.notify()
 

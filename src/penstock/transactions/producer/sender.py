@@ -17,7 +17,6 @@ from penstock.outgoing import Outgoing, UserHeaders
 from penstock.transactions.messages import Terms, a_half, encoded, terms
 from penstock.transactions.model import TransactionResult, TransactionState, Wait
 from penstock.transactions.producer.arguments import WAITS, one_of
-from penstock.transactions.producer.flight import Flight
 from penstock.transactions.producer.listeners import LocalTransactionExecutor, Run, TransactionListener, executing
 from penstock.transactions.producer.submission import Submission
 from penstock.transactions.producer.transaction import ProducerContext, Transaction, TransactionOfSeveral
@@ -186,6 +185,30 @@ class TransactionSender:
         half = self._half(topic, key, value, headers, partition, self._terms(check_immunity, deliver_at))
         return self._submitted(half, self._chosen(wait))
 
+    def submit_many(
+        self,
+        messages: Sequence[Outgoing],
+        *,
+        check_immunity: float | None = None,
+        deliver_at: datetime | float | None = None,
+        wait: Wait | None = None,
+    ) -> list[Submission]:
+        """Do what `submit` does for each of these messages: every one is a transaction of its own.
+
+        The other arguments are those of `transaction`, the same for all. What is wrong with one message, or a target
+        that does not exist, is raised before anything is sent.
+
+        Returns:
+            A future for each, in their order; one that cannot be sent, for want of room, say, ends with that error.
+        """
+        under, chosen, context = self._terms(check_immunity, deliver_at), self._chosen(wait), self._context
+        made = [self._half(one.topic, one.key, one.value, one.headers, one.partition, under) for one in messages]
+        context.require({(half.topic, half.partition) for half in made})
+        sent = [Submission(context.core, (half,), None, chosen) for half in made]
+        for one in sent:
+            one.try_submit()
+        return sent
+
     async def send_async(
         self,
         topic: str,
@@ -275,13 +298,13 @@ class TransactionSender:
         under: Terms,
     ) -> Half:
         group = self._context.group
-        half = a_half(new_id(), group, under, topic=topic, key=key, value=value, headers=headers, partition=partition)
+        half = a_half(new_id(), group, under, topic, key, value, headers, partition)
         return half._replace(order_key=half.key) if self._by_half else half
 
     def _submitted(self, half: Half, wait: Wait) -> Submission:
-        sending = Submission(Flight(self._context.core, (half,), None, wait))
+        sending = Submission(self._context.core, (half,), None, wait)
         self._context.open()
-        sending.start()
+        sending.submit()
         return sending
 
 

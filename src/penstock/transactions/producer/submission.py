@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
+from penstock.errors import PenstockError
 from penstock.transactions.model import TransactionResult, TransactionState
 from penstock.transactions.producer.flight import Flight
-from penstock.transactions.producer.futures import ResultFuture
 
 _COMMIT = TransactionState.COMMIT
 
 
-class Submission(ResultFuture[TransactionResult]):
+class Submission(Flight):
     """A message that commits as soon as its half is stored; the result is there when what it waits for has come."""
 
-    __slots__ = ("_flight",)
-
-    def __init__(self, flight: Flight) -> None:
-        super().__init__()
-        self._flight = flight
+    __slots__ = ()
 
     @property
     def transaction_id(self) -> str:
         """The id of the transaction."""
-        return self._flight.halves[0].transaction_id
+        return self.halves[0].transaction_id
 
-    def start(self) -> None:
+    def submit(self) -> None:
         """Send it off; raises as `Flight.start` does."""
-        self._flight.start(self._prepared, commits=True)
+        self.start(Submission._commit, commits=True)
 
-    def _prepared(self, flight: Flight) -> None:
-        if flight.error is not None:
-            self.fail(flight.error)
-        else:
-            flight.end(_COMMIT, self._ended)
+    def try_submit(self) -> None:
+        """Send it off, or end with the error that `submit` would raise."""
+        try:
+            self.submit()
+        except PenstockError as error:
+            self.fail(error)
 
-    def _ended(self, flight: Flight) -> None:
+    def _outcome(self) -> TransactionResult:
+        half = self.halves[0]
+        return TransactionResult(half.transaction_id, _COMMIT, half.topic)
+
+    # Functions of a flight, as its callbacks are: without a bound method it holds nothing that holds it.
+
+    @staticmethod
+    def _commit(flight: Flight) -> None:
         if flight.error is not None:
-            self.fail(flight.error)
+            flight._end()  # noqa: SLF001 - it is a submission
         else:
-            half = flight.halves[0]
-            self.succeed(TransactionResult(half.transaction_id, _COMMIT, half.topic))
+            flight.end(_COMMIT, Flight._end)  # noqa: SLF001 - the same

@@ -89,7 +89,7 @@ def encode_done(notes: Sequence[Note], snapshots: Sequence[Snapshot] = ()) -> by
     """Return the value of a done record."""
     parts = [_DONE.pack(_VERSION, len(notes), len(snapshots))]
     pack = _NOTE.pack
-    parts.extend(pack(id_bytes(note[0]), *note[1:]) for note in notes)
+    parts += [pack(id_bytes(note[0]), *note[1:]) for note in notes]
     for snapshot in snapshots:
         parts.append(pack(id_bytes(snapshot.note[0]), *snapshot.note[1:]))
         parts.append(_SNAPSHOT.pack(len(snapshot.halves)))

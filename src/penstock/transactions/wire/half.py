@@ -89,6 +89,10 @@ class Half(NamedTuple):
         return None if self.order_key is None else (self.group, self.order_key)
 
 
+#: What most halves have behind their value.
+_NOTHING_ELSE = ((), None, None, None, None, None)
+
+
 @lru_cache(maxsize=1024)
 def is_topic_name(name: str) -> bool:
     """Tell whether Kafka takes a name for a topic."""
@@ -104,6 +108,9 @@ def _constant(group: str, topic: str) -> tuple[tuple[str, bytes], tuple[str, byt
 def encode_half(half: Half) -> list[tuple[str, bytes | None]]:
     """Return the headers of a half record; its key and value are those of the message."""
     headers: list[tuple[str, bytes | None]] = [(TX, half.transaction_id.encode()), *_constant(half.group, half.topic)]
+    if half[3] is None and half[6:] == _NOTHING_ELSE:
+        # Nearly all halves are so.
+        return headers
     if half.partition is not None:
         headers.append((PARTITION, str(half.partition).encode()))
     if half.immunity_ms is not None:
@@ -129,7 +136,9 @@ def decode_half(key: bytes | None, value: bytes | None, headers: WireHeaders) ->
             names = _names(group, topic) if len(group) + len(topic) < _REMEMBERED_BYTES else None
             transaction_id = raw_id.decode("ascii", "replace")
             if names is not None and is_id(transaction_id):
-                return Half(transaction_id, *names, None, key, value, (), None)
+                # What `Half(...)` does, in half the time: thousands are read a second.
+                more = (None, key, value, (), None, None, None, None, None)
+                return tuple.__new__(Half, (transaction_id, *names, *more))
     fields, rest = split_headers(headers, HALF_FIELDS)
     return half_from(key, value, fields, rest)
 

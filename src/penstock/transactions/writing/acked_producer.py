@@ -45,6 +45,18 @@ _OF_PRODUCER = frozenset({KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError
 #: The client's own limit on a message, for those who send on what was stored: the broker's limit decides alone.
 ANY_SIZE: ClientConfig = {"message.max.bytes": 100_000_000}
 
+#: How many forks lie between this process and the first one: an object that knows another number is the parent's. To
+#: ask the system for the process's id at each send takes longer than the rest of that look.
+_generation = 0
+
+
+def _count_fork() -> None:
+    global _generation  # noqa: PLW0603 - it is the process's
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
 _OWNED = {
     "transactional.id": "these sends are idempotent, not transactional; leave it out",
     "enable.idempotence": "it is always on, so that a retry cannot store a record twice; leave it out",
@@ -86,7 +98,7 @@ class AckedProducer:
         self._forbidden: set[str] = set()
         self._looked_at = float("-inf")
         # The client's threads are of this process: in a child that was forked, nobody sends and nobody reports.
-        self._pid = os.getpid()
+        self._pid, self._generation = os.getpid(), _generation
         # Producers that a fatal error ended; the delivery thread serves their last reports.
         self._ended: deque[Producer] = deque()
         self._clients: ClientRenewal[Producer] = ClientRenewal(
@@ -106,6 +118,8 @@ class AckedProducer:
         # Set by stop(), read by the delivery thread.
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name=f"penstock-delivery-{name}", daemon=True)
+        # The delivery thread, once it runs; written by itself.
+        self._delivering = 0
 
     def start(self) -> None:
         """Start the delivery thread."""
@@ -139,7 +153,7 @@ class AckedProducer:
     @property
     def is_inherited(self) -> bool:
         """Whether it belongs to the process that this one was forked from."""
-        return self._pid != os.getpid()
+        return self._generation != _generation
 
     def require_own(self) -> None:
         """Raise `StoppedError` where it belongs to the process that this one was forked from."""
@@ -152,7 +166,7 @@ class AckedProducer:
     @property
     def in_delivery_thread(self) -> bool:
         """Whether the caller is the delivery thread, which may not wait for its own reports."""
-        return threading.get_ident() == self._thread.ident
+        return threading.get_ident() == self._delivering
 
     def send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Any = None) -> Receipt:
         """Hand a record to the client library; waits for room where its buffer is full.
@@ -198,7 +212,8 @@ class AckedProducer:
         """
         deadline = 0.0
         while True:
-            self._check_refusing(topic, partition)
+            if self._refusing or self._generation != _generation:
+                self._check_refusing(topic, partition)
             producer = self._clients.client
             try:
                 producer.produce(topic, value, key, partition, report, headers=headers)
@@ -256,6 +271,7 @@ class AckedProducer:
         self._ended.append(producer)
 
     def _serve(self) -> None:
+        self._delivering = threading.get_ident()
         while not self._stopping.is_set():
             try:
                 self._poll(self._clients.client)

@@ -12,6 +12,9 @@ from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics
 from penstock.transactions.wire.ops import Verdict
 
+# A member of an enumeration is dear to look up, and this is the way of every transaction.
+_COMMIT = Verdict.COMMIT
+
 
 class PartitionReading(NamedTuple):
     """What one half partition holds.
@@ -79,7 +82,7 @@ class Counts:
 
     def settled(self, pending: Pending, now_ms: int) -> None:
         """Count a transaction by how it ended; `now_ms` is the broker's time."""
-        if pending.verdict is Verdict.COMMIT:
+        if pending.verdict is _COMMIT:
             self.committed += 1
             took_s = max(0, now_ms - pending.birth_ms) / 1000
             self.finish_times[bisect_left(FINISH_BUCKETS_S, took_s)] += 1

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
@@ -31,6 +32,11 @@ _log = logging.getLogger("penstock.transactions")
 #: Seconds after which it is asked whether a half can come that an op record waits for: whoever decided knew that it was
 #: stored, so nearly always it comes with the next fetch.
 _HALF_S = 0.1
+#: Topics that are remembered as targets; forged halves may name any.
+_TARGETS = 1_024
+
+# Members of enumerations are dear to look up, and this is the way of every decision.
+_TICK = Verdict.TICK
 
 
 class _OpRecord(NamedTuple):
@@ -68,10 +74,13 @@ class LogFeed:
         self._schedule = schedule
         self._counts = counts
         self._log = log
-        self._may_publish_to = may_publish_to
+        # Nearly all halves are for few topics.
+        self._may_publish_to = lru_cache(maxsize=_TARGETS)(may_publish_to)
         self._clock = clock
         # Logs of which it was said that producers stamp their records.
         self._stamped: set[str] = set()
+        # Append time, when it was read, and what that came to, of the last record: those of one batch share it.
+        self._appended = -1, 0.0, 0
         #: Append times of the newest op and half that were read, in the broker's milliseconds.
         self.ops_read_to_ms = self.halves_read_to_ms = 0
         # Op records fetched before a half they name, and all after them: decisions take effect in their order.
@@ -87,9 +96,10 @@ class LogFeed:
         offset, birth_ms = message.offset() or 0, self._append_ms("half", message, now)
         self.halves_read_to_ms = birth_ms
         state = self._state
-        if offset < state.half_position:
-            return
-        self._count_lost("half", state.half_position, offset)
+        if offset != state.half_position:
+            if offset < state.half_position:
+                return
+            self._count_lost("half", state.half_position, offset)
         try:
             half = self._read_half(message)
         except MessageFormatError as bad:
@@ -100,7 +110,7 @@ class LogFeed:
         pending = state.add_half(offset, half, birth_ms)
         if isinstance(pending, Pending):
             # Of the halves of one transaction the first and the last say when it is checked.
-            if pending.offset == offset or pending.is_complete:
+            if pending.parts is None or pending.offset == offset or pending.is_complete:
                 self._schedule.add(pending)
         elif pending is not None:
             self._refuse(half.transaction_id, offset, pending, forged=True)
@@ -114,7 +124,7 @@ class LogFeed:
         ops: list[Op] | MessageFormatError
         try:
             ops = self._read_ops(message)
-            needs = max(max(op.half_offsets, default=-1) for op in ops)
+            needs = max([max(op.half_offsets, default=-1) for op in ops])
         except MessageFormatError as bad:
             ops, needs = bad, -1
         record = _OpRecord(offset, appended_ms, ops, needs, now)
@@ -127,7 +137,11 @@ class LogFeed:
         """Return when a record was appended, by the broker's clock; where a producer stamped it, when it was read."""
         kind, time_ms = message.timestamp()
         if kind == TIMESTAMP_LOG_APPEND_TIME:
-            return self._clock.saw(time_ms, now)
+            last_ms, at, told_ms = self._appended
+            if time_ms != last_ms or now != at:
+                told_ms = self._clock.saw(time_ms, now)
+                self._appended = time_ms, now, told_ms
+            return told_ms
         self._clock.assume(int(time.time() * 1000), now)
         if log not in self._stamped:
             self._stamped.add(log)
@@ -170,7 +184,7 @@ class LogFeed:
             return
         answers = state.answers
         for index, op in enumerate(ops):
-            if op.verdict is Verdict.TICK:
+            if op.verdict is _TICK:
                 continue
             refusal = state.add_op(offset, op, appended_ms, index)
             if refusal is not None:

@@ -45,6 +45,9 @@ _NOTES_PER_RECORD = 8_000
 #: Bytes of snapshots in one done record, about; one that is larger has a record of its own.
 _SNAPSHOT_BYTES = 512 << 10
 
+# A member of an enumeration is dear to look up, and this is the way of every transaction.
+_COMMIT = Verdict.COMMIT
+
 
 class NotPublishedError(PenstockError):
     """A Kafka transaction did not end in a known commit.
@@ -262,8 +265,10 @@ class Publisher:
     def _produce_decided(self, batch: CommitBatch) -> None:
         produce = self._writer.produce
         for pending in batch.decided:
-            if pending.verdict is Verdict.COMMIT:
-                produce(pending.half.transaction_id, [half.message for half in pending.halves])
+            half = pending.half
+            if pending.verdict is _COMMIT:
+                messages = (half.message,) if pending.parts is None else [one.message for one in pending.halves]
+                produce(half.transaction_id, messages)
             elif pending.verdict is Verdict.DISCARD:
                 produce(pending.half.transaction_id, self._discarded(pending))
 

@@ -23,6 +23,9 @@ _log = logging.getLogger("penstock.transactions")
 #: Seconds between two looks whether a topic may leave quarantine.
 _RELEASE_S = 0.25
 
+# A member of an enumeration is dear to look up, and this is the way of every transaction.
+_DISCARD = Verdict.DISCARD
+
 
 class TargetGate:
     """Judges targets for one coordinator. Used by its thread; times are monotonic seconds."""
@@ -42,6 +45,11 @@ class TargetGate:
     def blocking(self, pending: Pending) -> str | None:
         """Name the topic for whose sake a transaction cannot be published with the others, or return None."""
         quarantine = self.quarantine
+        if not quarantine and pending.parts is None and pending.verdict is not _DISCARD:
+            # What the rest says where nothing rests; nearly all go this way.
+            half = pending.half
+            has_it = self.targets.has(half.topic, 1 if half.partition is None else half.partition + 1)
+            return None if has_it else half.topic
         if pending.verdict is Verdict.DISCARD:
             return self._topics.discarded if quarantine.is_out(self._topics.discarded) else None
         for half in pending.halves:

@@ -90,9 +90,11 @@ class CheckSchedule:
     def __init__(self, policy: CheckPolicy, find: Callable[[str], Pending | None]) -> None:
         self.policy = policy
         self._find = find
-        # First checks in the order of their due times, which is that of birth but for few: due time and id. Entries of
-        # transactions that need no check any more stay until they come up, or until there are many.
-        self._first: deque[tuple[float, str]] = deque()
+        # First checks in the order of their due times, which is that of birth but for few: due time, and the ids of
+        # those that were born in the same millisecond. Those of transactions that need no check any more stay until
+        # they come up, or until there are many; how many there are is counted.
+        self._first: deque[tuple[float, list[str]]] = deque()
+        self._first_count = 0
         self._first_crowd = _CROWD
         # All others, likewise: due time, a number that settles ties, id.
         self._later: list[tuple[float, int, str]] = []
@@ -106,17 +108,31 @@ class CheckSchedule:
 
     def add(self, pending: Pending) -> None:
         """Plan the next check of a half that was just read, or of one that has just become complete."""
-        due = self.policy.first_due(pending)
-        is_usual = pending.parts is None and not pending.half.immunity_ms and not pending.answered_ms
-        if not is_usual or (self._first and due < self._first[-1][0]):
+        half = pending.half
+        if pending.parts is not None or half.immunity_ms or pending.answered_ms:
+            self.postpone(pending, self.policy.first_due(pending))
+            return
+        # What `first_due` says of all others.
+        due = pending.birth_ms / 1000 + self.policy.timeout_s
+        first = self._first
+        if not first or due > first[-1][0]:
+            first.append((due, [half.transaction_id]))
+        elif due == first[-1][0]:
+            first[-1][1].append(half.transaction_id)
+        else:
             self.postpone(pending, due)
             return
         pending.check_due = due
-        self._first.append((due, pending.half.transaction_id))
-        if len(self._first) > self._first_crowd:
-            # Or the ids of all that was sent within the timeout would stay in memory.
-            self._first = deque(one for one in self._first if self._planned(one[1], one[0]) is not None)
-            self._first_crowd = max(_CROWD, 2 * len(self._first))
+        self._first_count += 1
+        if self._first_count > self._first_crowd:
+            self._thin_out()
+
+    def _thin_out(self) -> None:
+        """Take out what needs no first check any more: the ids of all that was sent within the timeout would stay."""
+        kept = [(due, [name for name in names if self._planned(name, due) is not None]) for due, names in self._first]
+        self._first = deque(one for one in kept if one[1])
+        self._first_count = sum(len(names) for _, names in self._first)
+        self._first_crowd = max(_CROWD, 2 * self._first_count)
 
     def postpone(self, pending: Pending, due: float) -> None:
         """Plan the next check of a half for a time."""
@@ -170,9 +186,11 @@ class CheckSchedule:
 
     def _ripen(self, now: float) -> None:
         first, later = self._first, self._later
-        while first and (first[0][0] <= now or self._planned(first[0][1], first[0][0]) is None):
-            due, transaction_id = first.popleft()
-            self._put(due, transaction_id)
+        while first and (first[0][0] <= now or not any(self._planned(name, first[0][0]) for name in first[0][1])):
+            due, names = first.popleft()
+            self._first_count -= len(names)
+            for transaction_id in names:
+                self._put(due, transaction_id)
         while later and later[0][0] <= now:
             due, _, transaction_id = heapq.heappop(later)
             self._put(due, transaction_id)

@@ -30,6 +30,9 @@ from penstock.transactions.wire.done_records import Note, Snapshot, UnloadedSnap
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Op, Verdict
 
+# Members of enumerations are dear to look up, and this is the way of every decision.
+_UNKNOWN, _CHECK = Verdict.UNKNOWN, Author.CHECK
+
 
 class PartitionState(PendingTransactions):
     """What one coordinator knows of one half partition it owns. One thread drives it.
@@ -94,8 +97,7 @@ class PartitionState(PendingTransactions):
         return self._begin(offset, half, birth_ms, note)
 
     def _begin(self, offset: int, half: Half, birth_ms: int, note: Note | None = None) -> Pending:
-        pending = Pending(half, offset)
-        pending.birth_ms = birth_ms
+        pending = Pending(half, offset, birth_ms)
         if note is not None:
             pending.remember_checks(note)
         self.places.add(pending)
@@ -237,7 +239,7 @@ class PartitionState(PendingTransactions):
         wrong = misfit(pending, op)
         if wrong is not None:
             return wrong
-        if op.verdict is Verdict.UNKNOWN:
+        if op.verdict is _UNKNOWN:
             if is_next_answer(pending, op, (offset, index)):
                 pending.check_count += 1
                 pending.answered_ms = appended_ms
@@ -250,7 +252,7 @@ class PartitionState(PendingTransactions):
                 return None
             if not (overrules(op, pending) or self._is_cancellation(pending, op, appended_ms)):
                 return Refusal.ALREADY_DECIDED
-        if op.verdict in NEED_ALL and not pending.is_complete:
+        if pending.parts is not None and op.verdict in NEED_ALL and not pending.is_complete:
             return Refusal.INCOMPLETE
         if pending.verdict is not None:
             self.queue.withdraw(pending)
@@ -263,7 +265,7 @@ class PartitionState(PendingTransactions):
 
     def _decide(self, pending: Pending, op: Op, offset: int, index: int) -> None:
         """Let a decision take effect."""
-        self.answers += op.author is Author.CHECK
+        self.answers += op.author is _CHECK
         pending.verdict = op.verdict
         pending.author = op.author
         pending.decided_at = offset

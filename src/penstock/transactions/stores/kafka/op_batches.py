@@ -37,6 +37,8 @@ class _Lane:
     lock: threading.Lock = field(default_factory=threading.Lock)
     waiting: deque[Waiting] = field(default_factory=deque)
     under_way: int = 0
+    #: Whether it is to be looked at after the reports under way. The delivery thread's alone, and under no lock.
+    is_gathering: bool = False
 
 
 class OpBatches:
@@ -57,11 +59,11 @@ class OpBatches:
         if lane is None:
             lane = self._lanes.setdefault(place, _Lane())
         if self._sends.in_delivery_thread:
-            # Reports come in crowds: what they lead to goes together.
-            with lane.lock:
-                first = not lane.waiting
-                lane.waiting.append((op, callback))
-            if first:
+            # Reports come in crowds: what they lead to goes together. To append is one step under the interpreter lock;
+            # whoever sends what waits takes it from the other end, under the lane's lock.
+            lane.waiting.append((op, callback))
+            if not lane.is_gathering:
+                lane.is_gathering = True
                 self._dirty.append(lane)
             return
         with lane.lock:
@@ -80,6 +82,7 @@ class OpBatches:
         """Send what gathered while reports came in. Called by the delivery thread."""
         for _ in range(len(self._dirty)):
             lane = self._dirty.popleft()
+            lane.is_gathering = False
             with lane.lock:
                 refused = self._flush(lane)
             self._refuse(*refused)
@@ -94,8 +97,9 @@ class OpBatches:
                     self._topic, ops[0].half_partition, encode_ops(ops), partial(self._report, lane, batch)
                 )
             except StoppedError as error:
-                batch.extend(lane.waiting)
-                lane.waiting.clear()
+                # One by one: the delivery thread may add meanwhile.
+                while lane.waiting:
+                    batch.append(lane.waiting.popleft())
                 return batch, str(error)
             except KafkaException as error:
                 # Those behind it are tried with the next reports.

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
@@ -36,6 +35,9 @@ _log = logging.getLogger("penstock.transactions")
 
 _STOP_POLL_S = 0.005
 
+# A member of an enumeration is dear to look up, and this is the way of every message.
+_PRODUCER = Author.PRODUCER
+
 #: What every producer does with the topics of the store. Who waits for publications, or answers checks, needs READ on
 #: one more, and is told so when it does.
 _NEEDS = {
@@ -47,85 +49,83 @@ _NEEDS = {
 }
 
 
-class StoredHalves(NamedTuple):
-    """The halves of one transaction and their places in the half topic. A named tuple, for it is quick to make."""
+class StoredHalves:
+    """The halves of one transaction on their way into the half topic, and then their places there.
 
-    halves: Sequence[Half]
-    partition: int
-    offsets: tuple[int, ...]
+    One object for both: the delivery report of a single half completes it. Reports come from the delivery thread,
+    refusals from the sending one.
+    """
 
-
-def _log_lost(error: TransactionError | None) -> None:
-    if error is not None:
-        _log.warning("%s", error)
-
-
-class _Storing:
-    """Halves on their way into the log. Reports come from the delivery thread, refusals from the sending one."""
-
-    __slots__ = (
-        "_callback",
-        "_describe",
-        "_left",
-        "_lock",
-        "_offsets",
-        "_why",
-        "error",
-        "halves",
-        "partition",
-        "posted",
-    )
+    __slots__ = ("_callback", "_store", "halves", "offsets", "partition")
 
     def __init__(
-        self,
-        halves: Sequence[Half],
-        partition: int,
-        callback: PreparedCallback,
-        describe: Callable[[_Storing], HalfNotStoredError],
-        why: Callable[[KafkaError], str],
+        self, halves: Sequence[Half], partition: int, callback: PreparedCallback | None, store: KafkaStore
     ) -> None:
         self.halves = halves
         self.partition = partition
-        #: How many were handed to the client library.
-        self.posted = len(halves)
-        self.error: str | None = None
+        #: Their places; none as long as they are not stored.
+        self.offsets: tuple[int, ...] = ()
         self._callback = callback
-        self._describe = describe
-        self._why = why
-        self._offsets = [0] * len(halves)
-        # Guards what is left to be reported and the error.
-        self._lock = threading.Lock()
-        self._left = len(halves)
+        self._store = store
 
     def report(self, error: KafkaError | None, message: Message) -> None:
-        """Take the delivery report of the first half."""
-        if len(self.halves) > 1:
-            self.report_part(0, error, message)
-        elif error is None:
-            self._callback(StoredHalves(self.halves, self.partition, (message.offset() or 0,)))
+        """Take the delivery report of the only half."""
+        if error is None:
+            self.stored((message.offset() or 0,))
         else:
-            self._settle(1, self._why(error))
+            self.failed(self._store.why_not(error), is_posted=True)
 
-    def report_part(self, number: int, error: KafkaError | None, message: Message) -> None:
-        """Take the delivery report of one half of several."""
+    def stored(self, offsets: tuple[int, ...]) -> None:
+        """Take in that all are stored."""
+        self.offsets = offsets
+        # Its owner mostly holds this object: without the callback neither needs the garbage collector.
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback(self)
+
+    def failed(self, cause: str, *, is_posted: bool) -> None:
+        """Take in that not all are stored; `is_posted`: some were handed to the client library."""
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback(self._store.not_stored(self, cause, is_posted=is_posted))
+
+
+class _Several:
+    """The reports of several halves of one transaction, until the last one is there."""
+
+    def __init__(self, stored: StoredHalves) -> None:
+        self._stored = stored
+        self._offsets = [0] * len(stored.halves)
+        # Guards the fields below.
+        self._lock = threading.Lock()
+        self._left = self._posted = len(stored.halves)
+        self._error: str | None = None
+
+    def report(self, number: int, why: Callable[[KafkaError], str], error: KafkaError | None, message: Message) -> None:
+        """Take the delivery report of one half."""
         self._offsets[number] = message.offset() or 0
-        self._settle(1, None if error is None else self._why(error))
+        self._settle(1, None if error is None else why(error))
 
     def fail(self, count: int, cause: str) -> None:
         """Take in that the last so many were not taken by the client library."""
-        self.posted -= count
+        self._posted -= count
         self._settle(count, cause)
 
     def _settle(self, count: int, cause: str | None) -> None:
         with self._lock:
             self._left -= count
-            self.error = self.error or cause
+            self._error = self._error or cause
             if self._left:
                 return
-        if self.error is None:
-            self._callback(StoredHalves(self.halves, self.partition, tuple(self._offsets)))
+        if self._error is None:
+            self._stored.stored(tuple(self._offsets))
         else:
-            self._callback(self._describe(self))
+            self._stored.failed(self._error, is_posted=self._posted > 0)
+
+
+def _log_lost(error: TransactionError | None) -> None:
+    if error is not None:
+        _log.warning("%s", error)
 
 
 class KafkaStore:
@@ -153,8 +153,9 @@ class KafkaStore:
         self._admin = clients.admin(bootstrap_servers, config)
         self._name = name
         self._sends = AckedProducer(bootstrap_servers, config, send_timeout_s, name)
-        # These three are set by start() before any other call; decisions go to the op topic of these topics.
+        # These are set by start() before any other call; decisions go to the op topic of these topics.
         self._topics = StoreTopics(prefix, partitions)
+        self._half_topic = self._topics.half
         self._ops = OpBatches(self._sends, self._topics.op)
         self._why: PublicationDiagnosis
         # Made at the first watch, under its lock.
@@ -169,6 +170,7 @@ class KafkaStore:
             self._admin, self._bootstrap_servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal
         )
         mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
+        self._half_topic = self._topics.half
         self._ops = OpBatches(self._sends, self._topics.op)
         inspection = Inspection(self._bootstrap_servers, self._config, self._topics)
         read = observer_of(self._admin, self._bootstrap_servers, inspection, self._topics)
@@ -208,29 +210,44 @@ class KafkaStore:
         first = halves[0]
         key = first.key if ordering_key is None else ordering_key
         partition = self._topics.half_partition(first.transaction_id.encode() if key is None else key)
-        why = partial(self._sends.why, self._topics.half)
-        storing = _Storing(halves, partition, callback, self._not_stored, why)
-        report: Report = storing.report
-        for number, half in enumerate(halves):
-            if number:
-                report = partial(storing.report_part, number)
+        stored = StoredHalves(halves, partition, callback, self)
+        if len(halves) > 1:
+            self._prepare_several(stored)
+            return
+        try:
+            self._sends.post(
+                self._half_topic, partition, first.key, first.value, headers=encode_half(first), report=stored.report
+            )
+        except (KafkaException, StoppedError) as error:
+            stored.failed(self.why_not(error), is_posted=False)
+
+    def _prepare_several(self, stored: StoredHalves) -> None:
+        several = _Several(stored)
+        for number, half in enumerate(stored.halves):
+            report: Report = partial(several.report, number, self.why_not)
             try:
                 self._sends.post(
-                    self._topics.half, partition, half.key, half.value, headers=encode_half(half), report=report
+                    self._half_topic, stored.partition, half.key, half.value, headers=encode_half(half), report=report
                 )
             except (KafkaException, StoppedError) as error:
-                cause = why(error.args[0]) if isinstance(error, KafkaException) else str(error)
-                storing.fail(len(halves) - number, cause)
+                several.fail(len(stored.halves) - number, self.why_not(error))
                 return
 
-    def _not_stored(self, storing: _Storing) -> HalfNotStoredError:
-        half, partition = storing.halves[0], storing.partition
-        if storing.posted:
+    def why_not(self, error: KafkaError | KafkaException | StoppedError) -> str:
+        """Say why a half is not stored."""
+        if isinstance(error, StoppedError):
+            return str(error)
+        return self._sends.why(self._half_topic, error.args[0] if isinstance(error, KafkaException) else error)
+
+    def not_stored(self, stored: StoredHalves, cause: str, *, is_posted: bool) -> HalfNotStoredError:
+        """Have halves rolled back that may turn up after all; return the error that tells of them."""
+        half, partition = stored.halves[0], stored.partition
+        if is_posted:
             op = Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, half.group, partition, (), 0)
             self._ops.add(op, _log_lost)
         return HalfNotStoredError(
             f"transaction {half.transaction_id} for {half.topic}: its half is not known to be stored in "
-            f"{self._topics.half}[{partition}]: {storing.error}; the local transaction did not run, send it again"
+            f"{self._half_topic}[{partition}]: {cause}; the local transaction did not run, send it again"
         )
 
     def decide(self, prepared: Prepared, verdict: Verdict, callback: DecidedCallback) -> None:
@@ -238,7 +255,9 @@ class KafkaStore:
         assert isinstance(prepared, StoredHalves)  # noqa: S101 - a store gets back what it gave out
         half = prepared.halves[0]
         place = (prepared.partition, prepared.offsets)
-        self._ops.add(Op(half.transaction_id, verdict, Author.PRODUCER, half.group, *place, 0), callback)
+        # What `Op(...)` does, in half the time: thousands are made a second.
+        op = tuple.__new__(Op, (half.transaction_id, verdict, _PRODUCER, half.group, *place, 0, ""))
+        self._ops.add(op, callback)
 
     def answer(self, request: CheckRequest, verdict: Verdict, author: Author) -> None:
         """Store the answer to a check and return once it is durable, or raise `DecisionNotStoredError`."""

@@ -88,7 +88,7 @@ class Outbox:
             TopicNotFoundError: there is no such topic.
         """
         under = terms(None, deliver_at, by_half=False)
-        half = a_half(new_id(), GROUP, under, topic=topic, key=key, value=value, headers=headers, partition=partition)
+        half = a_half(new_id(), GROUP, under, topic, key, value, headers, partition)
         self._store.require_target(topic, partition)
         self._user.require_transaction()
         self._store.require_shards()

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
+from operator import attrgetter
 
 from penstock.transactions.coordinator.state.pending.pending import NOWHERE, Pending
+
+_DECIDED_AT, _IS_OP_OPEN = attrgetter("decided_at"), attrgetter("is_op_open")
 
 
 class LogPlaces:
@@ -111,7 +114,7 @@ class LogPlaces:
         """Return the lowest op not applied: a decision not done, or ahead of its half; answers are in the notes."""
         if not self._open_ops:
             return op_position
-        applied = Counter(pending.decided_at for pending in passed if pending.is_op_open)
+        applied = Counter(map(_DECIDED_AT, filter(_IS_OP_OPEN, passed)))
         return next((at for at, count in self._open_ops.items() if count > applied[at]), op_position)
 
     def below(self, low: int) -> list[Pending]:

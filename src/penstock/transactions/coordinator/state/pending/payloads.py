@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, takewhile
 
-from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.pending.pending import OBJECT_BYTES, Pending
 from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
 from penstock.transactions.wire.ops import Verdict
 
@@ -46,7 +46,8 @@ class Payloads:
     `now_ms`, the broker's.
     """
 
-    def __init__(self, queue: ReadyQueue, at_risk: Mapping[str, Pending]) -> None:
+    def __init__(self, pending: Mapping[str, Pending], queue: ReadyQueue, at_risk: Mapping[str, Pending]) -> None:
+        self._pending = pending
         self._queue = queue
         self._at_risk = at_risk
         #: Bytes that may be in memory. The caller sets it.
@@ -55,8 +56,8 @@ class Payloads:
         self.bytes = self.peak = 0
         #: How many were dropped, and read again.
         self.dropped = self.loaded = 0
-        # Those in memory, in the order in which they came.
-        self._in_memory: OrderedDict[str, Pending] = OrderedDict()
+        # Those in memory, in the order in which they came: kept once there is not enough for all, and made then.
+        self._in_memory: OrderedDict[str, Pending] | None = None
         # Those that somebody asked for: until when they stay in memory, in monotonic seconds.
         self._wanted: OrderedDict[str, tuple[float, Pending]] = OrderedDict()
         self._wanted_bytes = 0
@@ -66,8 +67,9 @@ class Payloads:
     def add(self, pending: Pending) -> None:
         """Take in that a transaction is pending."""
         if pending.dropped is None:
-            self._in_memory[pending.half.transaction_id] = pending
-            self.bytes += pending.held_bytes
+            self.bytes += pending.payload_bytes + OBJECT_BYTES
+            if self._in_memory is not None:
+                self._in_memory[pending.half.transaction_id] = pending
 
     def grown(self, pending: Pending, bytes_before: int) -> None:
         """Take in that a transaction has got another half."""
@@ -78,8 +80,11 @@ class Payloads:
         """Take in that a transaction is settled."""
         transaction_id = pending.half.transaction_id
         if pending.dropped is None:
-            del self._in_memory[transaction_id]
-            self.bytes -= pending.held_bytes
+            self.bytes -= pending.payload_bytes + OBJECT_BYTES
+            if self._in_memory is not None:
+                del self._in_memory[transaction_id]
+                if self.bytes < self.limit // 2:
+                    self._in_memory = None
         if self._wanted:
             self.unwant(transaction_id)
         if self._failed:
@@ -88,7 +93,8 @@ class Payloads:
     def drop(self, pending: Pending) -> None:
         """Drop the payload of a transaction from memory."""
         if pending.dropped is None:
-            del self._in_memory[pending.half.transaction_id]
+            if self._in_memory is not None:
+                del self._in_memory[pending.half.transaction_id]
             self.bytes -= pending.held_bytes
             pending.drop()
             self.dropped += 1
@@ -121,6 +127,8 @@ class Payloads:
         return next((one for one in some if not self._is_needed(one)), None)
 
     def _oldest(self) -> Pending | None:
+        if self._in_memory is None:
+            self._in_memory = OrderedDict((name, one) for name, one in self._pending.items() if one.dropped is None)
         for _ in range(min(_TRIES, len(self._in_memory))):
             transaction_id, pending = next(iter(self._in_memory.items()))
             if transaction_id not in self._queue.delays and not self._is_needed(pending):

@@ -20,7 +20,7 @@ NOWHERE = (-1, 0)
 _HEADER_BYTES = 8
 _FIELDS_BYTES = 1_000
 #: What payloads take in memory beside their content, generously.
-_OBJECT_BYTES = 200
+OBJECT_BYTES = 200
 
 
 def payload_of(half: Half) -> int:
@@ -82,34 +82,47 @@ class Parts:
 
 
 class Pending:
-    """A transaction that is not settled. Used by the coordinator's thread."""
+    """A transaction that is not settled. Used by the coordinator's thread.
+
+    Nearly all are decided and settled within moments. What only the others need stands on the class, and on an object
+    of its own (its `__dict__`, made then) once it differs.
+    """
 
     __slots__ = (
-        "answered_at",
-        "answered_ms",
+        "__dict__",
         "author",
         "birth_ms",
-        "check_count",
         "check_due",
         "decided_at",
         "decided_index",
-        "dropped",
         "half",
-        "held",
         "in_flight",
         "is_op_open",
-        "is_uncheckable",
         "last_offset",
         "offset",
         "parts",
         "payload_bytes",
-        "requested",
         "sequence",
-        "snapshot_at",
         "verdict",
     )
 
-    def __init__(self, half: Half, offset: int) -> None:
+    #: Answered checks, and the append time of the last answer in milliseconds.
+    check_count: int = 0
+    answered_ms: int = 0
+    #: Place of that answer: what lies at or below it was judged before.
+    answered_at: tuple[int, int] = NOWHERE
+    #: Number of the check that was asked last; 0 when none was.
+    requested: int = 0
+    #: The client library refused a question about it, and that was said.
+    is_uncheckable: bool = False
+    #: Its target cannot take it now, or it stands behind one that cannot be published: it waits aside.
+    held: bool = False
+    #: The done log holds it whole at or above this offset; None: only the half log does.
+    snapshot_at: int | None = None
+    #: None: its payloads are in memory. Else they are not, its halves have none, and this is what `keys` was.
+    dropped: tuple[int, ...] | None = None
+
+    def __init__(self, half: Half, offset: int, birth_ms: int = 0) -> None:
         #: The half that was read first.
         self.half = half
         #: Lowest offset among its halves.
@@ -125,31 +138,16 @@ class Pending:
         self.decided_index = 0
         #: That record is needed until the transaction is settled, or snapshotted with its decision.
         self.is_op_open = False
-        #: Answered checks, and the append time of the last answer in milliseconds.
-        self.check_count = 0
-        self.answered_ms = 0
-        #: Place of that answer: what lies at or below it was judged before.
-        self.answered_at = NOWHERE
-        #: Number of the check that was asked last; 0 when none was.
-        self.requested = 0
-        #: The client library refused a question about it, and that was said.
-        self.is_uncheckable = False
         #: When the next check is due, in the broker's seconds.
         self.check_due = 0.0
-        #: Its target cannot take it now, or it stands behind one that cannot be published: it waits aside.
-        self.held = False
         #: A Kafka transaction is under way that settles it, or writes it down again.
         self.in_flight = False
         #: Its place among those that could be published.
         self.sequence = 0
         #: Append time of its first half in milliseconds, by the broker's clock.
-        self.birth_ms = 0
-        #: The done log holds it whole at or above this offset; None: only the half log does.
-        self.snapshot_at: int | None = None
+        self.birth_ms = birth_ms
         #: Bytes of its payloads, whether they are in memory or not; about what they take in the client's buffer.
         self.payload_bytes = payload_of(half)
-        #: None: its payloads are in memory. Else they are not, its halves have none, and this is what `keys` was.
-        self.dropped: tuple[int, ...] | None = None
         #: Its halves, where it is a transaction of several messages.
         self.parts: Parts | None = None
         if half.part is not None:
@@ -178,7 +176,7 @@ class Pending:
     @property
     def held_bytes(self) -> int:
         """Bytes of memory that its payloads take, about, while they are there."""
-        return self.payload_bytes + _OBJECT_BYTES
+        return self.payload_bytes + OBJECT_BYTES
 
     @property
     def keys(self) -> tuple[int, ...]:
@@ -261,15 +259,10 @@ class Pending:
         """Return what the done log shall say of its end, or of its checks while it is not decided."""
         if self.verdict is None:
             return self.count()
-        return Note(
-            self.half.transaction_id,
-            self.last_offset,
-            self.verdict,
-            self.check_count,
-            self.answered_ms,
-            self.decided_at,
-            self.decided_index,
-        )
+        checks = self.check_count, self.answered_ms
+        place = self.decided_at, self.decided_index
+        # What `Note(...)` does, in half the time: thousands are made a second.
+        return tuple.__new__(Note, (self.half.transaction_id, self.last_offset, self.verdict, *checks, *place))
 
     def snapshot(self) -> Snapshot:
         """Return all of it, to be written down again."""

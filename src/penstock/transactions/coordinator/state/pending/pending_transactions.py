@@ -26,7 +26,7 @@ class PendingTransactions:
         #: Which logs hold them.
         self.places = LogPlaces()
         #: Which payloads are in memory.
-        self.payloads = Payloads(self.queue, self.places.at_risk)
+        self.payloads = Payloads(self.pending, self.queue, self.places.at_risk)
 
     @property
     def decided(self) -> Mapping[str, Pending]:
@@ -56,9 +56,10 @@ class PendingTransactions:
         return bool(self.answered) or self.queue.ready > 0
 
     def _keep(self, pending: Pending) -> None:
-        self.pending[pending.half.transaction_id] = pending
+        half = pending.half
+        self.pending[half.transaction_id] = pending
         self.payloads.add(pending)
-        if (line := pending.half.line) is not None:
+        if (line := half.line) is not None:
             self.queue.keys.add(line, pending)
 
     def _forget(self, pending: Pending) -> None:

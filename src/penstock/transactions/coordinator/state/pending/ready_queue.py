@@ -23,6 +23,9 @@ from penstock.transactions.wire.ops import Verdict
 #: How many delayed transactions are let go in one round.
 _DUE = 10_000
 
+# A member of an enumeration is dear to look up, and this is the way of every transaction.
+_ROLLBACK = Verdict.ROLLBACK
+
 
 @dataclass(slots=True)
 class CommitBatch:
@@ -87,6 +90,8 @@ class ReadyQueue:
         self.all[half.transaction_id] = pending
         if half.deliver_at_ms is not None and pending.verdict is Verdict.COMMIT:
             self.delays.add(pending, half.deliver_at_ms)
+        elif half.order_key is None:
+            self._make_ready(pending)
         else:
             self._enter(pending)
 
@@ -131,8 +136,7 @@ class ReadyQueue:
                 self.delays.remove(transaction_id)
             if self.loading:
                 self._make_ready_again(self.loading.remove(pending))
-        line = pending.half.line
-        if line is not None:
+        if (line := pending.half.line) is not None:
             head = self.keys.remove(line, pending)
             if head is not None and head.verdict is Verdict.COMMIT and self._is_nowhere(head.half.transaction_id):
                 self._make_ready(head)
@@ -189,7 +193,7 @@ class ReadyQueue:
             if self._waits(pending, out):
                 waiting.append(transaction_id)
                 continue
-            line = pending.half.line
+            line = pending.half.line if pending.half.order_key is not None else None
             candidates: Iterable[Pending] = (pending,)
             if line is not None and line not in looked:
                 looked.add(line)
@@ -217,7 +221,7 @@ class ReadyQueue:
             return True
         if self._goes_aside(pending, out):
             return True
-        if pending.dropped is None or pending.verdict is Verdict.ROLLBACK:
+        if pending.dropped is None or pending.verdict is _ROLLBACK:
             # Of what is rolled back nothing is published.
             return False
         loading.add(pending)
@@ -225,10 +229,10 @@ class ReadyQueue:
 
     def _goes_aside(self, pending: Pending, out: Callable[[Pending], str | None]) -> bool:
         """Set a transaction aside that cannot be published with others, and tell whether it is."""
-        if pending.verdict is Verdict.ROLLBACK:
+        if pending.verdict is _ROLLBACK:
             return False
         topic = out(pending)
-        if topic is None and not self.set_aside.is_behind(pending):
+        if topic is None and not (self.set_aside and self.set_aside.is_behind(pending)):
             return False
         self.set_aside.add(pending, topic)
         return True

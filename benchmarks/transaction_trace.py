@@ -1,0 +1,146 @@
+"""Where the time of a transaction goes, hop by hop: for `transactions.py --trace`.
+
+Each process notes when a message passes its hops, by the time of sending that its value begins with, the same clock on
+one machine. Only every few messages are noted, and nothing in penstock knows of it: the functions that a message passes
+are wrapped here.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from penstock.transactions.coordinator.publishing.group_commit import GroupCommit
+from penstock.transactions.coordinator.publishing.publisher import Publisher
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.producer.flight import Flight
+
+#: Bytes of send time at the start of each value, in nanoseconds.
+STAMP = 8
+#: One message in so many is noted.
+_EVERY = 8
+
+#: The hops of a message, each with what has happened by its end.
+HOPS = {
+    "half stored": "from the send, with any wait for room, until the half is acknowledged",
+    "decision stored": "until the decision is acknowledged",
+    "half read": "until the coordinator has read the half (before the decision is acknowledged: 0)",
+    "decision read": "until it has read the decision",
+    "group begun": "until its Kafka transaction begins",
+    "group committed": "until that is committed, as the coordinator sees it",
+    "visible": "until a committed reader has it",
+}
+_SENDER = ("half stored", "decision stored")
+_COORDINATOR = ("half read", "decision read", "group begun", "group committed")
+#: The steps of one Kafka transaction of the coordinator, by the name of the call that it waits in.
+STEPS = ("begin_transaction", "send_offsets_to_transaction", "delivery", "commit_transaction")
+
+Notes = dict[str, dict[int, int]]
+
+
+class Trace:
+    """What one process notes: when which message passed which hop, in nanoseconds; and how long steps took."""
+
+    def __init__(self) -> None:
+        self.notes: Notes = {hop: {} for hop in HOPS}
+        self.steps: dict[str, list[float]] = {step: [] for step in STEPS}
+        self.groups: list[int] = []
+
+    def note(self, hop: str, value: bytes | None, now: int) -> None:
+        """Note that a message passed a hop."""
+        stamp = int.from_bytes((value or b"")[:STAMP], "big")
+        if stamp // 1_000 % _EVERY == 0:
+            self.notes[hop][stamp] = now
+
+    def take(self) -> dict[str, Any]:
+        """Return all of it, as JSON takes it, and forget it."""
+        notes = {hop: list(times.items()) for hop, times in self.notes.items() if times}
+        taken = {"notes": notes, "steps": self.steps, "groups": self.groups}
+        self.notes = {hop: {} for hop in HOPS}
+        self.steps, self.groups = {step: [] for step in STEPS}, []
+        return taken
+
+    def of_sender(self) -> None:
+        """Note what happens to flights of this process."""
+        for name, hop in zip(("_halves_answered", "_decision_answered"), _SENDER, strict=True):
+            self._wrap(Flight, name, lambda flight, *_, hop=hop: self.note(hop, flight.halves[0].value, time.time_ns()))
+
+    def of_coordinator(self) -> None:
+        """Note what the coordinator of this process reads, decides and commits."""
+        read, decided, begun, committed = _COORDINATOR
+        self._wrap(PartitionState, "add_half", lambda _, __, half, *___: self.note(read, half.value, time.time_ns()))
+        self._wrap(PartitionState, "_decide", lambda _, one, *__: self.note(decided, one.half.value, time.time_ns()))
+        self._wrap(GroupCommit, "mark", lambda group, *, in_flight: in_flight and self._group(begun, group.decided()))
+        self._wrap(GroupCommit, "committed", lambda group: self._group(committed, group.decided()))
+        self._wrap(Publisher, "_do", self._step)
+        self._wrap(Publisher, "_commit", lambda _: None, functools.partial(self._step, step="commit_transaction"))
+
+    def _group(self, hop: str, some: Iterable[Pending]) -> None:
+        now, settled = time.time_ns(), list(some)
+        for pending in settled:
+            self.note(hop, pending.half.value, now)
+        if hop == "group begun":
+            self.groups.append(len(settled))
+
+    def _step(self, publisher: Publisher, _: str = "", *, step: str = "") -> None:
+        """Note how long the call took that a publisher was in; after the last one it is named."""
+        ended = step or publisher.doing
+        if ended in self.steps:
+            self.steps[ended].append(time.monotonic() - publisher.since)
+
+    @staticmethod
+    def _wrap(kind: type, name: str, before: Callable[..., object], after: Callable[..., object] | None = None) -> None:
+        function = getattr(kind, name)
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **options: Any) -> Any:
+            before(*args, **options)
+            result = function(*args, **options)
+            if after is not None:
+                after(*args)
+            return result
+
+        setattr(kind, name, wrapped)
+
+
+def report(taken: Iterable[dict[str, Any]]) -> None:
+    """Print what the processes noted: p50 and p99 of each hop, its part of all the time, and the steps of a group."""
+    times: dict[int, dict[str, int]] = {}
+    steps: dict[str, list[float]] = {}
+    groups: list[int] = []
+    for one in taken:
+        for hop, noted in one["notes"].items():
+            for stamp, at in noted:
+                times.setdefault(stamp, {})[hop] = at
+        for step, took in one["steps"].items():
+            steps.setdefault(step, []).extend(took)
+        groups += one["groups"]
+    whole = {stamp: passed for stamp, passed in times.items() if len(passed) == len(HOPS)}
+    waits: dict[str, list[float]] = {hop: [] for hop in (*HOPS, "all")}
+    for stamp, passed in whole.items():
+        before = stamp
+        for hop in HOPS:
+            waits[hop].append(max(0, passed[hop] - before) / 1e6)
+            before = max(before, passed[hop])
+        waits["all"].append((before - stamp) / 1e6)
+    total = sum(waits["all"]) or 1.0
+    print(f"{'hop':>20} {'p50 ms':>8} {'p99 ms':>8} {'mean':>8} {'part':>6}   of {len(whole):,} messages")
+    for hop, found in waits.items():
+        mean = sum(found) / max(1, len(found))
+        part = f"{sum(found) / total:.0%}"
+        times_ms = f"{quantile(found, 50):>8.1f} {quantile(found, 99):>8.1f} {mean:>8.1f}"
+        print(f"{hop:>20} {times_ms} {part:>6}   {HOPS.get(hop, '')}")
+    sizes = f"size p50 {quantile(groups, 50):.0f}, p99 {quantile(groups, 99):.0f}"
+    print(f"groups of the coordinator: {len(groups):,}, {sizes}; their steps, p50 and p99 in ms:")
+    for step, found in steps.items():
+        found_ms = [1_000 * one for one in found]
+        print(f"{step:>28} {quantile(found_ms, 50):>8.1f} {quantile(found_ms, 99):>8.1f}")
+
+
+def quantile(some: Iterable[float], percent: int) -> float:
+    """Return the value below which so many percent lie; 0 where there is none."""
+    ordered = sorted(some)
+    return ordered[len(ordered) * percent // 100] if ordered else 0.0
