@@ -183,6 +183,11 @@ class MemoryTransactionalProducer:
             served = self._serve()
         return served
 
+    def flush(self, timeout: float) -> int:
+        """As `poll`: nothing lingers here."""
+        self.poll(timeout)
+        return len(self)
+
     def _send(self) -> None:
         while self._queue:
             begun, written, on_delivery = self._queue[0]

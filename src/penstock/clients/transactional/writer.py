@@ -45,8 +45,10 @@ _END_S = 5.0
 _IN_FLIGHT_S = 0.3
 #: Seconds for the reports of what a failed transaction had on its way.
 _PURGE_S = 0.5
-#: Seconds between two looks at what is still on its way: the least that the library can wait.
+#: Seconds of a `flush`, in which nothing lingers, at least and at most. Where only failures are reported it looks at
+#: its end, and every 10 ms: that was most of a small group's time. Each wakes the library's threads, too.
 _LOOK_S = 0.001
+_LONGEST_LOOK_S = 0.01
 #: Messages that are handed to the library in one go.
 _BREATH = 64
 #: Seconds of one wait for room in the library's buffer.
@@ -286,14 +288,13 @@ class TransactionalWriter:
     def deliver(self, limit_s: float, look: Callable[[float], object] = lambda _waited_s: None) -> bool:
         """Wait until all is stored, and tell whether it is; else `blame` says what failed, as far as is known.
 
-        The library's `flush` looks every 10 ms where only failures are reported; that was most of a small group's time.
         `look` is called now and then with the seconds that were waited; it may blame somebody.
         """
         producer = self.producer
         self._step("delivery")
-        begun = self._now()
+        begun, waited_s = self._now(), 0.0
         while len(producer) and not self.blame.cause:
-            producer.poll(_LOOK_S)
+            producer.flush(min(max(_LOOK_S, waited_s / 4), _LONGEST_LOOK_S))
             waited_s = self._now() - begun
             look(waited_s)
             if waited_s > limit_s and not self.blame.cause:
@@ -366,7 +367,7 @@ class TransactionalWriter:
     def _drain(self, producer: Producer, limit_s: float) -> None:
         until = self._now() + limit_s
         while len(producer) and self._now() < until:
-            producer.poll(_LOOK_S)
+            producer.flush(_LOOK_S)
 
     def _serve_log(self) -> None:
         with contextlib.suppress(KafkaException):

@@ -108,15 +108,20 @@ class PollLoop:
 
     def _poll_timeout(self, now: float) -> float:
         """Return the seconds that may be spent waiting for a message."""
-        if self.publisher.waiting or self.results.waiting or self._workers_wanted:
+        if self.publisher.waiting or self._workers_wanted:
             return SATURATED_S
-        if self.results.is_used and any(one.tracker.in_flight for one in self.assignments.all()):
-            # What their handlers return is sent by this thread.
+        # What handlers return is sent by this thread.
+        if self.results.needs_serving and self.results.waiting:
+            return SATURATED_S
+        if self.results.needs_serving and self.results.is_used and self._some_in_flight():
             return _RESULT_S
         times = [token_bucket.next_release(now) for token_bucket in self.token_buckets]
         times.append(self.timers.next_due())
         due = min((time for time in times if time is not None), default=now + _POLL_S)
         return min(_POLL_S, max(0.0, due - now))
+
+    def _some_in_flight(self) -> bool:
+        return any(one.tracker.in_flight for one in self.assignments.all())
 
     def drain_step(self, deadline: float) -> bool:
         """Go on draining, and keep polling, so that the group keeps this member. Returns whether it is over."""

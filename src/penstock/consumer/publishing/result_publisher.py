@@ -102,6 +102,8 @@ class Publisher(Protocol):
     handled: int
     published: int
     is_used: bool
+    #: Whether results move on by `serve` alone, so that the poll thread must come back soon.
+    needs_serving: bool
 
     def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
         """Take where to publish. Before the poll thread starts."""
@@ -140,6 +142,8 @@ class Publisher(Protocol):
 
 class ResultPublisher:
     """Takes results from holders of lanes; everything else is the poll thread's."""
+
+    needs_serving = True
 
     def __init__(self, wake: Wake) -> None:
         self._wake = wake

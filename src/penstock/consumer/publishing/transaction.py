@@ -21,6 +21,8 @@ class Transaction:
     """One Kafka transaction: what is in it, and the positions that it commits."""
 
     inside: list[Unpublished]
+    #: Where the messages of these stand.
+    places: dict[Assignment, Places]
     positions: dict[Assignment, CommitPoint]
 
 
@@ -43,19 +45,34 @@ class ForwardedMessage(Unpublished):
 def places_of(inside: Iterable[Unpublished]) -> dict[Assignment, Places]:
     """Return the places of all messages whose results are inside."""
     found: dict[Assignment, Places] = {}
+    blocks: Places = {}
     for one in inside:
         for fetch, index, _ in one.items:
-            found.setdefault(fetch.assignment, {}).setdefault(fetch.block, []).append(index)
+            block = fetch.block
+            indexes = blocks.get(block)
+            if indexes is None:
+                indexes = blocks[block] = []
+                found.setdefault(fetch.assignment, {})[block] = indexes
+            indexes.append(index)
     return found
 
 
-def without_room(inside: Sequence[Unpublished], positions: Mapping[Assignment, CommitPoint]) -> list[Unpublished]:
+def without_room(
+    inside: Sequence[Unpublished], places: Mapping[Assignment, Places], positions: Mapping[Assignment, CommitPoint]
+) -> list[Unpublished]:
     """Return those whose offsets the positions do not tell, with what is behind them in their lanes.
 
-    An offset map that is too long is cut at its end. A result whose offset was cut off would be visible, and written
-    again by the next owner.
+    `places` are those of all that is inside. An offset map that is too long is cut at its end. A result whose offset
+    was cut off would be visible, and written again by the next owner.
     """
     told = {assignment: _told_until(assignment, point) for assignment, point in positions.items()}
+    # By fetch first: as a rule there is room for all.
+    if all(
+        block.offsets[max(indexes)] < told.get(assignment, 0)
+        for assignment, blocks in places.items()
+        for block, indexes in blocks.items()
+    ):
+        return []
     without: list[Unpublished] = []
     lanes: set[ConsumerLane | None] = set()
     for one in inside:

@@ -68,6 +68,9 @@ class TransactionalPublisher:
         fail: stops the consumer.
     """
 
+    #: It has a thread of its own.
+    needs_serving = False
+
     def __init__(
         self,
         group: str,
@@ -130,7 +133,7 @@ class TransactionalPublisher:
         self._thread.start()
 
     def serve(self) -> None:
-        """Nothing: it has a thread of its own."""
+        """Nothing: see `needs_serving`."""
 
     def flush(self, timeout: float) -> None:
         """Publish what is there, and end the thread. By the poll thread, when it leaves the group."""
@@ -261,14 +264,14 @@ class TransactionalPublisher:
             for one in taken
             if one.assignment.is_gone and isinstance(one, ForwardedMessage)
         )
-        positions = self.changed(places_of(inside))
-        while without := without_room(inside, positions):
+        positions = self.changed(places := places_of(inside))
+        while without := without_room(inside, places, positions):
             inside = [one for one in inside if one not in without]
             with self._lock:
                 self._queue.extendleft(reversed(without))
                 self._inside = inside
-            positions = self.changed(places_of(inside))
-        return Transaction(inside, positions)
+            positions = self.changed(places := places_of(inside))
+        return Transaction(inside, places, positions)
 
     def _settle(self) -> None:
         """Find out whether the transaction in doubt was committed: its successor under the same id has ended it."""
@@ -292,17 +295,17 @@ class TransactionalPublisher:
             self._note_committed(doubt)
 
     def _note_committed(self, transaction: Transaction) -> None:
-        of_handlers: list[Unpublished] = []
-        for one in transaction.inside:
-            if isinstance(one, ForwardedMessage):
+        inside, places = transaction.inside, transaction.places
+        if forwarded := [one for one in inside if isinstance(one, ForwardedMessage)]:
+            for one in forwarded:
                 one.complete()
                 self._reports.append((one.delivered, None))
-            else:
-                of_handlers.append(one)
-                self.published += len(one.results)
-                self.handled += len(one.items)
-        for assignment, places in places_of(of_handlers).items():
-            for block, indexes in places.items():
+            inside = [one for one in inside if not isinstance(one, ForwardedMessage)]
+            places = places_of(inside)
+        self.published += sum(len(one.results) for one in inside)
+        self.handled += sum(len(one.items) for one in inside)
+        for assignment, blocks in places.items():
+            for block, indexes in blocks.items():
                 assignment.tracker.complete(block, indexes)
         for assignment, point in transaction.positions.items():
             assignment.committed, assignment.acknowledged = point, True
