@@ -55,13 +55,15 @@ WORKS = {
     "W2": Work("W2", 300_000, 64, 0.001),
     "W3": Work("W3", 60_000, 64, 0.005, hot_every=50),
 }
-#: What a peer is given with an empty handler in place of penstock's 8 threads: what it was fastest with.
+#: Handlers at once that a peer is given with an empty handler, in place of penstock's 8 threads.
 EMPTY_WIDTH = {"parallel-consumer": 256, "faststream-confluent": 64, "faststream-aiokafka": 64}
 #: The sizes of a run, where they are not given.
 WHOLE = {"rounds": 3, "share": 1.0, "limit": 20.0, "seconds": 5.0, "warm_up": 75.0}
 SMALL = {"rounds": 1, "share": 0.2, "limit": 6.0, "seconds": 2.0, "warm_up": 10.0}
 #: For what was not measured.
 NONE = "-"
+#: Remarks in the table; what the reason is, standard error tells.
+ABSENT, FAILED, CUT = "**not to be had**", "**failed**", "not all within the limit"
 #: What keeps a peer from being had, or from being measured.
 FAILURES = (DevBrokerError, OSError, subprocess.SubprocessError, ValueError)
 
@@ -104,7 +106,7 @@ class Contenders:
             "faststream-aiokafka": lambda: faststream.runner_command("aiokafka"),
             "quix": quix.runner_command,
         }
-        self._commands: dict[str, list[str] | Exception] = {}
+        self._commands: dict[str, list[str] | None] = {}
 
     @staticmethod
     def rows(work: Work) -> dict[str, Row]:
@@ -127,8 +129,11 @@ class Contenders:
 
     def measure(self, name: str, row: Row, task: Task) -> None:
         """Run one contender and add what it measured of itself to its row."""
+        command = self._command(name)
+        if command is None:
+            row.remarks.add(ABSENT)
+            return
         try:
-            command = self._command(name)
             said = subprocess.run(  # noqa: S603 - programs of this folder
                 [*command, *task.arguments()],
                 check=True,
@@ -141,31 +146,27 @@ class Contenders:
             handled, seconds = found["handled"], found["seconds"]
             row.rates.append(handled / seconds)
             row.cpu_us.append(found["cpu_s"] / handled * 1e6)
-        except FAILURES as error:
-            missed(row, error)
-        except IndexError:
-            row.remarks.add("failed: it printed nothing")
+        except (*FAILURES, IndexError) as error:
+            row.remarks.add(FAILED)
+            tell(row.label, error)
         else:
             if handled < task.count:
-                row.remarks.add("not all within the limit")
+                row.remarks.add(CUT)
 
-    def _command(self, name: str) -> list[str]:
-        found = self._commands.get(name)
-        if found is None:
+    def _command(self, name: str) -> list[str] | None:
+        """Return a contender's command, fetched and compiled where it has to be; None where that was not possible."""
+        if name not in self._commands:
             try:
-                found = self._makers[name]()
+                self._commands[name] = self._makers[name]()
             except FAILURES as error:
-                found = error
-            self._commands[name] = found
-        if isinstance(found, Exception):
-            raise found
-        return found
+                self._commands[name] = None
+                tell(name, error)
+        return self._commands[name]
 
 
-def missed(row: Row, error: Exception) -> None:
-    """Tell in the table, and at once, what could not be measured."""
-    row.remarks.add(f"failed: {type(error).__name__}")
-    print(f"{row.label}: {error}", file=sys.stderr, flush=True)
+def tell(who: str, error: Exception) -> None:
+    """Tell why something could not be measured; the table says that it was not."""
+    print(f"{who}: {error}", file=sys.stderr, flush=True)
     if isinstance(error, subprocess.CalledProcessError) and error.stderr:
         print("\n".join(error.stderr.splitlines()[-5:]), file=sys.stderr, flush=True)
 
@@ -214,8 +215,9 @@ def transacting(servers: str, options: argparse.Namespace) -> list[str]:
         try:
             peer = ending.enter_context(rocketmq.rocketmq())
         except FAILURES as error:
-            for wide in IN_FLIGHT:
-                missed(rows[wide]["rocketmq"], error)
+            tell("rocketmq", error)
+            for its_rows in rows.values():
+                its_rows["rocketmq"].remarks.add(ABSENT)
         for _ in range(options.rounds):
             for wide, its_rows in rows.items():
                 for name, figures in transaction_figures(bench, peer, wide, its_rows).items():
@@ -251,7 +253,8 @@ def transaction_figures(
         try:
             found["rocketmq"] = peer.measure(wide, bench.seconds)
         except FAILURES as error:
-            missed(rows["rocketmq"], error)
+            rows["rocketmq"].remarks.add(FAILED)
+            tell("rocketmq", error)
     return found
 
 

@@ -24,7 +24,7 @@ VERSION = "5.5.0"
 _HOST = "127.0.0.1"
 _SIZE = 128
 #: Seconds that a server may take until it listens.
-_START_S = 60.0
+_START_S = 180.0
 _PEER = JavaPeer(
     "rocketmq",
     VERSION,
