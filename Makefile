@@ -46,11 +46,12 @@ lock: ## pin every version anew
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --group dev --generate-hashes \
 	  --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
 
-bench: .venv/.installed ## the figures of docs/figures.md, measured here
+bench: .venv/.installed ## the figures of docs/performance.md, measured here; the last one, with the peers, takes about 25 minutes
 	$(BIN)/python benchmarks/consume.py
 	$(BIN)/python benchmarks/publish.py
 	$(BIN)/python benchmarks/transactions.py
 	$(BIN)/python benchmarks/spark.py
+	$(BIN)/python benchmarks/side_by_side.py
 
 clean: ## remove what the targets made
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

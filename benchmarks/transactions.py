@@ -1,6 +1,6 @@
 """Committed transactions a second, and how soon they are visible, beside plain sends on the same broker.
 
-    python benchmarks/transactions.py [--rounds 3] [--warm-up 75] [--in-flight 1 16 64 256 2000] [--rocketmq DIR]
+    python benchmarks/transactions.py [--rounds 3] [--warm-up 75] [--in-flight 1 16 64 256 2000] [--rocketmq]
     python benchmarks/transactions.py --restart [--settled 1000000] [--pending 10000]
     python benchmarks/transactions.py --disk [--settled 1000000]
     python benchmarks/transactions.py --trace [--in-flight 16 64 256] [--pace 100 5000]
@@ -16,8 +16,8 @@ each number in flight, so many rounds each:
 - **plain**: idempotent acks=all sends, as many open from one thread, to the same reader.
 
 Then **paced** load at 100/s and at half of the greatest, one **Kafka transaction per message** from 1 and 16 producers,
-plain sends that wait for nothing, and with `--rocketmq` (a folder with `server.sh` and `run.sh`, or $PENSTOCK_PEERS)
-RocketMQ's transactional sends in the same run, with the ratios that are wanted.
+plain sends that wait for nothing, and with `--rocketmq` RocketMQ's transactional sends in the same run, with the ratios
+that are wanted: `peers/rocketmq`, which fetches it once into penstock's cache.
 
 `--trace` follows messages through all hops and says where the time goes, with so many in flight and at these rates.
 
@@ -32,7 +32,6 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,6 +46,7 @@ from statistics import median
 from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
+from peers.rocketmq.runner import measure_rocketmq
 from transaction_trace import STAMP, Trace, report
 
 from penstock import clients
@@ -370,31 +370,6 @@ def plain_without_waiting(servers: str, topic: str, seconds: float) -> float:
     return count / (time.monotonic() - begin)
 
 
-def rocketmq(source: Path, seconds: float, threads: list[int]) -> dict[int, Figures]:
-    """Return RocketMQ's transactional rate and latencies by threads, from the peers' own runner."""
-    with tempfile.TemporaryDirectory(prefix="penstock-rocketmq-", ignore_cleanup_errors=True) as name:
-        here, data = Path(name, "runner"), Path(name, "data")
-        # The runner builds what it needs beside itself.
-        shutil.copytree(source, here)
-        data.mkdir()
-        server = [str(here / "server.sh")]
-        subprocess.run([*server, "start", str(data)], check=True, timeout=600)  # noqa: S603 - named by the user
-        try:
-            found = {}
-            for wide in threads:
-                command = [str(here / "run.sh"), "127.0.0.1:19876", "tx", str(wide), str(int(seconds)), str(SIZE)]
-                said = subprocess.run(command, check=True, timeout=600, stdout=subprocess.PIPE, text=True)  # noqa: S603 - as above
-                figures = json.loads(said.stdout.strip().splitlines()[-1])
-                found[wide] = {
-                    "rate": figures["rate"],
-                    "p50": figures["visible_p50_ms"],
-                    "p99": figures["visible_p99_ms"],
-                }
-            return found
-        finally:
-            subprocess.run([*server, "stop", str(data)], check=False, timeout=60)  # noqa: S603 - as above
-
-
 def throughput(servers: str, options: argparse.Namespace) -> None:
     """Measure on a broker and print the table."""
     bench = Bench(servers, options.seconds, options.rounds)
@@ -430,11 +405,10 @@ def throughput(servers: str, options: argparse.Namespace) -> None:
 
 def compare(best: dict[int, float], options: argparse.Namespace) -> None:
     """Run RocketMQ on the same machine and print the ratios that are wanted."""
-    source = options.rocketmq or (os.environ.get("PENSTOCK_PEERS", "") and f"{os.environ['PENSTOCK_PEERS']}/rocketmq")
-    if not source or not Path(source, "run.sh").exists():
-        print("RocketMQ was not measured: name the folder of its runner with --rocketmq or $PENSTOCK_PEERS")
+    if not options.rocketmq:
+        print("RocketMQ was not measured: ask for it with --rocketmq")
         return
-    theirs = rocketmq(Path(source), max(5.0, options.seconds), [1, 16, 64])
+    theirs = measure_rocketmq(max(5.0, options.seconds), [1, 16, 64])
     for wide, figures in theirs.items():
         print(f"RocketMQ {wide:>3} threads: {figures['rate']:,.0f}/s, {figures['p50']:.1f} / {figures['p99']:.1f} ms")
     for wide, (factor, threads) in WANTED.items():
@@ -551,7 +525,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=75.0, help="seconds before the first measurement")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 16, 64, 256, 2_000], help="open transactions")
     parser.add_argument("--most-threads", type=int, default=256, help="with more open ones, threads are left out")
-    parser.add_argument("--rocketmq", help="folder of RocketMQ's runner")
+    parser.add_argument("--rocketmq", action="store_true", help="measure RocketMQ beside it")
     parser.add_argument("--trace", action="store_true", help="say where the time of a message goes, hop by hop")
     parser.add_argument("--pace", type=float, nargs="*", default=[100.0, 5_000.0], help="rates for --trace")
     parser.add_argument("--restart", action="store_true", help="measure a coordinator's restart")

@@ -1,0 +1,156 @@
+"""RocketMQ's name server and broker as processes of their own, and its transactional sends measured on them.
+
+They listen on 127.0.0.1 only, keep what they have in a temporary folder and end with this process, however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from peers.java import JavaPeer
+
+from penstock.devbroker.child import SupervisedChild
+
+VERSION = "5.5.0"
+_HOST = "127.0.0.1"
+_SIZE = 128
+#: Seconds that a server may take until it listens.
+_START_S = 180.0
+_PEER = JavaPeer(
+    "rocketmq",
+    VERSION,
+    Path(__file__).parent,
+    tuple(("org.apache.rocketmq", f"rocketmq-{part}", VERSION) for part in ("broker", "namesrv", "client", "tools")),
+)
+#: What its own start scripts open to it.
+_OPENED = tuple(
+    f"--add-{what}=java.base/{package}=ALL-UNNAMED"
+    for what in ("exports", "opens")
+    for package in ("jdk.internal.ref", "sun.nio.ch", "java.nio", "java.lang", "java.util")
+)
+#: All else has RocketMQ's defaults: one master, which answers a send before it is on disk, as Kafka's broker does.
+_BROKER = """\
+brokerClusterName=DefaultCluster
+brokerName=bench
+brokerId=0
+brokerIP1={host}
+brokerIP2={host}
+bindAddress={host}
+listenPort={port}
+namesrvAddr={server}
+storePathRootDir={folder}/store
+storePathCommitLog={folder}/store/commitlog
+brokerRole=ASYNC_MASTER
+flushDiskType=ASYNC_FLUSH
+mappedFileSizeCommitLog=268435456
+diskMaxUsedSpaceRatio=95
+"""
+
+
+class RocketMQ:
+    """A running RocketMQ."""
+
+    def __init__(self, folder: Path, server: str) -> None:
+        self._folder, self._server = folder, server
+
+    def measure(self, threads: int, seconds: float) -> dict[str, float]:
+        """Return the rate and the p50 and p99 of the ms from send to visible, of so many threads that send.
+
+        Raises:
+            subprocess.SubprocessError: the runner failed.
+            ValueError: messages did not become visible.
+        """
+        command = _PEER.command("TransactionRunner", "-Xmx3g", f"-Duser.home={self._folder}", *_OPENED)
+        arguments = [self._server, f"bench-{uuid.uuid4().hex[:8]}", str(threads), str(seconds), str(_SIZE)]
+        said = subprocess.run(  # noqa: S603 - Java, on files of ours
+            [*command, *arguments],
+            check=True,
+            timeout=120 + 2 * seconds,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        found: dict[str, Any] = json.loads(said.stdout.strip().splitlines()[-1])
+        if missing := found.pop("missing"):
+            raise ValueError(f"{missing} messages did not become visible")
+        return found
+
+
+@contextmanager
+def rocketmq() -> Iterator[RocketMQ]:
+    """Run RocketMQ, made first if the cache does not have it.
+
+    Raises:
+        DevBrokerError: there is no Java, or the cache cannot be written.
+        subprocess.SubprocessError: it could not be fetched, or the runner not compiled.
+        TimeoutError: a server did not begin to listen; the message has the last lines of its log.
+    """
+    with ExitStack() as ending:
+        # The servers are ended before their folder goes.
+        name = tempfile.TemporaryDirectory(prefix="penstock-rocketmq-", ignore_cleanup_errors=True)
+        folder = Path(ending.enter_context(name))
+        (folder / "conf").mkdir()
+        name_port, port = _free_port(), _free_port()
+        server = f"{_HOST}:{name_port}"
+        (folder / "namesrv.conf").write_text(f"listenPort={name_port}\nbindAddress={_HOST}\n")
+        settings = _BROKER.format(host=_HOST, port=port, server=server, folder=folder)
+        (folder / "broker.conf").write_text(settings)
+        # It looks here for what takes the place of a service of its own.
+        services = folder / "META-INF" / "service"
+        services.mkdir(parents=True)
+        (services / "org.apache.rocketmq.store.ha.HAService").write_text("NoReplicas\n")
+        homes = (f"-Drocketmq.home.dir={folder}", f"-Duser.home={folder}")
+        for kind, program, its_port, heap in (
+            ("namesrv", "org.apache.rocketmq.namesrv.NamesrvStartup", name_port, ("-Xmx512m",)),
+            (
+                *("broker", "org.apache.rocketmq.broker.BrokerStartup", port),
+                ("-Xms1500m", "-Xmx1500m", "-XX:MaxDirectMemorySize=2g"),
+            ),
+        ):
+            command = [
+                *_PEER.command(program, *heap, *homes, *_OPENED, before=folder),
+                "-c",
+                str(folder / f"{kind}.conf"),
+            ]
+            log = folder / f"{kind}.log"
+            child = SupervisedChild(command, log_path=log)
+            ending.callback(child.close)
+            child.run()
+            _await_listening(its_port, child, log)
+        yield RocketMQ(folder, server)
+
+
+def measure_rocketmq(seconds: float, threads: Sequence[int]) -> dict[int, dict[str, float]]:
+    """Run RocketMQ and return what `RocketMQ.measure` finds for each number of threads; for what it raises see both."""
+    with rocketmq() as running:
+        return {wide: running.measure(wide, seconds) for wide in threads}
+
+
+def _free_port() -> int:
+    """Return a port that is free, as is the one two below: a broker listens on both."""
+    for _ in range(100):
+        with socket.socket() as first, socket.socket() as second:
+            first.bind((_HOST, 0))
+            port: int = first.getsockname()[1]
+            if second.connect_ex((_HOST, port - 2)) != 0:
+                return port
+    raise TimeoutError("no port is free whose neighbour is free, too")
+
+
+def _await_listening(port: int, child: SupervisedChild, log: Path) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and child.wait(0.1) is None:
+        with socket.socket() as tried:
+            if tried.connect_ex((_HOST, port)) == 0:
+                return
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    raise TimeoutError("a server of RocketMQ did not begin to listen: " + "\n".join(lines[-10:]))
