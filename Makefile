@@ -46,7 +46,7 @@ lock: ## pin every version anew
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --group dev --generate-hashes \
 	  --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
 
-bench: .venv/.installed ## the figures of docs/performance.md, measured here; the last one, with the peers, takes about 25 minutes
+bench: .venv/.installed ## the figures of docs/performance.md, measured here; the last script, with the peers, takes about 25 minutes
 	$(BIN)/python benchmarks/consume.py
 	$(BIN)/python benchmarks/publish.py
 	$(BIN)/python benchmarks/transactions.py

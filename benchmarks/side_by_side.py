@@ -17,7 +17,8 @@ end of the last one, or until the limit is over: what is slow is not waited for.
 that a machine that slows down slows all.
 
 Peers are fetched once into penstock's cache: jars by the Ivy inside pyspark, Python packages by pip into environments
-of their own. What It takes about 25 minutes on two cores, --small about four.
+of their own. What cannot be had, or fails, is told in the table. By its sizes the whole takes about 25 minutes on two
+cores, --small about five.
 """
 
 from __future__ import annotations

@@ -37,8 +37,10 @@ _OPENED = tuple(
     for what in ("exports", "opens")
     for package in ("jdk.internal.ref", "sun.nio.ch", "java.nio", "java.lang", "java.util")
 )
+_NAME_SERVER = "org.apache.rocketmq.namesrv.NamesrvStartup"
+_BROKER = "org.apache.rocketmq.broker.BrokerStartup"
 #: All else has RocketMQ's defaults: one master, which answers a send before it is on disk, as Kafka's broker does.
-_BROKER = """\
+_BROKER_SETTINGS = """\
 brokerClusterName=DefaultCluster
 brokerName=bench
 brokerId=0
@@ -98,35 +100,35 @@ def rocketmq() -> Iterator[RocketMQ]:
         # The servers are ended before their folder goes.
         name = tempfile.TemporaryDirectory(prefix="penstock-rocketmq-", ignore_cleanup_errors=True)
         folder = Path(ending.enter_context(name))
-        (folder / "conf").mkdir()
-        name_port, port = _free_port(), _free_port()
-        server = f"{_HOST}:{name_port}"
-        (folder / "namesrv.conf").write_text(f"listenPort={name_port}\nbindAddress={_HOST}\n")
-        settings = _BROKER.format(host=_HOST, port=port, server=server, folder=folder)
-        (folder / "broker.conf").write_text(settings)
         # It looks here for what takes the place of a service of its own.
         services = folder / "META-INF" / "service"
         services.mkdir(parents=True)
         (services / "org.apache.rocketmq.store.ha.HAService").write_text("NoReplicas\n")
-        homes = (f"-Drocketmq.home.dir={folder}", f"-Duser.home={folder}")
-        for kind, program, its_port, heap in (
-            ("namesrv", "org.apache.rocketmq.namesrv.NamesrvStartup", name_port, ("-Xmx512m",)),
-            (
-                *("broker", "org.apache.rocketmq.broker.BrokerStartup", port),
-                ("-Xms1500m", "-Xmx1500m", "-XX:MaxDirectMemorySize=2g"),
-            ),
-        ):
-            command = [
-                *_PEER.command(program, *heap, *homes, *_OPENED, before=folder),
-                "-c",
-                str(folder / f"{kind}.conf"),
-            ]
-            log = folder / f"{kind}.log"
-            child = SupervisedChild(command, log_path=log)
-            ending.callback(child.close)
-            child.run()
-            _await_listening(its_port, child, log)
+        name_port, port = _free_port(), _free_port()
+        server = f"{_HOST}:{name_port}"
+        settings = f"listenPort={name_port}\nbindAddress={_HOST}\n"
+        ending.callback(_start(_NAME_SERVER, folder, settings, name_port, "-Xmx512m").close)
+        settings = _BROKER_SETTINGS.format(host=_HOST, port=port, server=server, folder=folder)
+        ending.callback(_start(_BROKER, folder, settings, port, "-Xms1500m", "-Xmx1500m").close)
         yield RocketMQ(folder, server)
+
+
+def _start(program: str, folder: Path, settings: str, port: int, *heap: str) -> SupervisedChild:
+    """Start a server and wait until it listens."""
+    name = program.rpartition(".")[-1]
+    file, log = folder / f"{name}.conf", folder / f"{name}.log"
+    file.write_text(settings)
+    homes = (f"-Drocketmq.home.dir={folder}", f"-Duser.home={folder}")
+    command = [*_PEER.command(program, *heap, *homes, *_OPENED, before=folder), "-c", str(file)]
+    # Where this process is killed, the server's supervisor removes what is left.
+    child = SupervisedChild(command, log_path=log, remove=folder if program == _BROKER else None)
+    try:
+        child.run()
+        _await_listening(port, child, log)
+    except BaseException:
+        child.close()
+        raise
+    return child
 
 
 def measure_rocketmq(seconds: float, threads: Sequence[int]) -> dict[int, dict[str, float]]:
