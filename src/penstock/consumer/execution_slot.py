@@ -28,9 +28,10 @@ class Slice(list[Record]):
     handlers become slow in the middle of one, the poll thread cuts it.
     """
 
-    def __init__(self, records: Iterable[Record], assignment: Assignment) -> None:
-        super().__init__(records)
-        self.assignment = assignment
+    __slots__ = ("assignment",)
+
+    #: What all of them belong to. Set by who makes the slice: an `__init__` here would cost as much as all else of it.
+    assignment: Assignment
 
     def cut(self) -> None:
         """End the slice with the message that is being handled. Any thread."""

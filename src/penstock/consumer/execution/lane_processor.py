@@ -27,6 +27,7 @@ from penstock.consumer.execution.batches import available
 from penstock.consumer.execution.parked_key_processor import ParkedKeyProcessor
 from penstock.consumer.execution.throttling import Throttling
 from penstock.consumer.execution_slot import (
+    SLICE_S,
     ExecutionSlot,
     LaneProcessing,
     LingerUntil,
@@ -157,13 +158,17 @@ class LaneProcessor:
                         continue
                 slot.started = time
                 slot.record = records[place]
-                slot.slice = taken = Slice(records[place:stop], assignment)
+                taken = Slice(records[place:stop])
+                taken.assignment = assignment
+                slot.slice = taken
                 outcome = yield taken
                 time, begun = now(), place
                 record = slot.record
                 # An outcome, a cut or a revocation ends a slice before its last record.
                 place = stop if record is records[stop - 1] else place_of(record, run, place) + 1
-                slot.note_duration(time - slot.started, place - begun)
+                # Of a slow handler's next message it is known that it is a slice of its own.
+                if stop - begun > 1 or time < slot.started + SLICE_S:
+                    slot.note_duration(time - slot.started, place - begun)
                 if outcome is not None:
                     self._complete(run, first, place - 1, slot)
                     item = (fetch, run.indexes[place - 1], record)
