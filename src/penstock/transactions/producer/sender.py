@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import cast
 
+from penstock.clients.gc_pause import collection_put_off
 from penstock.errors import ConfigurationError
 from penstock.options import a_plain_function
 from penstock.outgoing import Outgoing, UserHeaders
@@ -202,9 +203,10 @@ class TransactionSender:
             A future for each, in their order; one that cannot be sent, for want of room, say, ends with that error.
         """
         under, chosen, context = self._terms(check_immunity, deliver_at), self._chosen(wait), self._context
-        made = [self._half(one.topic, one.key, one.value, one.headers, one.partition, under) for one in messages]
+        with collection_put_off():
+            made = [self._half(one.topic, one.key, one.value, one.headers, one.partition, under) for one in messages]
+            sent = [Submission(context.core, (half,), None, chosen) for half in made]
         context.require({(half.topic, half.partition) for half in made})
-        sent = [Submission(context.core, (half,), None, chosen) for half in made]
         for one in sent:
             one.try_submit()
         return sent

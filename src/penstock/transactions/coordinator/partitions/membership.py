@@ -31,6 +31,8 @@ _CUT_OFF = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})  # n
 _REBALANCE_S = 10.0
 #: Heartbeats in the time of a session: by its next one a member hears that another's partitions are to be shared.
 _BEATS = 12
+#: Milliseconds between two looks whether the loop has taken what was fetched.
+_FETCH_MS = 5
 
 
 class Membership:
@@ -86,6 +88,10 @@ class Membership:
         reader = {
             # An idle log answers ten times a second, so that it is soon known that all of it was read.
             "fetch.wait.max.ms": 100,
+            # Nothing is fetched before the loop has taken what is there: it takes it in pieces, a few milliseconds
+            # apart, and a fetch for each small batch of a producer would cost the broker more than all the rest.
+            "queued.min.messages": 1,
+            "fetch.queue.backoff.ms": _FETCH_MS,
             **common,
             # A log that does not have the next offset was cut or made again: that is looked into, never read past.
             "auto.offset.reset": "error",
