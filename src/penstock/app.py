@@ -32,6 +32,7 @@ from penstock.consumer.handlers.patterns import register_pattern, topics_or_patt
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
 from penstock.running import RunningApp, coordinator_of, run_until_signal
+from penstock.settings import effective
 from penstock.spark_sink.queries.app_sinks import AppSinks
 from penstock.spark_sink.queries.sink_registry import SinkRegistry
 from penstock.spark_sink.queries.sink_specs import in_first_process
@@ -51,6 +52,7 @@ class App(SinkRegistry):
     """A consumer group with its handlers and sinks.
 
     Nothing is connected before `run` or `start`. Registering is for one thread; everything else may be called from any.
+    `penstock.toml`, `PENSTOCK_<OPTION>` and the command line go before what the code gives: see `penstock.settings`.
 
     Args:
         name: name of the app: the consumer group and the threads are called by it.
@@ -110,10 +112,12 @@ class App(SinkRegistry):
         exception_texts: bool = False,
     ) -> None:
         check.not_empty("name", name)
-        check.not_empty("bootstrap_servers", bootstrap_servers)
         self.name = name
-        self.bootstrap_servers = bootstrap_servers
-        self._settings = ConsumerSettings(
+        #: The options as they are in the end.
+        self.effective = found = effective(
+            bootstrap_servers=bootstrap_servers,
+            coordinator=coordinator,
+            prefix=prefix,
             workers=workers,
             max_concurrency=max_concurrency,
             pinned=pinned,
@@ -125,15 +129,18 @@ class App(SinkRegistry):
             stop_timeout=stop_timeout,
             revoke_timeout=revoke_timeout,
             stall_after=stall_after,
-            dead_letter_limit=dead_letter_limit,
-            telemetry=telemetry,
             exactly_once=exactly_once,
             transaction_interval=transaction_interval,
             exception_texts=exception_texts,
             config=config if config is not None else {},
         )
-        self._coordinator = coordinator
-        self._prefix = prefix
+        with found.naming_origins():
+            check.not_empty("bootstrap_servers", found["bootstrap_servers"])
+            own = found.without("bootstrap_servers", "coordinator", "prefix")
+            self._settings = ConsumerSettings(**own, dead_letter_limit=dead_letter_limit, telemetry=telemetry)
+        self.bootstrap_servers: str = found["bootstrap_servers"]
+        self._coordinator = (found["coordinator"] and coordinator) or found["coordinator"]
+        self._prefix: str = found["prefix"]
         self._middlewares = middlewares_of(middlewares)
         self._lifespans: list[Lifespan] = []
         self._resources: list[WorkerResource[Any]] = []
@@ -321,8 +328,7 @@ class App(SinkRegistry):
         """
         has_consumer = bool(self._consumed or self._patterns)
         if not has_consumer and not self._sinks:
-            what = "register one with @app.handler(topic) or @app.sink(topic)"
-            raise ConfigurationError(f"app {self.name} has no handler and no sink; {what}")
+            raise ConfigurationError(f"app {self.name} has no handler and no sink; register one first")
         running = RunningApp(
             coordinator_of(self._coordinator, self.bootstrap_servers, self._prefix, self._settings.telemetry),
             self.consumer() if has_consumer else None,

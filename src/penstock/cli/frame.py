@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.broker import broker
+from penstock.cli.connection import servers_from_settings
 from penstock.cli.coordinator import coordinator
 from penstock.cli.demo import demo
 from penstock.cli.dlq.command import dlq
@@ -24,6 +25,7 @@ from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
 from penstock.cli.run import run
 from penstock.cli.tx.command import tx
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
+from penstock.settings.sources import PROFILE_VARIABLE
 from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_USAGE
 
 _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
@@ -85,9 +87,26 @@ def sentence(error: Exception) -> str:
 
 
 def _options(
+    context: typer.Context,
     debug: Annotated[
         bool, typer.Option("--debug", help=f"Show the stack of an error, and log more (also {DEBUG_VARIABLE}=1).")
     ] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(help=f"Take the table [profiles.NAME] of penstock.toml, too (also {PROFILE_VARIABLE}=NAME)."),
+    ] = None,
 ) -> None:
+    # Both are seen by the processes we start, too.
     if debug:
-        os.environ[DEBUG_VARIABLE] = "1"  # seen by the processes we start, too
+        os.environ[DEBUG_VARIABLE] = "1"
+    if profile is not None:
+        os.environ[PROFILE_VARIABLE] = profile
+    context.default_map = _defaults(context.command)
+
+
+def _defaults(command: Any) -> dict[str, Any]:
+    """Return, for each command, what it takes from settings where the command line says nothing; read when asked."""
+    return {
+        name: _defaults(one) if hasattr(one, "commands") else {"bootstrap_servers": servers_from_settings}
+        for name, one in command.commands.items()
+    }
