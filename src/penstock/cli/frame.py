@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.broker import broker
+from penstock.cli.check.command import check
 from penstock.cli.connection import servers_from_settings
 from penstock.cli.coordinator import coordinator
 from penstock.cli.demo import demo
@@ -20,6 +21,7 @@ from penstock.cli.dlq.command import dlq
 from penstock.cli.doctor import doctor
 from penstock.cli.explain import explain
 from penstock.cli.lag import lag
+from penstock.cli.new.command import new
 from penstock.cli.offsets import offsets
 from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
 from penstock.cli.run import run
@@ -30,7 +32,9 @@ from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_US
 
 _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
     (demo, "penstock demo --no-spark"),
+    (new, "penstock new order-worker"),
     (run, "penstock run orders:app"),
+    (check, "penstock check orders:app"),
     (explain, "penstock explain"),
     (lag, "penstock lag sms"),
     (coordinator, "penstock coordinator --bootstrap-servers 127.0.0.1:9092"),
@@ -44,9 +48,8 @@ def frame() -> typer.Typer:
     app = typer.Typer(
         name="penstock",
         help="Ordered, concurrent consumption of Kafka with transactional messages and Spark sinks.",
-        epilog="Example: penstock demo",
+        epilog="Exit codes: 0 all went well, 1 failed, 2 wrong use, 3 no broker. Example: penstock demo",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,  # errors are printed as sentences, by main()
         context_settings={"help_option_names": ["-h", "--help"]},
     )
