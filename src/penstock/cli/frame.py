@@ -65,7 +65,7 @@ def frame() -> typer.Typer:
 def main() -> None:
     """Run the command line and leave the process: 0 all went well, 1 failed, 2 wrong use, 3 no broker."""
     try:
-        frame()()
+        frame()(prog_name="penstock")
     except Exception as error:
         if debugging():
             raise

@@ -12,6 +12,9 @@ import typer
 
 DEBUG_VARIABLE = "PENSTOCK_DEBUG"
 
+#: Characters of a line that nobody looks at in a window.
+_NO_LIMIT = 100_000
+
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
 
 
@@ -51,6 +54,8 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if not rows:
         return
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_NO_LIMIT)
     longest = [
         max(len(word) for row in (head, *rows) for word in (row[column].split() or [""])) for column in range(len(head))
     ]
@@ -64,7 +69,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(*head, box=None)
     for row in rows:
         table.add_row(*map(Text, row))
-    console.print(table, width=None if console.is_terminal else max(console.width, console.measure(table).maximum))
+    console.print(table)
 
 
 def age_text(seconds: float) -> str:
