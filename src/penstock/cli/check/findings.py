@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.check.needs import AppNeeds, needs_of_app
 from penstock.clients.cluster import KafkaCluster
-from penstock.clients.rights import Right, principal_of
+from penstock.clients.requests.granted_rights import Rights
+from penstock.clients.rights import Resource, Right, principal_of
 from penstock.errors import BrokerConnectionError
 from penstock.settings import shown_value
 
 if TYPE_CHECKING:
     from penstock.app import App
+
+
+#: Seconds that the first use of groups on a cluster may take, and between two looks.
+_READY_S, _LOOK_S = 10.0, 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,7 @@ def look(app: App) -> Findings:
     try:
         there = cluster.topics()
         needs = needs_of_app(app, there)
-        rights = cluster.ask_rights(needs.rights).wait()
+        rights = _asked(cluster, needs.rights)
     except BrokerConnectionError as error:
         needs = needs_of_app(app, ())
         return Findings(needs, (), (), (), needs.rights, error)
@@ -93,6 +99,16 @@ def look(app: App) -> Findings:
         *(Topic(name, use, there.get(name), required=False) for name, use in sorted(needs.made.items())),
     ]
     return Findings(needs, tuple(topics), rights.held, rights.missing, rights.unknown)
+
+
+def _asked(cluster: KafkaCluster, needed: Iterable[Right]) -> Rights:
+    """Return what brokers tell of rights; a group's coordinator that is not ready yet is asked again for a while."""
+    deadline = time.monotonic() + _READY_S
+    while True:
+        rights = cluster.ask_rights(needed).wait()
+        if time.monotonic() > deadline or all(one.resource is not Resource.GROUP for one in rights.unknown):
+            return rights
+        time.sleep(_LOOK_S)
 
 
 def principal(app: App) -> str:
