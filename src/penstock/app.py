@@ -32,6 +32,7 @@ from penstock.consumer.handlers.patterns import register_pattern, topics_or_patt
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
 from penstock.running import RunningApp, coordinator_of, run_until_signal
+from penstock.settings import effective
 from penstock.spark_sink.queries.app_sinks import AppSinks
 from penstock.spark_sink.queries.sink_registry import SinkRegistry
 from penstock.spark_sink.queries.sink_specs import in_first_process
@@ -58,8 +59,7 @@ class App(SinkRegistry):
         workers: worker threads.
         max_concurrency: `async def` handlers under way at once.
         config: librdkafka's keys as they are.
-        coordinator: whether this process also runs a transaction coordinator; or one with arguments of your own, made
-            and not started, which this app starts and stops.
+        coordinator: whether this process also runs a transaction coordinator; or one of your own, not started.
         prefix: prefix of the transaction topics, for the coordinator that `True` makes.
         pinned: one lane for each worker, which alone serves it.
         max_in_flight: messages of one partition taken in and not done, at most, parked ones left out.
@@ -74,13 +74,12 @@ class App(SinkRegistry):
         middlewares: functions `(message, call_next)` around every handler, the first outermost; see `Middleware`.
         telemetry: spans and metrics by OpenTelemetry; None (default) for none, at no cost.
         exactly_once: whether what handlers return and the offsets of their messages are committed in one Kafka
-            transaction, so that readers of committed messages see each result once; effects outside Kafka are at
-            least once all the same.
+            transaction: readers of committed messages see it once. Effects outside Kafka are at least once.
         transaction_interval: seconds between two such transactions.
         exception_texts: whether the log shows the texts of what handlers raise; they often quote the message.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: an option is wrong, here or where it stands in place of this: see `penstock.settings`.
     """
 
     def __init__(
@@ -110,10 +109,11 @@ class App(SinkRegistry):
         exception_texts: bool = False,
     ) -> None:
         check.not_empty("name", name)
-        check.not_empty("bootstrap_servers", bootstrap_servers)
         self.name = name
-        self.bootstrap_servers = bootstrap_servers
-        self._settings = ConsumerSettings(
+        self.effective = found = effective(
+            bootstrap_servers=bootstrap_servers,
+            coordinator=coordinator,
+            prefix=prefix,
             workers=workers,
             max_concurrency=max_concurrency,
             pinned=pinned,
@@ -125,15 +125,18 @@ class App(SinkRegistry):
             stop_timeout=stop_timeout,
             revoke_timeout=revoke_timeout,
             stall_after=stall_after,
-            dead_letter_limit=dead_letter_limit,
-            telemetry=telemetry,
             exactly_once=exactly_once,
             transaction_interval=transaction_interval,
             exception_texts=exception_texts,
             config=config if config is not None else {},
         )
-        self._coordinator = coordinator
-        self._prefix = prefix
+        with found.naming_origins():
+            check.not_empty("bootstrap_servers", found["bootstrap_servers"])
+            own = found.without("bootstrap_servers", "coordinator", "prefix")
+            self._settings = ConsumerSettings(**own, dead_letter_limit=dead_letter_limit, telemetry=telemetry)
+        self.bootstrap_servers: str = found["bootstrap_servers"]
+        self._coordinator = (found["coordinator"] and coordinator) or found["coordinator"]
+        self._prefix: str = found["prefix"]
         self._middlewares = middlewares_of(middlewares)
         self._lifespans: list[Lifespan] = []
         self._resources: list[WorkerResource[Any]] = []
@@ -319,13 +322,11 @@ class App(SinkRegistry):
                 a sink has neither a checkpoint nor a ledger, or the Kafka client refused its configuration.
             SinkError: a sink cannot store what its query gives it.
         """
-        has_consumer = bool(self._consumed or self._patterns)
-        if not has_consumer and not self._sinks:
-            what = "register one with @app.handler(topic) or @app.sink(topic)"
-            raise ConfigurationError(f"app {self.name} has no handler and no sink; {what}")
+        if not self.consumes and not self._sinks:
+            raise ConfigurationError(f"app {self.name} has no handler and no sink; register one first")
         running = RunningApp(
             coordinator_of(self._coordinator, self.bootstrap_servers, self._prefix, self._settings.telemetry),
-            self.consumer() if has_consumer else None,
+            self.consumer() if self.consumes else None,
             self._lifespans,
             self._new_sinks(),
         )
@@ -341,6 +342,11 @@ class App(SinkRegistry):
     def patterns(self) -> Mapping[str, Handler]:
         """The handlers by pattern."""
         return dict(self._patterns)
+
+    @property
+    def consumes(self) -> bool:
+        """Whether it has handlers of its own: those that are left to Spark do not count."""
+        return bool(self._consumed or self._patterns)
 
     @property
     def _left_out(self) -> frozenset[str]:
@@ -370,7 +376,7 @@ class App(SinkRegistry):
         )
 
     def _new_sinks(self) -> AppSinks | None:
-        if not self._sinks or not in_first_process(self.name, alone=not (self._consumed or self._patterns)):
+        if not self._sinks or not in_first_process(self.name, alone=not self.consumes):
             return None
         return AppSinks(
             self.name,

@@ -5,6 +5,7 @@ The settings themselves live with the engine they belong to, as frozen slotted d
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -115,3 +116,8 @@ def names(option: str, value: str | Iterable[str]) -> tuple[str, ...]:
     for name in given:
         not_empty(option, name)
     return tuple(dict.fromkeys(given))
+
+
+def nearest(name: str, known: Iterable[str], likeness: float) -> str | None:
+    """Return which known name a name that is none was meant for; None where none is so like it, from 0 to 1."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1, likeness)), None)

@@ -185,7 +185,7 @@ def test_a_topic_that_two_patterns_match_is_refused_at_the_start_and_the_firsts_
     with pytest.raises(ConfigurationError, match=r"orders\.eu is matched by the patterns of several"):
         refused.start()
     with pytest.raises(ConfigurationError, match=r"orders\.eu is matched by the patterns of several"):
-        app.consumer(refused.broker).check_rights()
+        app.consumer(refused.broker).needs(["orders.eu"])
     with TestApp(app) as test:
         test.settle()
         test.broker.create_topic("orders.eu", 1)

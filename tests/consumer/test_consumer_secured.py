@@ -226,7 +226,7 @@ def test_a_producer_that_may_write_nowhere_fails_for_ever_and_its_follower_write
     assert producer.replaced >= 1
 
 
-def test_doctor_tells_which_rights_of_an_app_are_missing_and_run_ends_with_a_sentence(
+def test_check_tells_which_rights_of_an_app_are_missing_and_run_ends_with_a_sentence(
     secured_app: SecuredApp,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -239,9 +239,9 @@ def test_doctor_tells_which_rights_of_an_app_are_missing_and_run_ends_with_a_sen
     monkeypatch.setitem(sys.modules, "secured_orders", module)
     command = commands(monkeypatch, capsys)
 
-    told, run = command("doctor", "--app", "secured_orders:app"), command("run", "secured_orders:app")
+    told, run = command("check", "secured_orders:app"), command("run", "secured_orders:app")
     give(one.broker, one.user, one.rights["letters"])
-    after = command("doctor", "--app", "secured_orders:app")
+    after = command("check", "secured_orders:app")
 
     line = f"--allow-principal 'User:{one.user.name}' --operation Write --topic '{one.letters}'"
     assert told.code == run.code == 1

@@ -16,6 +16,7 @@ from penstock import spark_sink
 from penstock.consumer import UNCHANGED, ConsumerSettings
 from penstock.consumer.settings import _DEFAULTS, _OWNED
 from penstock.errors import ConfigurationError
+from penstock.settings.model import Options
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.sql.store import SqlStore
 
@@ -134,3 +135,16 @@ def test_the_options_table_has_the_client_settings_that_are_refused() -> None:
     for name in table:
         with pytest.raises(ConfigurationError, match=re.escape(name)):
             ConsumerSettings(config={name: "mine"})
+
+
+def test_the_settings_table_has_every_option_with_its_variable_and_its_type() -> None:
+    words = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "dict": "table"}
+    types = {name: str(one.annotation) for name, one in Options.model_fields.items()}
+
+    table = rows("Settings outside of the code")
+
+    assert table == {
+        name: [f"`PENSTOCK_{name.upper()}`", next(word for kind, word in words.items() if kind in types[name])]
+        for name in types
+        if name != "config"
+    } | {"config": ["`PENSTOCK_CONFIG`", "table"]}

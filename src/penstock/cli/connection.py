@@ -1,14 +1,12 @@
-"""How every command reaches a cluster: addresses and client settings, from the command line, a file or the environment.
+"""How every command reaches a cluster: addresses and client settings, as `penstock.settings` finds them for an app.
 
 Others on a machine can read a command line, so whatever may be secret can stand in a file or in the environment.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,34 +43,32 @@ ConfigFile = Annotated[
 
 
 def client_settings(given: list[str] | None = None, file: Path | None = None) -> dict[str, str]:
-    """Return the settings of the Kafka clients: the environment's, over them the file's, over them `--config`.
+    """Return the settings of the Kafka clients: those of `penstock.settings`, over them the command line's.
 
-    `ConfigurationError` where one is not NAME=VALUE or the file cannot be read: it repeats nothing that may be secret.
+    `ConfigurationError` where one is not NAME=VALUE or a file cannot be read: it repeats nothing that may be secret.
     """
-    settings = _read(os.environ.get(CONFIG_VARIABLE, ""), CONFIG_VARIABLE)
+    from penstock.settings import outside
+    from penstock.settings.text import client_value
+
+    found = {name: client_value(value) for name, value in outside().get("config", {}).items()}
+    return found | on_command_line(given, file)
+
+
+def on_command_line(given: list[str] | None = None, file: Path | None = None) -> dict[str, str]:
+    """Return the settings of the Kafka clients that the command line gives: the file's, over them `--config`."""
+    from penstock.settings.text import client_settings_text, name_and_value
+
+    found: dict[str, str] = {}
     if file is not None:
         try:
-            settings |= _read(file.read_text(encoding="utf-8"), f"--config-file {file}")
+            found = client_settings_text(file.read_text(encoding="utf-8"), f"--config-file {file}")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"--config-file {file} cannot be read: {type(error).__name__}") from error
-    return settings | dict(_pair(one, "--config", number) for number, one in enumerate(given or (), 1))
+    return found | dict(name_and_value(one, "--config", number) for number, one in enumerate(given or (), 1))
 
 
-def _read(text: str, place: str) -> dict[str, str]:
-    if text.lstrip().startswith("{"):
-        try:
-            found = json.loads(text)
-        except ValueError:
-            raise ConfigurationError(f"{place} begins as a JSON object, but is none; correct it") from None
-        return {str(name): value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
-    lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
-    return dict(_pair(line, place, number) for number, line in lines if line and not line.startswith("#"))
+def servers_from_settings() -> Any:
+    """Return the addresses that stand in a file or the environment, or None; asked where a command names none."""
+    from penstock.settings import outside
 
-
-def _pair(text: str, place: str, number: int) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name.strip() or not equals:
-        raise ConfigurationError(
-            f"{place} takes NAME=VALUE, but number {number} of them is not so; write security.protocol=SASL_SSL"
-        )
-    return name.strip(), value if place == "--config" else value.strip()
+    return outside().get("bootstrap_servers")

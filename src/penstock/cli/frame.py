@@ -13,22 +13,28 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.broker import broker
+from penstock.cli.check.command import check
+from penstock.cli.connection import servers_from_settings
 from penstock.cli.coordinator import coordinator
 from penstock.cli.demo import demo
 from penstock.cli.dlq.command import dlq
 from penstock.cli.doctor import doctor
 from penstock.cli.explain import explain
 from penstock.cli.lag import lag
+from penstock.cli.new.command import new
 from penstock.cli.offsets import offsets
 from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
 from penstock.cli.run import run
 from penstock.cli.tx.command import tx
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
+from penstock.settings.sources import PROFILE_VARIABLE
 from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_USAGE
 
 _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
     (demo, "penstock demo --no-spark"),
+    (new, "penstock new order-worker"),
     (run, "penstock run orders:app"),
+    (check, "penstock check orders:app"),
     (explain, "penstock explain"),
     (lag, "penstock lag sms"),
     (coordinator, "penstock coordinator --bootstrap-servers 127.0.0.1:9092"),
@@ -42,9 +48,8 @@ def frame() -> typer.Typer:
     app = typer.Typer(
         name="penstock",
         help="Ordered, concurrent consumption of Kafka with transactional messages and Spark sinks.",
-        epilog="Example: penstock demo",
+        epilog="Exit codes: 0 all went well, 1 failed, 2 wrong use, 3 no broker. Example: penstock demo",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,  # errors are printed as sentences, by main()
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -60,7 +65,7 @@ def frame() -> typer.Typer:
 def main() -> None:
     """Run the command line and leave the process: 0 all went well, 1 failed, 2 wrong use, 3 no broker."""
     try:
-        frame()()
+        frame()(prog_name="penstock")
     except Exception as error:
         if debugging():
             raise
@@ -85,9 +90,26 @@ def sentence(error: Exception) -> str:
 
 
 def _options(
+    context: typer.Context,
     debug: Annotated[
         bool, typer.Option("--debug", help=f"Show the stack of an error, and log more (also {DEBUG_VARIABLE}=1).")
     ] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(help=f"Take the table [profiles.NAME] of penstock.toml, too (also {PROFILE_VARIABLE}=NAME)."),
+    ] = None,
 ) -> None:
+    # Both are seen by the processes we start, too.
     if debug:
-        os.environ[DEBUG_VARIABLE] = "1"  # seen by the processes we start, too
+        os.environ[DEBUG_VARIABLE] = "1"
+    if profile is not None:
+        os.environ[PROFILE_VARIABLE] = profile
+    context.default_map = _defaults(context.command)
+
+
+def _defaults(command: Any) -> dict[str, Any]:
+    """Return, for each command, what it takes from settings where the command line says nothing; read when asked."""
+    return {
+        name: _defaults(one) if hasattr(one, "commands") else {"bootstrap_servers": servers_from_settings}
+        for name, one in command.commands.items()
+    }

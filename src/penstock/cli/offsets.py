@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
+from penstock.cli.output import AsJson, print_json
 from penstock.errors import ConfigurationError, PenstockError
 
 if TYPE_CHECKING:
@@ -47,22 +48,26 @@ def offsets() -> typer.Typer:
     return app
 
 
-def ls(
+def ls(  # noqa: PLR0917 - as `reset`
     bootstrap_servers: BootstrapServers,
     group: GroupName,
     topic: Topics = None,
     config: ClientSettings = None,
     config_file: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """List by partition what a group has committed, its log and lag, and what is done above the commit point.
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.offsets_text import position_lines, print_positions
+    from penstock.cli.offsets_text import position_lines, positions_as_json, print_positions
     from penstock.group_offsets.group import Group
 
     known = Group(bootstrap_servers, client_settings(config, config_file), group)
     state = looked_at(known, topic)
+    if as_json:
+        print_json(positions_as_json(state))
+        return
     print_positions(state)
     for line in position_lines(state):
         typer.echo(line)
@@ -89,6 +94,7 @@ def reset(  # noqa: PLR0917 - typer reads options from parameters; nobody calls 
     dry_run: DryRun = False,
     config: ClientSettings = None,
     config_file: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Have a group without members begin elsewhere.
 
@@ -103,7 +109,8 @@ def reset(  # noqa: PLR0917 - typer reads options from parameters; nobody calls 
     state = looked_at(known, topic, to_change=True)
     there = [one for one in state.positions if one.log is not None]
     found = known.find(aim, (one.part for one in there)) if aim is Edge.LATEST or isinstance(aim, AtTime) else {}
-    _change(known, state, reset_wanted(aim, there, found, keep_done=keep_done), dry_run=dry_run)
+    wanted = reset_wanted(aim, there, found, keep_done=keep_done)
+    _change(known, state, wanted, dry_run=dry_run, as_json=as_json)
 
 
 def export(  # noqa: PLR0917 - as `reset`
@@ -148,6 +155,7 @@ def import_(  # noqa: PLR0917 - as `reset`
     dry_run: DryRun = False,
     config: ClientSettings = None,
     config_file: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Have a group without members stand where a file says, that of another group, too.
 
@@ -165,8 +173,8 @@ def import_(  # noqa: PLR0917 - as `reset`
     parts = chosen((TopicChoice(topic, frozenset([number])) for topic, number in given.wanted), counts)
     require_same_topics(given, known.topic_ids(topics))
     if given.group != group:
-        typer.echo(f"these are the offsets of group {given.group}; group {group} gets them, too")
-    _change(known, known.state(counts, parts), given.wanted, dry_run=dry_run)
+        typer.echo(f"these are the offsets of group {given.group}; group {group} gets them, too", err=as_json)
+    _change(known, known.state(counts, parts), given.wanted, dry_run=dry_run, as_json=as_json)
 
 
 def looked_at(known: Group, topics: Sequence[str] | None, *, to_change: bool = False) -> GroupState:
@@ -186,22 +194,23 @@ def looked_at(known: Group, topics: Sequence[str] | None, *, to_change: bool = F
     return state
 
 
-def _change(known: Group, state: GroupState, wanted: Mapping[Part, Wanted], *, dry_run: bool) -> None:
+def _change(known: Group, state: GroupState, wanted: Mapping[Part, Wanted], *, dry_run: bool, as_json: bool) -> None:
     """Show a change, and make it."""
-    from penstock.cli.offsets_text import change_lines, print_changes
+    from penstock.cli.offsets_text import change_lines, changes_as_json, print_changes
     from penstock.group_offsets.group import require_no_members
     from penstock.group_offsets.planning import plan, refuse_coordinators
 
     refuse_coordinators(state.group, [topic for topic, _ in wanted])
     changes = plan(state.group, state.positions, wanted)
-    print_changes(changes)
-    if dry_run:
-        for line in change_lines(changes, state, dry_run=True):
-            typer.echo(line)
+    if not as_json:
+        print_changes(changes)
+    if not dry_run:
+        require_no_members(state)
+        known.write(changes)
+    if as_json:
+        print_json({"group": state.group, "changed": not dry_run, "partitions": changes_as_json(changes)})
         return
-    require_no_members(state)
-    known.write(changes)
-    for line in change_lines(changes, state, dry_run=False):
+    for line in change_lines(changes, state, dry_run=dry_run):
         typer.echo(line)
 
 

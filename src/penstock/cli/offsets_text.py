@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from penstock.cli.output import age_text, print_table
 from penstock.group_offsets.group import GroupState
@@ -31,6 +32,45 @@ def print_positions(state: GroupState) -> None:
             for one in state.positions
         ],
     )
+
+
+def positions_as_json(state: GroupState) -> dict[str, Any]:
+    """Return where a group stands as JSON has it."""
+    return {
+        "group": state.group,
+        "state": str(state.state),
+        "members": [str(one) for one in state.members],
+        "partitions": [
+            {
+                "topic": one.topic,
+                "partition": one.partition,
+                "committed": one.committed,
+                "log_start": None if one.log is None else one.log.start,
+                "log_end": None if one.log is None else one.log.stop,
+                "lag": one.lag,
+                "done_above": one.done_above,
+                "foreign_metadata": one.is_foreign,
+            }
+            for one in state.positions
+        ],
+    }
+
+
+def changes_as_json(changes: Sequence[Change]) -> list[dict[str, Any]]:
+    """Return a change as JSON has it, a row for each partition."""
+    return [
+        {
+            "topic": one.before.topic,
+            "partition": one.before.partition,
+            "committed": one.before.committed,
+            "becomes": one.offset,
+            "handled_again": one.again,
+            "skipped": one.skipped,
+            "done_above_before": one.before.done_above,
+            "done_above": total(one.done),
+        }
+        for one in changes
+    ]
 
 
 def position_lines(state: GroupState) -> Iterator[str]:

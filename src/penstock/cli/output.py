@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
 
 DEBUG_VARIABLE = "PENSTOCK_DEBUG"
 
+#: Characters of a line that nobody looks at in a window.
+_NO_LIMIT = 100_000
+
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
+
+
+#: The option of every command that prints what it found.
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def print_json(found: Any) -> None:
+    """Print what was found as one line of JSON; control characters are escaped in it."""
+    typer.echo(json.dumps(found))
 
 
 def debugging() -> bool:
@@ -26,18 +42,34 @@ def print_error(text: str) -> None:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns, the first column never broken; nothing where there is no row."""
+    """Print rows in columns that fit the terminal; nothing where there is no row.
+
+    Into a pipe or a file each row is one line, however long. On a terminal that is too narrow for the longest words of
+    all columns side by side, a row is a block of lines, `head  value`.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     if not rows:
         return
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_NO_LIMIT)
+    longest = [
+        max(len(word) for row in (head, *rows) for word in (row[column].split() or [""])) for column in range(len(head))
+    ]
+    if console.is_terminal and sum(longest) + 2 * len(head) > console.width:
+        width = max(map(len, head))
+        for row in rows:
+            for name, value in zip(head, row, strict=True):
+                console.print(Text(f"{name:<{width}}  {value}"), soft_wrap=True)
+            console.print()
+        return
     table = Table(*head, box=None)
-    table.columns[0].no_wrap = True
     for row in rows:
         table.add_row(*map(Text, row))
-    Console().print(table)
+    console.print(table)
 
 
 def age_text(seconds: float) -> str:

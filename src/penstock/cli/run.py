@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.app_options import AppServers, Settings, Target, app_settings
+from penstock.cli.connection import ClientSettings, ConfigFile
 from penstock.cli.output import debugging, log_to_stderr
 from penstock.errors import ConfigurationError, DevBrokerError
 from penstock.supervisor.lifeline import end_with_parent
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 _MAX_RESTARTS = 10
 
 
-def run(
-    target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="Module and the name of the App in it.")],
+def run(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
+    target: Target,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -35,6 +37,13 @@ def run(
     max_restarts: Annotated[
         int, typer.Option(min=0, help="With --processes: how often in a row one process is started again.")
     ] = _MAX_RESTARTS,
+    servers: AppServers = None,
+    settings: Settings = None,
+    config: ClientSettings = None,
+    config_file: ConfigFile = None,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="For development: start it again when a file below this folder changes.")
+    ] = False,
 ) -> None:
     """Run an app until SIGTERM or Ctrl-C: it finishes what it holds, commits and leaves.
 
@@ -49,11 +58,22 @@ def run(
 
     Exit codes: 0 ended in order, 1 failed or left work undone, 2 wrong use, 3 no broker.
     """
-    if processes is not None:
-        from penstock.supervisor.processes import run_processes
+    with app_settings(servers, settings, config, config_file):
+        if reload:
+            if processes is not None:
+                raise ConfigurationError("--reload runs one process; leave --processes out")
+            from penstock.cli.reload import run_again_on_change
 
-        log_to_stderr()
-        raise typer.Exit(run_processes(target, processes, max_restarts))
+            raise typer.Exit(run_again_on_change(target))
+        if processes is not None:
+            from penstock.supervisor.processes import run_processes
+
+            log_to_stderr()
+            raise typer.Exit(run_processes(target, processes, max_restarts))
+        _run(target)
+
+
+def _run(target: str) -> None:
     end_with_parent()
     app = load_app(target)
     log_to_stderr()

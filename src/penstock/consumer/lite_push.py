@@ -11,7 +11,6 @@ from typing import Any, Self, TypeVar
 
 from penstock import options as check
 from penstock.clients.cluster import Cluster, KafkaCluster
-from penstock.clients.requests.granted_rights import Rights
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.handlers.context import ContextFactory
@@ -23,6 +22,7 @@ from penstock.consumer.handlers.retry_policy import RetryPolicy
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.statistics import ConsumerStatistics
+from penstock.consumer.polling.health.startup_checks import Needs, needs_of
 from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import ConfigurationError, StoppedError
@@ -122,19 +122,20 @@ class LitePushConsumer:
             closing=self._close_resources,
         )
 
-    def check_rights(self) -> tuple[Rights, str]:
-        """Return which of the rights that it needs it has, and its principal; raises as `start`, and starts nothing.
+    def needs(self, there: Collection[str] = ()) -> Needs:
+        """Return what it asks of a cluster where the topics `there` are; starts nothing.
 
-        Those for a topic that does not exist are not known: one for dead letters or retries is created at the start.
+        Raises:
+            ConfigurationError: several patterns match one of them.
         """
         engine = self._engine
-        self._cluster.require_topics(engine.handlers)
-        if engine.patterns:
-            found = engine.patterns.matches(self._cluster.topics())
-            refuse_contested(found.contested)
-            for topic, one in found.handlers.items():
-                engine.routes.add(topic, one)
-        return self._cluster.ask_rights(self._engine.needed_rights()).wait(), self._cluster.principal
+        found = engine.patterns.matches(there)
+        refuse_contested(found.contested)
+        for topic, one in found.handlers.items():
+            engine.routes.add(topic, one)
+        return needs_of(
+            self._group, engine.routes.topics, engine.handlers, there, exactly_once=self._settings.exactly_once
+        )
 
     def _close_resources(self) -> None:
         for resource in self._resources:

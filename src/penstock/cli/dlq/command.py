@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
-from penstock.cli.output import log_to_stderr, print_table
+from penstock.cli.output import AsJson, log_to_stderr, print_json, print_table
 from penstock.errors import ConfigurationError, PenstockError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     limit: Annotated[int, typer.Option(min=1, help="Rows to print, the largest counts first.")] = _ROW_LIMIT,
     config: ClientSettings = None,
     config_file: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Count dead letters by where they come from and why they died.
 
@@ -62,6 +64,9 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
         kinds = {
             name: count(log, name, _partition_count(name, partitions, bootstrap_servers, settings)) for name in names
         }
+    if as_json:
+        print_json([{"dead_letter_topic": name, **asdict(kind)} for name, found in kinds.items() for kind in found])
+        return
     if not names:
         typer.echo("there is no topic called dlq.* or *-dlt")
     for name, found in kinds.items():
@@ -87,12 +92,13 @@ def show(  # noqa: PLR0917 - typer reads options from parameters; nobody calls t
     ] = False,
     config: ClientSettings = None,
     config_file: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print dead letters: where they come from, what they died of and where, their headers.
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.dlq.text import lines
+    from penstock.cli.dlq.text import letter_as_json, lines
 
     settings = client_settings(config, config_file)
     if place is not None and last is not None:
@@ -110,6 +116,9 @@ def show(  # noqa: PLR0917 - typer reads options from parameters; nobody calls t
                     "names some that are there"
                 )
             letters = [letter]
+    if as_json:
+        print_json([letter_as_json(letter, payload=payload) for letter in letters])
+        return
     if not letters:
         typer.echo(f"{topic} is empty")
     for letter in letters:
@@ -134,6 +143,7 @@ def replay(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
     again: Annotated[bool, typer.Option("--again", help="Send also what an earlier replay sent.")] = False,
     config: ClientSettings = None,
     config_file: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Send dead letters back to work, with their keys, values and own headers; at least once.
 
@@ -166,7 +176,10 @@ def replay(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
         try:
             work.run()
         finally:
-            _print_outcome(work.outcome, topic, dry_run=dry_run)
+            if as_json:
+                print_json(_outcome_as_json(work.outcome, topic, dry_run=dry_run))
+            else:
+                _print_outcome(work.outcome, topic, dry_run=dry_run)
     _raise_for_left(work.outcome, topic, settings)
 
 
@@ -234,6 +247,18 @@ def _choice(where: list[str] | tuple[str, ...], start: str | None) -> Choice:
         wanted[name] = value
     place = None if start is None else _place(start)
     return Choice(exception=wanted.get("exception"), topic=wanted.get("topic"), place=place)
+
+
+def _outcome_as_json(outcome: Outcome, topic: str, *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "topic": topic,
+        "dry_run": dry_run,
+        "sent": dict(outcome.sent),
+        "sent_before": outcome.sent_before,
+        "not_chosen": outcome.not_chosen,
+        "left": {why.value: count for why, count in outcome.left.items()},
+        "forgetful": sorted(outcome.forgetful),
+    }
 
 
 def _print_outcome(outcome: Outcome, topic: str, *, dry_run: bool) -> None:

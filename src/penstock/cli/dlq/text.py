@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 from penstock.dead_letters.headers import strip
 from penstock.dead_letters.kinds import Kind
@@ -43,6 +44,33 @@ def lines(letter: DeadLetter, *, payload: bool) -> Iterator[str]:
     if payload:
         yield f"  key        {content_text(letter.key)}"
         yield f"  value      {content_text(letter.value)}"
+
+
+def letter_as_json(letter: DeadLetter, *, payload: bool) -> dict[str, Any]:
+    """Return a dead letter as JSON has it; keys, values and texts only with its payload."""
+    origin, own = letter.origin, strip(letter.headers)
+    found: dict[str, Any] = {
+        "topic": letter.topic,
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "timestamp_ms": letter.timestamp_ms,
+        "original_topic": origin and origin.topic,
+        "original_partition": origin and origin.partition,
+        "original_offset": origin and origin.offset,
+        "group": origin and origin.group,
+        "tries": origin and origin.attempts,
+        "exception": origin and origin.exception,
+        "headers": [name for name, _ in own],
+    }
+    if payload:
+        found |= {
+            "message": origin and origin.message,
+            "stack": origin and origin.stack,
+            "key": content_text(letter.key),
+            "value": content_text(letter.value),
+            "header_values": [content_text(value) for _, value in own],
+        }
+    return found
 
 
 def kind_row(name: str, kind: Kind) -> tuple[str, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.connection import ClientSettings, ConfigFile, client_settings
-from penstock.cli.output import log_to_stderr, print_table
+from penstock.cli.output import AsJson, log_to_stderr, print_json, print_table
 from penstock.cli.store_location import File, Prefix, Servers, Sql, StoreLocation
 from penstock.errors import ConfigurationError, PenstockError, TransactionError
 
@@ -65,13 +65,14 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
         bool, typer.Option("--all", help="With --discarded: also what was brought back since.")
     ] = False,
     limit: Annotated[int, typer.Option(min=1, help="Rows to print, the oldest first.")] = _ROW_LIMIT,
+    as_json: AsJson = False,
 ) -> None:
     """List what is not settled: age, checks, decision, and what it waits for. Needs no running coordinator.
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
     from penstock.cli.dlq.text import printable
-    from penstock.cli.tx.text import discarded_letter, discarded_rows, pending_rows
+    from penstock.cli.tx.text import discarded_as_json, discarded_letter, discarded_rows, pending_as_json, pending_rows
     from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
     location = StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
@@ -90,15 +91,18 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
                 if now_ms - one.about.at_ms >= older_than * 1000 and group in {None, one.about.group}
             ]
             shown = [one for one in letters if everything or not one.resumed_by]
-            rows = discarded_rows(shown)
+            rows, listed = discarded_rows(shown), [discarded_as_json(one) for one in shown]
             head: tuple[str, ...] = ("transaction", "group", "topic", "reason", "checks", "since")
             if len(shown) < len(letters):
                 told = [f"{len(letters) - len(shown)} more were brought back since; see them with --all"]
         else:
             found = [one for one in store.pending() if one.age_s >= older_than and group in {None, one.group}]
-            rows = pending_rows(found)
+            rows, listed = pending_rows(found), [pending_as_json(one) for one in found]
             head = ("transaction", "group", "topics", "age", "checks", "decided", "waits for")
             told = store.told() if isinstance(store, KafkaAdministration) else []
+    if as_json:
+        print_json({"store": location.name, "transactions": listed, "told": list(told)})
+        return
     print_table(head, rows[:limit])
     kind = "discarded message" if discarded else "pending transaction"
     typer.echo(f"{len(rows)} {kind}{'' if len(rows) == 1 else 's'} in {location.name}")
@@ -117,6 +121,7 @@ def show(  # noqa: PLR0917 - as `ls`
     config: ClientSettings = None,
     config_file: ConfigFile = None,
     payload: Annotated[bool, typer.Option("--payload", help="Print keys and values, too.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print one transaction: its messages, its state, and what operators did to it.
 
@@ -146,7 +151,10 @@ def show(  # noqa: PLR0917 - as `ls`
     if not lines:
         text = "is neither pending nor discarded: it is settled, or never was in"
         raise PenstockError(f"transaction {transaction_id} {text} {location.name}")
-    typer.echo("\n".join(lines))
+    if as_json:
+        print_json({"transaction_id": transaction_id, "lines": lines})
+    else:
+        typer.echo("\n".join(lines))
 
 
 def _deciding(verdict: str, what: str) -> Callable[..., None]:
@@ -162,6 +170,7 @@ def _deciding(verdict: str, what: str) -> Callable[..., None]:
         config_file: ConfigFile = None,
         reason: Reason = "",
         timeout: Timeout = 30.0,
+        as_json: AsJson = False,
     ) -> None:
         from penstock.transactions.wire.ops import Verdict
 
@@ -169,7 +178,17 @@ def _deciding(verdict: str, what: str) -> Callable[..., None]:
         _check_ids(transaction_ids)
         with location.open() as store:
             log_to_stderr()
-            stand = [_decide_one(store, one, Verdict[verdict], reason, timeout) for one in transaction_ids]
+            outcomes: list[dict[str, Any]] = []
+            try:
+                for one in transaction_ids:
+                    outcomes.append(_decide_one(store, one, Verdict[verdict], reason, timeout))
+                    if not as_json:
+                        typer.echo(f"{one}: {outcomes[-1]['outcome']}")
+            finally:
+                # What was decided is told, also where a later one failed.
+                if as_json:
+                    print_json(outcomes)
+        stand = [one["stands"] for one in outcomes]
         if not all(stand):
             raise PenstockError(f"{stand.count(False)} of {len(stand)} decisions do not stand; the lines above say why")
 
@@ -194,6 +213,7 @@ def resume(  # noqa: PLR0917 - as `ls`
     again: Annotated[
         bool, typer.Option("--again", help="Also what was brought back before; it may become visible twice.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Bring a discarded transaction back, undecided: its group is asked again, with a fresh count.
 
@@ -213,21 +233,25 @@ def resume(  # noqa: PLR0917 - as `ls`
         else:
             store.resume(transaction_id, _actor(), reason)
             what = "brought back"
+    if as_json:
+        print_json({"transaction_id": transaction_id, "outcome": what})
+        return
     typer.echo(f"{transaction_id}: {what}; its group is asked again")
 
 
-def _decide_one(store: Operator, transaction_id: str, verdict: Verdict, reason: str, timeout_s: float) -> bool:
-    """Decide one transaction, print what came of it, and tell whether the decision stands."""
+def _decide_one(
+    store: Operator, transaction_id: str, verdict: Verdict, reason: str, timeout_s: float
+) -> dict[str, Any]:
+    """Decide one transaction; return what came of it, in words, and whether the decision stands."""
     from penstock.cli.tx.text import decided_line
     from penstock.transactions.operator.kafka_operator import Effect
 
     try:
         decided = store.decide(transaction_id, verdict, _actor(), reason, timeout_s)
     except TransactionError as error:
-        typer.echo(f"{transaction_id}: {error}")
-        return False
-    typer.echo(f"{transaction_id}: {decided_line(decided, verdict)}")
-    return decided.effect is not Effect.REFUSED
+        return {"transaction_id": transaction_id, "stands": False, "outcome": str(error)}
+    stands = decided.effect is not Effect.REFUSED
+    return {"transaction_id": transaction_id, "stands": stands, "outcome": decided_line(decided, verdict)}
 
 
 def _actor() -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 from penstock.cli.dlq.text import content_text, printable, time_text
 from penstock.cli.output import age_text
@@ -44,6 +45,12 @@ def pending_rows(found: Sequence[PendingTransaction]) -> list[tuple[str, ...]]:
     ]
 
 
+def pending_as_json(one: PendingTransaction) -> dict[str, Any]:
+    """Return a pending transaction as JSON has it."""
+    decided = None if one.decided is None else one.decided.name
+    return {**asdict(one), "decided": decided, "waits_for": _waits(one)}
+
+
 class Letter(NamedTuple):
     """A discarded transaction of any store, or one message of it, as far as it is printed."""
 
@@ -61,6 +68,11 @@ def discarded_letter(one: Discarded | DiscardedTransaction) -> Letter:
     half = one.half
     about = DiscardedTransaction(half.transaction_id, half.group, (half.topic,), one.reason, one.check_count, one.at_ms)
     return Letter(about, one.resumed_by, half, f"discarded {one.partition}:{one.offset}")
+
+
+def discarded_as_json(letter: Letter) -> dict[str, Any]:
+    """Return a discarded transaction as JSON has it."""
+    return {**asdict(letter.about), "resumed_by": letter.resumed_by or None}
 
 
 def discarded_rows(found: Sequence[Letter]) -> list[tuple[str, ...]]:

@@ -60,6 +60,11 @@ _MOST_RESULTS = 20_000
 _FULL = 5_000
 
 
+def transactional_ids(group: str) -> str:
+    """Return how the transactional ids of a group's members begin."""
+    return f"penstock.{group}."
+
+
 class TransactionalPublisher:
     """Takes results from holders of lanes. Thread-safe.
 
@@ -124,7 +129,7 @@ class TransactionalPublisher:
     def connect(self, cluster: Cluster, config: Mapping[str, Any]) -> None:
         """Take where to publish. Once, before the poll thread starts."""
         # No other process has the id, so nobody fences this one but its own successor.
-        transactional_id = f"penstock.{self._group}.{uuid.uuid4()}"
+        transactional_id = f"{transactional_ids(self._group)}{uuid.uuid4()}"
         self._runner = TransactionRunner(self._thread.name, self._group, transactional_id, cluster, config)
         self._principal = cluster.principal
 

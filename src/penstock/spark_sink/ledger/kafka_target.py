@@ -64,6 +64,16 @@ class Target:
         return [topic_right(Operation.WRITE, topic) for topic in sorted(set(topics))] + on_ledger
 
 
+def least_rights(target: Target, topics: Iterable[str]) -> list[Right]:
+    """Return all that it takes to publish to some topics: the ledger is made by whoever starts first."""
+    making = topic_right(Operation.CREATE, target.ledger)
+    return [*target.rights(topics), making, _ids_right(target)]
+
+
+def _ids_right(target: Target) -> Right:
+    return transactional_right(f"{target.name}/")
+
+
 def missing_for(target: Target, topics: Collection[str], error: KafkaException) -> list[Right]:
     """Return the rights for want of which nothing was published to topics; none where something else is the matter.
 
@@ -74,7 +84,7 @@ def missing_for(target: Target, topics: Collection[str], error: KafkaException) 
         return []
     code = error.args[0].code() if isinstance(error.args[0], KafkaError) else None
     if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-        return [transactional_right(f"{target.name}/")]
+        return [_ids_right(target)]
     if code == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
         return [Right(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)]
     needed = target.rights(topics)

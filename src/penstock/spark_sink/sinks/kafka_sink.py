@@ -15,10 +15,11 @@ from pyspark.sql import functions as F  # noqa: N812 - the name under which ever
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
 from penstock.clients.gc_pause import imports_set_aside
+from penstock.clients.rights import Right
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.kafka_target import Row, Target
+from penstock.spark_sink.ledger.kafka_target import Row, Target, least_rights
 from penstock.spark_sink.sinks.kafka_publication import (
     COMMIT_MESSAGE_DDL,
     LEDGER_TOPIC,
@@ -131,6 +132,10 @@ class KafkaSink:
             BrokerConnectionError: no broker answered.
         """
         return ledger_of(self._target(), partitions)
+
+    def least_rights(self, _topics: Iterable[str]) -> list[Right]:
+        """Return the rights that its client needs, save those on topics that the rows name."""
+        return least_rights(self._target(), [] if self.topic is None else [self.topic])
 
     def _target(self, batch: str = "") -> Target:
         return Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic, batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -15,7 +15,15 @@ from xxhash import xxh3_64_intdigest
 from penstock.clients.kafka_errors import reason
 from penstock.clients.requests.answers import CONNECT_TIMEOUT_S
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
-from penstock.clients.rights import THIS_CLIENT, Operation
+from penstock.clients.rights import (
+    THIS_CLIENT,
+    Operation,
+    Resource,
+    Right,
+    group_right,
+    topic_right,
+    transactional_right,
+)
 from penstock.errors import BrokerConnectionError, ConfigurationError
 
 #: Partitions of half, op and done when penstock has to create them: so many coordinators can share the work. More
@@ -102,6 +110,25 @@ class StoreTopics:
     def all(self) -> frozenset[str]:
         """Names of all topics of the store."""
         return frozenset((self.half, self.op, self.done, self.check, self.discarded, self.audit, self.status))
+
+    def coordinator_rights(self, there: Collection[str] = ()) -> list[Right]:
+        """Return the rights of a coordinator, save Write on what producers send to; Create for what is not `there`."""
+        logs = (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.DESCRIBE_CONFIGS)
+        operations = {
+            self.half: tuple(one for one in logs if one is not Operation.WRITE),
+            self.op: logs,
+            self.done: logs,
+            self.check: (Operation.WRITE,),
+            self.discarded: (Operation.READ, Operation.WRITE),
+            self.status: (Operation.WRITE,),
+        }
+        return [
+            *(topic_right(operation, topic) for topic, some in operations.items() for operation in some),
+            *(topic_right(Operation.CREATE, topic) for topic in operations if topic not in there),
+            group_right(self.coordinators),
+            Right(Operation.DESCRIBE, Resource.GROUP, self.checkers(""), is_prefix=True),
+            transactional_right(f"{self.coordinators}."),
+        ]
 
     def may_publish_to(self, topic: str) -> bool:
         """Tell whether a message may name `topic` as its target: not the store itself, not Kafka's own topics."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from penstock.clients.cluster import Cluster
 from penstock.clients.requests.topics import TopicSpec
-from penstock.clients.rights import Right
+from penstock.clients.rights import Operation, Right, topic_right, transactional_right
 from penstock.consumer.handlers.handler import Handler, OnFailure
 from penstock.consumer.polling.health.rights_watch import RightsWatch, needed_rights
+from penstock.consumer.publishing.transactional_publisher import transactional_ids
 from penstock.consumer.retry_topics import retry_topics
 
 #: Bytes that the headers of a dead letter may take, beside those that the message had.
@@ -41,6 +43,37 @@ def rights_of(group: str, consumed: Iterable[str], handlers: Mapping[str, Handle
         if one.to is not None and topic not in written.get(one.to, ()):
             written[one.to] = (*written.get(one.to, ()), topic)
     return needed_rights(group, consumed, written)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a consumer asks of a cluster."""
+
+    #: Topics that it reads.
+    consumed: tuple[str, ...]
+    #: Topics that its handlers name for what they return.
+    results: tuple[str, ...]
+    #: Topics for dead letters and retries; its start makes those that are absent.
+    outputs: tuple[str, ...]
+    #: Those of them that are for retries.
+    retries: tuple[str, ...]
+    #: The least that brokers must allow, Create for what is to be made included.
+    rights: tuple[Right, ...]
+
+
+def needs_of(
+    group: str, consumed: Iterable[str], handlers: Mapping[str, Handler], there: Collection[str], *, exactly_once: bool
+) -> Needs:
+    """Return what a consumer asks of a cluster where the topics `there` are."""
+    consumed, outputs = tuple(consumed), tuple(output_topics(group, handlers))
+    rights = list(rights_of(group, consumed, handlers))
+    rights += [topic_right(Operation.CREATE, name) for name in outputs if name not in there]
+    if exactly_once:
+        rights.append(transactional_right(transactional_ids(group)))
+    results = {one.to for one in handlers.values() if one.to is not None} - set(outputs)
+    read = tuple(name for name in consumed if name not in outputs)
+    retries = tuple(name for name in consumed if name in outputs)
+    return Needs(read, tuple(sorted(results)), outputs, retries, tuple(rights))
 
 
 def prepare_topics(cluster: Cluster, partitions: Mapping[str, int], outputs: OutputTopics, rights: RightsWatch) -> None:

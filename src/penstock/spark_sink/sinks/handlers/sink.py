@@ -23,7 +23,7 @@ from penstock import clients
 from penstock import options as check
 from penstock.clients.requests.granted_rights import require_rights
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
-from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.clients.rights import MissingRightError, Operation, Right, principal_of, topic_right
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, MiddlewareSpec, OnFailure, WorkerResource
 from penstock.consumer.handlers.functions import name_of
 from penstock.consumer.handlers.handler import Kind, orderings_of, require_own_topics
@@ -31,7 +31,7 @@ from penstock.consumer.handlers.middleware import middlewares_of, wrap
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
-from penstock.spark_sink.ledger.kafka_target import Target
+from penstock.spark_sink.ledger.kafka_target import Target, least_rights
 from penstock.spark_sink.sinks.handlers import kill_timeout
 from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings
 from penstock.spark_sink.sinks.handlers.kept_options import refuse_what_cannot_be_kept
@@ -301,6 +301,15 @@ class HandlerSink:
             for topic, one in self.handlers.items()
             if one.on_failure is OnFailure.DEAD_LETTER
         }
+
+    def least_rights(self, _topics: Iterable[str]) -> list[Right]:
+        """Return the rights that its client needs, save those on topics that an `Outgoing` names."""
+        letters = sorted(set(self._dead_letter_topics().values()))
+        rights = [topic_right(operation, name) for name in letters for operation in (Operation.WRITE, Operation.CREATE)]
+        target = self._target()
+        if target is not None:
+            rights += least_rights(target, {one.to for one in self.handlers.values() if one.to is not None})
+        return list(dict.fromkeys(rights))
 
     def _ensure_dead_letter_topics(self) -> None:
         wanted = self._dead_letter_topics()

@@ -7,13 +7,14 @@ each partition in the database itself (`ledger.sql_ledger`), in the same transac
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 import tenacity
 
-from penstock.clients.rights import MissingRightError
+from penstock.clients.rights import MissingRightError, Right
 from penstock.errors import PenstockError, SinkError
 from penstock.spark_sink.ledger.sql_ledger import Owner, ledger_table, read_ledger, require_ledger
 from penstock.spark_sink.sinks.sink import Origin, origin_of
@@ -78,6 +79,10 @@ class SqlSink(SqlSinkSettings):
         except sa.exc.SQLAlchemyError as error:
             # Not chained: drivers quote keys and values in their texts, which end in Spark's log.
             raise self._refused(error, self.table, None) from None
+
+    def least_rights(self, topics: Iterable[str]) -> list[Right]:
+        """Return the rights in Kafka that it needs for the rows of some topics: those of its dead letters."""
+        return [] if self.dead_letters is None else self.dead_letters.least_rights(topics)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Store one micro-batch.

@@ -5,8 +5,7 @@ The client library does not list them, and it alone judges: a name that is missi
 
 from __future__ import annotations
 
-import difflib
-
+from penstock import options
 from penstock.clients.kinds import CONSUMER_SETTINGS
 from penstock.spark_sink.source.options.options import OWNED
 
@@ -105,4 +104,4 @@ NAMES = sorted(_SHARED | CONSUMER_SETTINGS - OWNED.keys() - {"on_commit"})
 
 def nearest(name: str) -> str | None:
     """Return the setting whose name is nearest to one that is none, or None where no name is like it."""
-    return next(iter(difflib.get_close_matches(name, NAMES, n=1, cutoff=0.75)), None)
+    return options.nearest(name, NAMES, 0.75)

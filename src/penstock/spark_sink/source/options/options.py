@@ -6,7 +6,6 @@ partitions are read is `selection`'s, where a read begins and ends `positions`'.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 import tenacity
 
 from penstock.errors import ConfigurationError
+from penstock.options import nearest
 from penstock.spark_sink.source.options.consumer_settings import GROUP
 from penstock.spark_sink.source.options.java_names import translated
 from penstock.spark_sink.source.planning.planning import LATEST
@@ -212,8 +212,8 @@ def _refuse_unknown(given: Mapping[str, str]) -> None:
     for name in given:
         if name in known or name.startswith(_KAFKA):
             continue
-        near = difflib.get_close_matches(name, [*known, "kafka.bootstrap.servers"], n=1)
-        hint = f"did you mean {known.get(near[0], near[0])}?" if near else f"it knows {', '.join(OPTION_NAMES)}"
+        near = nearest(name, [*known, "kafka.bootstrap.servers"], 0.6)
+        hint = f"did you mean {known.get(near, near)}?" if near else f"it knows {', '.join(OPTION_NAMES)}"
         raise ConfigurationError(
             f"the source penstock has no option {name!r}; {hint} (client settings begin with kafka.)"
         )

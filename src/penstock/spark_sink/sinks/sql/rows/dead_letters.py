@@ -19,7 +19,7 @@ from penstock.clients.kafka_errors import concerns_a_group, is_transient, reason
 from penstock.clients.requests.granted_rights import require_rights
 from penstock.clients.requests.topic_ids import described
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
-from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.clients.rights import MissingRightError, Operation, Right, principal_of, topic_right
 from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
 from penstock.errors import PenstockError, SinkError
 from penstock.message import FixedRecord, Record
@@ -89,14 +89,21 @@ class DeadLetters:
         except PenstockError as error:
             raise SinkError(f"dead letters could not be written: {error}; nothing of the batch was stored") from error
 
+    def least_rights(self, topics: Iterable[str]) -> list[Right]:
+        """Return the rights that its client needs for the rows of some topics."""
+        named = sorted({self.topic.replace("{topic}", topic) for topic in topics})
+        return [
+            *(topic_right(Operation.READ, topic) for topic in sorted(topics)),
+            *(topic_right(operation, name) for operation in (Operation.WRITE, Operation.CREATE) for name in named),
+        ]
+
     def _ensure_topics(self, topics: set[str]) -> dict[str, int]:
         """Make the topics of dead letters that do not exist, and return the partitions of the messages' topics.
 
         Raises `MissingRightError` where the messages may not be read, or their letters not be written.
         """
         admin, principal = clients.admin(self.bootstrap_servers, self.config), principal_of(self.config)
-        rights = [topic_right(Operation.READ, topic) for topic in sorted(topics)]
-        rights += [topic_right(Operation.WRITE, self.topic.replace("{topic}", topic)) for topic in sorted(topics)]
+        rights = [one for one in self.least_rights(topics) if one.operation is not Operation.CREATE]
         require_rights(admin, "dead letters cannot be written, so nothing of the batch was stored", rights, principal)
         partitions = _partitions(admin, topics)
         named = {self.topic.replace("{topic}", topic): partitions.get(topic, 1) for topic in topics}

@@ -1,0 +1,134 @@
+"""What `penstock check` finds: the settings of an app, its topics and its rights, as values that print as JSON too."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.check.needs import AppNeeds, needs_of_app
+from penstock.clients.cluster import KafkaCluster
+from penstock.clients.requests.granted_rights import Rights
+from penstock.clients.rights import Resource, Right, principal_of
+from penstock.errors import BrokerConnectionError
+from penstock.settings import shown_value
+
+if TYPE_CHECKING:
+    from penstock.app import App
+
+
+#: Seconds that the first use of groups on a cluster may take, and between two looks.
+_READY_S, _LOOK_S = 10.0, 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option as it is in the end."""
+
+    name: str
+    #: As it may be shown.
+    value: str
+    #: Where it stands.
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic that an app works with."""
+
+    name: str
+    #: What it is for.
+    use: str
+    #: None: it is not there, or this client may not see it.
+    partitions: int | None
+    #: Whether the app does not start without it.
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found."""
+
+    needs: AppNeeds
+    topics: tuple[Topic, ...]
+    held: tuple[Right, ...]
+    missing: tuple[Right, ...]
+    #: Rights of which brokers tell nothing: on transactional ids, on what is not there, or without an authorizer.
+    unknown: tuple[Right, ...]
+    #: Why there is nothing of topics and rights; None where a broker answered.
+    failure: BrokerConnectionError | None = None
+
+    @property
+    def absent(self) -> tuple[Topic, ...]:
+        """Topics without which the app does not start."""
+        return tuple(one for one in self.topics if one.required and one.partitions is None)
+
+
+def settings_of(app: App) -> list[Setting]:
+    """Return the options of an app that can be set outside of its code, each with where it stands."""
+    defaults = {name: one.default for name, one in inspect.signature(type(app)).parameters.items()}
+    found = []
+    for name, value in app.effective.values.items():
+        origin = app.effective.origin(name)
+        if name == "config":
+            keys = sorted(value)
+            rows = [(f"config[{key!r}]", shown_value(key, value[key])) for key in keys]
+            found += [Setting(key, text, app.effective.origin(key)) for key, text in rows]
+        else:
+            is_default = name not in app.effective.origins and value == defaults[name]
+            text = shown_value(name, value) if isinstance(value, str) else _plain(value)
+            found.append(Setting(name, text, "default" if is_default else origin))
+    return found
+
+
+def look(app: App) -> Findings:
+    """Ask the cluster of an app for its topics and for the rights that it needs."""
+    config = app.effective["config"]
+    cluster = KafkaCluster(app.bootstrap_servers, config)
+    try:
+        there = cluster.topics()
+        needs = needs_of_app(app, there)
+        rights = _asked(cluster, needs.rights)
+    except BrokerConnectionError as error:
+        needs = needs_of_app(app, ())
+        return Findings(needs, (), (), (), needs.rights, error)
+    topics = [
+        *(Topic(name, use, there.get(name), required=True) for name, use in sorted(needs.topics.items())),
+        *(Topic(name, use, there.get(name), required=False) for name, use in sorted(needs.made.items())),
+    ]
+    return Findings(needs, tuple(topics), rights.held, rights.missing, rights.unknown)
+
+
+def _asked(cluster: KafkaCluster, needed: Iterable[Right]) -> Rights:
+    """Return what brokers tell of rights; a group's coordinator that is not ready yet is asked again for a while."""
+    deadline = time.monotonic() + _READY_S
+    while True:
+        rights = cluster.ask_rights(needed).wait()
+        if time.monotonic() > deadline or all(one.resource is not Resource.GROUP for one in rights.unknown):
+            return rights
+        time.sleep(_LOOK_S)
+
+
+def principal(app: App) -> str:
+    """Return whom the brokers take the app for, as far as its settings tell."""
+    return principal_of(app.effective["config"])
+
+
+def as_rows(rights: Iterable[Right], state: str) -> list[dict[str, Any]]:
+    """Return rights as JSON has them."""
+    return [
+        {
+            "operation": one.operation.value,
+            "resource": one.resource.value,
+            "name": one.name,
+            "prefix": one.is_prefix,
+            "state": state,
+        }
+        for one in rights
+    ]
+
+
+def _plain(value: object) -> str:
+    return str(value) if isinstance(value, bool | int | float) else f"<{type(value).__name__}>"

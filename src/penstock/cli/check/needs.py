@@ -1,0 +1,106 @@
+"""What an app asks of a cluster, sinks and coordinator included: topics and the least rights. Nothing is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.clients.rights import Operation, Resource, Right, group_right, topic_right
+
+if TYPE_CHECKING:
+    from penstock.app import App
+
+#: What contains the right to Describe, by Kafka's rules.
+_WITH_DESCRIBE = frozenset({Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER})
+
+
+@dataclass(frozen=True, slots=True)
+class AppNeeds:
+    """What an app asks of its cluster."""
+
+    #: Topics that have to be there, each with what it is for.
+    topics: dict[str, str]
+    #: Topics that the start makes where they are absent.
+    made: dict[str, str]
+    rights: tuple[Right, ...]
+    #: What cannot be told from the app alone.
+    notes: tuple[str, ...]
+
+
+def needs_of_app(app: App, there: Collection[str]) -> AppNeeds:
+    """Return what an app asks of a cluster where the topics `there` are. Raises as `LitePushConsumer.needs`."""
+    topics, made, rights, notes = dict[str, str](), dict[str, str](), list[Right](), list[str]()
+    if app.consumes:
+        needs = app.consumer().needs(there)
+        topics |= dict.fromkeys(needs.results, "results") | dict.fromkeys(needs.consumed, "read")
+        made |= {name: "retries" if name in needs.retries else "dead letters" for name in needs.outputs}
+        rights += needs.rights
+        if app.patterns:
+            notes.append("patterns: rights on topics that they match later are missing from the list")
+        notes.append("what a handler returns as an Outgoing names its topic then: give Write on it, too")
+    for spec in app.sinks:
+        topics |= dict.fromkeys(spec.topics, f"read by the sink {spec.name}")
+        rights += [topic_right(Operation.READ, name) for name in spec.topics]
+        rights += [] if spec.group is None else [group_right(spec.group)]
+        rights += _of_sink(spec.name, spec.function, spec.topics, app, notes)
+    rights += _of_coordinator(app, there, notes)
+    wanted = dict.fromkeys(
+        right for right in rights if right.operation is not Operation.CREATE or right.name not in there
+    )
+    return AppNeeds(topics, made, tuple(_without_contained(wanted)), tuple(notes))
+
+
+def _of_sink(name: str, sink: Any, topics: Iterable[str], app: App, notes: list[str]) -> list[Right]:
+    """Return the rights of what stores the batches, where it is one of ours, on the app's cluster."""
+    servers = getattr(sink, "bootstrap_servers", app.bootstrap_servers)
+    if not hasattr(sink, "least_rights"):
+        notes.append(f"sink {name}: what its function asks Kafka for by itself cannot be told")
+        return []
+    if servers not in {None, app.bootstrap_servers}:
+        notes.append(f"sink {name} writes to the brokers at {servers}: give its rights there")
+        return []
+    found: list[Right] = sink.least_rights(topics)
+    return found
+
+
+def _of_coordinator(app: App, there: Collection[str], notes: list[str]) -> list[Right]:
+    from penstock.transactions.wire.topics import StoreTopics
+
+    given = app.effective["coordinator"]
+    if given is False:
+        return []
+    notes.append("coordinator: give Write on each topic that its producers send to")
+    if given is not True:
+        notes.append("coordinator: it has arguments of its own; its rights by its store are in docs/security.md")
+        return []
+    return StoreTopics(app.effective["prefix"]).coordinator_rights(there)
+
+
+def _without_contained(rights: Iterable[Right]) -> Iterator[Right]:
+    kept = list(rights)
+    for right in kept:
+        others = [one for one in kept if one.operation in _WITH_DESCRIBE and _covers(one, right)]
+        if right.operation is not Operation.DESCRIBE or not others:
+            yield right
+
+
+def _covers(one: Right, other: Right) -> bool:
+    is_named = other.name.startswith(one.name) if one.is_prefix else (one.name, False) == (other.name, other.is_prefix)
+    return one.resource is other.resource and is_named
+
+
+def commands(rights: Iterable[Right], principal: str, servers: str) -> list[str]:
+    """Return the lines of `kafka-acls` that give the rights, one for each resource."""
+    grouped: dict[tuple[Resource, str, bool], list[Operation]] = {}
+    for right in rights:
+        grouped.setdefault((right.resource, right.name, right.is_prefix), []).append(right.operation)
+    lines = []
+    for (resource, name, is_prefix), operations in grouped.items():
+        first, *others = [Right(one, resource, name, is_prefix) for one in operations]
+        line = first.command(principal).replace("--bootstrap-server ...", f"--bootstrap-server {servers}", 1)
+        option = f"--operation {first.operation.value}"
+        lines.append(
+            line.replace(option, " ".join([option, *(f"--operation {one.operation.value}" for one in others)]))
+        )
+    return lines

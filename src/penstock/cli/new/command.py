@@ -1,0 +1,58 @@
+"""`penstock new`: lays a small project out that runs, with its test, its settings and a Dockerfile."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.output import AsJson, print_json
+from penstock.errors import ConfigurationError
+
+#: Where each file of `project` goes.
+_FILES = {
+    "app.py.txt": "app.py",
+    "tests/test_app.py.txt": "tests/test_app.py",
+    "penstock.toml.txt": "penstock.toml",
+    "pyproject.toml.txt": "pyproject.toml",
+    "Dockerfile.txt": "Dockerfile",
+    "dockerignore.txt": ".dockerignore",
+    "README.md.txt": "README.md",
+}
+#: It names a consumer group, a package and topics.
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the project, of its folder and of its App.")],
+    as_json: AsJson = False,
+) -> None:
+    """Lay out a small project in a new folder: an app, its test, its settings, a Dockerfile.
+
+    Exit codes: 0 done, 2 wrong use: the name cannot be one, or there is such a folder.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise ConfigurationError(
+            f"{name!r} cannot be the name of a project; take small letters, digits and hyphens, such as order-worker"
+        )
+    folder = Path(name)
+    project = resources.files("penstock.cli.new") / "project"
+    try:
+        folder.mkdir()
+        for source, target in _FILES.items():
+            (folder / target).parent.mkdir(exist_ok=True)
+            (folder / target).write_text((project / source).read_text(encoding="utf-8").format(name=name), "utf-8")
+    except FileExistsError:
+        raise ConfigurationError(f"{folder.resolve()} is there already; take another name or another folder") from None
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder.resolve()} cannot be written: {error.strerror}; go to a folder that can"
+        ) from error
+    if as_json:
+        print_json({"folder": str(folder.resolve()), "files": sorted(_FILES.values())})
+        return
+    typer.echo(f"{folder} has {', '.join(sorted(_FILES.values()))}")
+    typer.echo(f"next: cd {folder} && python -m pytest, then penstock check app:app and penstock run app:app --reload")

@@ -1,0 +1,35 @@
+"""Settings from outside of the code: a file, the environment, the command line; each goes before the ones before it.
+
+An option of `App` is what the code gives, unless `penstock.toml` or `[tool.penstock]` in `pyproject.toml` says
+otherwise, unless `PENSTOCK_<OPTION>` does, unless the command line does. Commands take their connection from the same
+places. Types are checked here, by pydantic-settings; what a value may be is checked by whoever takes it.
+"""
+
+from penstock.settings.effective import Effective, effective
+from penstock.settings.secrets import shown_value
+from penstock.settings.sources import (
+    COMMAND_LINE_VARIABLE,
+    PROFILE_VARIABLE,
+    SETTINGS_VARIABLE,
+    Layer,
+    layers,
+    on_command_line,
+    option_names,
+    outside,
+)
+from penstock.settings.text import client_settings_text
+
+__all__ = [
+    "COMMAND_LINE_VARIABLE",
+    "PROFILE_VARIABLE",
+    "SETTINGS_VARIABLE",
+    "Effective",
+    "Layer",
+    "client_settings_text",
+    "effective",
+    "layers",
+    "on_command_line",
+    "option_names",
+    "outside",
+    "shown_value",
+]

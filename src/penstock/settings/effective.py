@@ -1,0 +1,67 @@
+"""`Effective`: the options of an app as they are in the end, each with where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import ConfigurationError
+from penstock.settings.sources import layers
+
+#: The origin of what the code gives, or leaves at its default.
+CODE = "the code"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Effective:
+    """Options by name. Passwords are among them, so there is no `repr` of the values.
+
+    Attributes:
+        values: the options; of `config` each key is from the last place that names it.
+        origins: where each stands that is not from the code; keys of `config` as `config['name']`.
+    """
+
+    values: Mapping[str, Any]
+    origins: Mapping[str, str]
+
+    def __getitem__(self, option: str) -> Any:
+        return self.values[option]
+
+    def __repr__(self) -> str:
+        return f"Effective({', '.join(self.values)})"
+
+    def without(self, *options: str) -> dict[str, Any]:
+        """Return the values of all options but these."""
+        return {name: value for name, value in self.values.items() if name not in options}
+
+    def origin(self, option: str) -> str:
+        """Return where an option stands."""
+        return self.origins.get(option, CODE)
+
+    @contextmanager
+    def naming_origins(self) -> Iterator[None]:
+        """Have an error about an option say where it stands, for whoever reads it looks into the code first."""
+        try:
+            yield
+        except ConfigurationError as error:
+            # Each check names its option first, as the first word or before what is wrong in it.
+            origin = self.origins.get(str(error).partition(" ")[0])
+            if origin is None:
+                raise
+            raise type(error)(f"{error} (from {origin})") from error
+
+
+def effective(**given: Any) -> Effective:
+    """Return what the code gives, under what stands outside of it; `ConfigurationError` where that is wrong."""
+    values, origins = dict(given), dict[str, str]()
+    for layer in layers():
+        for option, value in layer.values.items():
+            if option == "config":
+                values[option] = {**(values[option] or {}), **value}
+                origins |= {f"config[{name!r}]": layer.origin(option) for name in value}
+            else:
+                values[option] = value
+                origins[option] = layer.origin(option)
+    return Effective(values, origins)

@@ -1,0 +1,183 @@
+"""Where settings stand outside of the code, read in the order in which they go before each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ConfigurationError
+from penstock.options import nearest
+
+#: Names the file, in place of `penstock.toml` or `pyproject.toml` in the current folder.
+SETTINGS_VARIABLE = "PENSTOCK_SETTINGS"
+#: Names the table `[profiles.NAME]` of the file that goes before what stands outside of it.
+PROFILE_VARIABLE = "PENSTOCK_PROFILE"
+#: What the command line says, as JSON, for the app that this process or a child of it loads.
+COMMAND_LINE_VARIABLE = "PENSTOCK_COMMAND_LINE"
+
+_PREFIX = "PENSTOCK_"
+_PROFILES = "profiles"
+_FILE, _PROJECT = "penstock.toml", "pyproject.toml"
+#: Likeness of two names from which on one is taken for the other, misspelt. Strict for variables, which others set too.
+_ALIKE, _ALIKE_VARIABLE = 0.6, 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one place says. `repr` shows no value: passwords are among them."""
+
+    #: Where it stands, for people.
+    place: str
+    values: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Layer({self.place}: {', '.join(self.values)})"
+
+    def origin(self, option: str) -> str:
+        """Return where an option's value stands; a variable is named, as it is what there is to change."""
+        return f"{_PREFIX}{option.upper()}" if self.place == "the environment" else self.place
+
+
+def option_names() -> tuple[str, ...]:
+    """Return the names of the options that can be set outside of the code."""
+    from penstock.settings.model import Options
+
+    return tuple(Options.model_fields)
+
+
+def layers() -> list[Layer]:
+    """Return what each place says, later ones going before earlier ones. `ConfigurationError` where one is wrong."""
+    found = [*_from_file(), *_from_environment(), *_from_command_line()]
+    return [Layer(one.place, _typed(one)) for one in found if one.values]
+
+
+def outside() -> dict[str, Any]:
+    """Return the options that are set outside of the code; of `config` each key by itself."""
+    merged: dict[str, Any] = {}
+    for layer in layers():
+        config = {**merged.get("config", {}), **layer.values.get("config", {})}
+        merged |= layer.values
+        if config:
+            merged["config"] = config
+    return merged
+
+
+@contextmanager
+def on_command_line(values: Mapping[str, Any]) -> Iterator[None]:
+    """Have the command line say this, in this process and those that it starts meanwhile."""
+    before = os.environ.get(COMMAND_LINE_VARIABLE)
+    if values:
+        os.environ[COMMAND_LINE_VARIABLE] = json.dumps(dict(values))
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(COMMAND_LINE_VARIABLE, None)
+        else:
+            os.environ[COMMAND_LINE_VARIABLE] = before
+
+
+def _from_file() -> Iterator[Layer]:
+    profile = os.environ.get(PROFILE_VARIABLE)
+    place, table = _table()
+    profiles = table.pop(_PROFILES, {})
+    if not isinstance(profiles, dict) or not all(isinstance(one, dict) for one in profiles.values()):
+        raise ConfigurationError(f"{place}: {_PROFILES} must hold tables; write [{_PROFILES}.production]")
+    yield Layer(place, table)
+    for name, one in profiles.items():
+        layer = Layer(f"{place}, profile {name}", one)
+        if name == profile:
+            yield layer
+        else:
+            _typed(layer)  # a mistake shows before the day it is needed
+    if profile and profile not in profiles:
+        near = nearest(profile, profiles, _ALIKE)
+        hint = f"did you mean {near}?" if near else f"write a table [{_PROFILES}.{profile}], or leave it out"
+        raise ConfigurationError(f"{place} has no profile {profile}, which {PROFILE_VARIABLE} names; {hint}")
+
+
+def _table() -> tuple[str, dict[str, Any]]:
+    """Return the table with the settings, and where it stands: an empty one where there is none."""
+    named = os.environ.get(SETTINGS_VARIABLE)
+    if named:
+        return named, _read(Path(named))
+    if Path(_FILE).is_file():
+        return _FILE, _read(Path(_FILE))
+    if Path(_PROJECT).is_file():
+        return f"{_PROJECT} [tool.penstock]", _of_project(_read(Path(_PROJECT)), _PROJECT)
+    return f"{_FILE}, which is not there,", {}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        # Not chained: what tomllib says may quote the line.
+        raise ConfigurationError(f"{path} is no TOML; correct it ({_where(error)})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {type(error).__name__}; correct {SETTINGS_VARIABLE}"
+        ) from error
+    return _of_project(found, str(path)) if path.name == _PROJECT and os.environ.get(SETTINGS_VARIABLE) else found
+
+
+def _where(error: tomllib.TOMLDecodeError) -> str:
+    said = str(error)
+    return said[said.rfind("(") :].strip("()") if said.endswith(")") else "at its end"
+
+
+def _of_project(found: Mapping[str, Any], place: str) -> dict[str, Any]:
+    table = found.get("tool", {}).get("penstock", {})
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{place}: tool.penstock must be a table; write [tool.penstock]")
+    return dict(table)
+
+
+def _from_environment() -> Iterator[Layer]:
+    given = [name for name in os.environ if name.startswith(_PREFIX)]
+    if not given:
+        return  # and nothing is imported
+    options = option_names()
+    for name in given:
+        option = name.removeprefix(_PREFIX).lower()
+        if option not in options and (near := nearest(option, options, _ALIKE_VARIABLE)):
+            raise ConfigurationError(f"{name} is no setting; did you mean {_PREFIX}{near.upper()}?")
+    from penstock.settings.model import from_environment
+
+    yield Layer("the environment", from_environment())
+
+
+def _from_command_line() -> Iterator[Layer]:
+    if text := os.environ.get(COMMAND_LINE_VARIABLE):
+        yield Layer("the command line", json.loads(text))
+
+
+def _typed(layer: Layer) -> dict[str, Any]:
+    """Return the values with the types of their options; `ConfigurationError` that names the first wrong one."""
+    from pydantic import ValidationError
+
+    from penstock.settings.model import Options
+
+    try:
+        checked = Options(**layer.values)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_context=False, include_url=False)[0]
+    else:
+        return {name: value for name, value in checked if name in checked.model_fields_set and value is not None}
+    option = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        near = nearest(option, Options.model_fields, _ALIKE)
+        known = f"did you mean {near}?" if near else f"settings are {', '.join(Options.model_fields)}"
+        raise ConfigurationError(f"{layer.place}: {option} is no setting; {known}")
+    if first["type"] == "value_error":  # a sentence of ours
+        raise ConfigurationError(first["msg"].removeprefix("Value error, "))
+    said = first["msg"].removeprefix("Input ")
+    if option == "config" and len(first["loc"]) > 1:
+        option, said = f"config[{first['loc'][1]!r}]", "should be text, a number, true or false"
+    raise ConfigurationError(f"{layer.origin(str(first['loc'][0]))}: {option} is wrong: it {said}; correct it there")

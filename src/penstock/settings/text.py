@@ -1,0 +1,34 @@
+"""Settings of the Kafka clients as text: lines of NAME=VALUE, or a JSON object. Errors repeat no value."""
+
+from __future__ import annotations
+
+import json
+
+from penstock.errors import ConfigurationError
+
+
+def client_settings_text(text: str, place: str) -> dict[str, str]:
+    """Return what stands in a text; `ConfigurationError` that names `place` where it is neither lines nor JSON."""
+    if text.lstrip().startswith("{"):
+        try:
+            found = json.loads(text)
+        except ValueError:
+            raise ConfigurationError(f"{place} begins as a JSON object, but is none; correct it") from None
+        return {str(name): client_value(value) for name, value in found.items()}
+    lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    return dict(name_and_value(line, place, number) for number, line in lines if line and not line.startswith("#"))
+
+
+def name_and_value(text: str, place: str, number: int) -> tuple[str, str]:
+    """Return the two halves of NAME=VALUE, which is the `number`th at `place`."""
+    name, equals, value = text.partition("=")
+    if not name.strip() or not equals:
+        raise ConfigurationError(
+            f"{place} takes NAME=VALUE, but number {number} of them is not so; write security.protocol=SASL_SSL"
+        )
+    return name.strip(), value if place == "--config" else value.strip()
+
+
+def client_value(value: object) -> str:
+    """Return a value as the client library takes it as text: true and false as JSON writes them."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,140 @@
+"""What makes the command line pleasant: an app that starts again, tables that fit, names that complete."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import Command
+from penstock.cli.output import print_table
+from penstock.cli.reload import run_again_on_change
+from settings_tools import clean_settings
+from waiting import wait_until
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the lines that were printed, without what makes them bold."""
+    return re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+
+
+HEAD, ROWS = ("topic", "committed", "done above"), [("orders-of-the-year", "1000", "17"), ("a", "2", "")]
+
+
+def test_what_starts_an_app_again_and_how_it_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    watchfiles = pytest.importorskip("watchfiles")
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(watchfiles, "run_process", lambda folder, **options: given.update(folder=folder, **options))
+
+    assert run_again_on_change("shop:app", tmp_path) == 0
+
+    counts = given["watch_filter"]
+    changes = ("shop.py", "penstock.toml", "notes.txt", ".git/hooks/a.py", "seen.pyc")
+    added = watchfiles.Change.added
+    assert [counts(added, str(tmp_path / name)) for name in changes] == [True, True, False, False, False]
+    assert given["target"] == f"{sys.executable} -m penstock run shop:app"
+    assert given["sigint_timeout"] > 25  # an app's own time to drain
+
+
+@pytest.mark.chaos  # each start takes seconds, and a change before the watch has begun is lost
+def test_an_app_starts_again_when_a_file_changes_also_one_that_could_not_start(tmp_path: Path) -> None:
+    pytest.importorskip("watchfiles")
+    module, seen = tmp_path / "shop.py", tmp_path / "seen.txt"
+    text = "import pathlib\nwith pathlib.Path('seen.txt').open('a') as file:\n    file.write('{} ')\nraise ValueError\n"
+    module.write_text(text.format("one"))
+    running = subprocess.Popen([sys.executable, "-m", "penstock", "run", "shop:app", "--reload"], cwd=tmp_path)
+    try:
+        wait_until(lambda: seen.exists() and seen.read_text() == "one ", timeout=60)
+        # The watch begins some time after the first start: a change before is not seen.
+        changes = iter(range(1_000))
+
+        def change() -> bool:
+            module.write_text(text.format("two") + f"# {next(changes)}\n")
+            return "two" in seen.read_text()
+
+        wait_until(change, timeout=90, interval=8)  # a start takes seconds, and a change ends it
+        running.send_signal(signal.SIGINT)
+        assert running.wait(40) == 0
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_reload_and_processes_exclude_each_other(penstock_command: Command) -> None:
+    outcome = penstock_command("run", "shop:app", "--reload", "--processes", "2")
+
+    assert outcome.code == 2
+    assert "leave --processes out" in outcome.err
+
+
+@pytest.mark.parametrize("setting", ["workers", "=3", "config=a=b"])
+def test_a_setting_that_is_none_is_refused(penstock_command: Command, setting: str) -> None:
+    outcome = penstock_command("run", "shop:app", "--set", setting)
+
+    assert outcome.code == 2
+    assert "--set" in outcome.err
+
+
+def test_the_command_line_sets_options_of_the_app(
+    penstock_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean_settings(monkeypatch, tmp_path)
+    (tmp_path / "set_shop.py").write_text(
+        "import penstock\napp = penstock.App('shop', bootstrap_servers='a:1', config={'sasl.password': 'canary'})\n"
+        "raise ValueError(app.bootstrap_servers, app.effective['workers'], app.effective['config']['client.id'])\n"
+    )
+
+    options = ("--bootstrap-servers", "b:2", "--set", "workers=3", "--config", "client.id=x")
+    outcome = penstock_command("run", "set_shop:app", *options)
+    wrong = penstock_command("run", "set_shop:app", "--set", "worker=3")
+
+    assert "('b:2', 3, 'x')" in outcome.err
+    assert "the command line: worker is no setting; did you mean workers?" in wrong.err
+    assert "PENSTOCK_COMMAND_LINE" not in os.environ
+
+
+def test_a_row_into_a_pipe_is_one_line_however_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+
+    print_table(HEAD, [("x" * 300, "1", "y z " * 100)])
+
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    widths = []
+    for columns in ("100", "40"):
+        monkeypatch.setenv("COLUMNS", columns)
+        print_table(HEAD, ROWS)
+        lines = printed(capsys)
+        widths.append(max(map(len, lines)))
+    monkeypatch.setenv("COLUMNS", "25")
+    print_table(HEAD, ROWS)
+
+    assert widths[0] <= 100
+    assert widths[1] <= 40
+    assert printed(capsys)[:3] == [
+        "topic       orders-of-the-year",
+        "committed   1000",
+        "done above  17",
+    ]
+
+
+def test_commands_complete(penstock_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_PENSTOCK_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "penstock off")
+    monkeypatch.setenv("COMP_CWORD", "1")
+
+    outcome = penstock_command()
+
+    assert outcome.out.split() == ["offsets"]

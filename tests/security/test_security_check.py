@@ -1,0 +1,162 @@
+"""`penstock check` prints the least rights of an app: with them, and no others, it starts and works."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+
+import pytest
+import roles
+from rights_table import DOCUMENT, documented, filled_in
+from world import STEP_S, World
+
+import penstock
+from canary import PASSWORD
+from commands import Outcome
+from penstock.cli.check.needs import commands, needs_of_app
+from penstock.spark_sink import DeadLetters, KafkaSink, SqlSink
+from rights import Right, give
+from waiting import wait_until
+
+TABLE = documented(DOCUMENT.read_text())
+NAMES = {"topic": "orders", "app": "shop", "target": "paid", "name": "copy", "ledger": "ledger", "prefix": "penstock"}
+
+
+def given(lines: Iterable[str], user: str) -> list[Right]:
+    """Return the rights that lines of `kafka-acls` give to a user."""
+    found = []
+    for line in lines:
+        words = shlex.split(line)
+        options = list(itertools.pairwise(words))
+        assert ("--allow-principal", f"User:{user}") in options
+        named = [value for name, value in options if name == "--operation"]
+        operations = [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", value).upper() for value in named]
+        is_prefix = ("--resource-pattern-type", "prefixed") in options
+        for option in ("--topic", "--group", "--transactional-id"):
+            kind = option.strip("-").replace("-", "_")
+            names = [value for name, value in options if name == option]
+            found += [Right(kind, name, operation, is_prefix) for name in names for operation in operations]
+    return found
+
+
+def of_table(*parts: str, made: Sequence[str] = ()) -> set[Right]:
+    """Return what the table calls needed for parts, and Create for the topics that these make."""
+    rights = {filled_in(one, NAMES) for part in parts for one in TABLE[part].needed}
+    created = {filled_in(one, NAMES) for part in parts for one in TABLE[part].optional if one.operation == "CREATE"}
+    return rights | {one for one in created if any(one.name == name for name in made)}
+
+
+def least(app: penstock.App, there: Sequence[str] = ()) -> set[Right]:
+    return set(given(commands(needs_of_app(app, there).rights, "User:shop", "a:1"), "shop"))
+
+
+def check(world: World, monkeypatch: pytest.MonkeyPatch, app: penstock.App) -> Outcome:
+    module = ModuleType("checked_shop")
+    module.app = app  # type: ignore[attr-defined] # a module takes any
+    monkeypatch.setitem(sys.modules, "checked_shop", module)
+    return world.command("check", "checked_shop:app", "--json")
+
+
+def test_an_app_starts_and_works_with_the_rights_that_check_printed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roles.make_topics_of_publisher(world)
+    app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=world.config, exactly_once=True)
+
+    topic, target, once = world.names["topic"], world.names["target"], penstock.retry(attempts=1)
+
+    @app.handler(topic, to=target, retry=once, retry_delays=[0.1], on_failure="dead_letter")
+    def copy(message: penstock.Message) -> bytes | None:
+        if message.value == world.sent[0]:
+            raise ValueError("no good")
+        return message.value
+
+    before = check(world, monkeypatch, app)
+    found = json.loads(before.out)
+    give(world.broker, world.user, given(found["commands"], world.user.name))
+    allowed = check(world, monkeypatch, app)
+    world.write()
+    world.write()
+    with app.start():
+        wait_until(lambda: world.arrived(target) == world.sent[1:], STEP_S, interval=0.2)
+        wait_until(lambda: world.arrived(f"dlq.{topic}") == world.sent[:1], STEP_S, interval=0.2)
+    after = check(world, monkeypatch, app)
+
+    assert (before.code, found["ok"]) == (1, False)
+    assert f"User:{world.user.name} lacks the right Read on group {world.names['app']}" in before.err
+    assert (allowed.code, after.code) == (0, 0), allowed.err + after.err
+    states = Counter(one["state"] for one in json.loads(after.out)["rights"])
+    assert states == {"ok": 6, "not told": 1}  # that on transactional ids
+    assert {one["partitions"] for one in json.loads(after.out)["topics"]} == {1, 2}
+    assert PASSWORD not in before.out + allowed.out + after.out
+    assert {"name": "config['sasl.password']", "value": "***", "origin": "the code"} in found["settings"]
+
+
+@pytest.mark.parametrize(
+    ("part", "options", "handler", "made"),
+    [
+        ("app", {}, {}, ()),
+        ("app that publishes", {}, {"to": "paid"}, ()),
+        ("app that publishes exactly once", {"exactly_once": True}, {"to": "paid"}, ()),
+    ],
+)
+def test_the_rights_of_an_app_are_those_of_the_table(
+    part: str, options: dict[str, bool], handler: dict[str, str], made: tuple[str, ...]
+) -> None:
+    app = penstock.App("shop", bootstrap_servers="a:1", **options)  # type: ignore[arg-type] # of several types
+    app.handler("orders", **handler)(lambda message: message.value)  # type: ignore[arg-type] # of several types
+
+    assert least(app) == of_table(part, made=made)
+
+
+def test_the_rights_of_sinks_are_those_of_the_table_and_of_the_source() -> None:
+    app = penstock.App("shop", bootstrap_servers="a:1")
+    app.handler("orders", to="paid", on_failure="dead_letter")(lambda message: message.value)
+    sink = app.handler_sink(parallelism=1, name="copy", ledger_topic="ledger")
+    app.sink("orders", sink=sink, checkpoint_location="/tmp/none")(lambda messages: messages)  # noqa: S108 - not used
+
+    wanted = of_table(
+        "source for Spark", "HandlerSink that publishes", "HandlerSink with dead letters", made=["ledger", "dlq.orders"]
+    )
+    assert least(app) == wanted
+    assert least(app, ["ledger", "dlq.orders"]) == {one for one in wanted if one.operation != "CREATE"}
+
+
+def test_the_rights_of_sinks_into_kafka_and_sql_are_those_of_the_table() -> None:
+    app = penstock.App("shop", bootstrap_servers="a:1")
+    kafka = KafkaSink("a:1", "paid", name="copy", ledger_topic="ledger")
+    sql = SqlSink("sqlite:///none.db", "orders", ["text"], dead_letters=DeadLetters("a:1"))
+    app.sink("orders", sink=kafka, name="one")(lambda messages: messages)
+    app.sink("orders", sink=sql, name="two")(lambda messages: messages)
+
+    parts = "source for Spark", "KafkaSink", "SqlSink with dead letters"
+    assert least(app) == of_table(*parts, made=["ledger", "dlq.orders"])
+
+
+def test_the_rights_of_a_coordinator_are_those_of_the_table() -> None:
+    app = penstock.App("shop", bootstrap_servers="a:1", coordinator=True)
+    needs = needs_of_app(app, [f"penstock.{one}" for one in ("half", "op", "done", "check", "discarded", "status")])
+    targets = {one for one in of_table("coordinator") if one.name == "orders"}
+
+    assert set(given(commands(needs.rights, "User:shop", "a:1"), "shop")) == of_table("coordinator") - targets
+    assert "coordinator: give Write on each topic that its producers send to" in needs.notes
+
+
+def test_what_only_a_run_can_tell_is_said() -> None:
+    app = penstock.App("shop", bootstrap_servers="a:1")
+    app.handler(pattern="orders.*")(lambda _message: None)
+    app.sink("orders", name="by-hand", checkpoint_location="none")(lambda _batch, _number: None)
+    app.sink("orders", sink=KafkaSink("b:1", "paid", name="copy"), name="far")(lambda messages: messages)
+
+    notes = " ".join(needs_of_app(app, ["orders.eu"]).notes)
+
+    assert "topics that they match later" in notes
+    assert "sink by-hand: what its function asks Kafka for by itself cannot be told" in notes
+    assert "sink far writes to the brokers at b:1: give its rights there" in notes
+    assert Right("topic", "orders.eu", "READ") in least(app, ["orders.eu"])

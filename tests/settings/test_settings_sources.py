@@ -1,0 +1,160 @@
+"""Where settings stand outside of the code, which goes before which, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.errors import ConfigurationError
+from penstock.settings import on_command_line, option_names, shown_value
+from settings_tools import clean_settings
+
+SERVERS = "in-the-code:9092"
+#: Options that only code can give: objects, and what says which app it is.
+IN_CODE = {"name", "dead_letter_limit", "middlewares", "telemetry"}
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    clean_settings(monkeypatch, tmp_path)
+    return tmp_path
+
+
+def app() -> penstock.App:
+    return penstock.App("sms", bootstrap_servers=SERVERS, workers=1, config={"client.id": "code", "sasl.username": "u"})
+
+
+def test_every_option_of_an_app_can_be_set_outside_of_its_code_save_objects() -> None:
+    assert set(option_names()) == set(inspect.signature(penstock.App).parameters) - IN_CODE
+
+
+def test_nothing_outside_leaves_what_the_code_gives_and_loads_no_library_for_it() -> None:
+    program = (
+        "import sys, penstock\na = penstock.App('sms', bootstrap_servers='a:1')\n"
+        "print(a.effective.origins, 'pydantic_settings' in sys.modules)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "{} False"
+
+
+def test_the_command_line_goes_before_the_environment_that_before_the_profile_the_file_and_the_code(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "penstock.toml").write_text(
+        "workers = 2\nmax_parked = 2\nmax_in_flight = 2\nmax_concurrency = 2\n"
+        '[config]\n"client.id" = "file"\n"socket.keepalive.enable" = true\n'
+        "[profiles.production]\nmax_parked = 3\nmax_in_flight = 3\nmax_concurrency = 3\n"
+    )
+    monkeypatch.setenv("PENSTOCK_PROFILE", "production")
+    monkeypatch.setenv("PENSTOCK_MAX_IN_FLIGHT", "4")
+    monkeypatch.setenv("PENSTOCK_MAX_CONCURRENCY", "4")
+    monkeypatch.setenv("PENSTOCK_CONFIG", "client.id=environment")
+
+    with on_command_line({"max_concurrency": "5", "bootstrap_servers": "b:1"}):
+        one = app()
+    after = app()
+
+    found = one.effective
+    assert [found[name] for name in ("workers", "max_parked", "max_in_flight", "max_concurrency")] == [2, 3, 4, 5]
+    assert found["config"] == {"client.id": "environment", "sasl.username": "u", "socket.keepalive.enable": True}
+    assert one.bootstrap_servers == "b:1"
+    assert {name: found.origin(name) for name in ("workers", "max_parked", "max_in_flight", "pinned")} == {
+        "workers": "penstock.toml",
+        "max_parked": "penstock.toml, profile production",
+        "max_in_flight": "PENSTOCK_MAX_IN_FLIGHT",
+        "pinned": "the code",
+    }
+    assert found.origin("bootstrap_servers") == "the command line"
+    assert found.origin("config['client.id']") == "PENSTOCK_CONFIG"
+    assert after.bootstrap_servers == SERVERS
+
+
+def test_a_table_of_pyproject_is_read_where_there_is_no_file_of_its_own(folder: Path) -> None:
+    (folder / "pyproject.toml").write_text("[project]\nname='a'\n[tool.penstock]\nworkers = 7\n")
+    first = app()
+    (folder / "penstock.toml").write_text("")
+
+    assert first.effective["workers"] == 7
+    assert app().effective["workers"] == 1
+
+
+def test_a_file_elsewhere_is_named_by_a_variable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "elsewhere.toml").write_text("workers = 7\n")
+    monkeypatch.setenv("PENSTOCK_SETTINGS", str(folder / "elsewhere.toml"))
+
+    assert app().effective["workers"] == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "said"),
+    [
+        ("worker = 3", {}, "penstock.toml: worker is no setting; did you mean workers?"),
+        ("zebra = 3", {}, "zebra is no setting; settings are bootstrap_servers, workers"),
+        ("workers = 'many'", {}, "penstock.toml: workers is wrong: it should be a valid integer"),
+        ("workers = 0", {}, "workers must be a whole number of at least 1, but is 0 (from penstock.toml)"),
+        ("workers = = 0", {}, "penstock.toml is no TOML; correct it (at line 1"),
+        ("[config]\n'a.b' = ['canary']", {}, "config['a.b'] is wrong: it should be text, a number, true or false"),
+        ("[config]\n'group.id' = 'a'", {}, "(from penstock.toml)"),
+        (
+            "[profiles.test]\nworkres = 1",
+            {},
+            "penstock.toml, profile test: workres is no setting; did you mean workers",
+        ),
+        (
+            "[profiles.test]",
+            {"PENSTOCK_PROFILE": "tset"},
+            "no profile tset, which PENSTOCK_PROFILE names; did you mean",
+        ),
+        ("", {"PENSTOCK_PROFILE": "test"}, "write a table [profiles.test], or leave it out"),
+        ("", {"PENSTOCK_WORKER": "3"}, "PENSTOCK_WORKER is no setting; did you mean PENSTOCK_WORKERS?"),
+        ("", {"PENSTOCK_WORKERS": "canary"}, "PENSTOCK_WORKERS: workers is wrong: it should be a valid integer"),
+        ("", {"PENSTOCK_CONFIG": "canary"}, "PENSTOCK_CONFIG takes NAME=VALUE, but number 1 of them is not so"),
+        ("", {"PENSTOCK_CONFIG": "{canary"}, "PENSTOCK_CONFIG begins as a JSON object, but is none"),
+        ("", {"PENSTOCK_SETTINGS": "absent.toml"}, "absent.toml cannot be read: FileNotFoundError"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_place_and_the_remedy_and_without_its_value(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, variables: dict[str, str], said: str
+) -> None:
+    (folder / "penstock.toml").write_text(text)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(ConfigurationError) as caught:
+        app()
+
+    assert said in str(caught.value)
+    assert "canary" not in str(caught.value)
+
+
+def test_variables_of_others_that_begin_alike_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Kubernetes makes such ones for a service that is called penstock.
+    monkeypatch.setenv("PENSTOCK_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("PENSTOCK_PORT_8400_TCP", "tcp://10.0.0.1:8400")
+
+    assert app().effective["workers"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("sasl.password", "canary", "***"),
+        ("ssl.key.password", "canary", "***"),
+        ("ssl.key.pem", "canary", "***"),
+        ("sasl.oauthbearer.client.secret", "canary", "***"),
+        ("basic.auth.user.info", "canary", "***"),
+        ("oauth_cb", len, "<builtin_function_or_method>"),
+        ("sasl.username", "shop", "shop"),
+        ("ssl.ca.location", "ca.pem", "ca.pem"),
+        ("some.url", "https://user:canary@host/", "https://***@host/"),
+    ],
+)
+def test_secrets_are_not_shown(name: str, value: object, shown: str) -> None:
+    assert shown_value(name, value) == shown
