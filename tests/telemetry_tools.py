@@ -98,6 +98,8 @@ def reading(**changes: int | Mapping[Any, int]) -> Reading:
         "failed": 21,
         "retried": 17,
         "dead_letters": 2,
+        "dead_letter_failures": 14,
+        "stalls": 15,
         "dropped": 4,
         "pauses": {"byte limit": 6, "in-flight limit": 1},
         "assigned": 8,

@@ -32,6 +32,8 @@ EXPECTED = {
     "penstock.handler.failures": {(): 21},
     "penstock.handler.retries": {(): 17},
     "penstock.dead_letters": {(): 2},
+    "penstock.dead_letter_failures": {(): 14},
+    "penstock.handler.stalls": {(): 15},
     "penstock.dropped_messages": {(): 4},
     "penstock.pauses": {
         (("penstock.pause.reason", "byte limit"),): 6,

@@ -36,7 +36,9 @@ class Reading:
     failed: int
     retried: int
     dead_letters: int
+    dead_letter_failures: int
     dropped: int
+    stalls: int
     pauses: Mapping[str, int]
     assigned: int
     revoked: int
@@ -139,6 +141,18 @@ METRICS: tuple[ObservedMetric[Reading], ...] = (
     ),
     counter(
         "penstock.dead_letters", "{message}", "Messages written to a dead-letter topic.", lambda it: it.dead_letters
+    ),
+    counter(
+        "penstock.dead_letter_failures",
+        "{try}",
+        "Tries to write a dead letter that failed; its message is held.",
+        lambda it: it.dead_letter_failures,
+    ),
+    counter(
+        "penstock.handler.stalls",
+        "{message}",
+        "Messages that the watchdog reported for being in a handler for too long.",
+        lambda it: it.stalls,
     ),
     counter(
         "penstock.dropped_messages", "{message}", "Messages given up by the handler's choice.", lambda it: it.dropped
