@@ -22,7 +22,8 @@ from opentelemetry.util.types import AttributeValue
 from penstock.errors import class_name, raised
 from penstock.message import Message
 from penstock.telemetry import names
-from penstock.telemetry.propagation import context_of
+from penstock.telemetry.propagation import context_of, is_sender_sampled
+from penstock.telemetry.settings import by_chance
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 #: A handler, of a message or of a list of them, with what is around it.
@@ -59,11 +60,13 @@ class Processing:
         group: str,
         *,
         record_keys: bool,
+        ratio: float,
         clock: Callable[[], float],
         suppressed: SuppressedErrors,
     ) -> None:
         self._tracer = tracer
         self._record_keys = record_keys
+        self._ratio = ratio
         self._clock = clock
         self._durations: Histogram = meter.create_histogram(
             names.PROCESS_DURATION,
@@ -87,10 +90,12 @@ class Processing:
         return self._async(invoke, start) if is_async else self._sync(invoke, start)
 
     def _sync(self, invoke: Invoke, start: Start) -> Invoke:
-        begin, finish = self._begin, self._finish
+        begin, finish, ratio = self._begin, self._finish, self._ratio
 
         @functools.wraps(invoke)
         def traced(given: Any) -> object:
+            if ratio < 1 and not by_chance(ratio) and not _is_sender_sampled(given):
+                return invoke(given)
             running = begin(start, given)
             try:
                 answer = invoke(given)
@@ -103,10 +108,12 @@ class Processing:
         return traced
 
     def _async(self, invoke: Invoke, start: Start) -> Invoke:
-        begin, finish = self._begin, self._finish
+        begin, finish, ratio = self._begin, self._finish, self._ratio
 
         @functools.wraps(invoke)
         async def traced(given: Any) -> object:
+            if ratio < 1 and not by_chance(ratio) and not _is_sender_sampled(given):
+                return await invoke(given)
             running = begin(start, given)
             try:
                 answer = await invoke(given)
@@ -188,6 +195,11 @@ class Processing:
             span.end()
         except Exception:  # noqa: BLE001 - as in _begin
             self._suppressed.log()
+
+
+def _is_sender_sampled(given: Message | Sequence[Message]) -> bool:
+    """Return whether somebody sampled what a handler is given: then the trace goes on here, whatever chance says."""
+    return is_sender_sampled(given) if isinstance(given, Message) else any(map(is_sender_sampled, given))
 
 
 def _note_error(span: Span, error: BaseException) -> str:
