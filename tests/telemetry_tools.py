@@ -95,6 +95,7 @@ def reading(**changes: int | Mapping[Any, int]) -> Reading:
         "lag": {("orders", 0): 11, ("orders", 1): 12},
         "parked_keys": 3,
         "held_keys": 1,
+        "handled": 16,
         "failed": 21,
         "retried": 17,
         "dead_letters": 2,

@@ -29,6 +29,7 @@ EXPECTED = {
     },
     "penstock.key.parked": {(): 3},
     "penstock.key.held": {(): 1},
+    "penstock.handled_messages": {(): 16},
     "penstock.handler.failures": {(): 21},
     "penstock.handler.retries": {(): 17},
     "penstock.dead_letters": {(): 2},

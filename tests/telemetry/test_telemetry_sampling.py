@@ -1,4 +1,4 @@
-"""`Telemetry(sample_ratio=...)`: what chance leaves out costs nothing, and what the sender sampled is never left out."""
+"""`Telemetry(sample_ratio=...)`: what chance leaves out, and what the sender sampled, which it never does."""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ class Reading:
     lag: Mapping[tuple[str, int], int]
     parked_keys: int
     held_keys: int
+    handled: int
     failed: int
     retried: int
     dead_letters: int
@@ -132,6 +133,7 @@ METRICS: tuple[ObservedMetric[Reading], ...] = (
         "Keys whose message is held for good by its handler's choice.",
         lambda it: it.held_keys,
     ),
+    counter("penstock.handled_messages", "{message}", "Messages whose handler returned.", lambda it: it.handled),
     counter("penstock.handler.failures", "{call}", "Calls of a handler that raised.", lambda it: it.failed),
     counter(
         "penstock.handler.retries",
