@@ -49,6 +49,9 @@ class _Running(NamedTuple):
 #: Begins the span of what a handler is given.
 Start = Callable[[Any], _Running]
 
+#: Tells whether what a handler is given was sampled by who sent it.
+IsSampled = Callable[[Any], bool]
+
 
 class Processing:
     """Wraps handlers. Thread-safe, and safe between the tasks of an event loop."""
@@ -87,14 +90,16 @@ class Processing:
     def around(self, invoke: Invoke, *, batches: bool = False, is_async: bool = False) -> Invoke:
         """Return a function that calls `invoke`, or an `async def` that awaits it, within a span of its messages."""
         start: Start = self._start_batch if batches else self._start_one
-        return self._async(invoke, start) if is_async else self._sync(invoke, start)
+        # What somebody sampled goes on with that trace, whatever chance says here.
+        is_sampled: IsSampled = _any_sender_sampled if batches else is_sender_sampled
+        return self._async(invoke, start, is_sampled) if is_async else self._sync(invoke, start, is_sampled)
 
-    def _sync(self, invoke: Invoke, start: Start) -> Invoke:
+    def _sync(self, invoke: Invoke, start: Start, is_sampled: IsSampled) -> Invoke:
         begin, finish, ratio = self._begin, self._finish, self._ratio
 
         @functools.wraps(invoke)
         def traced(given: Any) -> object:
-            if ratio < 1 and not by_chance(ratio) and not _is_sender_sampled(given):
+            if ratio < 1 and not by_chance(ratio) and not is_sampled(given):
                 return invoke(given)
             running = begin(start, given)
             try:
@@ -107,12 +112,12 @@ class Processing:
 
         return traced
 
-    def _async(self, invoke: Invoke, start: Start) -> Invoke:
+    def _async(self, invoke: Invoke, start: Start, is_sampled: IsSampled) -> Invoke:
         begin, finish, ratio = self._begin, self._finish, self._ratio
 
         @functools.wraps(invoke)
         async def traced(given: Any) -> object:
-            if ratio < 1 and not by_chance(ratio) and not _is_sender_sampled(given):
+            if ratio < 1 and not by_chance(ratio) and not is_sampled(given):
                 return await invoke(given)
             running = begin(start, given)
             try:
@@ -197,9 +202,8 @@ class Processing:
             self._suppressed.log()
 
 
-def _is_sender_sampled(given: Message | Sequence[Message]) -> bool:
-    """Return whether somebody sampled what a handler is given: then the trace goes on here, whatever chance says."""
-    return is_sender_sampled(given) if isinstance(given, Message) else any(map(is_sender_sampled, given))
+def _any_sender_sampled(messages: Sequence[Message]) -> bool:
+    return any(map(is_sender_sampled, messages))
 
 
 def _note_error(span: Span, error: BaseException) -> str:

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanContext, TraceFlags, TraceState, format_span_id, format_trace_id, get_current_span
 
-from penstock.message import Message
+from penstock.message import Message, headers_of
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
@@ -49,10 +49,10 @@ def context_of(message: Message) -> SpanContext | None:
 def is_sender_sampled(message: Message) -> bool:
     """Return whether the producer's context of a message is sampled."""
     try:
-        headers = message.headers
+        headers = headers_of(message._record)  # noqa: SLF001 - asked of every message: `headers` would copy them
     except UnicodeDecodeError:
         return False
-    return bool(headers) and sampled_context(headers) is not None
+    return bool(headers) and sampled_context(headers or ()) is not None
 
 
 def extract(headers: Iterable[tuple[str, str | bytes | None]]) -> SpanContext | None:
