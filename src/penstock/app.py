@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import options as check
@@ -332,6 +333,11 @@ class App(SinkRegistry):
         )
         running.start(self.name)
         return running
+
+    def report_to(self, telemetry: Telemetry) -> Telemetry:
+        """Report to it where the app was given no telemetry; return where it reports. Before the start."""
+        self._settings = replace(self._settings, telemetry=self._settings.telemetry or telemetry)
+        return self._settings.telemetry or telemetry
 
     @property
     def handlers(self) -> Mapping[str, Handler]:

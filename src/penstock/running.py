@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
 from penstock.consumer.handlers.lifespan import Lifespan, enter_all
 from penstock.consumer.inspection.explain_server import explain_server
+from penstock.consumer.inspection.liveness import Liveness
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.spark_sink.monitoring.progress import SinkStatistics
 from penstock.spark_sink.queries.app_sinks import AppSinks
@@ -111,6 +112,20 @@ class RunningApp:
         While this member has no partition, one for each topic, with partition -1, says why.
         """
         return [] if self._consumer is None else self._consumer.explain()
+
+    def liveness(self) -> Liveness | None:
+        """Return since when the consumer's threads have not come round; None for an app that has sinks only."""
+        return None if self._consumer is None else self._consumer.liveness()
+
+    @property
+    def has_consumer(self) -> bool:
+        """Whether handlers run in this process; else it has sinks only."""
+        return self._consumer is not None
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a stop was asked for, or the consumer stops by itself."""
+        return self._stop_requested.is_set() or (self._consumer is not None and self._consumer.is_stopping)
 
     def sinks(self) -> list[SinkStatistics]:
         """Return each sink at this moment: what it has read, how far it is behind, how often it was started again."""

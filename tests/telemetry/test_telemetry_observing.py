@@ -29,9 +29,12 @@ EXPECTED = {
     },
     "penstock.key.parked": {(): 3},
     "penstock.key.held": {(): 1},
+    "penstock.handled_messages": {(): 16},
     "penstock.handler.failures": {(): 21},
     "penstock.handler.retries": {(): 17},
     "penstock.dead_letters": {(): 2},
+    "penstock.dead_letter_failures": {(): 14},
+    "penstock.handler.stalls": {(): 15},
     "penstock.dropped_messages": {(): 4},
     "penstock.pauses": {
         (("penstock.pause.reason", "byte limit"),): 6,

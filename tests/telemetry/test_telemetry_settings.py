@@ -37,3 +37,9 @@ def test_the_packages_import_does_not_load_the_sdk() -> None:
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=True)
 
     assert child.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.1, True, "1", float("nan")])
+def test_a_part_to_sample_is_from_nothing_to_all(ratio: float) -> None:
+    with pytest.raises(ConfigurationError, match="sample_ratio must be from 0 to 1"):
+        Telemetry(sample_ratio=ratio)

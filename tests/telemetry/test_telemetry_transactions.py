@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from opentelemetry.trace import SpanKind
@@ -11,12 +14,12 @@ from opentelemetry.trace import SpanKind
 from kafka_tools import read_all
 from penstock import App
 from penstock.devbroker import DevBroker
-from penstock.telemetry import CoordinatorReading, CoordinatorTelemetry
+from penstock.telemetry import CoordinatorReading, CoordinatorTelemetry, PublicationSpans
 from penstock.telemetry.propagation import extract
 from penstock.telemetry.transactions import TRANSACTION_METRICS
-from penstock.transactions import Coordinator, TransactionalProducer
+from penstock.transactions import Coordinator, SqlStore, TransactionalProducer
 from penstock.transactions.model import CoordinatorStatistics
-from telemetry_tools import Recorded
+from telemetry_tools import TRACE, Recorded, traceparent
 from waiting import wait_until
 
 READING = CoordinatorReading(
@@ -140,6 +143,83 @@ def test_a_message_is_linked_to_who_sent_it_and_its_coordinator_tells_of_it(
     assert shown["finished"]["+Inf"] == 2
     assert shown["finish_time"][""] > 0
     assert "pending" not in values(recorded), "a coordinator that ended is shown no more"
+
+
+def test_one_trace_leads_from_the_sender_over_its_decision_and_its_publication_to_the_handler(
+    broker: DevBroker, new_topic: Callable[..., str], recorded: Recorded
+) -> None:
+    topic = new_topic()
+    settings: dict[str, Any] = {
+        "bootstrap_servers": broker.bootstrap_servers,
+        "prefix": f"store.{topic}",
+        "telemetry": recorded.telemetry(),
+    }
+    app = App(topic, **settings)
+    handled = threading.Event()
+    app.handler(topic)(lambda _: handled.set())
+    tracer = recorded.tracer_provider.get_tracer("test")
+
+    with Coordinator(**settings), TransactionalProducer("orders", **settings) as producer, app.start():
+        with tracer.start_as_current_span("an order"):
+            producer.send(topic, value=b"v")
+            with suppress(ZeroDivisionError), producer.transaction(topic, value=b"rolled back"):
+                raise ZeroDivisionError
+        assert handled.wait(60)
+        wait_until(lambda: recorded.spans(f"process {topic}") and recorded.spans(f"publish {topic}"))
+
+    outer = recorded.span("an order")
+    sent, undone = recorded.spans(f"send {topic}")
+    settled, rolled_back = recorded.spans(f"settle {topic}")
+    published, processed = recorded.span(f"publish {topic}"), recorded.span(f"process {topic}")
+    for child in (settled, published):
+        assert child.parent is not None
+        assert child.parent.span_id == sent.context.span_id
+    assert rolled_back.parent is not None
+    assert rolled_back.parent.span_id == undone.context.span_id
+    assert {one.context.trace_id for one in (sent, settled, published)} == {outer.context.trace_id}
+    assert (processed.parent, [link.context.span_id for link in processed.links]) == (None, [sent.context.span_id])
+    decisions = [(one.attributes or {})["penstock.transactions.decision"] for one in (settled, rolled_back)]
+    assert decisions == ["COMMIT", "ROLLBACK"]
+    assert (published.attributes or {})["messaging.operation.name"] == "publish"
+    assert sent.start_time <= settled.start_time
+    assert published.end_time <= processed.start_time + 5e9
+
+
+def test_a_database_s_coordinator_adds_the_publication_to_the_trace_of_the_sender(
+    broker: DevBroker, new_topic: Callable[..., str], recorded: Recorded, tmp_path: Path
+) -> None:
+    topic = new_topic()
+    store = SqlStore(f"sqlite:///{tmp_path}/store.db", bootstrap_servers=broker.bootstrap_servers)
+    telemetry = recorded.telemetry()
+
+    with (
+        Coordinator(store=store, telemetry=telemetry) as coordinator,
+        TransactionalProducer("orders", store=store, telemetry=telemetry) as producer,
+    ):
+        producer.send(topic, value=b"v")
+        wait_until(lambda: coordinator.statistics().committed == 1, 60)
+
+    sent, published = recorded.span(f"send {topic}"), recorded.span(f"publish {topic}")
+    assert published.parent is not None
+    assert published.parent.span_id == sent.context.span_id
+
+
+def test_what_was_not_committed_or_not_sampled_was_not_published(recorded: Recorded) -> None:
+    spans = PublicationSpans(recorded.telemetry(), "penstock")
+    spans.begin()
+    spans.written("t", [traceparent()])
+    spans.begin()
+    spans.written("t", [traceparent(flags="00")])
+    spans.written("t", [("traceparent", None), ("a", b"1")])
+    spans.written("t", [("traceparent", b"00-garbage-01")])
+    spans.written("second", [traceparent(flags="03")])
+
+    spans.committed()
+    spans.committed()
+
+    (published,) = recorded.spans()
+    assert published.name == "publish second"
+    assert published.context.trace_id == int(TRACE, 16)
 
 
 def test_the_coordinator_of_an_app_has_the_telemetry_of_the_app(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.app import App
 
 _MAX_RESTARTS = 10
+_HANDLER_LIMIT_S = 300.0
 
 
 def run(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
@@ -44,6 +45,17 @@ def run(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
     reload: Annotated[
         bool, typer.Option("--reload", help="For development: start it again when a file below this folder changes.")
     ] = False,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Serve /healthz, /readyz and /metrics there, as on 127.0.0.1:8400; with --processes, each process on "
+            "the next port.",
+        ),
+    ] = None,
+    handler_limit: Annotated[
+        float, typer.Option(help="With --http: seconds in a handler after which /healthz says that it hangs.")
+    ] = _HANDLER_LIMIT_S,
 ) -> None:
     """Run an app until SIGTERM or Ctrl-C: it finishes what it holds, commits and leaves.
 
@@ -52,6 +64,9 @@ def run(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
     With --processes, those that die are started again after 0.5 to 30 seconds, and all end with this one. What a new
     start cannot mend ends the run: wrong use at once, with code 2; too many restarts in a row with code 1, or 3 where
     no broker ever answered.
+
+    With --http, probes and Prometheus read the process there: /healthz fails when it hangs, /readyz while it has no
+    partition, does not get on or stops.
 
     Sinks run in the Spark session that the module makes, or else in one of the app's own, which spark-defaults.conf (in
     SPARK_CONF_DIR) and PYSPARK_SUBMIT_ARGS configure.
@@ -69,17 +84,23 @@ def run(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
             from penstock.supervisor.processes import run_processes
 
             log_to_stderr()
-            raise typer.Exit(run_processes(target, processes, max_restarts))
-        _run(target)
+            passed_on = [] if http is None else [f"--http={http}", f"--handler-limit={handler_limit}"]
+            raise typer.Exit(run_processes([target, *passed_on], processes, max_restarts))
+        _run(target, http, handler_limit)
 
 
-def _run(target: str) -> None:
+def _run(target: str, http: str | None, handler_limit: float) -> None:
     end_with_parent()
     app = load_app(target)
     log_to_stderr()
     if app.sinks:
         find_java_for_spark()
-    app.run()
+    if http is None:
+        app.run()
+        return
+    from penstock.dashboard import Address, HealthLimits, run_with_endpoints
+
+    run_with_endpoints(app, Address.parse(http).of_this_process(), HealthLimits(handler=handler_limit))
 
 
 def find_java_for_spark() -> None:

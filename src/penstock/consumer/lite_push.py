@@ -21,6 +21,7 @@ from penstock.consumer.handlers.patterns import TopicPatterns, refuse_contested,
 from penstock.consumer.handlers.retry_policy import RetryPolicy
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.explain import Explanation
+from penstock.consumer.inspection.liveness import Liveness, liveness_of
 from penstock.consumer.inspection.statistics import ConsumerStatistics
 from penstock.consumer.polling.health.startup_checks import Needs, needs_of
 from penstock.consumer.polling.poll_loop import PollLoop
@@ -353,6 +354,23 @@ class LitePushConsumer:
     def statistics(self) -> ConsumerStatistics:
         """Return the counts of this moment, taken from live state."""
         return self._engine.statistics(self._executor.worker_count)
+
+    def liveness(self) -> Liveness:
+        """Return since when its threads have not come round, and the message that is in a handler for longest."""
+        engine, loop = self._engine, self._loop
+        is_polling = loop is not None and not loop.membership.leaving.is_set()
+        return liveness_of(
+            engine.slots(),
+            engine.clock.monotonic(),
+            engine.watchdog.turned_at if is_polling else None,
+            revoke_timeout=self._settings.revoke_timeout,
+            loop_blocked_s=self._executor.loop_lag().seconds,
+        )
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a stop was asked for, or it stops by itself."""
+        return self._engine.stop_request.is_requested
 
     def explain(self) -> list[Explanation]:
         """Return, for every assigned partition, what holds its watermark, where that message is, and since when.

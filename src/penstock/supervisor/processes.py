@@ -231,10 +231,10 @@ class Processes:
         member.outputs.clear()
 
 
-def run_processes(target: str, count: int, max_restarts: int) -> int:
-    """Run the app MODULE:APP in several processes; return the exit code."""
+def run_processes(arguments: Sequence[str], count: int, max_restarts: int) -> int:
+    """Run `penstock run ARGUMENTS...` in several processes; return the exit code."""
     # -P: a file of the current folder must not stand in for penstock; `penstock run` puts that folder on the path.
-    command = [sys.executable, "-P", "-m", "penstock", "run", target]
+    command = [sys.executable, "-P", "-m", "penstock", "run", *arguments]
     return Processes(command, count, RestartPolicy(max_restarts)).run()
 
 

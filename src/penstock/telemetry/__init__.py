@@ -4,7 +4,9 @@ It loads OpenTelemetry's API (never its SDK), so an engine imports it only where
 """
 
 from penstock.telemetry.consumer import ConsumerTelemetry
+from penstock.telemetry.log_ids import TraceIds
 from penstock.telemetry.propagation import extract, inject
+from penstock.telemetry.publications import PublicationSpans
 from penstock.telemetry.readings import Reading
 from penstock.telemetry.sending import SendSpans
 from penstock.telemetry.settings import Telemetry
@@ -14,9 +16,11 @@ __all__ = [
     "ConsumerTelemetry",
     "CoordinatorReading",
     "CoordinatorTelemetry",
+    "PublicationSpans",
     "Reading",
     "SendSpans",
     "Telemetry",
+    "TraceIds",
     "extract",
     "inject",
 ]

@@ -19,7 +19,7 @@ from penstock.telemetry.processing import Processing
 from penstock.telemetry.propagation import HeaderT, extract
 from penstock.telemetry.readings import METRICS, Reading
 from penstock.telemetry.sending import SendSpans
-from penstock.telemetry.settings import Telemetry
+from penstock.telemetry.settings import Telemetry, by_chance
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 _ROOT = Context()
@@ -32,9 +32,16 @@ class ConsumerTelemetry:
     def __init__(self, telemetry: Telemetry, group: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._tracer, meter, self._suppressed = telemetry.tracer(), telemetry.meter(), SuppressedErrors(group)
         self._group = group
+        self._ratio = telemetry.sample_ratio
         #: Wraps handlers.
         self.processing = Processing(
-            self._tracer, meter, group, record_keys=telemetry.record_keys, clock=clock, suppressed=self._suppressed
+            self._tracer,
+            meter,
+            group,
+            record_keys=telemetry.record_keys,
+            ratio=telemetry.sample_ratio,
+            clock=clock,
+            suppressed=self._suppressed,
         )
         self._durations = meter.create_histogram(
             names.OPERATION_DURATION,
@@ -60,7 +67,8 @@ class ConsumerTelemetry:
             for partition, count in messages.items():
                 self._consumed.add(count, {**measured, names.DESTINATION_PARTITION_ID: str(partition)}, _ROOT)
             self._durations.record(duration_s, received, _ROOT)
-            self._report(f"poll {topic}", attributes, duration_s, None)
+            if self._ratio == 1 or by_chance(self._ratio):
+                self._report(f"poll {topic}", attributes, duration_s, None)
 
     def committed(self, topic: str, partitions: int, error: str | None = None) -> None:
         """Report the answer to a commit of so many partitions of a topic.

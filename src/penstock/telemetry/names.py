@@ -38,6 +38,8 @@ REBALANCE_KIND: Final = "penstock.rebalance.kind"
 COMMIT_OUTCOME: Final = "penstock.commit.outcome"
 #: Prefix of a transaction store's topics.
 STORE_PREFIX: Final = "penstock.transactions.prefix"
+#: COMMIT or ROLLBACK.
+DECISION: Final = "penstock.transactions.decision"
 #: What a transaction waits for.
 HELD_BY: Final = "penstock.transactions.held_by"
 #: Upper bound of a bucket of finish times, in seconds.

@@ -22,7 +22,8 @@ from opentelemetry.util.types import AttributeValue
 from penstock.errors import class_name, raised
 from penstock.message import Message
 from penstock.telemetry import names
-from penstock.telemetry.propagation import context_of
+from penstock.telemetry.propagation import context_of, is_sender_sampled
+from penstock.telemetry.settings import by_chance
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 #: A handler, of a message or of a list of them, with what is around it.
@@ -48,6 +49,9 @@ class _Running(NamedTuple):
 #: Begins the span of what a handler is given.
 Start = Callable[[Any], _Running]
 
+#: Tells whether what a handler is given was sampled by who sent it.
+IsSampled = Callable[[Any], bool]
+
 
 class Processing:
     """Wraps handlers. Thread-safe, and safe between the tasks of an event loop."""
@@ -59,11 +63,13 @@ class Processing:
         group: str,
         *,
         record_keys: bool,
+        ratio: float,
         clock: Callable[[], float],
         suppressed: SuppressedErrors,
     ) -> None:
         self._tracer = tracer
         self._record_keys = record_keys
+        self._ratio = ratio
         self._clock = clock
         self._durations: Histogram = meter.create_histogram(
             names.PROCESS_DURATION,
@@ -84,13 +90,17 @@ class Processing:
     def around(self, invoke: Invoke, *, batches: bool = False, is_async: bool = False) -> Invoke:
         """Return a function that calls `invoke`, or an `async def` that awaits it, within a span of its messages."""
         start: Start = self._start_batch if batches else self._start_one
-        return self._async(invoke, start) if is_async else self._sync(invoke, start)
+        # What somebody sampled goes on with that trace, whatever chance says here.
+        is_sampled: IsSampled = _any_sender_sampled if batches else is_sender_sampled
+        return self._async(invoke, start, is_sampled) if is_async else self._sync(invoke, start, is_sampled)
 
-    def _sync(self, invoke: Invoke, start: Start) -> Invoke:
-        begin, finish = self._begin, self._finish
+    def _sync(self, invoke: Invoke, start: Start, is_sampled: IsSampled) -> Invoke:
+        begin, finish, ratio = self._begin, self._finish, self._ratio
 
         @functools.wraps(invoke)
         def traced(given: Any) -> object:
+            if ratio < 1 and not by_chance(ratio) and not is_sampled(given):
+                return invoke(given)
             running = begin(start, given)
             try:
                 answer = invoke(given)
@@ -102,11 +112,13 @@ class Processing:
 
         return traced
 
-    def _async(self, invoke: Invoke, start: Start) -> Invoke:
-        begin, finish = self._begin, self._finish
+    def _async(self, invoke: Invoke, start: Start, is_sampled: IsSampled) -> Invoke:
+        begin, finish, ratio = self._begin, self._finish, self._ratio
 
         @functools.wraps(invoke)
         async def traced(given: Any) -> object:
+            if ratio < 1 and not by_chance(ratio) and not is_sampled(given):
+                return await invoke(given)
             running = begin(start, given)
             try:
                 answer = await invoke(given)
@@ -188,6 +200,10 @@ class Processing:
             span.end()
         except Exception:  # noqa: BLE001 - as in _begin
             self._suppressed.log()
+
+
+def _any_sender_sampled(messages: Sequence[Message]) -> bool:
+    return any(map(is_sender_sampled, messages))
 
 
 def _note_error(span: Span, error: BaseException) -> str:

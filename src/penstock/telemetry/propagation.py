@@ -7,13 +7,13 @@ parts of a malformed `tracestate` to the log.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, TypeVar
 
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanContext, TraceFlags, TraceState, format_span_id, format_trace_id, get_current_span
 
-from penstock.message import Message
+from penstock.message import Message, headers_of
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
@@ -30,6 +30,8 @@ _MEMBER = re.compile(
     r"=([\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e])"
 )
 _NO_STATE = TraceState()
+#: The ends of flags whose lowest bit is set. Blanks and what later versions append are looked at more closely.
+_SAMPLED = frozenset({*"13579bdf \t", *(bytes([one]) for one in b"13579bdf \t")})
 
 HeaderT = TypeVar("HeaderT", bound=str | bytes | None)
 
@@ -42,6 +44,15 @@ def context_of(message: Message) -> SpanContext | None:
         # A header's name may be any bytes on the wire; the client then gives none of them.
         return None
     return extract(headers)
+
+
+def is_sender_sampled(message: Message) -> bool:
+    """Return whether the producer's context of a message is sampled."""
+    try:
+        headers = headers_of(message._record)  # noqa: SLF001 - asked of every message: `headers` would copy them
+    except UnicodeDecodeError:
+        return False
+    return bool(headers) and sampled_context(headers or ()) is not None
 
 
 def extract(headers: Iterable[tuple[str, str | bytes | None]]) -> SpanContext | None:
@@ -73,6 +84,18 @@ def extract(headers: Iterable[tuple[str, str | bytes | None]]) -> SpanContext | 
         trace_state=_NO_STATE if state is None else _trace_state(_text(state, _MAX_STATE_CHARS)),
     )
     return context if context.is_valid else None
+
+
+def sampled_context(headers: Collection[tuple[str, str | bytes | None]]) -> SpanContext | None:
+    """Return the context that headers carry, where it is sampled; what is not is told by its last character."""
+    last: str | bytes | None = None
+    for name, content in headers:
+        if name == TRACEPARENT:
+            last = content
+    if not last or last[-1:] not in _SAMPLED:
+        return None
+    context = extract(headers)
+    return context if context is not None and context.trace_flags.sampled else None
 
 
 def inject(headers: Iterable[tuple[str, HeaderT]], context: Context | None = None) -> list[tuple[str, HeaderT | bytes]]:

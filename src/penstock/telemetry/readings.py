@@ -33,10 +33,13 @@ class Reading:
     lag: Mapping[tuple[str, int], int]
     parked_keys: int
     held_keys: int
+    handled: int
     failed: int
     retried: int
     dead_letters: int
+    dead_letter_failures: int
     dropped: int
+    stalls: int
     pauses: Mapping[str, int]
     assigned: int
     revoked: int
@@ -130,6 +133,7 @@ METRICS: tuple[ObservedMetric[Reading], ...] = (
         "Keys whose message is held for good by its handler's choice.",
         lambda it: it.held_keys,
     ),
+    counter("penstock.handled_messages", "{message}", "Messages whose handler returned.", lambda it: it.handled),
     counter("penstock.handler.failures", "{call}", "Calls of a handler that raised.", lambda it: it.failed),
     counter(
         "penstock.handler.retries",
@@ -139,6 +143,18 @@ METRICS: tuple[ObservedMetric[Reading], ...] = (
     ),
     counter(
         "penstock.dead_letters", "{message}", "Messages written to a dead-letter topic.", lambda it: it.dead_letters
+    ),
+    counter(
+        "penstock.dead_letter_failures",
+        "{try}",
+        "Tries to write a dead letter that failed; its message is held.",
+        lambda it: it.dead_letter_failures,
+    ),
+    counter(
+        "penstock.handler.stalls",
+        "{message}",
+        "Messages that the watchdog reported for being in a handler for too long.",
+        lambda it: it.stalls,
     ),
     counter(
         "penstock.dropped_messages", "{message}", "Messages given up by the handler's choice.", lambda it: it.dropped

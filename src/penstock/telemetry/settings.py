@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from random import random
 
 from opentelemetry import metrics, trace
 
@@ -21,15 +22,19 @@ class Telemetry:
     Attributes:
         tracer_provider: where spans go; None means OpenTelemetry's global provider, also when it is set later.
         meter_provider: where metrics go; None means OpenTelemetry's global provider, also when it is set later.
+        sample_ratio: part of the messages that get spans and whose time is measured, from 0 to 1 (default: all), beside
+            those whose sender was sampled, which always do, so that a trace is whole. What is left out costs next to
+            nothing; counts are of all messages nevertheless. It comes before the provider's own sampler.
         record_keys: whether spans carry the messages' keys. Keys often name people, so they are left out by default.
 
     Raises:
-        ConfigurationError: a provider is not one, or `record_keys` is not a boolean.
+        ConfigurationError: a provider is not one, `record_keys` no boolean, or `sample_ratio` not from 0 to 1.
     """
 
     tracer_provider: trace.TracerProvider | None = None
     meter_provider: metrics.MeterProvider | None = None
     record_keys: bool = False
+    sample_ratio: float = 1.0
 
     def __post_init__(self) -> None:
         for option, needed in (("tracer_provider", "get_tracer"), ("meter_provider", "get_meter")):
@@ -45,6 +50,10 @@ class Telemetry:
                 "give True to put messages' keys into spans"
             )
 
+        ratio = self.sample_ratio
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+            raise ConfigurationError(f"sample_ratio must be from 0 to 1, but is {ratio!r}; 0.01 is one message of 100")
+
     def tracer(self) -> trace.Tracer:
         """Return penstock's tracer."""
         return trace.get_tracer(SCOPE, scope_version(), self.tracer_provider)
@@ -52,6 +61,11 @@ class Telemetry:
     def meter(self) -> metrics.Meter:
         """Return penstock's meter."""
         return metrics.get_meter(SCOPE, scope_version(), self.meter_provider)
+
+
+def by_chance(ratio: float) -> bool:
+    """Return whether chance chooses one, of which this part is to be chosen."""
+    return random() < ratio  # noqa: S311 - it samples, and keeps no secret
 
 
 def scope_version() -> str:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -78,6 +78,19 @@ class State(Enum):
     FAILED = "failed"
 
 
+class PublicationSpans(Protocol):
+    """Makes spans of published messages; called on the writer's thread, and raises nothing."""
+
+    def begin(self) -> None:
+        """Begin a Kafka transaction; what was not committed is forgotten."""
+
+    def written(self, topic: str, headers: Sequence[tuple[str, str | bytes | None]]) -> None:
+        """Take note of a message."""
+
+    def committed(self) -> None:
+        """Report the messages: they are visible."""
+
+
 class TransactionalWriter:
     """A producer under one transactional id, for as long as none of its transactions fails.
 
@@ -90,6 +103,7 @@ class TransactionalWriter:
         reports_all: whether deliveries are reported that succeeded.
         step: called before each call of the library that may wait, with its name.
         now: the time in seconds that only rise.
+        spans: told of what is written and committed, where telemetry is on.
     """
 
     def __init__(
@@ -105,8 +119,10 @@ class TransactionalWriter:
         reports_all: bool,
         step: Callable[[str], object],
         now: Callable[[], float] = time.monotonic,
+        spans: PublicationSpans | None = None,
     ) -> None:
         self.transactional_id = transactional_id
+        self._spans = spans
         self._bootstrap_servers = bootstrap_servers
         self._log_topic = log_topic
         self._ids_right = ids_right
@@ -202,6 +218,8 @@ class TransactionalWriter:
         self._ends.begin()
         self._added.begin()
         self.blame, self.has_log_failed = Blame(), False
+        if self._spans is not None:
+            self._spans.begin()
         self._state = State.WRITING
         producer.begin_transaction()
 
@@ -225,6 +243,8 @@ class TransactionalWriter:
                 # Other threads get Python's lock here: handlers that wake would wait for it until all is handed over.
                 self.producer.poll(0)
             to = -1 if partition is None else partition
+            if self._spans is not None:
+                self._spans.written(topic, headers)
             try:
                 if headers:
                     produce(topic, value, key, to, reported, headers=list(headers))
@@ -342,6 +362,8 @@ class TransactionalWriter:
             self._state = State.FAILED
             raise
         self._state = State.READY
+        if self._spans is not None:
+            self._spans.committed()
         self._rights.granted(topic_right(Operation.WRITE, self._log_topic))
 
     def abort(self) -> None:

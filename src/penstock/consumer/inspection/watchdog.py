@@ -38,9 +38,12 @@ class Watchdog:
         self._loop_reported = False
         #: How many messages were reported as stalled.
         self.stalls = 0
+        #: When the poll thread last came by, on the engine's clock; None before its first turn. Any thread reads it.
+        self.turned_at: float | None = None
 
     def check(self, now: float) -> None:
         """Report what has been in a handler for too long."""
+        self.turned_at = now
         if now < self._next:
             return
         self._next = now + min(_INTERVAL_S, self._stall_after / 2)

@@ -28,7 +28,7 @@ from penstock.transactions.coordinator.checks.discard_policy import Discarding
 from penstock.transactions.coordinator.logs.payload_reader import PayloadReader
 from penstock.transactions.coordinator.logs.topic_settings import mend_settings
 from penstock.transactions.coordinator.loop import CoordinatorLoop
-from penstock.transactions.coordinator.metrics import observe
+from penstock.transactions.coordinator.metrics import observe, publication_spans
 from penstock.transactions.coordinator.options import CoordinatorOptions
 from penstock.transactions.coordinator.partitions.counts import Counts, PartitionReading
 from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
@@ -213,7 +213,8 @@ class KafkaCoordinator:
             return encode_claim(ids())
 
         def make(transactional_id: str, *, apart: bool) -> Publisher:
-            return Publisher(servers, self._config, topics, transactional_id, claim, self._rights, apart=apart)
+            spans = publication_spans(options.telemetry, self._prefix)
+            return Publisher(servers, self._config, topics, transactional_id, claim, self._rights, apart, spans)
 
         def read_done(starts: Mapping[int, int]) -> Mapping[int, DoneRead]:
             return logs.done(starts, starts)

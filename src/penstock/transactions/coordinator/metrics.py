@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Any
 from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics
 
 if TYPE_CHECKING:
-    from penstock.telemetry import CoordinatorTelemetry, Telemetry
+    from penstock.telemetry import CoordinatorTelemetry, PublicationSpans, Telemetry
 
 #: What only a store in Kafka can tell: others write its topics, and topics have retentions.
 _OF_TOPICS = frozenset({"forged", "lost"})
+
+
+def publication_spans(telemetry: Telemetry | None, prefix: str) -> PublicationSpans | None:
+    """Return what makes the spans of what one writer publishes; None where nobody wants them."""
+    if telemetry is None:
+        return None
+    from penstock.telemetry import PublicationSpans
+
+    return PublicationSpans(telemetry, prefix)
 
 
 def observe(

@@ -141,9 +141,13 @@ class Flight(ResultFuture[TransactionResult]):
         # Its owner alone changes it in this phase; the callback comes first, for whoever sees the new phase takes it.
         self._callback = _nobody if at_once else callback
         self._phase = _DECIDING
+        answered: Callable[[TransactionError | None], None] = self._decision_answered
+        if core.spans is not None:
+            half = self.halves[0]
+            answered = core.spans.settling(half.topic, half.headers, state.name, answered)
         if not self._commits or core.deadlines.has_limit:
             core.deadlines.await_answer(self)
-        core.store.decide(prepared, _TO_COMMIT if state is _COMMIT else _TO_ROLL_BACK, self._decision_answered)
+        core.store.decide(prepared, _TO_COMMIT if state is _COMMIT else _TO_ROLL_BACK, answered)
         if at_once:
             callback(self)
 

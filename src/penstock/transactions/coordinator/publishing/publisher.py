@@ -24,7 +24,7 @@ from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.errors import GivenUpError, NotOpenedError
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.producer_settings import DELIVERY_S
-from penstock.clients.transactional.writer import TransactionalWriter, Written
+from penstock.clients.transactional.writer import PublicationSpans, TransactionalWriter, Written
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.state.pending.pending import Pending, size_of
@@ -106,6 +106,7 @@ class Publisher:
         claim: Callable[[], str],
         rights: MissingRights,
         apart: bool = False,
+        spans: PublicationSpans | None = None,
     ) -> None:
         self._topics = topics
         self._claim = claim
@@ -125,6 +126,7 @@ class Publisher:
             apart=apart,
             reports_all=False,
             step=self._do,
+            spans=spans,
         )
 
     def open(self) -> None:

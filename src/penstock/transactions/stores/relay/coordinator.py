@@ -21,7 +21,7 @@ from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import StoppedError, raised
 from penstock.transactions.connections import cause_of
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
-from penstock.transactions.coordinator.metrics import observe
+from penstock.transactions.coordinator.metrics import observe, publication_spans
 from penstock.transactions.coordinator.options import CoordinatorOptions
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.stores.relay.backlog import Backlog
@@ -238,7 +238,15 @@ class RelayCoordinator:
 
         def make(transactional_id: str, *, apart: bool) -> Outbound:
             log = DoneLog(servers, config, done, number, rights)
-            return Outbound(servers, config, transactional_id=transactional_id, done=log, apart=apart, rights=rights)
+            return Outbound(
+                servers,
+                config,
+                transactional_id=transactional_id,
+                done=log,
+                apart=apart,
+                rights=rights,
+                spans=publication_spans(self._telemetry, store.prefix),
+            )
 
         backlog = shards.backlog(number)
         relay = Relay(backlog, shards.transactional_id(number), make, self._left, self._wake.set)

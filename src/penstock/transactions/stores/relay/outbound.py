@@ -34,7 +34,7 @@ from penstock.clients.transactional.errors import NotOpenedError
 from penstock.clients.transactional.faults import Blame, Fault
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.producer_settings import DELIVERY_S
-from penstock.clients.transactional.writer import TransactionalWriter
+from penstock.clients.transactional.writer import PublicationSpans, TransactionalWriter
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.stores.relay.done_log import DoneLog, encode_ids
@@ -89,6 +89,7 @@ class Outbound:
         done: DoneLog,
         apart: bool = False,
         rights: MissingRights | None = None,
+        spans: PublicationSpans | None = None,
     ) -> None:
         self._rights = MissingRights(config) if rights is None else rights
         self._apart = apart
@@ -104,6 +105,7 @@ class Outbound:
             rights=self._rights,
             apart=apart,
             step=self._goes_on,
+            spans=spans,
         )
         # The writer in use, and those that have the other ids since `open`, with which nothing was sent.
         self._writers: list[TransactionalWriter] = []

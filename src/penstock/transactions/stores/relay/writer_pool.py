@@ -13,7 +13,7 @@ from functools import partial
 from penstock.clients.rights import Right
 from penstock.clients.transactional.errors import IdLostError, NotOpenedError
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.clients.transactional.writer import TransactionalWriter
+from penstock.clients.transactional.writer import PublicationSpans, TransactionalWriter
 from penstock.options import ClientConfig
 
 _log = logging.getLogger("penstock.transactions")
@@ -38,6 +38,7 @@ class WriterPool:
         rights: MissingRights,
         apart: bool,
         step: Callable[[str], object],
+        spans: PublicationSpans | None = None,
     ) -> None:
         self._make = partial(
             TransactionalWriter,
@@ -49,6 +50,7 @@ class WriterPool:
             apart=apart,
             reports_all=True,
             step=step,
+            spans=spans,
         )
 
     def take(self, name: str) -> list[TransactionalWriter]:

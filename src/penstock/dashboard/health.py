@@ -1,0 +1,131 @@
+"""Whether a process lives and whether it is ready, with reasons: what `/healthz` and `/readyz` answer.
+
+A process that does not live is worth a restart. One that is not ready is not: its broker may be gone, or its group may
+give it nothing. Reasons name topics, offsets, handlers and threads, never keys and values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock import options as check
+from penstock.consumer import ConsumerStatistics, Explanation
+from penstock.running import RunningApp
+from penstock.spark_sink.monitoring.progress import SinkState
+
+#: Reasons that one answer gives, at most.
+_MAX_REASONS = 10
+#: States in which a message does not wait for what somebody configured: a retry's time, a rate, a key that is held.
+_WORK = frozenset({"idle", "in handler", "queued", "publishing", "dead letter"})
+
+
+@dataclass(frozen=True, slots=True)
+class HealthLimits:
+    """What is too long.
+
+    Attributes:
+        handler: seconds that a message may be in a handler, or the event loop blocked, before the process counts as
+            hung.
+        moving: seconds in which something must be done where there is something to do.
+
+    Raises:
+        ConfigurationError: one is no time.
+    """
+
+    handler: float = 300.0
+    moving: float = 60.0
+
+    def __post_init__(self) -> None:
+        check.seconds("handler limit", self.handler)
+        check.seconds("moving limit", self.moving)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An answer: whether all is well, and if not, why not."""
+
+    well: bool
+    reasons: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, reasons: list[str]) -> Verdict:
+        """Return what reasons against it make of it."""
+        return cls(not reasons, tuple(reasons[:_MAX_REASONS]))
+
+
+class Health:
+    """Judges one process. For one thread, which also calls `look` every few seconds."""
+
+    def __init__(self, limits: HealthLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        #: The app; None until it has started.
+        self.running: RunningApp | None = None
+        self._done = -1
+        self._moved_at = clock()
+
+    def look(self) -> None:
+        """Note whether messages were done since the last look, or there was nothing to do."""
+        if self.running is None or not self.running.has_consumer:
+            return
+        found = self.running.statistics()
+        done = _done(found)
+        # What falls counts too: a partition or a worker that is gone takes its count along.
+        if done != self._done or not _has_work(found):
+            self._done, self._moved_at = done, self._clock()
+
+    def alive(self) -> Verdict:
+        """Return whether the process goes on: its threads turn and no handler hangs. One that starts does."""
+        live = None if self.running is None else self.running.liveness()
+        if live is None:
+            return Verdict(well=True)
+        reasons = []
+        if live.turned_s is not None and live.turned_s > live.turn_limit_s:
+            reasons.append(f"the poll thread has not come round for {live.turned_s:.1f} s")
+        if live.longest is not None and live.longest.seconds > self._limits.handler:
+            reasons.append(f"{live.longest}; the limit is {self._limits.handler:g} s")
+        if live.loop_blocked_s > self._limits.handler:
+            reasons.append(f"the event loop has been blocked for {live.loop_blocked_s:.1f} s")
+        return Verdict.of(reasons)
+
+    def ready(self) -> Verdict:
+        """Return whether it has partitions and gets on with them; sinks must run."""
+        running = self.running
+        if running is None:
+            return Verdict.of(["the app is starting"])
+        if running.is_stopping:
+            return Verdict.of(["the app is stopping"])
+        reasons = [
+            f"sink {one.name} is {one.state.value}"
+            for one in running.sinks()
+            if one.state not in (SinkState.RUNNING, SinkState.ENDED)
+        ]
+        if running.has_consumer:
+            self.look()
+            reasons += self._not_moving(running.explain())
+        return Verdict.of(reasons)
+
+    def _not_moving(self, partitions: list[Explanation]) -> list[str]:
+        assigned = [one for one in partitions if one.partition >= 0]
+        if not assigned:
+            return [str(one) for one in partitions] or ["no partition is assigned"]
+        if all(one.trouble is not None for one in assigned):
+            return [str(one) for one in assigned]
+        still_s = self._clock() - self._moved_at
+        stuck = [str(one) for one in assigned if _is_stuck(one)] if still_s > self._limits.moving else []
+        return [f"nothing was done for {still_s:.0f} s, though there is work", *stuck] if stuck else []
+
+
+def _done(found: ConsumerStatistics) -> int:
+    return found.handled + found.restored + found.filtered + found.dropped + found.dead_letters + found.retry_topic
+
+
+def _has_work(found: ConsumerStatistics) -> bool:
+    return found.in_flight > 0 or any(one.lag for one in found.partitions)
+
+
+def _is_stuck(one: Explanation) -> bool:
+    # What the app itself has paused has no lag.
+    return one.trouble is not None or (bool(one.lag) and one.state in _WORK)

@@ -1,0 +1,230 @@
+"""The endpoints of one process, asked over HTTP while its app starts, works, hangs, loses its broker and stops."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from kafka_proxy import KafkaProxy
+from kafka_tools import produce
+from penstock import App, ConfigurationError, Telemetry
+from penstock.dashboard import Address, Endpoints, HealthLimits
+from penstock.devbroker import DevBroker
+from waiting import wait_until
+
+ANY = Address("127.0.0.1", 0)
+
+
+def get(endpoints: Endpoints, path: str, **headers: str) -> tuple[int, str]:
+    """Return status and body."""
+    connection = http.client.HTTPConnection(endpoints.address.host, endpoints.address.port, timeout=20)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def asked(endpoints: Endpoints, path: str) -> tuple[int, dict[str, Any]]:
+    status, body = get(endpoints, path)
+    return status, json.loads(body)
+
+
+def reasons(endpoints: Endpoints, path: str) -> str:
+    """Return why not, and nothing where all is well."""
+    status, said = asked(endpoints, path)
+    assert status == (503 if said["reasons"] else 200)
+    return "; ".join(said["reasons"])
+
+
+@contextmanager
+def serving(app: App, **limits: float) -> Iterator[Endpoints]:
+    with Endpoints(app, ANY, HealthLimits(**limits)) as endpoints:
+        yield endpoints
+
+
+def test_a_process_lives_while_it_starts_is_ready_with_its_partitions_and_says_that_it_stops(
+    broker: DevBroker, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(2)
+    app = App(topic, bootstrap_servers=broker.bootstrap_servers)
+    begun, go_on = threading.Event(), threading.Event()
+
+    @app.handler(topic)
+    def handle(message: object) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    with serving(app) as endpoints:
+        assert asked(endpoints, "/healthz") == (200, {"status": "alive", "reasons": []})
+        assert asked(endpoints, "/readyz") == (503, {"status": "not ready", "reasons": ["the app is starting"]})
+
+        with app.start() as running:
+            endpoints.watch(running)
+            wait_until(lambda: not reasons(endpoints, "/readyz"))
+            produce(broker.bootstrap_servers, topic, [(b"the key", b"the value")])
+            assert begun.wait(60)
+            _, shown = get(endpoints, "/metrics")
+
+            stopping = threading.Thread(target=running.stop)
+            stopping.start()
+            wait_until(lambda: reasons(endpoints, "/readyz") == "the app is stopping")
+            assert reasons(endpoints, "/healthz") == ""
+            go_on.set()
+            stopping.join(60)
+        assert reasons(endpoints, "/healthz") == ""
+
+    assert f'penstock_in_flight_messages{{messaging_consumer_group_name="{topic}"}} 1.0' in shown
+    assert "process_cpu_seconds_total" in shown
+    assert "the key" not in shown
+    with pytest.raises(OSError, match="refused"):
+        get(endpoints, "/healthz")
+
+
+def test_a_handler_that_hangs_fails_healthz_which_names_it_and_readyz_where_nothing_else_is_done(
+    broker: DevBroker, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(1)
+    produce(broker.bootstrap_servers, topic, [(b"secret key", b"v")] * 3)
+    app = App(topic, bootstrap_servers=broker.bootstrap_servers)
+    go_on = threading.Event()
+
+    @app.handler(topic)
+    def hang(message: object) -> None:
+        go_on.wait(60)
+
+    with serving(app, handler=0.5, moving=0.5) as endpoints, app.start() as running:
+        endpoints.watch(running)
+        hung = wait_until(lambda: reasons(endpoints, "/healthz"), 30)
+        stuck = wait_until(lambda: reasons(endpoints, "/readyz").partition("nothing was done for ")[2], 30)
+        go_on.set()
+        wait_until(lambda: not reasons(endpoints, "/healthz") and not reasons(endpoints, "/readyz"))
+
+    assert hung.startswith(f"{topic}[0]@0 has been in ")
+    assert "hang for " in hung
+    assert f"on penstock-worker-{topic}-" in hung
+    assert hung.endswith("the limit is 0.5 s")
+    assert "held by offset 0, in handler " in stuck
+    assert "secret" not in hung + stuck
+
+
+def test_a_broker_that_is_gone_makes_a_process_unready_and_is_no_reason_to_restart_it(
+    broker: DevBroker, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(1)
+    with ExitStack() as reachable:
+        proxy = reachable.enter_context(KafkaProxy(broker.bootstrap_servers))
+        app = App(topic, bootstrap_servers=proxy.bootstrap_servers, revoke_timeout=0.5, stop_timeout=1)
+        app.handler(topic)(lambda _: None)
+        with serving(app) as endpoints, app.start() as running:
+            endpoints.watch(running)
+            wait_until(lambda: not reasons(endpoints, "/readyz"))
+
+            reachable.close()
+
+            why = wait_until(lambda: reasons(endpoints, "/readyz"), 60)
+            assert reasons(endpoints, "/healthz") == ""
+
+    assert f"{topic}[0]" in why
+    assert "brokers" in why
+
+
+def test_an_app_with_a_provider_of_its_own_shows_its_metrics_and_exports_them_as_before(
+    broker: DevBroker, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(1)
+    reader = InMemoryMetricReader()
+    telemetry = Telemetry(meter_provider=MeterProvider([reader], shutdown_on_exit=False))
+    app = App(topic, bootstrap_servers=broker.bootstrap_servers, telemetry=telemetry)
+    done = threading.Event()
+    app.handler(topic)(lambda _: done.set())
+
+    with serving(app) as endpoints, app.start() as running:
+        endpoints.watch(running)
+        produce(broker.bootstrap_servers, topic, [(b"k", b"v")])
+        assert done.wait(60)
+        wait_until(lambda: running.statistics().handled == 1)
+        _, shown = get(endpoints, "/metrics")
+        exported = reader.get_metrics_data()
+
+    assert "messaging_process_duration_seconds_count{" in shown
+    assert exported is not None
+    assert "messaging.process.duration" in str(exported.to_json())
+
+
+def test_metrics_that_hang_hold_neither_healthz_nor_the_end_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = App("nothing", bootstrap_servers="127.0.0.1:1")
+    go_on = threading.Event()
+    monkeypatch.setattr("penstock.dashboard.endpoints._COLLECT_S", 0.2)
+    monkeypatch.setattr("penstock.dashboard.metrics.PrometheusMetrics.text", lambda *_: go_on.wait(60))
+
+    with serving(app) as endpoints:
+        status, body = get(endpoints, "/metrics")
+        assert asked(endpoints, "/healthz")[0] == 200
+    go_on.set()
+
+    assert (status, body) == (503, "the metrics did not come within 0.2 s\n")
+
+
+def test_a_page_of_another_site_reads_nothing_at_the_loopback_address() -> None:
+    with serving(App("nothing", bootstrap_servers="127.0.0.1:1")) as endpoints:
+        assert get(endpoints, "/metrics", Host="evil.example:8400")[0] == 403
+        assert get(endpoints, "/healthz", Host="localhost:8400")[0] == 200
+        assert get(endpoints, "/else")[0] == 404
+        connection = http.client.HTTPConnection(endpoints.address.host, endpoints.address.port, timeout=20)
+        connection.request("POST", "/healthz")
+        assert connection.getresponse().status == 405
+        connection.close()
+
+
+def test_an_address_that_is_taken_is_said_before_the_app_starts() -> None:
+    app = App("nothing", bootstrap_servers="127.0.0.1:1")
+
+    with serving(app) as endpoints, pytest.raises(ConfigurationError, match=f"cannot listen on {endpoints.address}: "):
+        Endpoints(app, endpoints.address)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "loopback"),
+    [
+        ("127.0.0.1:8400", "127.0.0.1", 8400, True),
+        ("[::1]:0", "::1", 0, True),
+        ("localhost:1", "localhost", 1, True),
+        ("10.0.0.7:8400", "10.0.0.7", 8400, False),
+        ("worker-1:65535", "worker-1", 65535, False),
+    ],
+)
+def test_an_address_is_a_host_and_a_port(text: str, host: str, port: int, loopback: bool) -> None:
+    address = Address.parse(text)
+
+    assert (address.host, address.port, address.is_loopback, str(address)) == (host, port, loopback, text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8400", ":8400", "127.0.0.1", "a b:1", "host:65536", "::1:8400", "host:٣", "h:1\n"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="HOST:PORT"):
+        Address.parse(text)
+
+
+def test_each_member_process_listens_on_the_next_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = Address.parse("127.0.0.1:8400")
+
+    assert address.of_this_process().port == 8400
+    monkeypatch.setenv("PENSTOCK_PROCESS", "3")
+    assert address.of_this_process().port == 8402
+    assert ANY.of_this_process().port == 0
+    with pytest.raises(ConfigurationError, match="65536"):
+        Address("127.0.0.1", 65_534).of_this_process()

@@ -1,0 +1,69 @@
+"""What Prometheus would read of a process with a consumer, a coordinator and Spark queries: names and labels."""
+
+from __future__ import annotations
+
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from prometheus_client.registry import CollectorRegistry
+
+from penstock import App, Message, Telemetry, retry
+from penstock.spark_sink.sinks.handlers.metrics import HandlerMetrics
+from penstock.spark_sink.sinks.handlers.report import BatchReport, TaskReport
+from penstock.telemetry import CoordinatorReading, CoordinatorTelemetry
+from penstock.telemetry.spark import SparkReading, SparkTelemetry
+from penstock.testing import TestApp
+
+_COORDINATOR = CoordinatorReading(
+    pending=1,
+    oldest_pending_age=2.5,
+    held=3,
+    held_by_key=4,
+    delayed=5,
+    committed=6,
+    rolled_back=7,
+    discarded=8,
+    refused=9,
+    forged=10,
+    checks=11,
+    no_producer=12,
+    lost=13,
+    finish_bounds=(0.1, 1.0),
+    finish_times=(20, 2, 1),
+    finish_seconds=14.5,
+)
+_QUERY = SparkReading(rows=1, rows_per_s=1.0, lag={("orders", 0): 1}, ledger={("orders", 0): 1}, restarts=1)
+_TASK = TaskReport(task=0, attempt=0, heaviest_lane=1, seconds=1.0, rows=1, handled=1, failed=1, retried=1)
+_REPORT = BatchReport(batch_id=0, tasks=[_TASK], parallelism=1)
+
+
+def scraped() -> dict[str, frozenset[str]]:
+    """Return the names of all samples that Prometheus would read, with their labels.
+
+    An app in memory handles, fails and gives up messages; a coordinator and queries are shown by readings of theirs.
+    """
+    registry = CollectorRegistry()
+    provider = MeterProvider(
+        [PrometheusMetricReader(registry=registry, scope_info_enabled=False)], shutdown_on_exit=False
+    )
+    telemetry = Telemetry(meter_provider=provider)
+    app = App("orders", bootstrap_servers="in-memory:1", telemetry=telemetry)
+
+    @app.handler("orders", on_failure="dead_letter", retry=retry(attempts=1))
+    def handle(message: Message) -> None:
+        if message.value == b"bad":
+            raise ValueError
+
+    coordinator = CoordinatorTelemetry(telemetry, "penstock", lambda: _COORDINATOR)
+    query = SparkTelemetry(telemetry, "totals", lambda: _QUERY)
+    query.batch({"triggerExecution": 1.0})
+    HandlerMetrics(telemetry, "orders").record(_REPORT)
+    try:
+        with TestApp(app) as running:
+            running.send("orders", key=b"1", value=b"good")
+            running.send("orders", key=b"2", value=b"bad")
+            running.settle()
+            running.advance(5)
+            return {sample.name: frozenset(sample.labels) for family in registry.collect() for sample in family.samples}
+    finally:
+        coordinator.close()
+        query.close()
