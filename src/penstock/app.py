@@ -31,6 +31,8 @@ from penstock.consumer.handlers.ordering import KeyFunction
 from penstock.consumer.handlers.patterns import register_pattern, topics_or_pattern
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
+from penstock.reports.reporter import reporter_maker
+from penstock.reports.settings import ReportSettings, report_settings
 from penstock.running import RunningApp, coordinator_of, run_until_signal
 from penstock.spark_sink.queries.app_sinks import AppSinks
 from penstock.spark_sink.queries.sink_registry import SinkRegistry
@@ -78,6 +80,7 @@ class App(SinkRegistry):
             least once all the same.
         transaction_interval: seconds between two such transactions.
         exception_texts: whether the log shows the texts of what handlers raise; they often quote the message.
+        report: whether each process tells the topic `penstock.reports` how it does, for `penstock status`; or how.
 
     Raises:
         ConfigurationError: an option is wrong.
@@ -108,6 +111,7 @@ class App(SinkRegistry):
         exactly_once: bool = False,
         transaction_interval: float = 0.1,
         exception_texts: bool = False,
+        report: bool | ReportSettings = False,
     ) -> None:
         check.not_empty("name", name)
         check.not_empty("bootstrap_servers", bootstrap_servers)
@@ -133,6 +137,7 @@ class App(SinkRegistry):
             config=config if config is not None else {},
         )
         self._coordinator = coordinator
+        self.report = report_settings(report)
         self._prefix = prefix
         self._middlewares = middlewares_of(middlewares)
         self._lifespans: list[Lifespan] = []
@@ -328,6 +333,7 @@ class App(SinkRegistry):
             self.consumer() if has_consumer else None,
             self._lifespans,
             self._new_sinks(),
+            reporter_maker(self.report, self.name, self.bootstrap_servers, self._settings.config),
         )
         running.start(self.name)
         return running
@@ -345,7 +351,7 @@ class App(SinkRegistry):
     @property
     def _left_out(self) -> frozenset[str]:
         """Topics that no pattern takes: those left to Spark, and the store's own."""
-        return frozenset(self._handlers) | StoreTopics(self._prefix).all
+        return frozenset(self._handlers) | StoreTopics(self._prefix).all | {(self.report or ReportSettings()).topic}
 
     def consumer(self, cluster: Cluster | None = None) -> LitePushConsumer:
         """Return a consumer with the app's handlers, save those left to Spark, not started.

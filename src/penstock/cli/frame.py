@@ -22,6 +22,7 @@ from penstock.cli.lag import lag
 from penstock.cli.offsets import offsets
 from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
 from penstock.cli.run import run
+from penstock.cli.status import status
 from penstock.cli.tx.command import tx
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
 from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_USAGE
@@ -30,6 +31,7 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
     (demo, "penstock demo --no-spark"),
     (run, "penstock run orders:app"),
     (explain, "penstock explain"),
+    (status, "penstock status sms --watch"),
     (lag, "penstock lag sms"),
     (coordinator, "penstock coordinator --bootstrap-servers 127.0.0.1:9092"),
     (broker, "penstock broker --port 9092"),

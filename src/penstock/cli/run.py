@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from penstock.app import App
 
 _MAX_RESTARTS = 10
+#: Member processes find there that they are to report.
+_REPORT_VARIABLE = "PENSTOCK_REPORT"
 
 
 def run(
@@ -35,6 +37,10 @@ def run(
     max_restarts: Annotated[
         int, typer.Option(min=0, help="With --processes: how often in a row one process is started again.")
     ] = _MAX_RESTARTS,
+    report: Annotated[
+        bool,
+        typer.Option("--report", envvar=_REPORT_VARIABLE, help="Report to the group's topic, for `penstock status`."),
+    ] = False,
 ) -> None:
     """Run an app until SIGTERM or Ctrl-C: it finishes what it holds, commits and leaves.
 
@@ -53,12 +59,18 @@ def run(
         from penstock.supervisor.processes import run_processes
 
         log_to_stderr()
+        if report:
+            os.environ[_REPORT_VARIABLE] = "1"
         raise typer.Exit(run_processes(target, processes, max_restarts))
     end_with_parent()
     app = load_app(target)
     log_to_stderr()
     if app.sinks:
         find_java_for_spark()
+    if report and app.report is None:
+        from penstock.reports.settings import ReportSettings
+
+        app.report = ReportSettings()
     app.run()
 
 

@@ -14,6 +14,7 @@ from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order
 from penstock.consumer.handlers.retry_policy import RetryFunction, RetryPolicy, StopFunction, WaitFunction, retry
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.explain import Explanation
+from penstock.consumer.inspection.parked_keys import ParkedMessage
 from penstock.consumer.inspection.statistics import ConsumerStatistics, PartitionStatistics
 from penstock.consumer.lite_push import UNCHANGED, LitePushConsumer, Unchanged
 from penstock.consumer.settings import ConsumerSettings
@@ -51,6 +52,7 @@ __all__ = [
     "OnFailure",
     "Operation",
     "Order",
+    "ParkedMessage",
     "PartitionStatistics",
     "PlainMiddleware",
     "Resource",

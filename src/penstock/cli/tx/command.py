@@ -70,7 +70,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.dlq.text import printable
+    from penstock.cli.output import printable
     from penstock.cli.tx.text import discarded_letter, discarded_rows, pending_rows
     from penstock.transactions.operator.kafka_operator import KafkaAdministration
 

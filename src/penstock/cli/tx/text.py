@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from penstock.cli.dlq.text import content_text, printable, time_text
-from penstock.cli.output import age_text
+from penstock.cli.dlq.text import content_text, time_text
+from penstock.cli.output import age_text, printable
 from penstock.transactions.model import DiscardedTransaction, PendingTransaction
 from penstock.transactions.operator.audit import Audited
 from penstock.transactions.operator.inspection import Discarded, Found
