@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Middleware,
         OnFailure,
         Order,
+        ParkedMessage,
         RetryPolicy,
         WorkerResource,
         retry,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     )
     from penstock.message import Message
     from penstock.outgoing import Outgoing
+    from penstock.reports.settings import ReportSettings
     from penstock.running import RunningApp
     from penstock.telemetry import Telemetry
     from penstock.transactions import (
@@ -79,6 +81,7 @@ _HOMES = {
         "Middleware",
         "OnFailure",
         "Order",
+        "ParkedMessage",
         "RetryPolicy",
         "WorkerResource",
         "retry",
@@ -105,6 +108,7 @@ _HOMES = {
     ),
     "penstock.message": ("Message",),
     "penstock.outgoing": ("Outgoing",),
+    "penstock.reports.settings": ("ReportSettings",),
     "penstock.telemetry": ("Telemetry",),
     "penstock.transactions": (
         "Coordinator",
@@ -143,9 +147,11 @@ __all__ = [
     "OnFailure",
     "Order",
     "Outgoing",
+    "ParkedMessage",
     "PenstockError",
     "PublicationNotSeenError",
     "RegistryConnectionError",
+    "ReportSettings",
     "RetryLater",
     "RetryPolicy",
     "RunningApp",

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from penstock import options as check
 from penstock.clients.cluster import Cluster
 from penstock.consumer import (
     ConsumerSettings,
-    DeadLetterFormat,
     DeadLetterLimit,
     Handler,
-    Keyless,
     LitePushConsumer,
     MiddlewareSpec,
-    OnFailure,
-    Order,
-    RetryPolicy,
     WorkerResource,
-    handler,
 )
-from penstock.consumer.handlers.decoding import DecoderSpec
-from penstock.consumer.handlers.encoding import EncoderSpec
-from penstock.consumer.handlers.functions import require_yield
-from penstock.consumer.handlers.handler import Filter
+from penstock.consumer.handlers.handler_registry import HandlerRegistry
 from penstock.consumer.handlers.lifespan import Lifespan
-from penstock.consumer.handlers.middleware import middlewares_of, wrap
-from penstock.consumer.handlers.ordering import KeyFunction
-from penstock.consumer.handlers.patterns import register_pattern, topics_or_pattern
+from penstock.consumer.handlers.middleware import middlewares_of
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
+from penstock.reports.reporter import reporter_maker
+from penstock.reports.settings import ReportSettings, report_settings
 from penstock.running import RunningApp, coordinator_of, run_until_signal
 from penstock.settings import effective
 from penstock.spark_sink.queries.app_sinks import AppSinks
@@ -44,12 +35,8 @@ if TYPE_CHECKING:
     from penstock.spark_sink.sinks.handlers.sink import HandlerSink
     from penstock.telemetry import Telemetry
 
-FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
-ResourceT = TypeVar("ResourceT")
-LifespanT = TypeVar("LifespanT", bound=Lifespan)
 
-
-class App(SinkRegistry):
+class App(HandlerRegistry, SinkRegistry):
     """A consumer group with its handlers and sinks.
 
     Nothing is connected before `run` or `start`. Registering is for one thread; everything else may be called from any.
@@ -75,9 +62,11 @@ class App(SinkRegistry):
         middlewares: functions `(message, call_next)` around every handler, the first outermost; see `Middleware`.
         telemetry: spans and metrics by OpenTelemetry; None (default) for none, at no cost.
         exactly_once: whether what handlers return and the offsets of their messages are committed in one Kafka
-            transaction: readers of committed messages see it once. Effects outside Kafka are at least once.
+            transaction, so that readers of committed messages see each result once; effects outside Kafka are at
+            least once all the same.
         transaction_interval: seconds between two such transactions.
         exception_texts: whether the log shows the texts of what handlers raise; they often quote the message.
+        report: whether each process tells the topic `penstock.reports` how it does, for `penstock status`; or how.
 
     Raises:
         ConfigurationError: an option is wrong, here or where it stands in place of this: see `penstock.settings`.
@@ -108,6 +97,7 @@ class App(SinkRegistry):
         exactly_once: bool = False,
         transaction_interval: float = 0.1,
         exception_texts: bool = False,
+        report: bool | ReportSettings = False,
     ) -> None:
         check.not_empty("name", name)
         self.name = name
@@ -129,14 +119,16 @@ class App(SinkRegistry):
             exactly_once=exactly_once,
             transaction_interval=transaction_interval,
             exception_texts=exception_texts,
+            report=report,
             config=config if config is not None else {},
         )
         with found.naming_origins():
             check.not_empty("bootstrap_servers", found["bootstrap_servers"])
-            own = found.without("bootstrap_servers", "coordinator", "prefix")
+            own = found.without("bootstrap_servers", "coordinator", "prefix", "report")
             self._settings = ConsumerSettings(**own, dead_letter_limit=dead_letter_limit, telemetry=telemetry)
         self.bootstrap_servers: str = found["bootstrap_servers"]
-        self._coordinator = (found["coordinator"] and coordinator) or found["coordinator"]
+        self._coordinator: bool | Coordinator = found["coordinator"]
+        self.report = report_settings(found["report"])
         self._prefix: str = found["prefix"]
         self._middlewares = middlewares_of(middlewares)
         self._lifespans: list[Lifespan] = []
@@ -145,133 +137,6 @@ class App(SinkRegistry):
         self._consumed: dict[str, Handler] = {}  # those that are not left to Spark
         self._patterns: dict[str, Handler] = {}
         self._sinks = []
-
-    def handler(
-        self,
-        *topics: str,
-        pattern: str | None = None,
-        order: str | Order = Order.KEY,
-        keyless: str | Keyless = Keyless.PARTITION,
-        key: str | KeyFunction | None = None,
-        key_space: str | None = None,
-        filter: Filter | None = None,  # noqa: A002 - the word of the field
-        decoder: DecoderSpec = None,
-        to: str | None = None,
-        encoder: EncoderSpec = None,
-        batch: int = 1,
-        linger: float = 0.0,
-        retry: RetryPolicy | None = None,
-        retry_delays: Sequence[float] = (),
-        on_failure: str | OnFailure = OnFailure.STOP,
-        dead_letter_topic: str | None = None,
-        dead_letter_format: str | DeadLetterFormat = DeadLetterFormat.KAFKA,
-        rate: float | None = None,
-        key_rate: float | None = None,
-        deferred_timeout: float | None = None,
-    ) -> Callable[[FunctionT], FunctionT]:
-        """Register a function for the messages of one topic or several. The function itself is returned unchanged.
-
-        A plain function runs on a worker thread, an `async def` on the app's event loop. What it raises is a failure.
-        What it returns is published, an `Outgoing` or several in a list or by `yield`, and then its message is done;
-        what brokers refuse of it is a failure of that message. It may return a `DeferredCompletion` and finish later.
-        It may have a second parameter, annotated `penstock.Context`: see there.
-
-        Args:
-            topics: names of the topics.
-            pattern: in place of them, a regular expression: topics that match as a whole, also those that come up
-                while the app runs. A topic that a handler names is that handler's.
-            order: "key" (default): messages with the same key are handled one at a time and in order, in all topics
-                of the handler. "partition": those of the same partition. "none": none wait.
-            keyless: what stands for the key where there is none: "partition" (default), "together" or "spread".
-            key: what stands for the record's key: "header:name", or a function of the message.
-            key_space: name that handlers share whose keys mean the same, such as "customer": their messages of one key
-                wait for each other too. None (default): the keys are the handler's own.
-            filter: called with a message; where it returns false the message is done at once, and counted.
-            decoder: "json", a pydantic model, a msgspec struct, a deserializer of confluent-kafka or a callable of
-                bytes: makes `message.body`.
-            to: topic of what the function returns, where that is no `Outgoing`: one value, with the message's key; a
-                handler of batches returns a list with one for each message. None (default): only `Outgoing` is
-                published.
-            encoder: "json", a pydantic model, a msgspec struct, a serializer of confluent-kafka or a callable: makes
-                bytes of the values that it returns and that are no bytes.
-            batch: messages given at once, at most; more than 1 gives the function a list. What fails comes in batches
-                again, and each message alone before it is given up; see `BatchError`.
-            linger: seconds that a batch which is not full waits for more, from the arrival of its first message.
-            retry: made by `penstock.retry`; five tries with growing waits when left out.
-            retry_delays: seconds; when the tries are exhausted the message waits in the topic
-                `retry.<app>.<topic>.<delay>` of one after the other, such as `retry.sms.orders.60s`, and holds neither
-                its key nor the watermark meanwhile.
-            on_failure: what becomes of a message whose retries are exhausted. "stop" (default): the app stops and keeps
-                the offset. "dead_letter": it is written to the dead-letter topic. "drop": it is logged and counted.
-                "hold": its key stays parked, everything else goes on, and log, statistics and `explain` say so.
-            dead_letter_topic: name of the dead-letter topic; created when absent. By the format, `dlq.{topic}` or
-                `{topic}-dlt`.
-            dead_letter_format: "kafka" (default, KIP-1191) or "spring".
-            rate: messages/s that are begun, over all keys; 0 holds all; None (default) for no limit.
-            key_rate: messages/s of each key; None (default) for no limit.
-            deferred_timeout: seconds that a deferred completion may stay out before it counts as failed; None
-                (default) for ever.
-
-        Raises:
-            ConfigurationError: an option is wrong, the function cannot be called, or a topic has a handler already.
-        """
-        names = topics_or_pattern(topics, pattern)
-
-        def register(function: FunctionT) -> FunctionT:
-            one = handler(
-                function,
-                order=order,
-                keyless=keyless,
-                key=key,
-                key_space=key_space,
-                filter=filter,
-                decoder=decoder,
-                to=to,
-                encoder=encoder,
-                batch=batch,
-                linger=linger,
-                retry_policy=retry,
-                retry_delays=retry_delays,
-                on_failure=on_failure,
-                dead_letter_topic=dead_letter_topic,
-                dead_letter_format=dead_letter_format,
-                rate=rate,
-                key_rate=key_rate,
-                deferred_timeout=deferred_timeout,
-            )
-            wrap(one, self._middlewares)  # to refuse what does not fit where it is written
-            if pattern is not None:
-                register_pattern(self._patterns, pattern, one)
-            for topic in names:
-                if topic in self._handlers:
-                    raise ConfigurationError(
-                        f"topic {topic} has the handler {self._handlers[topic].name} already; one topic has one "
-                        "handler in an app: call both from one, or make a second App with another name"
-                    )
-                self._handlers[topic] = self._consumed[topic] = one
-            return function
-
-        return register
-
-    def lifespan(self, function: LifespanT) -> LifespanT:
-        """Register a generator function that runs around the app: up to its `yield` at the start, the rest at the end.
-
-        Those registered first start first and end last. What fails at the start keeps the app from starting. An
-        `async def` runs on the event loop of the app's async handlers. What one of them yields is `Context.state`.
-        """
-        require_yield("lifespan", function, may_be_async=True)
-        self._lifespans.append(function)
-        return function
-
-    def worker_resource(self, function: Callable[[], Generator[ResourceT, Any, Any]]) -> WorkerResource[ResourceT]:
-        """Register a generator function that makes what each worker has one of; handlers ask it with `.get()`.
-
-        What stands before its `yield` runs on a worker at the first `get()` there, the rest when the worker ends.
-        """
-        require_yield("worker_resource", function)
-        resource = WorkerResource(function)
-        self._resources.append(resource)
-        return resource
 
     def handler_sink(
         self,
@@ -324,12 +189,14 @@ class App(SinkRegistry):
             SinkError: a sink cannot store what its query gives it.
         """
         if not self.consumes and not self._sinks:
-            raise ConfigurationError(f"app {self.name} has no handler and no sink; register one first")
+            what = "register one with @app.handler(topic) or @app.sink(topic)"
+            raise ConfigurationError(f"app {self.name} has no handler and no sink; {what}")
         running = RunningApp(
             coordinator_of(self._coordinator, self.bootstrap_servers, self._prefix, self._settings.telemetry),
             self.consumer() if self.consumes else None,
             self._lifespans,
             self._new_sinks(),
+            reporter_maker(self.report, self.name, self.bootstrap_servers, self._settings.config),
         )
         running.start(self.name)
         return running
@@ -340,24 +207,9 @@ class App(SinkRegistry):
         return self._settings.telemetry or telemetry
 
     @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """The handlers by topic."""
-        return dict(self._handlers)
-
-    @property
-    def patterns(self) -> Mapping[str, Handler]:
-        """The handlers by pattern."""
-        return dict(self._patterns)
-
-    @property
-    def consumes(self) -> bool:
-        """Whether it has handlers of its own: those that are left to Spark do not count."""
-        return bool(self._consumed or self._patterns)
-
-    @property
     def _left_out(self) -> frozenset[str]:
         """Topics that no pattern takes: those left to Spark, and the store's own."""
-        return frozenset(self._handlers) | StoreTopics(self._prefix).all
+        return frozenset(self._handlers) | StoreTopics(self._prefix).all | {(self.report or ReportSettings()).topic}
 
     def consumer(self, cluster: Cluster | None = None) -> LitePushConsumer:
         """Return a consumer with the app's handlers, save those left to Spark, not started.

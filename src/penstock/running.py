@@ -6,18 +6,20 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
 from penstock.consumer.handlers.lifespan import Lifespan, enter_all
 from penstock.consumer.inspection.explain_server import explain_server
 from penstock.consumer.inspection.liveness import Liveness
+from penstock.consumer.inspection.parked_keys import ParkedMessage
 from penstock.errors import ConfigurationError, StoppedError
+from penstock.reports.reporter import MakeReporter, Reporter
 from penstock.spark_sink.monitoring.progress import SinkStatistics
 from penstock.spark_sink.queries.app_sinks import AppSinks
 from penstock.supervisor.signal_event import SignalEvent
@@ -34,6 +36,8 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 #: Seconds within which a signal that comes twice counts once.
 _SAME_SIGNAL_S = 0.25
+#: Parked keys that are shown of one process.
+_MOST_PARKED = 50
 #: Seconds between two looks at a running app, so that the main thread hears signals.
 LOOK_S = 0.2
 
@@ -52,6 +56,20 @@ def coordinator_of(
     )
 
 
+def coordinator_description(coordinator: Coordinator) -> dict[str, object]:
+    """Return what reports show of a coordinator: its counts, and what its pending transactions wait for."""
+    return {"counts": asdict(coordinator.statistics()), "waits": coordinator.waits()}
+
+
+def _fields(one: Explanation | ParkedMessage) -> dict[str, Any]:
+    """Return the fields of a value that has no values within, with its key as text."""
+    # Not `asdict`, which copies deeply: of a thousand partitions that is most of what a report costs.
+    told = {field.name: getattr(one, field.name) for field in fields(one)}
+    key = one.key.decode(errors="backslashreplace") if isinstance(one.key, bytes) else one.key
+    told["key"] = None if key is None else str(key)
+    return told
+
+
 class RunningApp:
     """A started app. Made by `App.start`. All methods may be called from any thread."""
 
@@ -61,6 +79,7 @@ class RunningApp:
         consumer: LitePushConsumer | None,
         lifespans: Sequence[Lifespan],
         sinks: AppSinks | None = None,
+        make_reporter: MakeReporter | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._consumer = consumer
@@ -70,6 +89,8 @@ class RunningApp:
         self._signalled = (0, 0.0)
         self._stop_requested = SignalEvent()
         self._sinks = sinks
+        self._make_reporter = make_reporter
+        self._reporter: Reporter | None = None
 
     def start(self, name: str) -> None:
         """Start the parts; where one fails, stop those before it. Called once, by `App.start`.
@@ -89,6 +110,9 @@ class RunningApp:
             if self._sinks is not None:
                 self._sinks.start()
             self._around.enter_context(explain_server(partial(self.explanation, name)))
+            if self._make_reporter is not None:
+                self._reporter = self._make_reporter(partial(self.explanation, name), self.stacks)
+                self._reporter.start()
         except BaseException:
             try:
                 self.stop()
@@ -142,13 +166,24 @@ class RunningApp:
         return 0 if self._consumer is None else self._consumer.unfinished
 
     def explanation(self, name: str) -> dict[str, object]:
-        """Return what `penstock explain` shows of the app, as JSON has it: a key that is no text with bytes escaped."""
-        partitions = []
-        for one in self.explain():
-            key = one.key.decode(errors="backslashreplace") if isinstance(one.key, bytes) else one.key
-            partitions.append({**asdict(one), "key": None if key is None else str(key), "text": str(one)})
-        sinks = [{**asdict(sink), "state": sink.state.value, "text": str(sink)} for sink in self.sinks()]
-        return {"group": name, "partitions": partitions, "sinks": sinks}
+        """Return what `penstock explain` and reports show of the app, as JSON has it: keys as text, bytes escaped.
+
+        Whoever shows it to others takes the keys out.
+        """
+        partitions = [{**_fields(one), "text": str(one)} for one in self.explain()]
+        consumer, coordinator = self._consumer, self._coordinator
+        return {
+            "group": name,
+            "partitions": partitions,
+            "parked": [] if consumer is None else [_fields(one) for one in consumer.parked_keys(_MOST_PARKED)],
+            "counts": None if consumer is None else consumer.statistics().counts(),
+            "sinks": [{**asdict(sink), "state": sink.state.value, "text": str(sink)} for sink in self.sinks()],
+            "coordinator": None if coordinator is None else coordinator_description(coordinator),
+        }
+
+    def stacks(self, workers: Iterable[str]) -> dict[str, str]:
+        """Return the stacks of the handlers on these workers, by the name of each, the call last."""
+        return {} if self._consumer is None else self._consumer.stacks(workers)
 
     def change(
         self,
@@ -285,6 +320,8 @@ class RunningApp:
         with ExitStack() as parts:
             if self._consumer is not None:
                 parts.callback(self._consumer.close)
+            if self._reporter is not None:
+                parts.callback(self._reporter.stop)
             parts.callback(self._around.close)
             if self._coordinator is not None:
                 parts.callback(self._coordinator.stop)

@@ -25,6 +25,7 @@ from penstock.cli.new.command import new
 from penstock.cli.offsets import offsets
 from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
 from penstock.cli.run import run
+from penstock.cli.status import status
 from penstock.cli.tx.command import tx
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
 from penstock.settings.sources import PROFILE_VARIABLE
@@ -36,6 +37,7 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
     (run, "penstock run orders:app"),
     (check, "penstock check orders:app"),
     (explain, "penstock explain"),
+    (status, "penstock status sms --watch"),
     (lag, "penstock lag sms"),
     (coordinator, "penstock coordinator --bootstrap-servers 127.0.0.1:9092"),
     (broker, "penstock broker --port 9092"),

@@ -84,6 +84,11 @@ def age_text(seconds: float) -> str:
     return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
 
 
+def printable(text: str) -> str:
+    """Return the text with what a terminal might obey escaped."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def log_to_stderr() -> None:
     """Show log lines, unless the user's program has set logging up already."""
     logging.basicConfig(

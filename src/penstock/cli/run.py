@@ -56,6 +56,9 @@ def run(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
     handler_limit: Annotated[
         float, typer.Option(help="With --http: seconds in a handler after which /healthz says that it hangs.")
     ] = _HANDLER_LIMIT_S,
+    report: Annotated[
+        bool, typer.Option("--report", help="Report how it does to a topic, for `penstock status`: --set report=true.")
+    ] = False,
 ) -> None:
     """Run an app until SIGTERM or Ctrl-C: it finishes what it holds, commits and leaves.
 
@@ -73,7 +76,8 @@ def run(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
 
     Exit codes: 0 ended in order, 1 failed or left work undone, 2 wrong use, 3 no broker.
     """
-    with app_settings(servers, settings, config, config_file):
+    switched_on = ["report=true"] if report else []
+    with app_settings(servers, [*(settings or ()), *switched_on], config, config_file):
         if reload:
             if processes is not None:
                 raise ConfigurationError("--reload runs one process; leave --processes out")

@@ -14,9 +14,10 @@ from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order
 from penstock.consumer.handlers.retry_policy import RetryFunction, RetryPolicy, StopFunction, WaitFunction, retry
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.explain import Explanation
+from penstock.consumer.inspection.parked_keys import ParkedMessage
 from penstock.consumer.inspection.statistics import ConsumerStatistics, PartitionStatistics
-from penstock.consumer.lite_push import UNCHANGED, LitePushConsumer, Unchanged
-from penstock.consumer.settings import ConsumerSettings
+from penstock.consumer.lite_push import LitePushConsumer
+from penstock.consumer.settings import UNCHANGED, ConsumerSettings, Unchanged
 from penstock.dead_letters.headers import DeadLetterFormat
 from penstock.options import ClientConfig
 
@@ -51,6 +52,7 @@ __all__ = [
     "OnFailure",
     "Operation",
     "Order",
+    "ParkedMessage",
     "PartitionStatistics",
     "PlainMiddleware",
     "Resource",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -22,10 +22,12 @@ from penstock.consumer.handlers.retry_policy import RetryPolicy
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.liveness import Liveness, liveness_of
+from penstock.consumer.inspection.parked_keys import ParkedMessage, parked_keys
 from penstock.consumer.inspection.statistics import ConsumerStatistics
+from penstock.consumer.inspection.watchdog import stack_of
 from penstock.consumer.polling.health.startup_checks import Needs, needs_of
 from penstock.consumer.polling.poll_loop import PollLoop
-from penstock.consumer.settings import ConsumerSettings
+from penstock.consumer.settings import UNCHANGED, ConsumerSettings, Unchanged
 from penstock.errors import ConfigurationError, StoppedError
 
 _log = logging.getLogger(__name__)
@@ -36,13 +38,6 @@ ResultT = TypeVar("ResultT")
 _LOOK_S = 0.5
 #: Seconds that handlers under way have to end when nothing is drained, so that the work of short ones is not repeated.
 _GRACE_S = 1.0
-
-
-class Unchanged:
-    """Stands for a setting that is left as it is, where None is a value."""
-
-
-UNCHANGED = Unchanged()
 
 
 class LitePushConsumer:
@@ -378,6 +373,15 @@ class LitePushConsumer:
         While this member has no partition, one for each topic, with partition -1, says why.
         """
         return self._engine.explain()
+
+    def parked_keys(self, most: int) -> list[ParkedMessage]:
+        """Return the parked keys that their handlers hold or that were tried most, at most so many."""
+        return parked_keys(self._engine.scheduler, self._engine.clock.monotonic(), most)
+
+    def stacks(self, workers: Iterable[str]) -> dict[str, str]:
+        """Return the stacks of the handlers on these workers, by the name of each, the call last."""
+        wanted = set(workers)
+        return {one.name: "".join(stack_of(one)) for one in self._engine.slots() if one.name in wanted}
 
     def __enter__(self) -> Self:
         return self.start()

@@ -50,6 +50,13 @@ _DEFAULTS = {
 _EXACTLY_ONCE_DEFAULTS = {"queued.min.messages": 1}
 
 
+class Unchanged:
+    """Stands for a setting that is left as it is, where None is a value."""
+
+
+UNCHANGED = Unchanged()
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     """The options of a consumer. All times in seconds.

@@ -62,6 +62,7 @@ def effective(**given: Any) -> Effective:
                 values[option] = {**(values[option] or {}), **value}
                 origins |= {f"config[{name!r}]": layer.origin(option) for name in value}
             else:
-                values[option] = value
+                # True switches an object on that the code gives, which has arguments of its own.
+                values[option] = (given[option] or True) if value is True else value
                 origins[option] = layer.origin(option)
     return Effective(values, origins)

@@ -44,6 +44,7 @@ class Options(BaseSettings):
     exactly_once: bool | None = None
     transaction_interval: float | None = None
     exception_texts: bool | None = None
+    report: bool | None = None
 
     @classmethod
     def settings_customise_sources(cls, *_args: Any, **sources: Any) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from penstock.cli.output import printable
 from penstock.dead_letters.headers import strip
 from penstock.dead_letters.kinds import Kind
 from penstock.dead_letters.reader import DeadLetter
@@ -103,11 +104,6 @@ def content_text(value: str | bytes | None) -> str:
         return printable(value.decode())
     except UnicodeDecodeError:
         return f"0x{value.hex()}"
-
-
-def printable(text: str) -> str:
-    """Return the text with what a terminal might obey escaped."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def time_text(milliseconds: int) -> str:

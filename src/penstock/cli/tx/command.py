@@ -71,7 +71,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.dlq.text import printable
+    from penstock.cli.output import printable
     from penstock.cli.tx.text import discarded_as_json, discarded_letter, discarded_rows, pending_as_json, pending_rows
     from penstock.transactions.operator.kafka_operator import KafkaAdministration
 

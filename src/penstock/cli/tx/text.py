@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from penstock.cli.dlq.text import content_text, printable, time_text
-from penstock.cli.output import age_text
+from penstock.cli.dlq.text import content_text, time_text
+from penstock.cli.output import age_text, printable
 from penstock.transactions.model import DiscardedTransaction, PendingTransaction
 from penstock.transactions.operator.audit import Audited
 from penstock.transactions.operator.inspection import Discarded, Found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch, PauseReason
@@ -12,19 +12,13 @@ from penstock.consumer.failures.parking import NotDue
 from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.handlers.ordering import key_of
 from penstock.consumer.inspection.causes import Causes, Place, parked_ahead
+from penstock.consumer.inspection.parked_keys import head_of, state_of
 from penstock.consumer.inspection.statistics import PartitionStatistics, partition_statistics
 from penstock.message import Record
 from penstock.routing import KeyState, Scheduler
 
 #: The state of a partition of which it is not known where the group stands.
 UNKNOWN = "position not known yet"
-#: The state of a message that is the head of a parked key, by the state of that; "put off" where another thread has it.
-_STATES = {
-    KeyState.WAITING: "parked",
-    KeyState.UNSCHEDULED: "parked",
-    KeyState.STOPPING: "parked",
-    KeyState.HELD: "held",
-}
 #: What is added for a key that its handler holds.
 _HELD = "its tries are exhausted, and its handler holds it; mend the cause and start the app again"
 
@@ -123,7 +117,7 @@ def explain(
         # A copy, made in one step: the holder changes the dictionary meanwhile. A list of items is not, for the
         # collector may run at any tuple of it.
         for key, parked in lane.parked.copy().items() if lane.parked else ():
-            head = _head(parked)
+            head = head_of(parked)
             if head is not None:
                 parked_heads[head[0].assignment, head[2].offset()] = (key, parked)
     found = [_explain(one, in_handler, parked_heads, now) for one in assignments]
@@ -157,7 +151,7 @@ def _with_causes(
         return replace(explanation, state="dead letter", detail=words)
     if (words := causes.results(*place)) is not None:
         return replace(explanation, state="publishing", detail=words)
-    if place in ahead and (head := _head(ahead[place])) is not None:
+    if place in ahead and (head := head_of(ahead[place])) is not None:
         first = (head[0].assignment, head[2].offset())
         detail = f"it waits for {first[0]}@{first[1]} of its key"
         if ahead[place].state is KeyState.HELD:
@@ -191,13 +185,6 @@ def no_topic(patterns: Mapping[str, Handler], when: str, failures: Mapping[str, 
     ]
 
 
-def _head(parked: ConsumerParked) -> tuple[Fetch, int, Record] | None:
-    try:
-        return parked.waiting[0]
-    except IndexError:  # its holder has just taken the last
-        return None
-
-
 def _explain(
     assignment: Assignment,
     in_handler: dict[tuple[Assignment, int], ExecutionSlot],
@@ -216,7 +203,7 @@ def _explain(
             key, parked = parked_heads[place]
             state = parked.state
             blocking |= {
-                "state": "held by rate" if parked.awaits_token else _STATES.get(state, "put off"),
+                "state": state_of(parked),
                 "detail": _HELD if state is KeyState.HELD else None,
                 "rate": rate if parked.awaits_token else None,
                 "key": key_of(key.key if isinstance(key, NotDue) else key),
@@ -237,7 +224,8 @@ def _explain(
                 "worker": slot.name,
             }
     return Explanation(
-        **asdict(counts),
+        # Not `asdict`, which copies deeply: that was most of what a report of many partitions cost.
+        **{name: getattr(counts, name) for name in PartitionStatistics.__slots__},
         handler=assignment.route.handler.name,
         gaps=len(assignment.tracker.gaps()),
         **blocking,  # type: ignore[arg-type] # keys and types are those set above

@@ -101,6 +101,10 @@ class ConsumerStatistics:
     ready_lanes: int
     partitions: tuple[PartitionStatistics, ...]
 
+    def counts(self) -> dict[str, Any]:
+        """Return all but the partitions, as JSON has it."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "partitions"}
+
     def reading(self) -> Reading:
         """Return what metrics are made of."""
         from penstock.telemetry import Reading

@@ -42,7 +42,7 @@ from penstock.transactions.coordinator.recovery.recoveries import Recoveries
 from penstock.transactions.coordinator.recovery.recovery import RecoveryReader
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit
-from penstock.transactions.coordinator.status import StatusLog
+from penstock.transactions.coordinator.status import Status, StatusLog
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.ids import new_id
@@ -126,6 +126,8 @@ class KafkaCoordinator:
         self._rights = MissingRights(given)
         # Made by start() under its lock, then used by the coordinator's thread; statistics() reads `owned`.
         self._membership: Membership | None = None
+        #: What hinders it, as it told last. Written by the coordinator's thread, read by any.
+        self.status: Status | None = None
         # Made by start() under its lock, then the coordinator's thread's.
         self._payloads: PayloadReader | None = None
 
@@ -175,6 +177,11 @@ class KafkaCoordinator:
         mend_settings(self._admin, servers, topics, refuses=True, principal=principal)
 
         clock = BrokerClock()
+
+        def keep_status(status: Status, now: float) -> None:
+            self.status = status
+            status_log.write(status, now)
+
         left = LeftBehind(f"the coordinator of {self._prefix}")
         self._payloads = payloads = PayloadReader(servers, self._config, topics, left)
 
@@ -245,11 +252,12 @@ class KafkaCoordinator:
             left=left,
             limit=BatchLimit(self._target_latency),
             checks=checks,
-            status=StatusLog(sends, topics, self._rights).write,
+            status=keep_status,
             counts=self._counts,
             ration=self._ration,
             rights=self._rights,
         )
+        status_log = StatusLog(sends, topics, self._rights)
         self._membership = membership
         return threading.Thread(
             target=self._run,

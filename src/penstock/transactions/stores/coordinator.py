@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -10,6 +11,7 @@ from penstock.options import ClientConfig
 from penstock.transactions.coordinator.coordinator import KafkaCoordinator
 from penstock.transactions.coordinator.options import CoordinatorOptions
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy
+from penstock.transactions.operator.obstacles import status_lines
 from penstock.transactions.stores.relay.coordinator import RelayCoordinator
 from penstock.transactions.stores.relay.relayed_store import RelayedStore
 from penstock.transactions.wire.topics import DEFAULT_PARTITIONS
@@ -158,6 +160,14 @@ class Coordinator:
         store, those of all the store.
         """
         return self._engine.statistics()
+
+    def waits(self) -> list[str]:
+        """Return in sentences what its pending transactions wait for beside their decisions. Safe from any thread."""
+        status = self._engine.status if isinstance(self._engine, KafkaCoordinator) else None
+        if status is None:
+            return list(self._engine.statistics().missing_rights)
+        refused = [f"transaction {one} waits for its target to take it: {why}" for one, why in status.refused.items()]
+        return [*status_lines([status], time.time() * 1000), *refused]
 
     def __enter__(self) -> Self:
         return self.start()

@@ -1,0 +1,179 @@
+"""What of an app takes what its consumer runs: handlers, lifespans and worker resources, by decorator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from penstock.consumer.handlers.decoding import DecoderSpec
+from penstock.consumer.handlers.encoding import EncoderSpec
+from penstock.consumer.handlers.functions import require_yield
+from penstock.consumer.handlers.handler import Filter, Handler, OnFailure, handler
+from penstock.consumer.handlers.lifespan import Lifespan
+from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
+from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order
+from penstock.consumer.handlers.patterns import register_pattern, topics_or_pattern
+from penstock.consumer.handlers.retry_policy import RetryPolicy
+from penstock.consumer.handlers.worker_resource import WorkerResource
+from penstock.dead_letters.headers import DeadLetterFormat
+from penstock.errors import ConfigurationError
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
+ResourceT = TypeVar("ResourceT")
+LifespanT = TypeVar("LifespanT", bound=Lifespan)
+
+
+class HandlerRegistry:
+    """The handlers of an app, and what runs around them. Registering is for one thread."""
+
+    #: Name of the app.
+    name: str
+    _middlewares: Sequence[MiddlewareSpec]
+    _lifespans: list[Lifespan]
+    _resources: list[WorkerResource[Any]]
+    _handlers: dict[str, Handler]
+    #: Those that are not left to Spark.
+    _consumed: dict[str, Handler]
+    _patterns: dict[str, Handler]
+
+    def handler(
+        self,
+        *topics: str,
+        pattern: str | None = None,
+        order: str | Order = Order.KEY,
+        keyless: str | Keyless = Keyless.PARTITION,
+        key: str | KeyFunction | None = None,
+        key_space: str | None = None,
+        filter: Filter | None = None,  # noqa: A002 - the word of the field
+        decoder: DecoderSpec = None,
+        to: str | None = None,
+        encoder: EncoderSpec = None,
+        batch: int = 1,
+        linger: float = 0.0,
+        retry: RetryPolicy | None = None,
+        retry_delays: Sequence[float] = (),
+        on_failure: str | OnFailure = OnFailure.STOP,
+        dead_letter_topic: str | None = None,
+        dead_letter_format: str | DeadLetterFormat = DeadLetterFormat.KAFKA,
+        rate: float | None = None,
+        key_rate: float | None = None,
+        deferred_timeout: float | None = None,
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Register a function for the messages of one topic or several. The function itself is returned unchanged.
+
+        A plain function runs on a worker thread, an `async def` on the app's event loop. What it raises is a failure.
+        What it returns is published, an `Outgoing` or several in a list or by `yield`, and then its message is done;
+        what brokers refuse of it is a failure of that message. It may return a `DeferredCompletion` and finish later.
+        It may have a second parameter, annotated `penstock.Context`: see there.
+
+        Args:
+            topics: names of the topics.
+            pattern: in place of them, a regular expression: topics that match as a whole, also those that come up
+                while the app runs. A topic that a handler names is that handler's.
+            order: "key" (default): messages with the same key are handled one at a time and in order, in all topics
+                of the handler. "partition": those of the same partition. "none": none wait.
+            keyless: what stands for the key where there is none: "partition" (default), "together" or "spread".
+            key: what stands for the record's key: "header:name", or a function of the message.
+            key_space: name that handlers share whose keys mean the same, such as "customer": their messages of one key
+                wait for each other too. None (default): the keys are the handler's own.
+            filter: called with a message; where it returns false the message is done at once, and counted.
+            decoder: "json", a pydantic model, a msgspec struct, a deserializer of confluent-kafka or a callable of
+                bytes: makes `message.body`.
+            to: topic of what the function returns, where that is no `Outgoing`: one value, with the message's key; a
+                handler of batches returns a list with one for each message. None (default): only `Outgoing` is
+                published.
+            encoder: "json", a pydantic model, a msgspec struct, a serializer of confluent-kafka or a callable: makes
+                bytes of the values that it returns and that are no bytes.
+            batch: messages given at once, at most; more than 1 gives the function a list. What fails comes in batches
+                again, and each message alone before it is given up; see `BatchError`.
+            linger: seconds that a batch which is not full waits for more, from the arrival of its first message.
+            retry: made by `penstock.retry`; five tries with growing waits when left out.
+            retry_delays: seconds; when the tries are exhausted the message waits in the topic
+                `retry.<app>.<topic>.<delay>` of one after the other, such as `retry.sms.orders.60s`, and holds neither
+                its key nor the watermark meanwhile.
+            on_failure: what becomes of a message whose retries are exhausted. "stop" (default): the app stops and keeps
+                the offset. "dead_letter": it is written to the dead-letter topic. "drop": it is logged and counted.
+                "hold": its key stays parked, everything else goes on, and log, statistics and `explain` say so.
+            dead_letter_topic: name of the dead-letter topic; created when absent. By the format, `dlq.{topic}` or
+                `{topic}-dlt`.
+            dead_letter_format: "kafka" (default, KIP-1191) or "spring".
+            rate: messages/s that are begun, over all keys; 0 holds all; None (default) for no limit.
+            key_rate: messages/s of each key; None (default) for no limit.
+            deferred_timeout: seconds that a deferred completion may stay out before it counts as failed; None
+                (default) for ever.
+
+        Raises:
+            ConfigurationError: an option is wrong, the function cannot be called, or a topic has a handler already.
+        """
+        names = topics_or_pattern(topics, pattern)
+
+        def register(function: FunctionT) -> FunctionT:
+            one = handler(
+                function,
+                order=order,
+                keyless=keyless,
+                key=key,
+                key_space=key_space,
+                filter=filter,
+                decoder=decoder,
+                to=to,
+                encoder=encoder,
+                batch=batch,
+                linger=linger,
+                retry_policy=retry,
+                retry_delays=retry_delays,
+                on_failure=on_failure,
+                dead_letter_topic=dead_letter_topic,
+                dead_letter_format=dead_letter_format,
+                rate=rate,
+                key_rate=key_rate,
+                deferred_timeout=deferred_timeout,
+            )
+            wrap(one, self._middlewares)  # to refuse what does not fit where it is written
+            if pattern is not None:
+                register_pattern(self._patterns, pattern, one)
+            for topic in names:
+                if topic in self._handlers:
+                    raise ConfigurationError(
+                        f"topic {topic} has the handler {self._handlers[topic].name} already; one topic has one "
+                        "handler in an app: call both from one, or make a second App with another name"
+                    )
+                self._handlers[topic] = self._consumed[topic] = one
+            return function
+
+        return register
+
+    def lifespan(self, function: LifespanT) -> LifespanT:
+        """Register a generator function that runs around the app: up to its `yield` at the start, the rest at the end.
+
+        Those registered first start first and end last. What fails at the start keeps the app from starting. An
+        `async def` runs on the event loop of the app's async handlers. What one of them yields is `Context.state`.
+        """
+        require_yield("lifespan", function, may_be_async=True)
+        self._lifespans.append(function)
+        return function
+
+    def worker_resource(self, function: Callable[[], Generator[ResourceT, Any, Any]]) -> WorkerResource[ResourceT]:
+        """Register a generator function that makes what each worker has one of; handlers ask it with `.get()`.
+
+        What stands before its `yield` runs on a worker at the first `get()` there, the rest when the worker ends.
+        """
+        require_yield("worker_resource", function)
+        resource = WorkerResource(function)
+        self._resources.append(resource)
+        return resource
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """The handlers by topic."""
+        return dict(self._handlers)
+
+    @property
+    def patterns(self) -> Mapping[str, Handler]:
+        """The handlers by pattern."""
+        return dict(self._patterns)
+
+    @property
+    def consumes(self) -> bool:
+        """Whether it has handlers of its own: those that are left to Spark do not count."""
+        return bool(self._consumed or self._patterns)

@@ -1,0 +1,195 @@
+"""`penstock status` and `penstock explain --group`, of apps that run in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka.admin import AdminClient
+
+from commands import Command
+from kafka_tools import produce
+from penstock.devbroker import DevBroker
+from penstock.reports.reader import ReportReader
+from penstock.reports.report import Sender, encode_report, key_hash
+from waiting import wait_until
+
+APP = """
+import time
+from pathlib import Path
+import penstock
+from tenacity import wait_fixed
+
+app = penstock.App(
+    "{name}", bootstrap_servers="{servers}", workers=4, report=penstock.ReportSettings(topic="{reports}", stacks=True),
+    config={{"message.timeout.ms": 1000, "topic.metadata.refresh.interval.ms": 300}},
+)
+
+@app.handler("{hung}")
+def hangs(message):
+    while not Path("go on").exists():  # until the test says so
+        time.sleep(0.02)
+
+@app.handler("{poison}", retry=penstock.retry(attempts=1000, wait=wait_fixed(3600)))
+def fails(message):
+    if message.key == b"poison key":
+        raise RuntimeError("a secret text")
+
+@app.handler("{refused}", on_failure="dead_letter", retry=penstock.retry(attempts=1))
+def gives_up(message):
+    raise RuntimeError("a secret text")
+"""
+
+
+@contextmanager
+def running(folder: Path, target: str = "shop:app", *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "penstock", "run", target, *options]
+    with subprocess.Popen(command, cwd=folder) as process:
+        try:
+            yield process
+        finally:
+            (folder / "go on").touch()
+            process.terminate()
+            try:
+                process.wait(60)
+            finally:
+                process.kill()
+
+
+def members(broker: DevBroker, topic: str, group: str) -> list[Any]:
+    with ReportReader(broker.bootstrap_servers, {}, topic) as reader:
+        return [member for found in reader.groups() if found.name == group for member in found.members]
+
+
+def test_the_true_causes_of_stalls_are_named_elsewhere_within_ten_seconds(
+    broker: DevBroker,
+    admin: AdminClient,
+    new_topic: Callable[..., str],
+    tmp_path: Path,
+    penstock_command: Command,
+) -> None:
+    hung, poison, refused, reports = new_topic(), new_topic(), new_topic(), f"reports-{os.getpid()}-causes"
+    letters = new_topic()
+    text = APP.format(
+        name=hung, servers=broker.bootstrap_servers, hung=hung, poison=poison, refused=refused, reports=reports
+    ).replace('on_failure="dead_letter",', f'on_failure="dead_letter", dead_letter_topic="{letters}",')
+    (tmp_path / "shop.py").write_text(text)
+    with running(tmp_path) as process:
+        wait_until(lambda: any(len(one.report.partitions) == 3 for one in reports_of(broker, reports, hung)))
+        for future in admin.delete_topics([letters]).values():
+            future.result()
+        wait_until(lambda: letters not in admin.list_topics(timeout=30).topics)
+        for topic, key in ((hung, b"hung key"), (poison, b"poison key"), (refused, b"refused key")):
+            produce(broker.bootstrap_servers, topic, [(key, b"a secret payload")])
+        begun = time.monotonic()
+
+        def told() -> str:
+            _, out, _ = penstock_command("status", hung, *at(broker, reports))
+            return out if all(word in out for word in ("in handler hangs", "parked", "dead letter")) else ""
+
+        out = wait_until(told, 30)
+        took = time.monotonic() - begun
+        _, as_json, _ = penstock_command("status", hung, "--json", *at(broker, reports))
+        code, explained, _ = penstock_command("explain", "--group", hung, *at(broker, reports))
+        gone_code, _, gone = penstock_command("status", "no-such-group", *at(broker, reports))
+
+    assert took < 10
+    assert f"{hung}[0]: lag 1, watermark 0, 1 in flight" in out
+    assert "held by offset 0, in handler hangs on penstock-worker-" in out
+    assert "time.sleep(0.02)" in out
+    assert f"{poison}[0]:" in out
+    assert "parked (fails)" in out
+    assert "after 1 failed tries, next try in 3" in out
+    assert letters in next(line for line in out.splitlines() if line.strip().startswith(f"{refused}[0]:"))
+    assert f"key hash {key_hash('hung key', hung)}" in out
+    assert not [one for one in ("hung key", "poison key", "secret") if one in out + as_json + explained]
+    [member] = json.loads(as_json)["members"]
+    assert (member["process"], member["is_silent"], member["counts"]["parked_keys"]) == (process.pid, False, 2)
+    assert (code, explained.count("held by offset 0")) == (0, 3)
+    assert (gone_code, "no member of no-such-group reports to" in gone) == (1, True)
+
+
+def reports_of(broker: DevBroker, topic: str, group: str) -> list[Any]:
+    try:
+        return members(broker, topic, group)
+    except Exception:  # noqa: BLE001 - it is not there yet
+        return []
+
+
+def at(broker: DevBroker, topic: str) -> tuple[str, ...]:
+    return ("--bootstrap-servers", broker.bootstrap_servers, "--report-topic", topic)
+
+
+def test_a_killed_member_is_told_as_silent_and_a_stopped_one_is_gone(
+    broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path, penstock_command: Command
+) -> None:
+    topic = new_topic(partitions=2)
+    (tmp_path / "shop.py").write_text(
+        f"import penstock\napp = penstock.App({topic!r}, bootstrap_servers={broker.bootstrap_servers!r})\n"
+        f"app.handler({topic!r})(lambda message: None)\n"
+    )
+    reports = "penstock.reports"
+    with running(tmp_path, "shop:app", "--report") as killed, running(tmp_path, "shop:app", "--report") as stopped:
+        wait_until(lambda: len(reports_of(broker, reports, topic)) == 2)
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait(60)
+        code, out, _ = penstock_command("status", topic, "--bootstrap-servers", broker.bootstrap_servers)
+        stopped.terminate()
+        begun = time.monotonic()
+        assert stopped.wait(60) == 0
+        took = time.monotonic() - begun
+    left = members(broker, reports, topic)
+
+    assert code == 1
+    assert out.startswith(f"{topic}: 1 member and 1 silent")
+    [line] = [line for line in out.splitlines() if "silent for" in line]
+    assert f"-{killed.pid}-" in line
+    assert [one.report.process for one in left] == [killed.pid]
+    assert took < 20
+
+
+def test_a_topic_that_is_not_there_is_said_and_what_to_do(broker: DevBroker, penstock_command: Command) -> None:
+    code, _, error = penstock_command("status", *at(broker, "no-reports"))
+
+    assert code == 1
+    assert "nobody has reported yet" in error
+    assert "--report" in error
+
+
+def test_strangers_records_in_the_topic_are_counted_and_break_nothing(
+    broker: DevBroker, new_topic: Callable[..., str], penstock_command: Command
+) -> None:
+    topic = new_topic(partitions=2)
+    key = json.dumps(["\x1b[2Jgroup", "\x1b]0;member"]).encode()
+    produce(broker.bootstrap_servers, topic, [(b"key", b"value"), (key, b"{}"), (None, None), (key, b'{"version":7}')])
+
+    code, _, error = penstock_command("status", *at(broker, topic))
+
+    assert code == 1
+    assert "no member reports" in error
+
+    with ReportReader(broker.bootstrap_servers, {}, topic) as reader:
+        assert reader.states.ignored == {"unreadable": 3, "newer version": 1}
+
+
+def test_watch_goes_on_until_it_is_ended(broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path) -> None:
+    topic, sender = new_topic(), Sender("shop", "one", "host", 1)
+    numbers = {"sequence": 1, "interval_s": 2.0, "uptime_s": 1.0}
+    produce(broker.bootstrap_servers, topic, [(sender.key, encode_report(sender, {}, {}, numbers))])
+    command = [sys.executable, "-m", "penstock", "status", "--watch", *at(broker, topic)]
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path, text=True) as process:
+        assert process.stdout is not None
+        shown = [next(line for line in process.stdout if line.startswith("shop: 1 member")) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        code = process.wait(30)
+
+    assert (len(shown), code) == (2, 0)
