@@ -203,7 +203,7 @@ _NAMES = re.compile(r"(record_)?(key|value|headers|payload|body|stack)")
 _KINDS = re.compile(r"\bbytes\b|\bRecord\b|Headers|HeaderList|BaseException|Hashable")
 #: Those that hold nothing of a message, or what hides it itself, or are seen by whoever tests only.
 _HARMLESS = re.compile(
-    r"penstock\.(testing|demo)\.|.*\.(_Member\.process|KeyFunction|Scan\.records)|.*\.(sinks|merge|reducing)\.|.*Sink\.|.*Handler\."
+    r"penstock\.(testing|demo)\.|.*\.(_Member\.process|findings\.Setting\.value|KeyFunction|Scan\.records)|.*\.(sinks|merge|reducing)\.|.*Sink\.|.*Handler\."
 )
 
 

@@ -46,6 +46,8 @@ INNER = {
     "Submission",
     "TestTransaction",
 }
+#: Classes that an app is made of: what they have is public as its own is.
+REGISTRIES = {"HandlerRegistry", "SinkRegistry"}
 PUBLIC = {name for package in PACKAGES for name in importlib.import_module(package).__all__}
 #: The names of all that penstock raises, wherever it is defined.
 OWN_ERRORS = {
@@ -83,21 +85,32 @@ def signatures(package: str) -> Iterator[tuple[str, str, set[str]]]:
         found = getattr(home, name)
         if not (inspect.isclass(found) or inspect.isfunction(found)) or not found.__module__.startswith("penstock"):
             continue
-        tree = ast.parse(Path(inspect.getfile(found)).read_text())
-        node = next(one for one in tree.body if getattr(one, "name", None) == found.__name__)
-        if isinstance(node, ast.ClassDef):
-            parts = [one for one in node.body if is_public(one)]
-            if name in GIVEN:
-                parts = [one for one in parts if called(one) != "__init__"]
-            if name in ENGINES:
-                parts = [one for one in parts if called(one) == "__init__"]
-            if name in INNER:
-                parts = []
-        else:
-            parts = [node]
-        for part in parts:
-            where = f"{package}.{name}" if part is node else f"{package}.{name}.{called(part)}"
-            yield where, found.__module__, {*named_in(part), *raised_by(part)}
+        parents = [one for one in getattr(found, "__mro__", ()) if one.__name__ in REGISTRIES]
+        for owner in [found, *parents]:
+            node = written(owner)
+            for part in parts_of(node, name):
+                where = f"{package}.{name}" if part is node else f"{package}.{name}.{called(part)}"
+                yield where, owner.__module__, {*named_in(part), *raised_by(part)}
+
+
+def written(found: object) -> ast.stmt:
+    """Return where a class or a function is defined."""
+    tree = ast.parse(Path(inspect.getfile(found)).read_text())
+    return next(one for one in tree.body if getattr(one, "name", None) == found.__name__)
+
+
+def parts_of(node: ast.stmt, name: str) -> list[ast.stmt]:
+    """Return the public signatures and fields of what is public under a name."""
+    if not isinstance(node, ast.ClassDef):
+        return [node]
+    if name in INNER:
+        return []
+    parts = [one for one in node.body if is_public(one)]
+    if name in GIVEN:
+        return [one for one in parts if called(one) != "__init__"]
+    if name in ENGINES:
+        return [one for one in parts if called(one) == "__init__"]
+    return parts
 
 
 def is_public(node: ast.stmt) -> bool:

@@ -67,7 +67,10 @@ def test_an_app_starts_and_works_with_the_rights_that_check_printed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roles.make_topics_of_publisher(world)
-    app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=world.config, exactly_once=True)
+    reports = penstock.ReportSettings(topic=f"{world.names['topic']}-reports")
+    app = penstock.App(
+        world.names["app"], bootstrap_servers=world.servers, config=world.config, exactly_once=True, report=reports
+    )
 
     topic, target, once = world.names["topic"], world.names["target"], penstock.retry(attempts=1)
 
@@ -86,13 +89,14 @@ def test_an_app_starts_and_works_with_the_rights_that_check_printed(
     with app.start():
         wait_until(lambda: world.arrived(target) == world.sent[1:], STEP_S, interval=0.2)
         wait_until(lambda: world.arrived(f"dlq.{topic}") == world.sent[:1], STEP_S, interval=0.2)
+        wait_until(lambda: world.arrived(reports.topic), STEP_S, interval=0.2)
     after = check(world, monkeypatch, app)
 
     assert (before.code, found["ok"]) == (1, False)
     assert f"User:{world.user.name} lacks the right Read on group {world.names['app']}" in before.err
     assert (allowed.code, after.code) == (0, 0), allowed.err + after.err
     states = Counter(one["state"] for one in json.loads(after.out)["rights"])
-    assert states == {"ok": 6, "not told": 1}  # that on transactional ids
+    assert states == {"ok": 7, "not told": 1}  # that on transactional ids
     assert {one["partitions"] for one in json.loads(after.out)["topics"]} == {1, 2}
     assert PASSWORD not in before.out + allowed.out + after.out
     assert {"name": "config['sasl.password']", "value": "***", "origin": "the code"} in found["settings"]
@@ -146,6 +150,14 @@ def test_the_rights_of_a_coordinator_are_those_of_the_table() -> None:
 
     assert set(given(commands(needs.rights, "User:shop", "a:1"), "shop")) == of_table("coordinator") - targets
     assert "coordinator: give Write on each topic that its producers send to" in needs.notes
+
+
+def test_the_rights_of_a_member_that_reports_are_on_the_topic_of_reports() -> None:
+    app = penstock.App("shop", bootstrap_servers="a:1", report=True)
+
+    reports = {Right("topic", "penstock.reports", one) for one in ("WRITE", "CREATE")}
+    assert least(app) == reports
+    assert needs_of_app(app, []).made == {"penstock.reports": "reports"}
 
 
 def test_what_only_a_run_can_tell_is_said() -> None:

@@ -76,6 +76,28 @@ def test_the_command_line_goes_before_the_environment_that_before_the_profile_th
     assert after.bootstrap_servers == SERVERS
 
 
+@pytest.mark.parametrize("option", ["coordinator", "report"])
+def test_what_the_code_gives_with_arguments_of_its_own_is_switched_off_and_on_outside(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = penstock.Coordinator(bootstrap_servers=SERVERS)
+    own = {"coordinator": coordinator, "report": penstock.ReportSettings(interval=5)}[option]
+    found = []
+    for value in ("false", "true", "1"):
+        monkeypatch.setenv(f"PENSTOCK_{option.upper()}", value)
+        given = {option: False if value == "1" else own}
+        found.append(penstock.App("sms", bootstrap_servers=SERVERS, **given).effective[option])
+
+    assert found == [False, own, True]
+
+
+def test_a_member_reports_where_a_setting_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = app().report
+    monkeypatch.setenv("PENSTOCK_REPORT", "1")
+
+    assert (quiet, app().report) == (None, penstock.ReportSettings())
+
+
 def test_a_table_of_pyproject_is_read_where_there_is_no_file_of_its_own(folder: Path) -> None:
     (folder / "pyproject.toml").write_text("[project]\nname='a'\n[tool.penstock]\nworkers = 7\n")
     first = app()

@@ -14,9 +14,11 @@ from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order
 from penstock.consumer.handlers.retry_policy import RetryFunction, RetryPolicy, StopFunction, WaitFunction, retry
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.explain import Explanation
+from penstock.consumer.inspection.liveness import InHandler, Liveness
 from penstock.consumer.inspection.parked_keys import ParkedMessage
 from penstock.consumer.inspection.statistics import ConsumerStatistics, PartitionStatistics
 from penstock.consumer.lite_push import LitePushConsumer
+from penstock.consumer.polling.health.startup_checks import Needs
 from penstock.consumer.settings import UNCHANGED, ConsumerSettings, Unchanged
 from penstock.dead_letters.headers import DeadLetterFormat
 from penstock.options import ClientConfig
@@ -43,12 +45,15 @@ __all__ = [
     "Grantable",
     "Handler",
     "HandlerFunction",
+    "InHandler",
     "KeyFunction",
     "Keyless",
     "Kind",
     "LitePushConsumer",
+    "Liveness",
     "Middleware",
     "MiddlewareSpec",
+    "Needs",
     "OnFailure",
     "Operation",
     "Order",

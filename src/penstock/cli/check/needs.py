@@ -45,6 +45,9 @@ def needs_of_app(app: App, there: Collection[str]) -> AppNeeds:
         rights += [] if spec.group is None else [group_right(spec.group)]
         rights += _of_sink(spec.name, spec.function, spec.topics, app, notes)
     rights += _of_coordinator(app, there, notes)
+    if app.report is not None:
+        made[app.report.topic] = "reports"
+        rights += [topic_right(one, app.report.topic) for one in (Operation.WRITE, Operation.CREATE)]
     wanted = dict.fromkeys(
         right for right in rights if right.operation is not Operation.CREATE or right.name not in there
     )
