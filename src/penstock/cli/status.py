@@ -77,9 +77,8 @@ def explain_members(bootstrap_servers: str, settings: dict[str, str], topic: str
             typer.echo(json.dumps(_member_json(one)))
             continue
         report = one.report
-        count = report.partition_count
         typer.echo(
-            f"{printable(report.group)}, {printable(report.member)}: {count} partition{'' if count == 1 else 's'}"
+            f"{printable(report.group)}, {printable(report.member)}: {_partitions(report.partition_count)}"
             + (f", {_silence(one)}" if one.is_silent else "")
         )
         for partition in report.partitions:
@@ -143,7 +142,7 @@ def _group_lines(group: Group) -> Iterator[str]:
     yield (
         f"{printable(group.name)}: {len(living)} member{'' if len(living) == 1 else 's'}"
         + (f" and {silent} silent" if silent else "")
-        + f", {count} partitions, lag {sum(one.lag for one in living)}, {handled:.0f} messages/s"
+        + f", {_partitions(count)}, lag {sum(one.lag for one in living)}, {handled:.0f} messages/s"
     )
     for one in group.members:
         yield from (f"  {line}" for line in _member_lines(one))
@@ -157,16 +156,14 @@ def _member_lines(member: Member) -> Iterator[str]:
         yield f"{printable(report.member)}, process {report.process} on {printable(report.host)}:"
     if counts:
         yield (
-            f"  {report.partition_count} partitions, lag {report.lag}, {rates.get('handled', 0):.0f} messages/s, "
+            f"  {_partitions(report.partition_count)}, lag {report.lag}, {rates.get('handled', 0):.0f} messages/s, "
             f"{rates.get('failed', 0):.1f} failed/s, {counts.get('in_flight', 0):.0f} in flight, "
             f"{counts.get('parked_keys', 0):.0f} keys parked"
             + _nonzero(counts, {"held_keys": "held", "dead_letters": "dead letters", "stalls": "stalls"})
             + _nonzero(counts, {"dead_letter_failures": "dead letters refused", "failed_commits": "commits failed"})
         )
-    if report.pauses:
-        yield "  pauses so far: " + ", ".join(
-            f"{printable(reason)} {count:.0f}" for reason, count in report.pauses.items()
-        )
+    if pauses := [f"{printable(reason)} {count:.0f}" for reason, count in report.pauses.items() if count]:
+        yield f"  pauses so far: {', '.join(pauses)}"
     holding = [one for one in report.partitions if _is_held(one)]
     for one in holding[:_MOST_SHOWN]:
         yield f"  {_partition_text(one)}"
@@ -186,6 +183,10 @@ def _member_lines(member: Member) -> Iterator[str]:
             f"{of.get('no_producer', 0):.0f} checks reached no producer"
         )
         yield from (f"    {printable(why)}" for why in report.waits)
+
+
+def _partitions(count: float) -> str:
+    return f"{count:.0f} partition{'' if count == 1 else 's'}"
 
 
 def _silence(member: Member) -> str:
@@ -237,6 +238,6 @@ def _sink_lines(sinks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _left_out(sums: Mapping[str, float]) -> Iterator[str]:
     if sums:
         yield (
-            f"{sums.get('partitions', 0):.0f} partitions more, with lag {sums.get('lag', 0):.0f} and "
+            f"{_partitions(sums.get('partitions', 0))} more, with lag {sums.get('lag', 0):.0f} and "
             f"{sums.get('in_flight', 0):.0f} in flight, did not fit into the report"
         )
