@@ -4,9 +4,10 @@ usage: python benchmarks/spark.py [--rows 3000000] [--sink-rows 1000000] [--seco
 
 ceiling   two plain `Consumer.consume` processes, each over half of the partitions and looking at no message: once with
           the client's own defaults, once with the fetch settings of penstock's tasks
-source    the source into `foreachBatch(count)`, on `local[2]`; the ratio to both ceilings
+source    the source into `foreachBatch(count)`, on `local[2]`, in batches of a sixth of the rows, from the end of the
+          first on: in steady state, without the start of the query; the ratio to both ceilings
 sql       `SqlSink` into PostgreSQL over 10,000 keys: upserts into a new table, the same over what is there, append
-handlers  `HandlerSink` with an empty handler
+handlers  `HandlerSink` with an empty handler, without an order and by key, in steady state as above
 publish   `KafkaSink` and a `HandlerSink` whose handler returns its message: one result for each row, exactly once
 latency   1,000 messages a second: the time of micro-batches, and of each message from its birth to the sink's return
 
@@ -49,6 +50,8 @@ PARTITIONS = 8
 KEYS = 10_000
 VALUE_BYTES = 100
 PER_SECOND = 1_000
+#: Micro-batches of what is measured in steady state.
+BATCHES = 6
 PARTS = ("ceiling", "source", "sql", "handlers", "publish", "latency")
 
 _folders = itertools.count(1)
@@ -227,11 +230,27 @@ def nothing(_message: Message) -> None:
 
 
 def counted(spark: SparkSession, servers: str, topic: str, rows: int, folder: Path) -> float:
-    """Return the seconds of a query that counts all rows, from its start to its end."""
+    """Return the seconds in which a query counts so many rows, in steady state."""
     counts: list[int] = []
-    took = run_query(spark, servers, topic, lambda batch, _: counts.append(batch.count()), folder)
+    took = steady(spark, servers, topic, lambda batch, _: counts.append(batch.count()), rows, folder)
     assert sum(counts) == rows
     return took
+
+
+def steady(  # noqa: PLR0917 - as `start`
+    spark: SparkSession, servers: str, topic: str, sink: Callable[[DataFrame, int], None], rows: int, folder: Path
+) -> float:
+    """Return the seconds a query takes for so many rows, from the end of its first batch to that of its last."""
+    ends: list[float] = []
+
+    def timed(batch: DataFrame, batch_id: int) -> None:
+        sink(batch, batch_id)
+        ends.append(time.perf_counter())
+
+    limit = {"maxOffsetsPerTrigger": str(-(-rows // BATCHES))}
+    start(spark, servers, topic, timed, folder, "earliest", limit, availableNow=True).awaitTermination()
+    assert len(ends) == BATCHES
+    return (ends[-1] - ends[0]) * BATCHES / (BATCHES - 1)
 
 
 def run_query(
@@ -239,7 +258,7 @@ def run_query(
 ) -> float:
     """Return the seconds of a query that gives a topic to a sink, from its start to its end."""
     begun = time.perf_counter()
-    query = start(spark, servers, topic, sink, folder, starting="earliest", availableNow=True)
+    query = start(spark, servers, topic, sink, folder, "earliest", availableNow=True)
     query.awaitTermination()
     return time.perf_counter() - begun
 
@@ -251,6 +270,7 @@ def start(  # noqa: PLR0917 - what a query is made of
     sink: Callable[[DataFrame, int], None],
     folder: Path,
     starting: str,
+    options: dict[str, str] | None = None,
     **trigger: Any,
 ) -> StreamingQuery:
     """Start a query with a checkpoint of its own."""
@@ -259,6 +279,7 @@ def start(  # noqa: PLR0917 - what a query is made of
         .option("kafka.bootstrap.servers", servers)
         .option("subscribe", topic)
         .option("startingOffsets", starting)
+        .options(**options or {})
         .load()
     )
     checkpoint = str(folder / f"checkpoint-{next(_folders)}")
@@ -294,9 +315,11 @@ def into(store: SqlSink) -> Callable[[DataFrame, int], None]:
 
 def handlers(spark: SparkSession, servers: str, rows: int, folder: Path) -> None:
     """Hand every message to a handler on the executors that does nothing."""
-    sink = HandlerSink({"sinks": handler(nothing)}, group="benchmark", parallelism=2, headers=False)
-    run_query(spark, servers, "sinks", sink, folder)
-    report("HandlerSink, an empty handler", rows, run_query(spark, servers, "sinks", sink, folder))
+    for order, what in (("none", "without an order"), ("key", "by key")):
+        work = {"sinks": handler(nothing, order=order)}
+        sink = HandlerSink(work, group="benchmark", parallelism=2, headers=False)
+        took = [steady(spark, servers, "sinks", sink, rows, folder) for _ in range(2)]
+        report(f"HandlerSink, an empty handler, {what}", rows, took[-1])
 
 
 def same(message: Message) -> bytes | None:

@@ -113,11 +113,6 @@ def test_the_options_table_has_the_client_settings_that_penstock_sets() -> None:
     assert {name: given[name] for name in table} == _DEFAULTS
     assert {own[name] for name in table} == {"mine"}
     assert given["partition.assignment.strategy"] == "cooperative-sticky"
-    assert "queued.min.messages" not in given
-    assert "`queued.min.messages=1`" in TEXT
-    assert ConsumerSettings(exactly_once=True).client_config("group")["queued.min.messages"] == 1
-    set_by_user = ConsumerSettings(exactly_once=True, config={"queued.min.messages": 7})
-    assert set_by_user.client_config("group")["queued.min.messages"] == 7
     assert "message.max.bytes=1000000000" in TEXT
     assert ConsumerSettings().producer_config() == {
         "message.max.bytes": 1_000_000_000,

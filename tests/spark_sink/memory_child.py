@@ -40,7 +40,7 @@ def main(topic: str, rows: int, settings: dict[str, str]) -> None:
     making.Consumer = HesitantConsumer
     before = resident("VmRSS")
     seen, largest = 0, 0
-    for batch in reading.read_range(options, schema, OffsetRange(topic, 0, 0, rows)):
+    for batch in reading.read_ranges(options, schema, [OffsetRange(topic, 0, 0, rows)]):
         seen += batch.num_rows
         largest = max(largest, batch.nbytes)
     report = {"rows": seen, "largest": largest, "grown": resident("VmHWM") - before}

@@ -16,7 +16,7 @@ from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError, TopicNotFoundError
 from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.partition_reader import read_range
+from penstock.spark_sink.source.partition_reader import read_ranges
 from penstock.spark_sink.source.planning.planning import OffsetRange
 from penstock.spark_sink.source.planning.tasks import source_schema
 from penstock.spark_sink.source.stream_reader import StreamReader
@@ -53,7 +53,7 @@ def cut(admin: AdminClient, topic: str, offset: int) -> None:
 
 
 def ranges(reader: StreamReader, start: dict[str, dict[str, int]], end: dict[str, dict[str, int]]) -> list[OffsetRange]:
-    return [task.value for task in reader.partitions(start, end)]
+    return [part for task in reader.partitions(start, end) for part in task.value]
 
 
 def test_a_limit_is_not_spent_on_offsets_that_are_gone(
@@ -148,7 +148,7 @@ def test_a_header_whose_name_is_no_text_costs_the_headers_of_its_record_only(
     )
     schema = to_arrow_schema(source_schema(include_headers=True), timezone="UTC")
 
-    rows = [row for batch in read_range(options, schema, OffsetRange(topic, 0, 0, 2)) for row in batch.to_pylist()]
+    rows = [row for batch in read_ranges(options, schema, [OffsetRange(topic, 0, 0, 2)]) for row in batch.to_pylist()]
 
     assert [[one["key"] for one in row["headers"]] for row in rows] == [["penstock-headers-lost"], ["name"]]
     assert [row["key"] for row in rows] == [b"k", b"k"]

@@ -66,7 +66,7 @@ def at(**offsets: int) -> Mapping[str, Mapping[str, int]]:
 
 
 def rows(reader: StreamReader, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[tuple[str, int, int]]:
-    return [(task.value.topic, task.value.start, task.value.end) for task in reader.partitions(start, end)]
+    return [(part.topic, part.start, part.end) for task in reader.partitions(start, end) for part in task.value]
 
 
 @pytest.mark.parametrize("limit", [ALL, ReadMaxRows(100)])

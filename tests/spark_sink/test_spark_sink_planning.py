@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from penstock.errors import MessageFormatError
 from penstock.spark_sink.ledger.state import Span, advanced, replayed
 from penstock.spark_sink.source.planning.planning import (
+    SMALL_TASK,
     OffsetRange,
     Offsets,
     from_json,
     limited,
+    packed,
     parse_offsets,
     split,
     to_json,
@@ -83,6 +85,15 @@ def test_tasks_cover_every_offset_once(given_ranges: list[OffsetRange], least: i
         assert all(before.end == after.start for before, after in pairwise(mine))
     assert len(tasks) >= min(least or 0, sum(part.size for part in whole))
     assert all(task.size <= (most or task.size) for task in tasks)
+
+
+@given(ranges)
+def test_small_ranges_share_tasks_and_no_offset_is_left_out(given_ranges: list[OffsetRange]) -> None:
+    tasks = packed(given_ranges)
+
+    assert [part for task in tasks for part in task] == [part for part in given_ranges if part.size]
+    assert all(len(task) == 1 or sum(part.size for part in task) <= SMALL_TASK for task in tasks)
+    assert all(sum(part.size for part in [*before, after[0]]) > SMALL_TASK for before, after in pairwise(tasks))
 
 
 @given(offsets, st.data())

@@ -38,7 +38,9 @@ def parsed(broker: DevBroker, **options: str) -> SourceOptions:
 
 def planned(broker: DevBroker, **options: str) -> dict[int, tuple[int, int]]:
     """Return the range that a batch query reads of each partition."""
-    tasks: list[OffsetRange] = [task.value for task in BatchReader(parsed(broker, **options)).partitions()]
+    tasks: list[OffsetRange] = [
+        part for task in BatchReader(parsed(broker, **options)).partitions() for part in task.value
+    ]
     return {task.partition: (task.start, task.end) for task in tasks}
 
 
@@ -94,7 +96,8 @@ def test_a_time_is_asked_for_every_partition_and_no_other(broker: DevBroker, tim
 
 def test_tasks_are_no_larger_than_told_and_no_fewer(broker: DevBroker, timed: str) -> None:
     def sizes(**options: str) -> list[int]:
-        return [task.value.size for task in BatchReader(parsed(broker, subscribe=timed, **options)).partitions()]
+        tasks = BatchReader(parsed(broker, subscribe=timed, **options)).partitions()
+        return [part.size for task in tasks for part in task.value]
 
     assert sizes() == [10, 5]
     assert sizes(maxRecordsPerPartition="4") == [3, 3, 4, 2, 3]

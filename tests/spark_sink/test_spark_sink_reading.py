@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
 from penstock.spark_sink.source import partition_reader as reading
+from penstock.spark_sink.source import record_columns
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import OffsetReader
 from penstock.spark_sink.source.planning.planning import OffsetRange
@@ -31,7 +32,9 @@ def options_for(broker: DevBroker, topic: str, **options: str) -> SourceOptions:
 
 def offsets_read(options: SourceOptions, wanted: OffsetRange) -> list[int]:
     """Read a range and return its rows' offsets."""
-    return [offset for batch in reading.read_range(options, SCHEMA, wanted) for offset in batch["offset"].to_pylist()]
+    return [
+        offset for batch in reading.read_ranges(options, SCHEMA, [wanted]) for offset in batch["offset"].to_pylist()
+    ]
 
 
 def test_offsets_that_vanish_between_planning_and_reading_are_named_or_passed_over(
@@ -112,11 +115,11 @@ def test_record_batches_are_bounded_in_rows_and_in_bytes(
     small, large = new_topic(), new_topic()
     write(small, 0, [(None, b"x")] * 5_000)
     write(large, 0, [(None, b"x" * 100_000)] * 100)
-    monkeypatch.setattr(reading, "BATCH_ROWS", 1_000)
-    monkeypatch.setattr(reading, "BATCH_BYTES", 1_000_000)
+    monkeypatch.setattr(record_columns, "BATCH_ROWS", 1_000)
+    monkeypatch.setattr(record_columns, "BATCH_BYTES", 1_000_000)
 
-    by_rows = list(reading.read_range(options_for(broker, small), SCHEMA, OffsetRange(small, 0, 0, 5_000)))
-    by_bytes = list(reading.read_range(options_for(broker, large), SCHEMA, OffsetRange(large, 0, 0, 100)))
+    by_rows = list(reading.read_ranges(options_for(broker, small), SCHEMA, [OffsetRange(small, 0, 0, 5_000)]))
+    by_bytes = list(reading.read_ranges(options_for(broker, large), SCHEMA, [OffsetRange(large, 0, 0, 100)]))
 
     assert sum(batch.num_rows for batch in by_rows) == 5_000
     assert len(by_rows) > 1
@@ -125,15 +128,44 @@ def test_record_batches_are_bounded_in_rows_and_in_bytes(
     assert max(batch.nbytes for batch in by_bytes[1:]) < 2_000_000
 
 
+def test_ranges_of_one_task_end_each_at_its_own_end_and_keep_their_order(
+    broker: DevBroker,
+    admin: AdminClient,
+    new_topic: Callable[..., str],
+    write: Callable[..., None],
+    write_transaction: Callable[..., None],
+) -> None:
+    topic, other = new_topic(partitions=3), new_topic()
+    for partition in range(3):
+        write(topic, partition, [(None, b"%d" % n) for n in range(400)])
+    write(other, 0, [(None, b"before")] * 3)
+    write_transaction([(other, 0, b"aborted")] * 5, commit=False)
+    assert next(iter(admin.delete_records([TopicPartition(topic, 1, 40)]).values())).result(20).low_watermark == 40
+    wanted = [OffsetRange(other, 0, 0, 9), *(OffsetRange(topic, number, 10, 100 * number + 90) for number in range(3))]
+
+    found: dict[tuple[str, int], list[int]] = {}
+    for batch in reading.read_ranges(options_for(broker, topic, failOnDataLoss="false"), SCHEMA, wanted):
+        for row in batch.to_pylist():
+            assert row["topic"] == other or row["value"] == b"%d" % row["offset"]
+            found.setdefault((row["topic"], row["partition"]), []).append(row["offset"])
+
+    assert found == {
+        (other, 0): [0, 1, 2],
+        (topic, 0): list(range(10, 90)),
+        (topic, 1): list(range(40, 190)),
+        (topic, 2): list(range(10, 290)),
+    }
+
+
 def test_a_reader_that_is_given_up_closes_its_connection_and_leaves_the_collector_on(
     broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = new_topic()
     write(topic, 0, [(None, b"x")] * 3_000)
-    monkeypatch.setattr(reading, "BATCH_ROWS", 100)
+    monkeypatch.setattr(record_columns, "BATCH_ROWS", 100)
     before = client_threads()
 
-    batches = reading.read_range(options_for(broker, topic), SCHEMA, OffsetRange(topic, 0, 0, 3_000))
+    batches = reading.read_ranges(options_for(broker, topic), SCHEMA, [OffsetRange(topic, 0, 0, 3_000)])
     next(batches)
     of_the_reader = client_threads() - before
     batches.close()  # type: ignore[attr-defined] # a generator, as Spark sees it

@@ -68,7 +68,9 @@ class FixedConsumer:
 def offsets_read(monkeypatch: pytest.MonkeyPatch, consumer: FixedConsumer, end: int, **options: str) -> list[int]:
     monkeypatch.setattr(making, "Consumer", lambda _: consumer)
     settings = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "fetchOffset.retryIntervalMs": "0"}
-    batches = reading.read_range(SourceOptions.parse({**settings, **options}), SCHEMA, OffsetRange("orders", 0, 0, end))
+    batches = reading.read_ranges(
+        SourceOptions.parse({**settings, **options}), SCHEMA, [OffsetRange("orders", 0, 0, end)]
+    )
     return [offset for batch in batches for offset in batch["offset"].to_pylist()]
 
 

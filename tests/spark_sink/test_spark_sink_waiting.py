@@ -51,7 +51,7 @@ class Log:
         return OffsetRange(self.topic, 0, start, end)
 
     def batch(self, **options: str) -> list[OffsetRange]:
-        return [task.value for task in BatchReader(self.options(**options)).partitions()]
+        return [part for task in BatchReader(self.options(**options)).partitions() for part in task.value]
 
     def end_transaction(self) -> None:
         self._producer.commit_transaction(30)
@@ -87,7 +87,9 @@ def test_a_stream_ahead_of_an_open_transaction_waits_where_it_is(
     log.end_transaction()
     end = reader.latestOffset(waits, limit)
     assert end == (log.at(11) if isinstance(limit, ReadMaxRows) else log.at(12))
-    assert [task.value for task in reader.partitions(waits, end)] == [log.range(8, end[log.topic]["0"])]
+    assert [part for task in reader.partitions(waits, end) for part in task.value] == [
+        log.range(8, end[log.topic]["0"])
+    ]
 
 
 def test_a_running_stream_that_stands_still_names_the_open_transaction(

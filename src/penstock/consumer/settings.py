@@ -45,9 +45,6 @@ _DEFAULTS = {
     "socket.timeout.ms": 15_000,
     "max.partition.fetch.bytes": 4 * 1024 * 1024,
 }
-#: The same where results wait for a transaction: the client fetches when what it has was taken, not on and on while a
-#: few messages at a time come in. Half of the requests, and a quarter less work for app and broker.
-_EXACTLY_ONCE_DEFAULTS = {"queued.min.messages": 1}
 
 
 class Unchanged:
@@ -178,7 +175,6 @@ class ConsumerSettings:
             own["group.instance.id"] = f"{self.config['group.instance.id']}-{process}"
         return {
             **_DEFAULTS,
-            **(_EXACTLY_ONCE_DEFAULTS if self.exactly_once else {}),
             **protocol,
             **self.config,
             **own,

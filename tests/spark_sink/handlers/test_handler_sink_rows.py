@@ -66,7 +66,7 @@ def test_large_rows_become_python_objects_a_few_at_a_time(monkeypatch: pytest.Mo
     large = [Row(b"a", n, value=b"x" * 1_000_000, lane=n % 2) for n in range(20)]
     lanes: Counter[int] = Counter()
 
-    found = [one.offset() for one in records(batches_of(large, size=20), lanes)]
+    found = [one.offset() for one in records(batches_of(large, size=20), lanes, {"orders"})]
 
     assert found == list(range(20))
     assert lanes == {0: 10, 1: 10}

@@ -251,7 +251,7 @@ class TransactionalWriter:
                 else:
                     produce(topic, value, key, to, reported)
             except BufferError:
-                self._await_room(partial(produce, topic, value, key, to, reported, headers=list(headers)), room_s)
+                self._await_room(partial(produce, topic, value, key, to, reported, headers=list(headers or ())), room_s)
             except KafkaException as error:
                 self._refused(transaction_id, topic, error.args[0])
                 raise

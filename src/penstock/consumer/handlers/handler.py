@@ -198,8 +198,13 @@ def ordering_of(one: Handler, lanes: int, numbers: SpaceNumbers, *, batches: boo
 
     `batches` as for `orderings_of`.
     """
-    space = numbers.setdefault(id(one) if one.key_space is None else one.key_space, len(numbers))
+    space = space_of(one, numbers)
     return Ordering(one.order, one.keyless, lanes, one.key, space=space, together=one.batch if batches else 1)
+
+
+def space_of(one: Handler, numbers: SpaceNumbers) -> int:
+    """Return the number of a handler's key space; `numbers` as for `ordering_of`."""
+    return numbers.setdefault(id(one) if one.key_space is None else one.key_space, len(numbers))
 
 
 def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:

@@ -61,6 +61,8 @@ _FINAL = frozenset(
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the same
     }
 )
+#: Records that are sent between two looks at what became of those before.
+_POLL_EVERY = 100
 #: What befalls records because of another one, or because the producer was shut out.
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - the same
 
@@ -157,11 +159,13 @@ def _in_one_transaction(producer: Producer, target: Target, rows: Sequence[Row])
     attempt = _Attempt()
     producer.begin_transaction()
     offsets: planning.Offsets = {}
-    for row in rows:
+    for number, row in enumerate(rows):
         if row.target_topic is not None:
             place = row.target_partition
             _send(producer, attempt, row.target_topic, row.value, row.key, partition=place, headers=row.headers)
         offsets[row.source] = row.offset + 1
+        if number % _POLL_EVERY == 0:
+            producer.poll(0)  # where records are refused, `attempt` hears of it, and no more are sent
     for source, offset in offsets.items():
         key = ledger_key(target.name, source)
         text = json.dumps(Entry(offset, target.batch)._asdict()).encode()
@@ -187,11 +191,10 @@ def _send(
     """Hand a record to the client library; wait for room in its buffer."""
     while attempt.error is None:
         try:
-            producer.produce(topic, value, key, partition, attempt.reported, headers=cast("Any", list(headers)))
+            producer.produce(topic, value, key, partition, attempt.reported, headers=cast("Any", headers or None))
         except BufferError:
             producer.poll(POLL_S)
         else:
-            producer.poll(0)
             return
 
 
@@ -232,6 +235,8 @@ def _producer(target: Target, transactional_id: str) -> Producer:
         "topic.metadata.propagation.max.ms": 5_000,
         **target.config,
         "transactional.id": transactional_id,
+        # What was taken is known by the commit.
+        "delivery.report.only.error": True,
         "transaction.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000),
         # The client library wants it to be no longer than the transaction's.
         "message.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000) - 5_000,

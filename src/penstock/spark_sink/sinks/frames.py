@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
@@ -10,6 +11,21 @@ from pyspark.sql import functions as F  # noqa: N812 - the name under which ever
 from penstock.spark_sink.ledger.state import OffsetStatistics, Span
 from penstock.spark_sink.sinks.position import require_position
 from penstock.spark_sink.source.planning.planning import TopicPartition
+
+
+def tasks_of(batch: DataFrame) -> int | None:
+    """Return in how many tasks a frame's rows are made; None where that is known only when it is run.
+
+    So under Connect, and behind a shuffle of the user's.
+    """
+    try:
+        java: Any = batch._jdf  # noqa: SLF001 - `batch.rdd` would have the plan made anew, with every row as an object
+        plan = java.queryExecution().executedPlan()
+        if plan.getClass().getSimpleName() == "AdaptiveSparkPlanExec":
+            return None
+        return int(java.queryExecution().toRdd().getNumPartitions())
+    except AttributeError:
+        return None
 
 
 def is_applied(ledger: Mapping[TopicPartition, int]) -> Column:

@@ -5,7 +5,7 @@ Executors publish, one source partition at a time; a Kafka transaction holds row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.kafka_target import Row, Target, least_rights
+from penstock.spark_sink.sinks.handlers.rows import steps
 from penstock.spark_sink.sinks.kafka_publication import (
     COMMIT_MESSAGE_DDL,
     LEDGER_TOPIC,
@@ -38,6 +39,9 @@ from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
 
 #: Column that names the topic of a row, where the sink names none.
 TARGET_TOPIC = "target_topic"
+
+#: The columns of a row as it goes to the tasks, in this order.
+_MESSAGE = (*POSITION, TARGET_TOPIC, "key", "value", "headers")
 
 _HEADERS = "array<struct<key:string,value:binary>>"
 
@@ -185,22 +189,21 @@ class _Task:
 
 def _rows_of(batch: pa.RecordBatch, target: Target) -> Iterator[Row]:
     require_position(null_counts(batch), f"sink {target.name}")
-    for part in pa.Table.from_batches([batch]).to_batches(max_chunksize=1_000):
-        for one in part.to_pylist():
-            yield _row_of(one, target)
+    for part in steps(batch):
+        for cells in zip(*(part.column(name).to_pylist() for name in _MESSAGE), strict=True):
+            yield _row_of(cells, target)
 
 
-def _row_of(one: Mapping[str, Any], target: Target) -> Row:
-    empty = [TARGET_TOPIC] if one[TARGET_TOPIC] is None else []
-    headers = [(header["key"], header["value"]) for header in one["headers"] or () if header is not None]
-    empty += ["headers.key"] if any(name is None for name, _ in headers) else []
-    if empty:
+def _row_of(cells: tuple[Any, ...], target: Target) -> Row:
+    topic, partition, offset, target_topic, key, value, headers = cells
+    pairs = [(header["key"], header["value"]) for header in headers if header is not None] if headers else ()
+    if target_topic is None or (pairs and any(name is None for name, _ in pairs)):
+        empty = TARGET_TOPIC if target_topic is None else "headers.key"
         raise SinkError(
-            f"{', '.join(empty)} is NULL in a row from {one['topic']}[{one['partition']}] offset {one['offset']} for "
-            f"sink {target.name}; give it a value in the query, or filter such rows out"
+            f"{empty} is NULL in a row from {topic}[{partition}] offset {offset} for sink {target.name}; give it a "
+            "value in the query, or filter such rows out"
         )
-    source = (one["topic"], one["partition"])
-    return Row(source, one["offset"], one[TARGET_TOPIC], one["key"], one["value"], headers)
+    return Row((topic, partition), offset, target_topic, key, value, pairs)
 
 
 def _are_headers(kind: Any) -> bool:

@@ -46,5 +46,5 @@ class BatchReader(DataSourceReader):
         return tasks(options, start, end, first)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one task's range on an executor."""
+        """Read one task's ranges on an executor."""
         return read_task(self._options, partition)

@@ -187,7 +187,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             report_loss(self._options, f"{read} and exists no more")
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one task's range on an executor."""
+        """Read one task's ranges on an executor."""
         return read_task(self._options, partition)
 
     def stop(self) -> None:

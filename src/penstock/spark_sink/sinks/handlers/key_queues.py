@@ -37,11 +37,12 @@ GiveUp = Callable[[Record, Route, BaseException, int], None]
 Outcome = Failed | Results | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class HandlerCall:
     """What is given to a handler in one call: a message, or a list of them where it takes batches.
 
-    Beside it stand the identity and the record of each, in order, and when it was handed out.
+    Beside it stand the identity and the record of each, in order, and when it was handed out. It is not changed; to
+    enforce that would take longer than all else that is done for a message.
     """
 
     route: Route
@@ -148,10 +149,13 @@ class KeyQueues:
 
     def complete(self, call: HandlerCall, outcome: Outcome, now: float) -> None:
         """Complete a call: with its failure, or all of it done with its results or None. Raises as `next` does."""
-        if not isinstance(outcome, Failed):
+        if outcome is None or not isinstance(outcome, Failed):
             if outcome is not None:
                 self.counts.results += self._take_results(call, outcome)
             self.counts.handled += len(call.items)
+            if len(call.items) == 1:
+                self._release(call.items[0][0])
+                return
             for key in {key for key, _ in call.items}:
                 self._release(key)
             return
@@ -178,11 +182,13 @@ class KeyQueues:
         if self._batch and route is not self._batch_route:
             self._held = record
             return self._begin_batch(now)
-        passes = route.screen(record)
-        if not passes:
-            self.counts.filtered += 1
-            return None
-        failure = passes if isinstance(passes, Failed) else None
+        failure = None
+        if route.handler.filter is not None:
+            passes = route.screen(record)
+            if not passes:
+                self.counts.filtered += 1
+                return None
+            failure = passes if isinstance(passes, Failed) else None
         try:
             key = route.ordering.identity(record)
         except PenstockError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, repeat
 from operator import itemgetter
@@ -21,6 +21,7 @@ LANE = "penstock_lane"
 #: Columns that a frame must have, and those that it may have beside them.
 REQUIRED = (*POSITION, "key", "value")
 OPTIONAL = ("timestamp", "timestampType", "headers")
+COLUMNS = (*REQUIRED, *OPTIONAL)
 
 #: Rows, and about the bytes of rows, that are made Python objects at a time.
 _STEP_ROWS = 4096
@@ -80,14 +81,29 @@ class RowRecord:
         return _KINDS.get(self._kind or 0, 1), self._milliseconds
 
 
-def records(batches: Iterator[pa.RecordBatch], lanes: Counter[int]) -> Iterator[RowRecord]:
-    """Return the rows one by one, in their order; adds the rows of each lane to `lanes`."""
+def records(batches: Iterator[pa.RecordBatch], lanes: Counter[int], topics: Collection[str]) -> Iterator[RowRecord]:
+    """Return the rows one by one, in their order; adds the rows of each lane to `lanes`.
+
+    `SchemaMismatchError` where one has no position, or is of none of the topics.
+    """
     for batch in batches:
         names = batch.schema.names
+        require_handled({name: batch.column(name) for name in names}, topics)
         for found in pc.value_counts(batch.column(LANE)).to_pylist():
             lanes[found["values"]] += found["counts"]
         for part in steps(batch):
             yield from _records({name: part.column(name) for name in names})
+
+
+def require_handled(columns: Mapping[str, pa.Array], topics: Collection[str]) -> None:
+    """Raise `SchemaMismatchError` where a row has no position, or is of a topic without a handler."""
+    require_position(null_counts(columns), "handlers")
+    for topic in pc.unique(columns["topic"]).to_pylist():
+        if topic not in topics:
+            raise SchemaMismatchError(
+                f"the frame has rows of topic {topic}, which has no handler in this sink; give it one, or leave the "
+                "topic out of the query"
+            )
 
 
 def steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -102,21 +118,15 @@ def steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def lane_numbers(orderings: Mapping[str, Ordering], columns: Mapping[str, pa.Array]) -> pa.Array:
     """Return the lane of each row; `SchemaMismatchError` where one has no position, or its topic no handler."""
-    require_position(null_counts(columns), "handlers")
+    require_handled(columns, orderings)
     found: list[int] = []
     topics, partitions = columns["topic"].to_pylist(), columns["partition"].to_pylist()
     rows = list(_records(columns))
     begin = 0
     # Rows of a partition come together from the source, so that the runs are long.
     for (topic, partition), same in groupby(zip(topics, partitions, strict=True), key=itemgetter(0, 1)):
-        ordering = orderings.get(topic)
-        if ordering is None:
-            raise SchemaMismatchError(
-                f"the frame has rows of topic {topic}, which has no handler in this sink; give it one, or leave the "
-                "topic out of the query"
-            )
         end = begin + sum(1 for _ in same)
-        found += ordering.lane_numbers(topic, partition, rows[begin:end])
+        found += orderings[topic].lane_numbers(topic, partition, rows[begin:end])
         begin = end
     return pa.array(found, type=pa.int32())
 

@@ -32,15 +32,19 @@ def run(queues: KeyQueues, now: Now = time.monotonic, sleep: Callable[[float], N
     `now` counts seconds that only rise, `sleep` waits so many at least. Raises `SinkError` where a message failed for
     good whose handler stops then; the task must fail.
     """
+    at = now()
     while True:
-        call = queues.next(now())
+        call = queues.next(at)
         if call is not None:
-            queues.complete(call, _called(call), now())
+            outcome = _called(call)
+            at = now()
+            queues.complete(call, outcome, at)
             continue
         due = queues.next_due()
         if due is None:
             return
         sleep(max(0.0, due - now()))
+        at = now()
 
 
 def _called(call: HandlerCall) -> Outcome:

@@ -1,9 +1,9 @@
 """`HandlerSink`: a foreachBatch function that gives each message of a batch to the handler of its topic, on executors.
 
-Rows are routed by lane, as in the consumer: a lane's rows go to one task, in (topic, partition, offset) order, and the
-task (`task`) handles one message of a key after the other (`key_queues`). So a key is in one task of a batch, and
-batches follow one another: no two handlers of a key overlap (I1), and its offsets rise (I2). A task that is tried
-again, or a batch after a restart, begins at its first row: handlers see messages at least once.
+Rows are routed by lane (`lanes`), as in the consumer: a lane's rows go to one task, in (topic, partition, offset)
+order, and the task (`task`) handles one message of a key after the other (`key_queues`). So a key is in one task of a
+batch, and batches follow one another: no two handlers of a key overlap (I1), and its offsets rise (I2). A task that is
+tried again, or a batch after a restart, begins at its first row: handlers see messages at least once.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql.functions import arrow_udf, col  # type: ignore[attr-defined] # the first has no types
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType
 
@@ -32,16 +32,18 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
 from penstock.spark_sink.ledger.kafka_target import Target, least_rights
+from penstock.spark_sink.sinks.frames import tasks_of
 from penstock.spark_sink.sinks.handlers import kill_timeout
 from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings
 from penstock.spark_sink.sinks.handlers.kept_options import refuse_what_cannot_be_kept
+from penstock.spark_sink.sinks.handlers.lanes import has_order, lane_column
 from penstock.spark_sink.sinks.handlers.metrics import HandlerMetrics
 from penstock.spark_sink.sinks.handlers.pickling import made_by, pack, require_packable, unpack
 from penstock.spark_sink.sinks.handlers.publishing.publication import Publication
 from penstock.spark_sink.sinks.handlers.publishing.result_rows import RESULT_DDL
 from penstock.spark_sink.sinks.handlers.publishing.target import portable, require_publishing, target_of
 from penstock.spark_sink.sinks.handlers.report import BatchReport, TaskReport
-from penstock.spark_sink.sinks.handlers.rows import LANE, OPTIONAL, REQUIRED
+from penstock.spark_sink.sinks.handlers.rows import COLUMNS, LANE, REQUIRED
 from penstock.spark_sink.sinks.handlers.spark_settings import refuse_double_runs
 from penstock.spark_sink.sinks.handlers.task import REPORT_DDL, TaskWork, handling, routing
 from penstock.spark_sink.sinks.kafka_publication import LEDGER_TOPIC, ledger_of, require_target
@@ -207,16 +209,8 @@ class HandlerSink:
         refuse_double_runs(batch.sparkSession)
         kill_delay_s = kill_timeout.seconds_until_killed(batch.sparkSession)
         packed = pack(self._work())
-        columns = [name for name in (*REQUIRED, *OPTIONAL) if name in batch.columns]
-        lanes = self._lane_columns(columns)
-        orderings = orderings_of(self.handlers, self.parallelism * _LANES_PER_TASK)
-        number = arrow_udf(routing(pack(orderings), lanes), "int")
-        rows = (
-            batch.select(*columns)
-            .withColumn(LANE, number(*(col(name) for name in lanes)))
-            .repartitionById(self.parallelism, LANE)
-            .sortWithinPartitions(*POSITION)
-        )
+        columns = [name for name in COLUMNS if name in batch.columns]
+        rows = self._spread(batch.select(*columns).withColumn(LANE, self._lanes(columns)), batch)
         target = self._target(batch, batch_id)
         if target is None:
             tasks = rows.mapInArrow(handling(packed), REPORT_DDL)
@@ -288,11 +282,22 @@ class HandlerSink:
         run = None if batch is None else origin_of(batch, self.name).run
         return target if run is None else replace(target, batch=f"{run}/{batch_id}")
 
-    def _lane_columns(self, columns: Sequence[str]) -> list[str]:
-        """Return the columns that tell a row's lane: values are not sent for it unless a key function may look."""
-        if any(one.key is not None for one in self.handlers.values()):
-            return list(columns)
-        return [*POSITION, "key"]
+    def _lanes(self, columns: Sequence[str]) -> Column:
+        """Return the column of rows' lanes."""
+        lanes = self.parallelism * _LANES_PER_TASK
+        if all(one.key is None for one in self.handlers.values()):
+            return lane_column(self.handlers, lanes)
+        number = arrow_udf(routing(pack(orderings_of(self.handlers, lanes)), columns), "int")
+        return cast("Column", number(*map(col, columns)))
+
+    def _spread(self, rows: DataFrame, batch: DataFrame) -> DataFrame:
+        """Spread rows over the tasks, in the order in which they are handled."""
+        if not has_order(self.handlers):
+            # Nothing waits for anything: rows go where they are read, if there they are in tasks enough.
+            found = tasks_of(batch)
+            if found is not None and found >= self.parallelism:
+                return rows.coalesce(self.parallelism)
+        return rows.repartitionById(self.parallelism, LANE).sortWithinPartitions(*POSITION)
 
     def _dead_letter_topics(self) -> dict[str, str]:
         """Return the dead-letter topic of each topic that has one."""

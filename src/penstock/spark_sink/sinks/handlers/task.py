@@ -76,7 +76,7 @@ class TaskWork:
         publish = None if results is None else results.add_dead_letter
         dead_letters = TaskDeadLetters(self.dead_letters, lambda: queues.counts, _producer, publish)
         queues = KeyQueues(
-            records(batches if results is None else results.note(batches), lanes),
+            records(batches if results is None else results.note(batches), lanes, self.handlers.keys()),
             routes,
             dead_letters.put,
             max_parked=self.max_parked,
@@ -167,7 +167,10 @@ def handling(
 
 
 def routing(packed: bytes, names: Sequence[str]) -> Callable[..., pa.Array]:
-    """Return what Spark calls to find rows' lanes, given the packed orders of the topics and the columns' names."""
+    """Return what Spark calls to find rows' lanes where a user's function gives the keys (else see `lanes`).
+
+    Given are the packed orders of the topics and the columns' names.
+    """
     orderings: dict[str, Ordering] = {}
 
     def lanes(*columns: pa.Array) -> pa.Array:

@@ -84,7 +84,7 @@ class SourceOptions:
         max_offsets: most offsets one micro-batch takes, over all partitions, or None.
         min_offsets: least offsets that are worth a micro-batch, over all partitions, or None.
         max_trigger_delay_s: seconds after which a micro-batch begins with fewer than `min_offsets`.
-        min_partitions: least number of tasks, or None for one per Kafka partition.
+        min_partitions: least number of tasks, or None for one per Kafka partition, where small ones share some.
         max_records_per_partition: most offsets one task reads, or None.
         offset_retries: how often the driver asks for offsets again where a broker did not answer.
         offset_retry_interval_s: seconds between two such questions.

@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, Stri
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.spark_sink.errors import DataLossError
 from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.partition_reader import read_range
+from penstock.spark_sink.source.partition_reader import read_ranges
 from penstock.spark_sink.source.planning import planning
 from penstock.spark_sink.source.planning.missing_partitions import place
 from penstock.spark_sink.source.planning.offset_reader import OffsetReader
@@ -53,10 +53,10 @@ def tasks(options: SourceOptions, start: Offsets, end: Offsets, first: Offsets) 
             )
             begin = gone
         ranges.append(OffsetRange(topic, partition, begin, until))
-    return [
-        InputPartition(part)
-        for part in planning.split(ranges, options.min_partitions, options.max_records_per_partition)
-    ]
+    least, most = options.min_partitions, options.max_records_per_partition
+    if least is None and most is None:
+        return [InputPartition(task) for task in planning.packed(ranges)]
+    return [InputPartition((part,)) for part in planning.split(ranges, least, most)]
 
 
 def report_loss(options: SourceOptions, what: str, remedy: str = "check the topic and its retention") -> None:
@@ -82,9 +82,9 @@ def written_past(reader: OffsetReader, offsets: Offsets, readable: Offsets) -> O
 
 
 def read_task(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Read one task's range, on an executor."""
-    wanted = partition.value
+    """Read one task's ranges, on an executor."""
+    wanted: tuple[OffsetRange, ...] | None = partition.value
     if wanted is not None:  # Spark plans one empty task where there is nothing to read
         schema = to_arrow_schema(source_schema(include_headers=options.include_headers), timezone="UTC")
-        yield from read_range(options, schema, wanted)
+        yield from read_ranges(options, schema, wanted)
     imports_set_aside("source")
