@@ -28,6 +28,7 @@ lines.addFilter(TraceIds())
 lines.setFormatter(logging.Formatter("%(message)s trace_id=%(trace_id)s span_id=%(span_id)s"))
 log = logging.getLogger("notifications")
 log.addHandler(lines)
+log.propagate = False  # else the program's own handler prints each line once more
 log.setLevel(logging.INFO)
 
 spans = TracerProvider()
