@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException
 
 from penstock import clients
-from penstock.clients.kafka_errors import reason
+from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.requests.topics import ensure_topics
-from penstock.clients.rights import Operation, principal_of
+from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import PenstockError
 from penstock.options import PROCESS_VARIABLE, ClientConfig
 from penstock.reports.report import MOST_INTERVAL_S, Sender, encode_report, key_hash
@@ -233,10 +233,16 @@ class Reporter:
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:
         self._is_under_way = False
         if error is not None:
-            self._failed(error.str())
+            self._failed(self._why(error))
         elif self._trouble is not None:
             _log.info("reports of %s go to %s again", self.sender.group, self._settings.topic)
             self._trouble = None
+
+    def _why(self, error: KafkaError) -> str:
+        if not is_missing_right(error):
+            return error.str()
+        rights = [topic_right(Operation.WRITE, self._settings.topic)]
+        return str(MissingRightError("a report was refused", rights, principal_of(self._config)))
 
     def _failed(self, why: str) -> None:
         if self._trouble is None:
