@@ -9,28 +9,11 @@ from prometheus_client.registry import CollectorRegistry
 from penstock import App, Message, Telemetry, retry
 from penstock.spark_sink.sinks.handlers.metrics import HandlerMetrics
 from penstock.spark_sink.sinks.handlers.report import BatchReport, TaskReport
-from penstock.telemetry import CoordinatorReading, CoordinatorTelemetry
+from penstock.telemetry import CoordinatorTelemetry
 from penstock.telemetry.spark import SparkReading, SparkTelemetry
 from penstock.testing import TestApp
+from telemetry_tools import READING
 
-_COORDINATOR = CoordinatorReading(
-    pending=1,
-    oldest_pending_age=2.5,
-    held=3,
-    held_by_key=4,
-    delayed=5,
-    committed=6,
-    rolled_back=7,
-    discarded=8,
-    refused=9,
-    forged=10,
-    checks=11,
-    no_producer=12,
-    lost=13,
-    finish_bounds=(0.1, 1.0),
-    finish_times=(20, 2, 1),
-    finish_seconds=14.5,
-)
 _QUERY = SparkReading(rows=1, rows_per_s=1.0, lag={("orders", 0): 1}, ledger={("orders", 0): 1}, restarts=1)
 _TASK = TaskReport(task=0, attempt=0, heaviest_lane=1, seconds=1.0, rows=1, handled=1, failed=1, retried=1)
 _REPORT = BatchReport(batch_id=0, tasks=[_TASK], parallelism=1)
@@ -53,7 +36,7 @@ def scraped() -> dict[str, frozenset[str]]:
         if message.value == b"bad":
             raise ValueError
 
-    coordinator = CoordinatorTelemetry(telemetry, "penstock", lambda: _COORDINATOR)
+    coordinator = CoordinatorTelemetry(telemetry, "penstock", lambda: READING)
     query = SparkTelemetry(telemetry, "totals", lambda: _QUERY)
     query.batch({"triggerExecution": 1.0})
     HandlerMetrics(telemetry, "orders").record(_REPORT)

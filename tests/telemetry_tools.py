@@ -13,10 +13,29 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
 
 from penstock.message import Message
-from penstock.telemetry import Reading, Telemetry
+from penstock.telemetry import CoordinatorReading, Reading, Telemetry
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SPAN = "b7ad6b7169203331"
+#: What a coordinator tells of itself, each number another.
+READING = CoordinatorReading(
+    pending=1,
+    oldest_pending_age=2.5,
+    held=3,
+    held_by_key=4,
+    delayed=5,
+    committed=6,
+    rolled_back=7,
+    discarded=8,
+    refused=9,
+    forged=10,
+    checks=11,
+    no_producer=12,
+    lost=13,
+    finish_bounds=(0.1, 1.0),
+    finish_times=(20, 2, 1),
+    finish_seconds=14.5,
+)
 
 
 class Recorded:

@@ -19,27 +19,8 @@ from penstock.telemetry.propagation import extract
 from penstock.telemetry.transactions import TRANSACTION_METRICS
 from penstock.transactions import Coordinator, SqlStore, TransactionalProducer
 from penstock.transactions.model import CoordinatorStatistics
-from telemetry_tools import TRACE, Recorded, traceparent
+from telemetry_tools import READING, TRACE, Recorded, traceparent
 from waiting import wait_until
-
-READING = CoordinatorReading(
-    pending=1,
-    oldest_pending_age=2.5,
-    held=3,
-    held_by_key=4,
-    delayed=5,
-    committed=6,
-    rolled_back=7,
-    discarded=8,
-    refused=9,
-    forged=10,
-    checks=11,
-    no_producer=12,
-    lost=13,
-    finish_bounds=(0.1, 1.0),
-    finish_times=(20, 2, 1),
-    finish_seconds=14.5,
-)
 
 
 def values(recorded: Recorded) -> dict[str, dict[str, float]]:
