@@ -36,7 +36,7 @@ def records(topic: str) -> Iterator[Record]:
         for n in range(30):
             payment = {"id": f"payment-{n}", "amount": 100 + n, "currency": "GBP" if n in {7, 17} else "EUR"}
             yield f"account-{n % 5}", json.dumps(payment), []
-    elif topic == "notifications":
+    elif topic in {"notifications", "alerts"}:
         yield from ((f"device-{n % 8}", f"text {n}", []) for n in range(80))
     elif topic == "parcels":
         yield from ((f"street-{n % 10}", f"parcel {n}", []) for n in range(100))

@@ -1,9 +1,9 @@
 """Spans, metrics and log lines with ids, sent to a collector of OpenTelemetry's by its standard variables.
 
 pip install 'penstock' opentelemetry-exporter-otlp-proto-http
-export OTEL_SERVICE_NAME=notifications
+export OTEL_SERVICE_NAME=alerts
 export OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318      # a collector, or what speaks its protocol
-python examples/feed.py notifications
+python examples/feed.py alerts
 penstock run otlp:app                                         # in the folder examples
 
 OTEL_METRIC_EXPORT_INTERVAL, OTEL_BSP_SCHEDULE_DELAY, OTEL_RESOURCE_ATTRIBUTES and the others are read, too.
@@ -26,7 +26,7 @@ from penstock.telemetry import TraceIds
 lines = logging.StreamHandler()
 lines.addFilter(TraceIds())
 lines.setFormatter(logging.Formatter("%(message)s trace_id=%(trace_id)s span_id=%(span_id)s"))
-log = logging.getLogger("notifications")
+log = logging.getLogger("alerts")
 log.addHandler(lines)
 log.propagate = False  # else the program's own handler prints each line once more
 log.setLevel(logging.INFO)
@@ -35,7 +35,7 @@ spans = TracerProvider()
 spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
 metrics = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())])
 app = penstock.App(
-    "notifications",
+    "alerts",
     bootstrap_servers=os.environ["PENSTOCK_BOOTSTRAP_SERVERS"],
     # One message of a hundred, and whatever its sender has sampled; give 1.0 to see all.
     telemetry=penstock.Telemetry(spans, metrics, sample_ratio=float(os.environ.get("SAMPLE_RATIO", "0.01"))),
@@ -50,7 +50,7 @@ def telemetry() -> Iterator[None]:
     metrics.shutdown()
 
 
-@app.handler("notifications")
-def show(notification: penstock.Message) -> None:
+@app.handler("alerts")
+def show(alert: penstock.Message) -> None:
     """Log a line that leads to the span of its message."""
-    log.info("offset %d of partition %d", notification.offset, notification.partition)
+    log.info("offset %d of partition %d", alert.offset, alert.partition)

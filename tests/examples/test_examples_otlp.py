@@ -58,7 +58,7 @@ def collector() -> Iterator[Collector]:
 def test_spans_metrics_and_log_lines_reach_a_collector_by_the_standard_variables(
     examples: Examples, collector: Collector
 ) -> None:
-    examples.feed("notifications")
+    examples.feed("alerts")
     variables = {
         "OTEL_SERVICE_NAME": "told by a variable",
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
@@ -72,7 +72,7 @@ def test_spans_metrics_and_log_lines_reach_a_collector_by_the_standard_variables
 
     resources = [one for request in collector.traces for one in request.resource_spans]
     spans = [span for one in resources for scope in one.scope_spans for span in scope.spans]
-    handled = {(span.trace_id.hex(), span.span_id.hex()) for span in spans if span.name == "process notifications"}
+    handled = {(span.trace_id.hex(), span.span_id.hex()) for span in spans if span.name == "process alerts"}
     logged = set(re.findall(r"trace_id=(\w+) span_id=(\w+)", "\n".join(program.lines())))
     assert len(handled) >= 80
     assert logged == handled
