@@ -23,6 +23,7 @@ from penstock.reports.reporter import MakeReporter, Reporter
 from penstock.spark_sink.monitoring.progress import SinkStatistics
 from penstock.spark_sink.queries.app_sinks import AppSinks
 from penstock.supervisor.signal_event import SignalEvent
+from penstock.supervisor.stop_requests import StopRequests
 from penstock.transactions import Coordinator
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ _log = logging.getLogger(__name__)
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-#: Seconds within which a signal that comes twice counts once.
-_SAME_SIGNAL_S = 0.25
 #: Parked keys that are shown of one process.
 _MOST_PARKED = 50
 #: Seconds between two looks at a running app, so that the main thread hears signals.
@@ -85,8 +84,7 @@ class RunningApp:
         self._consumer = consumer
         self._lifespans = list(lifespans)
         self._around = ExitStack()
-        self._signals = 0
-        self._signalled = (0, 0.0)
+        self._stop_requests = StopRequests()
         self._stop_requested = SignalEvent()
         self._sinks = sinks
         self._make_reporter = make_reporter
@@ -260,14 +258,9 @@ class RunningApp:
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """Stop with a drain at the first signal, at once at the second."""
-        # A terminal and a supervisor may both send one for the same wish.
-        now, (former, then) = time.monotonic(), self._signalled
-        if number == former and now - then < _SAME_SIGNAL_S:
-            return
-        self._signalled = (number, now)
-        self._signals += 1
-        self._stop_requested.set()
-        self._request_stop(now=self._signals > 1)
+        if self._stop_requests.add(number, time.monotonic()):
+            self._stop_requested.set()
+            self._request_stop(now=self._stop_requests.count > 1)
 
     def _request_stop(self, *, now: bool) -> None:
         for part in (self._consumer, self._sinks):

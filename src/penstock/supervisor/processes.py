@@ -25,12 +25,14 @@ from penstock.options import PROCESS_VARIABLE
 from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_USAGE
 from penstock.supervisor.lifeline import Lifeline
 from penstock.supervisor.prefixed_output import PrefixedOutput
+from penstock.supervisor.stop_requests import StopRequests
 
 _log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-#: The signals members are left to answer; the next one kills them.
-_POLITE_SIGNALS = 2
+#: What members hear at the first and the second; the next one kills them. Two kinds, so that a member to which systemd
+#: sends each signal as well takes both of a kind for one, however slow we are, and the second kind for a second.
+_PASSED_ON = {1: signal.SIGTERM, 2: signal.SIGINT}
 _LOOK_S = 0.1
 
 
@@ -82,7 +84,7 @@ class Processes:
         self._members = [_Member(number) for number in range(1, count + 1)]
         self._lifeline = Lifeline()
         self._selector = selectors.DefaultSelector()
-        self._signals = 0
+        self._stop_requests = StopRequests()
         self._giving_up = False
         self._code = 0
 
@@ -105,7 +107,7 @@ class Processes:
 
     @property
     def _stopping(self) -> bool:
-        return self._signals > 0 or self._giving_up
+        return self._stop_requests.count > 0 or self._giving_up
 
     def _tend(self, member: _Member, now: float) -> None:
         if member.process is not None:
@@ -163,7 +165,7 @@ class Processes:
             _log.info("process %d ended", member.number)
         elif self._stopping:
             # One that hears no signals yet, or no more, dies of ours.
-            if self._code == 0 and code != -signal.SIGTERM:
+            if self._code == 0 and -code not in _SIGNALS:
                 _log.error("process %d %s while it was stopped", member.number, _how(code))
                 self._code = EXIT_FAILED
         elif code == EXIT_USAGE:
@@ -205,9 +207,9 @@ class Processes:
         self._giving_up = True
         self._signal_all(signal.SIGTERM)
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._signals += 1
-        self._signal_all(signal.SIGTERM if self._signals <= _POLITE_SIGNALS else signal.SIGKILL)
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._stop_requests.add(number, time.monotonic()):
+            self._signal_all(_PASSED_ON.get(self._stop_requests.count, signal.SIGKILL))
 
     def _signal_all(self, number: signal.Signals) -> None:
         for member in self._members:
