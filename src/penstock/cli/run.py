@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
-import sys
-import traceback
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from penstock.cli.app_options import AppServers, Settings, Target, app_settings
+from penstock.cli.app_options import AppServers, Settings, Target, app_settings, load_app
 from penstock.cli.connection import ClientSettings, ConfigFile
-from penstock.cli.output import debugging, log_to_stderr
+from penstock.cli.output import log_to_stderr
 from penstock.errors import ConfigurationError, DevBrokerError
 from penstock.supervisor.lifeline import end_with_parent
-
-if TYPE_CHECKING:
-    from penstock.app import App
 
 _MAX_RESTARTS = 10
 _HANDLER_LIMIT_S = 300.0
@@ -117,46 +110,3 @@ def find_java_for_spark() -> None:
         os.environ.update(spark_environment())
     except DevBrokerError as error:
         raise ConfigurationError(f"the app has sinks, which need Java for Spark: {error}") from error
-
-
-def load_app(target: str) -> App:
-    """Import the app that `target` (`module:name`) names, with the current folder on the import path.
-
-    `ConfigurationError`: no such module or name, the module failed, or what it names is no `penstock.App`.
-    """
-    from penstock.app import App
-
-    module_name, _, name = target.partition(":")
-    if not module_name or not name:
-        raise ConfigurationError(f"{target!r} does not name an app; write MODULE:APP, as in orders:app")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        found: object = importlib.import_module(module_name)
-    except Exception as error:
-        if debugging():
-            raise
-        raise _import_failed(module_name, error) from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ConfigurationError(f"module {module_name} has no {name!r}; correct the name after the colon")
-        found = getattr(found, part)
-    if not isinstance(found, App):
-        raise ConfigurationError(
-            f"{target} is a {type(found).__name__}, not a penstock.App; name the variable that holds the app"
-        )
-    return found
-
-
-def _import_failed(module_name: str, error: Exception) -> ConfigurationError:
-    if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
-        return ConfigurationError(
-            f"no module {error.name} in {Path.cwd()} or among the installed packages; "
-            "go to the folder that holds it, or correct the name"
-        )
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return ConfigurationError(
-        f"module {module_name} could not be imported: {type(error).__name__}: {error} "
-        f"({Path(place.filename).name}, line {place.lineno}); correct it, or see the stack with penstock --debug"
-    )

@@ -73,7 +73,6 @@ class ExecutionSlot:
     #: slice, since when its first was.
     record: Record | None = field(default=None, init=False)
     started: float = field(default=0.0, init=False)
-    batch_count: int = field(default=1, init=False)
     #: The run whose messages are handled one by one and completed together, until the lane is given back.
     run: ConsumerRun | None = field(default=None, init=False)
     #: What is called with what the lane processor yields, and then with what that returned.

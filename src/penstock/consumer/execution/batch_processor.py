@@ -49,7 +49,7 @@ class BatchProcessor:
     ) -> Generator[Work, Outcome, bool]:
         """Gather a batch of one assignment's messages and hand it over. Returns whether no token is left."""
         assignment = runs[0].owner.assignment
-        slot.started, slot.batch_count = self._now(), 1
+        slot.started = self._now()
         messages, taken = self._gather_freely(lane, runs, route, slot)
         if taken and (len(messages) == route.batch or not runs or runs[0].owner.assignment is not assignment):
             outcome = yield from self._hand_over(messages, taken[0][0].records[taken[0][1]], slot)
@@ -217,7 +217,7 @@ class BatchProcessor:
     def _hand_over(
         messages: list[Message], first: Record, slot: ExecutionSlot
     ) -> Generator[Work, Outcome, BatchOutcome]:
-        slot.record, slot.batch_count = first, len(messages)
+        slot.record = first
         outcome = yield messages
         if isinstance(outcome, DeferredCompletion):
             return Failed(PenstockError("a batch handler cannot put its completion off; return when it is done"))

@@ -276,7 +276,6 @@ class LaneProcessor:
         """
         run = runs[0]
         fetch, assignment = run.owner, run.owner.assignment
-        slot.batch_count = 1
         while run.next < len(run.records):
             record = run.records[run.next]
             item = (fetch, run.indexes[run.next], record)

@@ -61,7 +61,7 @@ class ParkedKeyProcessor:
             if now >= deadline or route.kind is not slot.kind:
                 lane.due.insert(0, key)
                 return False
-            slot.started, slot.record, slot.batch_count = now, record, 1
+            slot.started, slot.record = now, record
             answer = self._admission.readmit(route, key, record, now, parked.tries)
             if isinstance(answer, (float, RateLimited)):
                 self._wait_for_limit(lane, key, parked, answer, now)

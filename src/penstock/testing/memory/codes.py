@@ -28,6 +28,5 @@ UNKNOWN_TOPIC_OR_PARTITION: int = KafkaError.UNKNOWN_TOPIC_OR_PART
 
 #: No offset, as the client writes it, and the logical offsets.
 INVALID = -1001
-STORED = -1000
 BEGINNING = -2
 END = -1

@@ -52,7 +52,7 @@ class RecreatedTopics:
             return False
         _log.warning(
             "topic %s was deleted and created again: partition %d begins anew at its %s; it stood at "
-            " offset %d of the former one, and what was handled of the new one since is handled again",
+            "offset %d of the former one, and what was handled of the new one since is handled again",
             former.topic,
             former.partition,
             "end" if begin == OFFSET_END else "beginning",
