@@ -22,7 +22,7 @@ from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import ConfigurationError
 from penstock.message import Message
 from penstock.testing.memory.broker import TestBroker
-from penstock.testing.memory.group.assignor import Place
+from penstock.testing.memory.log.log import Place
 from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
 from simulation.invariant_checker import HandlerCall, InvariantBroken, InvariantChecker
 

@@ -21,7 +21,7 @@ from penstock.consumer.retry_topics import ROUND, retry_topics
 from penstock.message import Message, Record
 from penstock.offsets import decode, owner_of
 from penstock.testing.memory.broker import TestBroker
-from penstock.testing.memory.group.assignor import Place
+from penstock.testing.memory.log.log import Place
 
 
 class InvariantBroken(AssertionError):  # noqa: N818 - it is a finding

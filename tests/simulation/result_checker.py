@@ -21,7 +21,7 @@ from penstock.consumer.retry_topics import ROUND
 from penstock.message import Message
 from penstock.offsets import decode, owner_of
 from penstock.testing.memory.broker import TestBroker
-from penstock.testing.memory.group.assignor import Place
+from penstock.testing.memory.log.log import Place
 from simulation.invariant_checker import InvariantBroken, InvariantChecker
 from simulation.transaction_coordinator import OpenTransaction, positions_of
 

@@ -14,9 +14,8 @@ from confluent_kafka import KafkaError, Message
 
 from penstock.testing.memory import codes
 from penstock.testing.memory.faults import Effect, Fault, as_error
-from penstock.testing.memory.group.assignor import Place
 from penstock.testing.memory.group.coordinator import Commit, CommitRequest, Offset
-from penstock.testing.memory.log.log import Headers, LoggedTransaction, Outcome, PartitionLog
+from penstock.testing.memory.log.log import Headers, LoggedTransaction, Outcome, PartitionLog, Place
 from penstock.testing.memory.state import BrokerState
 
 #: A message as it is written: topic, value, key, headers and partition (-1: the partitioner's).

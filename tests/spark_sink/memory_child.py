@@ -17,9 +17,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.clients import factory as making
 from penstock.spark_sink.source import partition_reader as reading
+from penstock.spark_sink.source.offsets.planning import OffsetRange
 from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.planning import OffsetRange
-from penstock.spark_sink.source.planning.tasks import source_schema
+from penstock.spark_sink.source.tasks import source_schema
 
 PAUSE_S = 0.03
 

@@ -15,11 +15,11 @@ from kafka_tools import ANSWER_S
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError, TopicNotFoundError
+from penstock.spark_sink.source.offsets.planning import OffsetRange
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.partition_reader import read_ranges
-from penstock.spark_sink.source.planning.planning import OffsetRange
-from penstock.spark_sink.source.planning.tasks import source_schema
 from penstock.spark_sink.source.stream_reader import StreamReader
+from penstock.spark_sink.source.tasks import source_schema
 from raw_produce import produce_raw
 from waiting import wait_until
 

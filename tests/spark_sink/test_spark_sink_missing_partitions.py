@@ -12,9 +12,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from penstock.clients.rights import MissingRightError
 from penstock.errors import SourceError
+from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import Topics
-from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
 from penstock.spark_sink.source.stream_reader import StreamReader
 
 UNKNOWN, FORBIDDEN = KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from penstock.errors import SourceError
+from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 from penstock.spark_sink.source.planning.open_transactions import REPEAT_S, STALLED_S, OpenTransactions
-from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
 
 STILL, IDLE, MOVING = ("orders", 0), ("orders", 1), ("orders", 2)
 

@@ -10,10 +10,10 @@ from confluent_kafka import Consumer, KafkaException
 
 from penstock.errors import ConfigurationError, TopicNotFoundError
 from penstock.spark_sink.queries.query import trigger_arguments
+from penstock.spark_sink.source.offsets.positions import Since
 from penstock.spark_sink.source.options.client_names import NAMES
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import OffsetReader
-from penstock.spark_sink.source.planning.positions import Since
 
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
 

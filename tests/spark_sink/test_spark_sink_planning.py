@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import MessageFormatError
 from penstock.spark_sink.ledger.state import Span, advanced, replayed
-from penstock.spark_sink.source.planning.planning import (
+from penstock.spark_sink.source.offsets.planning import (
     SMALL_TASK,
     OffsetRange,
     Offsets,

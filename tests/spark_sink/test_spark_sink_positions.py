@@ -12,8 +12,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SourceError
 from penstock.spark_sink.source.batch_reader import BatchReader
+from penstock.spark_sink.source.offsets.planning import OffsetRange
 from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.planning import OffsetRange
 from penstock.spark_sink.source.stream_reader import StreamReader
 
 NewTopic = Callable[..., str]

@@ -21,7 +21,7 @@ from penstock.spark_sink import ProgressListener
 from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
 from penstock.spark_sink.monitoring.progress import QueryProgress, SinkPartition, SinkState, SinkStatistics
 from penstock.spark_sink.monitoring.progress_publisher import ProgressPublisher
-from penstock.spark_sink.source.planning.planning import Offsets
+from penstock.spark_sink.source.offsets.planning import Offsets
 from telemetry_tools import Recorded
 from waiting import wait_until
 

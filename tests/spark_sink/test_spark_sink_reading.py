@@ -16,10 +16,10 @@ from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
 from penstock.spark_sink.source import partition_reader as reading
 from penstock.spark_sink.source import record_columns
+from penstock.spark_sink.source.offsets.planning import OffsetRange
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import OffsetReader
-from penstock.spark_sink.source.planning.planning import OffsetRange
-from penstock.spark_sink.source.planning.tasks import source_schema
+from penstock.spark_sink.source.tasks import source_schema
 from waiting import wait_until
 
 SCHEMA = to_arrow_schema(source_schema(include_headers=False), timezone="UTC")

@@ -17,9 +17,9 @@ from penstock.clients.rights import MissingRightError
 from penstock.errors import SinkError, SourceError
 from penstock.spark_sink.sinks.sql.rows import dead_letters
 from penstock.spark_sink.source import partition_reader as reading
+from penstock.spark_sink.source.offsets.planning import OffsetRange
 from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.planning import OffsetRange
-from penstock.spark_sink.source.planning.tasks import source_schema
+from penstock.spark_sink.source.tasks import source_schema
 
 SCHEMA = to_arrow_schema(source_schema(include_headers=False), timezone="UTC")
 PASSING = [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TRANSPORT, KafkaError.UNKNOWN_TOPIC_OR_PART]

@@ -19,9 +19,9 @@ from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.queries.starting_offsets import begin_at, refuse_forgetful, starting_options
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.source import source
+from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import Topics
-from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
 
 PARTS = [("orders", 0), ("orders", 1), ("payments", 0)]
 

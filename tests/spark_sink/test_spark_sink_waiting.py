@@ -14,10 +14,10 @@ from penstock.clients import factory as making
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
 from penstock.spark_sink.source.batch_reader import BatchReader
+from penstock.spark_sink.source.offsets.planning import OffsetRange
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import OffsetReader
 from penstock.spark_sink.source.planning.open_transactions import REPEAT_S, STALLED_S, OpenTransactions
-from penstock.spark_sink.source.planning.planning import OffsetRange
 from penstock.spark_sink.source.stream_reader import StreamReader
 
 Begin = Callable[[str, int], Producer]

@@ -10,7 +10,7 @@ import typer
 from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
 from penstock.cli.output import log_to_stderr
 from penstock.cli.signals import until_signal
-from penstock.cli.store_location import Sql
+from penstock.cli.tx.store_location import Sql
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:

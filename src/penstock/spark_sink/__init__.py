@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.spark_sink.sinks.sql.rows.dead_letters import DeadLetters
     from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
     from penstock.spark_sink.sinks.sql.sink import SqlSink
-    from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
+    from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
     from penstock.spark_sink.source.source import register
 
 #: Public name -> the module that defines it.
@@ -37,7 +37,7 @@ _HOMES = {
     "DeltaSink": "penstock.spark_sink.sinks.delta_sink",
     "HandlerSink": "penstock.spark_sink.sinks.handlers.sink",
     "KafkaSink": "penstock.spark_sink.sinks.kafka_sink",
-    "Offsets": "penstock.spark_sink.source.planning.planning",
+    "Offsets": "penstock.spark_sink.source.offsets.planning",
     "ParquetSink": "penstock.spark_sink.sinks.parquet_sink",
     "ProgressListener": "penstock.spark_sink.monitoring.progress_listener",
     "Rejected": "penstock.spark_sink.sinks.sql.rows.row_validator",
@@ -51,7 +51,7 @@ _HOMES = {
     "SinkStatistics": "penstock.spark_sink.monitoring.progress",
     "SqlSink": "penstock.spark_sink.sinks.sql.sink",
     "TaskReport": "penstock.spark_sink.sinks.handlers.report",
-    "TopicPartition": "penstock.spark_sink.source.planning.planning",
+    "TopicPartition": "penstock.spark_sink.source.offsets.planning",
     "register": "penstock.spark_sink.source.source",
     "start_sink": "penstock.spark_sink.queries.query",
 }

@@ -2,13 +2,13 @@
 
 from penstock.testing.app import TestApp
 from penstock.testing.memory.broker import TestBroker
+from penstock.testing.memory.client.consumer_client import MemoryConsumer
+from penstock.testing.memory.client.producer_client import MemoryProducer
 from penstock.testing.memory.clock import TestClock
-from penstock.testing.memory.consumer_client import MemoryConsumer
 from penstock.testing.memory.faults import Effect, Fault, Operation
-from penstock.testing.memory.group.assignor import Place
 from penstock.testing.memory.group.coordinator import Commit, Offset
+from penstock.testing.memory.log.log import Place
 from penstock.testing.memory.log.transaction import TestTransaction
-from penstock.testing.memory.producer_client import MemoryProducer
 
 __all__ = [
     "Commit",

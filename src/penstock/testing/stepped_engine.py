@@ -28,9 +28,9 @@ from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import PenstockError
 from penstock.testing.memory.broker import TestBroker
+from penstock.testing.memory.client.consumer_client import MemoryConsumer
 from penstock.testing.memory.clock import TestClock
-from penstock.testing.memory.consumer_client import MemoryConsumer
-from penstock.testing.memory.group.assignor import Place
+from penstock.testing.memory.log.log import Place
 
 
 def _nothing(_client: object, _partitions: list[TopicPartition]) -> None:

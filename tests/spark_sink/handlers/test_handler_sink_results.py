@@ -22,7 +22,7 @@ from penstock.spark_sink.sinks import kafka_publication
 from penstock.spark_sink.sinks.handlers.publishing import result_rows
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.sink import has_ledger
-from penstock.spark_sink.source.planning.planning import TopicPartition
+from penstock.spark_sink.source.offsets.planning import TopicPartition
 
 ONCE = retry(1)
 

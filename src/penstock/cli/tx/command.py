@@ -10,11 +10,11 @@ import typer
 
 from penstock.cli.connection import ClientSettings, ConfigFile, client_settings
 from penstock.cli.output import AsJson, log_to_stderr, print_json, print_table
-from penstock.cli.store_location import File, Prefix, Servers, Sql, StoreLocation
+from penstock.cli.tx.store_location import File, Prefix, Servers, Sql, StoreLocation
 from penstock.errors import ConfigurationError, PenstockError, TransactionError
 
 if TYPE_CHECKING:
-    from penstock.cli.store_location import Operator
+    from penstock.cli.tx.store_location import Operator
     from penstock.transactions.wire.ops import Verdict
 
 _ROW_LIMIT = 50

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from penstock.errors import MessageFormatError, SinkError
 from penstock.spark_sink.ledger.state import LedgerState
-from penstock.spark_sink.source.planning.planning import from_json, to_json
+from penstock.spark_sink.source.offsets.planning import from_json, to_json
 
 #: Column under which readers see a batch's number.
 BATCH_COLUMN = "penstock_batch"

@@ -27,8 +27,8 @@ from penstock import clients
 from penstock.clients.requests.answers import answered, told_offset
 from penstock.errors import MessageFormatError, SinkError
 from penstock.spark_sink.ledger.kafka_target import Target
+from penstock.spark_sink.source.offsets import planning
 from penstock.spark_sink.source.options.consumer_settings import GROUP, assigned_consumer
-from penstock.spark_sink.source.planning import planning
 
 _log = logging.getLogger("penstock.spark_sink")
 

@@ -38,7 +38,7 @@ from penstock.spark_sink.ledger.kafka_ledger import (
 )
 from penstock.spark_sink.ledger.kafka_target import Row, Target, missing_for, publishing, topics_of
 from penstock.spark_sink.ledger.state import refuse_late
-from penstock.spark_sink.source.planning import planning
+from penstock.spark_sink.source.offsets import planning
 
 _log = logging.getLogger("penstock.spark_sink")
 

@@ -13,7 +13,7 @@ from penstock.clients.kafka_errors import is_missing_right, is_transient
 from penstock.clients.requests.granted_rights import missing_rights
 from penstock.clients.rights import Operation, Resource, Right, topic_right, transactional_right
 from penstock.options import ClientConfig
-from penstock.spark_sink.source.planning import planning
+from penstock.spark_sink.source.offsets import planning
 
 
 class Row(NamedTuple):

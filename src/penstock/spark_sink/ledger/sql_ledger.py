@@ -15,7 +15,7 @@ from sqlalchemy.sql.elements import quoted_name
 
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.state import LedgerState
-from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
+from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
 #: Makes an `INSERT` that can have an `ON CONFLICT` clause, of the database's dialect.
 Insert = Callable[[sa.Table], Any]

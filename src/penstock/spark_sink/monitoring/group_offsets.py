@@ -20,9 +20,9 @@ from penstock.clients.requests.answers import answered
 from penstock.clients.requests.granted_rights import missing_rights
 from penstock.clients.rights import Operation, Right, group_right, missing_right_text, principal_of, topic_right
 from penstock.options import ClientConfig, not_empty
+from penstock.spark_sink.source.offsets.planning import Offsets
+from penstock.spark_sink.source.offsets.planning import TopicPartition as Part
 from penstock.spark_sink.source.options.consumer_settings import without_group
-from penstock.spark_sink.source.planning.planning import Offsets
-from penstock.spark_sink.source.planning.planning import TopicPartition as Part
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from penstock.errors import ConfigurationError, MessageFormatError
 from penstock.options import ClientConfig
 from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.sinks.sink import has_ledger, ledger_positions
-from penstock.spark_sink.source.planning.planning import (
+from penstock.spark_sink.source.offsets.planning import (
     EARLIEST,
     LATEST,
     Offsets,

@@ -36,7 +36,7 @@ from penstock.spark_sink.sinks.position import (
     unapplied,
 )
 from penstock.spark_sink.sinks.sink import arrow_schema, origin_of
-from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
+from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

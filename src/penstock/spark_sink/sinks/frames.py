@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name under which ever
 
 from penstock.spark_sink.ledger.state import OffsetStatistics, Span
 from penstock.spark_sink.sinks.position import require_position
-from penstock.spark_sink.source.planning.planning import TopicPartition
+from penstock.spark_sink.source.offsets.planning import TopicPartition
 
 
 def tasks_of(batch: DataFrame) -> int | None:

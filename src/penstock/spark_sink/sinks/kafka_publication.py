@@ -20,7 +20,7 @@ from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, Ka
 from penstock.spark_sink.ledger.kafka_publisher import publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target, publishing
 from penstock.spark_sink.ledger.state import OffsetStatistics, warn_replayed
-from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
+from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
 #: Topic of the ledger, where a sink names none.
 LEDGER_TOPIC = "penstock.spark-ledger"

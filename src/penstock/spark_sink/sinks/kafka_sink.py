@@ -35,7 +35,7 @@ from penstock.spark_sink.sinks.kafka_publication import (
 from penstock.spark_sink.sinks.position import POSITION, null_counts, require_columns, require_position
 from penstock.spark_sink.sinks.reports import report_schema
 from penstock.spark_sink.sinks.sink import origin_of
-from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
+from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
 #: Column that names the topic of a row, where the sink names none.
 TARGET_TOPIC = "target_topic"

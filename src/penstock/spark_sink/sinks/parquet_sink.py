@@ -26,7 +26,7 @@ from penstock.spark_sink.sinks.folder_access import require_access
 from penstock.spark_sink.sinks.frames import is_applied, offset_statistics
 from penstock.spark_sink.sinks.position import POSITION, require_columns
 from penstock.spark_sink.sinks.sink import Origin, origin_of
-from penstock.spark_sink.source.planning.planning import Offsets
+from penstock.spark_sink.source.offsets.planning import Offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

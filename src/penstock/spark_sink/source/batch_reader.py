@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from penstock.spark_sink.source.offsets.positions import refuse_backwards, resolve
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.missing_partitions import place
 from penstock.spark_sink.source.planning.offset_reader import OffsetReader
 from penstock.spark_sink.source.planning.open_transactions import OpenTransactions
-from penstock.spark_sink.source.planning.positions import refuse_backwards, resolve
-from penstock.spark_sink.source.planning.tasks import open_transaction_text, read_task, report_loss, tasks, written_past
+from penstock.spark_sink.source.tasks import open_transaction_text, read_task, report_loss, tasks, written_past
 
 
 class BatchReader(DataSourceReader):

@@ -21,10 +21,10 @@ from penstock.clients.kafka_errors import concerns_a_group, is_transient, reason
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import PenstockError, SourceError
 from penstock.spark_sink.errors import DataLossError
+from penstock.spark_sink.source.offsets.planning import OffsetRange
+from penstock.spark_sink.source.offsets.planning import TopicPartition as TopicAndPartition
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import consumer_config
-from penstock.spark_sink.source.planning.planning import OffsetRange
-from penstock.spark_sink.source.planning.planning import TopicPartition as TopicAndPartition
 from penstock.spark_sink.source.record_columns import Pace, Rows
 
 #: Most bytes of messages a task holds at a time, however large they are, unless `kafka.queued.max.messages.kbytes` or

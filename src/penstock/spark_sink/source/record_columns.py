@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from confluent_kafka import Message
 
 from penstock.message import UNREADABLE_HEADERS, Record, headers_of
-from penstock.spark_sink.source.planning.planning import TopicPartition
+from penstock.spark_sink.source.offsets.planning import TopicPartition
 
 #: A record batch is handed over when it holds this many rows or this many bytes of keys, values and headers. More rows
 #: took more time for each (20,000: a seventh), for their memory was no more in the processor's cache.

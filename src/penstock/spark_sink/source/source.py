@@ -13,9 +13,9 @@ from pyspark.sql.types import StructType
 from penstock.errors import ConfigurationError
 from penstock.spark_sink.source.batch_reader import BatchReader
 from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.tasks import source_schema
 from penstock.spark_sink.source.session import prepare_environment, use_this_python
 from penstock.spark_sink.source.stream_reader import StreamReader
+from penstock.spark_sink.source.tasks import source_schema
 
 
 def register(spark: SparkSession) -> None:

@@ -19,14 +19,14 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from penstock.errors import ConfigurationError, SourceError
+from penstock.spark_sink.source.offsets import planning
+from penstock.spark_sink.source.offsets.planning import Offsets
+from penstock.spark_sink.source.offsets.positions import resolve
 from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning import planning
 from penstock.spark_sink.source.planning.missing_partitions import MissingPartitions, place
 from penstock.spark_sink.source.planning.offset_reader import OffsetReader, Topics
 from penstock.spark_sink.source.planning.open_transactions import OpenTransactions
-from penstock.spark_sink.source.planning.planning import Offsets
-from penstock.spark_sink.source.planning.positions import resolve
-from penstock.spark_sink.source.planning.tasks import open_transaction_text, read_task, report_loss, tasks, written_past
+from penstock.spark_sink.source.tasks import open_transaction_text, read_task, report_loss, tasks, written_past
 
 #: Of topics that were not asked for.
 _NOT_ASKED = Topics(counts={}, ids={}, refused={})

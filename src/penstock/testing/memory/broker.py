@@ -19,15 +19,14 @@ from penstock.clients.requests.topic_ids import TopicIds
 from penstock.clients.requests.topics import TopicSpec
 from penstock.clients.rights import Right
 from penstock.errors import ConfigurationError, TopicNotFoundError
+from penstock.testing.memory.client.consumer_client import MemoryConsumer
+from penstock.testing.memory.client.producer_client import MemoryProducer
 from penstock.testing.memory.clock import TestClock
-from penstock.testing.memory.consumer_client import MemoryConsumer
 from penstock.testing.memory.faults import NO_ERROR, Effect, Fault, Faults, Operation, as_error
-from penstock.testing.memory.group.assignor import Place
 from penstock.testing.memory.group.coordinator import Commit, Coordinator, Offset
-from penstock.testing.memory.log.log import Headers
+from penstock.testing.memory.log.log import Headers, Place
 from penstock.testing.memory.log.topics import Topics
 from penstock.testing.memory.log.transaction import TestTransaction
-from penstock.testing.memory.producer_client import MemoryProducer
 from penstock.testing.memory.state import BrokerState
 
 T = TypeVar("T")

@@ -49,7 +49,7 @@ from penstock.spark_sink.sinks.handlers.task import REPORT_DDL, TaskWork, handli
 from penstock.spark_sink.sinks.kafka_publication import LEDGER_TOPIC, ledger_of, require_target
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sink import origin_of
-from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
+from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 from penstock.telemetry import Telemetry
 
 _log = logging.getLogger("penstock.handler_sink")

@@ -24,7 +24,7 @@ from penstock.spark_sink.sinks.sql.databases.databases import database_of, parse
 from penstock.spark_sink.sinks.sql.databases.errors import LostTaskError, facts_of, is_transient, refused
 from penstock.spark_sink.sinks.sql.databases.rights import is_forbidden, require_rights
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
-from penstock.spark_sink.source.planning.planning import Offsets
+from penstock.spark_sink.source.offsets.planning import Offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

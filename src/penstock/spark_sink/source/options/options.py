@@ -15,11 +15,11 @@ import tenacity
 
 from penstock.errors import ConfigurationError
 from penstock.options import nearest
+from penstock.spark_sink.source.offsets.planning import LATEST
+from penstock.spark_sink.source.offsets.positions import Position, Since, ending_position, starting_position
+from penstock.spark_sink.source.offsets.selection import Selection, parse_selection
 from penstock.spark_sink.source.options.consumer_settings import GROUP
 from penstock.spark_sink.source.options.java_names import translated
-from penstock.spark_sink.source.planning.planning import LATEST
-from penstock.spark_sink.source.planning.positions import Position, Since, ending_position, starting_position
-from penstock.spark_sink.source.planning.selection import Selection, parse_selection
 
 #: The options of the source, as documented, beside `kafka.*`.
 OPTION_NAMES = (

@@ -1,1 +1,1 @@
-"""What the driver plans: which partitions, from which offset to which, cut into tasks."""
+"""What the driver asks brokers before it plans: ends, topics that went missing, open transactions."""

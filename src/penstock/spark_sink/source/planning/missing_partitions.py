@@ -13,9 +13,9 @@ from collections.abc import Callable
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import PenstockError, SourceError
+from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import Topics
-from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
 
 _log = logging.getLogger("penstock.spark_sink")
 

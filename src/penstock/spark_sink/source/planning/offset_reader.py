@@ -28,11 +28,11 @@ from penstock.clients.requests.topic_ids import described, id_of
 from penstock.clients.requests.topics import partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError
+from penstock.spark_sink.source.offsets import planning
+from penstock.spark_sink.source.offsets.planning import Offsets
 from penstock.spark_sink.source.options.client_names import nearest
 from penstock.spark_sink.source.options.consumer_settings import assigned_consumer
 from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning import planning
-from penstock.spark_sink.source.planning.planning import Offsets
 
 #: Seconds that records which only explain a wait may take to arrive, all together.
 _RECORDS_TIMEOUT_S = 2.0

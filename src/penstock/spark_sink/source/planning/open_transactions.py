@@ -17,7 +17,7 @@ from typing import Protocol
 from confluent_kafka import KafkaException
 
 from penstock.errors import PenstockError
-from penstock.spark_sink.source.planning.planning import Offsets, TopicPartition
+from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
 #: Seconds a log's end stands still before anything is asked, and between two looks at it.
 STALLED_S = 10.0

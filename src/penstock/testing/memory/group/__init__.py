@@ -1,1 +1,1 @@
-"""The group coordinator in memory: members, assignments, commits."""
+"""The group coordinator in memory: members, assignments, committed offsets."""

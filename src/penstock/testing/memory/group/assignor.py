@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-Place = tuple[str, int]
+from penstock.testing.memory.log.log import Place
 
 
 def assign(

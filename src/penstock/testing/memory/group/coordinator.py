@@ -17,8 +17,8 @@ from confluent_kafka import KafkaError
 from penstock.testing.memory import codes
 from penstock.testing.memory.clock import TestClock
 from penstock.testing.memory.faults import Effect, Fault
-from penstock.testing.memory.group.assignor import Place
 from penstock.testing.memory.group.group import Gone, Group, Member
+from penstock.testing.memory.log.log import Place
 from penstock.testing.memory.log.topics import Topics
 
 #: Characters of commit metadata that Kafka takes; 4.3 refuses its own `offset.metadata.max.bytes` of 4,096.

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from penstock.testing.memory.group.assignor import Place, assign
+from penstock.testing.memory.group.assignor import assign
+from penstock.testing.memory.log.log import Place
 
 
 class Gone(Enum):

@@ -1,1 +1,1 @@
-"""The logs in memory: topics, records, transactions' markers, and what a fetch sees of them."""
+"""The logs in memory: topics, records and the markers of transactions."""

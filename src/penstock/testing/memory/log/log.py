@@ -13,6 +13,8 @@ from enum import Enum, auto
 from confluent_kafka import Message
 
 Headers = Sequence[tuple[str, str | bytes | None]]
+#: Topic and partition.
+Place = tuple[str, int]
 
 #: Types of a timestamp (librdkafka `rd_kafka_timestamp_type_t`).
 CREATE_TIME = 1

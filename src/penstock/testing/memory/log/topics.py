@@ -9,8 +9,14 @@ from confluent_kafka import Message
 
 from penstock.errors import PenstockError, TopicNotFoundError
 from penstock.testing.memory.clock import TestClock
-from penstock.testing.memory.group.assignor import Place
-from penstock.testing.memory.log.log import CREATE_TIME, LOG_APPEND_TIME, Headers, LoggedTransaction, PartitionLog
+from penstock.testing.memory.log.log import (
+    CREATE_TIME,
+    LOG_APPEND_TIME,
+    Headers,
+    LoggedTransaction,
+    PartitionLog,
+    Place,
+)
 
 
 class Topics:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError, MessageFormatError, SourceError
-from penstock.spark_sink.source.planning.planning import EARLIEST, LATEST, Offsets, TopicPartition, parse_offsets
+from penstock.spark_sink.source.offsets.planning import EARLIEST, LATEST, Offsets, TopicPartition, parse_offsets
 
 #: What the client answers for a time after the last message.
 _NO_OFFSET = -1

@@ -13,9 +13,9 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 
 from penstock.clients.cluster import RebalanceCallback
 from penstock.testing.memory import codes
-from penstock.testing.memory.group.assignor import Place
+from penstock.testing.memory.client.fetching import Fetcher, error_message
 from penstock.testing.memory.group.group import Change, Gone, Member
-from penstock.testing.memory.log.fetching import Fetcher, error_message
+from penstock.testing.memory.log.log import Place
 from penstock.testing.memory.state import BrokerState
 
 #: librdkafka's defaults.

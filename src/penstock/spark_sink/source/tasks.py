@@ -12,12 +12,12 @@ from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, Stri
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.spark_sink.errors import DataLossError
+from penstock.spark_sink.source.offsets import planning
+from penstock.spark_sink.source.offsets.planning import OffsetRange, Offsets
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.partition_reader import read_ranges
-from penstock.spark_sink.source.planning import planning
 from penstock.spark_sink.source.planning.missing_partitions import place
 from penstock.spark_sink.source.planning.offset_reader import OffsetReader
-from penstock.spark_sink.source.planning.planning import OffsetRange, Offsets
 
 _log = logging.getLogger("penstock.spark_sink")
 

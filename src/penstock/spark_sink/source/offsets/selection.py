@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.errors import ConfigurationError, TopicNotFoundError
-from penstock.spark_sink.source.planning.planning import TopicPartition
+from penstock.spark_sink.source.offsets.planning import TopicPartition
 
 #: Topics of Kafka's own, which a pattern leaves out; who wants one names it.
 _INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})

@@ -14,8 +14,7 @@ from confluent_kafka import KafkaError, Message
 
 from penstock.testing.memory import codes
 from penstock.testing.memory.faults import Operation
-from penstock.testing.memory.group.assignor import Place
-from penstock.testing.memory.log.log import PartitionLog
+from penstock.testing.memory.log.log import PartitionLog, Place
 from penstock.testing.memory.state import BrokerState
 
 

@@ -13,11 +13,11 @@ from confluent_kafka import KafkaException, Message, TopicPartition
 
 from penstock.clients.cluster import RebalanceCallback
 from penstock.testing.memory import codes
+from penstock.testing.memory.client.committing import ANSWER_S, Committing, failed
+from penstock.testing.memory.client.fetching import FetchedPartition, Fetcher
+from penstock.testing.memory.client.membership import Membership
 from penstock.testing.memory.faults import Operation
-from penstock.testing.memory.group.assignor import Place
-from penstock.testing.memory.group.committing import ANSWER_S, Committing, failed
-from penstock.testing.memory.group.membership import Membership
-from penstock.testing.memory.log.fetching import FetchedPartition, Fetcher
+from penstock.testing.memory.log.log import Place
 from penstock.testing.memory.state import BrokerState
 
 
