@@ -63,10 +63,10 @@ def coordinator_description(coordinator: Coordinator) -> dict[str, object]:
 def _fields(one: Explanation | ParkedMessage) -> dict[str, Any]:
     """Return the fields of a value that has no values within, with its key as text."""
     # Not `asdict`, which copies deeply: of a thousand partitions that is most of what a report costs.
-    told = {field.name: getattr(one, field.name) for field in fields(one)}
+    shown = {field.name: getattr(one, field.name) for field in fields(one)}
     key = one.key.decode(errors="backslashreplace") if isinstance(one.key, bytes) else one.key
-    told["key"] = None if key is None else str(key)
-    return told
+    shown["key"] = None if key is None else str(key)
+    return shown
 
 
 class RunningApp:

@@ -48,8 +48,8 @@ def test_a_refusal_is_said_at_once_and_the_same_one_only_now_and_then(caplog: py
     missing.refused("decisions cannot be published", WRITE)
     assert len(caplog.records) == 3
     assert text.startswith("decisions cannot be published: User:shop lacks the right Write on topic store.done; ")
-    assert [*missing.told()] == ["Write on topic store.done", "Read on group store.coordinator"]
-    assert missing.told()["Write on topic store.done"] == text
+    assert [*missing.missing()] == ["Write on topic store.done", "Read on group store.coordinator"]
+    assert missing.missing()["Write on topic store.done"] == text
 
 
 def test_a_right_is_known_to_be_missing_until_it_is_seen_to_be_there_or_not_missed_for_long() -> None:
@@ -59,14 +59,14 @@ def test_a_right_is_known_to_be_missing_until_it_is_seen_to_be_there_or_not_miss
     missing.refused("that", READ)
 
     missing.granted(WRITE)
-    assert [*missing.told()] == [str(READ)]
+    assert [*missing.missing()] == [str(READ)]
 
     clock.now += 60
     missing.refused("that", READ)
     clock.now += 60
-    assert [*missing.told()] == [str(READ)]
+    assert [*missing.missing()] == [str(READ)]
     clock.now += 60
-    assert missing.told() == {}
+    assert missing.missing() == {}
 
 
 def test_a_right_on_a_prefix_is_given_by_a_command_with_that_pattern() -> None:

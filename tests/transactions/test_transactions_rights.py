@@ -114,7 +114,7 @@ def test_what_a_coordinator_lacks_is_told_to_whoever_lists_what_waits(store: Kaf
 
     text = wait_until(waits_for, ANSWER_S)
     with KafkaAdministration(store.broker.bootstrap_servers, store.prefix, store.broker.admin_config) as seen:
-        lines = seen.told()
+        lines = seen.coordinator_notices()
     give(store.broker, store.user, lacking)
 
     assert text.startswith("a right of its coordinator: ")
@@ -237,7 +237,7 @@ def test_an_operator_who_only_looks_needs_no_right_to_write(store: KafkaSecured,
         operator._audit.write(Act("test", "commit", "none", "orders", "nowhere"))
     user = new_user(*reader_rights(store.topics), *on_topic(store.target, "describe"))
     with KafkaAdministration(store.broker.bootstrap_servers, store.prefix, user.config) as seen:
-        assert seen.told() is not None
+        assert seen.coordinator_notices() is not None
         seen.pending()
         seen.discarded()
         assert len(seen.acts()) >= 1

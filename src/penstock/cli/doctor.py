@@ -48,7 +48,7 @@ def doctor(
 ) -> None:
     """Report what penstock finds on this machine: Java, Kafka's jars, packages and, if named, a broker.
 
-    Whether an app can start is told by `penstock check MODULE:APP`.
+    Whether an app can start is what `penstock check MODULE:APP` says.
 
     Exit codes: 0 what is required is there, 1 it is not, 3 the broker did not answer.
     """

@@ -123,15 +123,15 @@ def _show(groups: Sequence[Group], ignored: Mapping[str, int], *, as_json: bool)
             for line in _group_lines(group):
                 typer.echo(line)
     if ignored:
-        told = ", ".join(f"{count} {why}" for why, count in sorted(ignored.items()))
-        print_error(f"records that are no reports were passed over: {told}")
+        counted = ", ".join(f"{count} {why}" for why, count in sorted(ignored.items()))
+        print_error(f"records that are no reports were passed over: {counted}")
 
 
 def _member_json(member: Member) -> dict[str, Any]:
     """Return a member as JSON has it, each partition with the sentence that `penstock explain` prints."""
-    told = asdict(member.report)
-    told["partitions"] = [{**one, "text": _sentence(one)} for one in member.report.partitions]
-    return {**told, "age_s": round(member.age_s, 3), "is_silent": member.is_silent}
+    shown = asdict(member.report)
+    shown["partitions"] = [{**one, "text": _sentence(one)} for one in member.report.partitions]
+    return {**shown, "age_s": round(member.age_s, 3), "is_silent": member.is_silent}
 
 
 def _group_lines(group: Group) -> Iterator[str]:
@@ -164,13 +164,13 @@ def _member_lines(member: Member) -> Iterator[str]:
         )
     if pauses := [f"{printable(reason)} {count:.0f}" for reason, count in report.pauses.items() if count]:
         yield f"  pauses so far: {', '.join(pauses)}"
-    holding = [one for one in report.partitions if _is_held(one)]
-    for one in holding[:_MOST_SHOWN]:
+    held = [one for one in report.partitions if _is_held(one)]
+    for one in held[:_MOST_SHOWN]:
         yield f"  {_partition_text(one)}"
         if one["stack"]:
             yield from (f"      {printable(line)}" for line in one["stack"].splitlines())
-    if len(holding) > _MOST_SHOWN:
-        yield f"  and {len(holding) - _MOST_SHOWN} partitions more that something holds: see `penstock explain --group`"
+    if len(held) > _MOST_SHOWN:
+        yield f"  and {len(held) - _MOST_SHOWN} partitions more that something holds: see `penstock explain --group`"
     yield from (f"  {line}" for line in _left_out(report.left_out))
     for one in report.parked[:_MOST_SHOWN]:
         yield f"  {_parked_text(one)}"

@@ -133,7 +133,7 @@ class ProducerClient(Protocol):
         """Wait for deliveries; return how many are still out."""
 
     def purge(self) -> None:
-        """Give up what is queued and on its way; the delivery callbacks are told so."""
+        """Give up what is queued and on its way; the delivery callbacks get an error."""
 
 
 class Answer(Protocol[T_co]):
@@ -187,7 +187,7 @@ class Cluster(Protocol):
         """Create the topics that are absent; `MissingRightError` where the clients may not."""
 
     def message_limits(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return how many bytes a message of each topic may have; without those that are not told."""
+        """Return how many bytes a message of each topic may have; without those that are not known."""
 
     def ask_topic_ids(self, topics: Iterable[str]) -> Answer[TopicIds]:
         """Ask which topics there are, without waiting for the answer; `KafkaException` where that cannot be asked."""

@@ -51,7 +51,7 @@ class ClientRenewal(Generic[ClientT]):
         self._made_at = -inf if at_once else monotonic()
         #: The present client; who uses it takes it into a local name first.
         self.client = make()
-        #: Why a client failed, as exactly as it was told; None: none did.
+        #: Why a client failed, as exactly as is known; None: none did.
         self.failure: KafkaError | None = None
         #: How often a client was replaced.
         self.replaced = 0
@@ -137,7 +137,7 @@ class LastingProducer:
             )
         except KafkaException as error:
             self._renewal.note_failure(error)
-            # The client says no more than that it failed; what it was is told by its next poll.
+            # The client says no more than that it failed; its next poll says why.
             self.poll(0)
             raise KafkaException(self.failure) if self.failure is not None else error from error
         self._out += 1
@@ -192,6 +192,6 @@ def cause_of(error: KafkaException, poll: Callable[[float], object]) -> KafkaErr
     if found.code() == _FATAL:
         try:
             poll(0)
-        except KafkaException as told:
-            found = told.args[0]
+        except KafkaException as polled:
+            found = polled.args[0]
     return found

@@ -108,7 +108,7 @@ class MissingRightError(PenstockError, PermissionError):
 
     @classmethod
     def from_text(cls, text: str, rights: tuple[Grantable, ...] = ()) -> MissingRightError:
-        """Return one that was told in another process; where its text alone is left, its rights stand in that."""
+        """Return one that was raised in another process; where its text alone is left, its rights stand in that."""
         error = cls.__new__(cls)
         PermissionError.__init__(error, text)
         error.rights = rights

@@ -97,7 +97,7 @@ class Tokens:
     def _asked(self, config: str | None) -> Any:
         name = getattr(self._callback, "__qualname__", type(self._callback).__name__)
         try:
-            told = _answer(self._callback, config)
+            given = _answer(self._callback, config)
         except _SilentError as error:
             raise NoTokenError(
                 f"no token for Kafka: config[{KEY!r}] ({name}) has not answered for {error.args[0]:.0f} s; see that "
@@ -108,19 +108,19 @@ class Tokens:
                 f"no token for Kafka: config[{KEY!r}] ({name}) raised {type(error).__name__}: {error}; see that its "
                 "token endpoint answers and knows this client"
             ) from error
-        if not (isinstance(told, tuple) and _LEAST <= len(told) <= _MOST and isinstance(told[0], str)):
-            # What it is stays untold: it may be the token.
+        if not (isinstance(given, tuple) and _LEAST <= len(given) <= _MOST and isinstance(given[0], str)):
+            # Its text is left out: it may be the token.
             raise NoTokenError(
                 f"no token for Kafka: config[{KEY!r}] ({name}) must return (token, seconds since the epoch at which it "
-                f"expires), but returned a {type(told).__name__}"
+                f"expires), but returned a {type(given).__name__}"
             )
-        if told[1] <= time.time():
+        if given[1] <= time.time():
             # The library would take it for none, and wait.
             raise NoTokenError(
-                f"no token for Kafka: config[{KEY!r}] ({name}) returned one that expired at {told[1]:.0f} seconds since"
-                f" the epoch, {time.time() - told[1]:.0f} s ago; see that it counts in seconds, and to both clocks"
+                f"no token for Kafka: config[{KEY!r}] ({name}) returned one that expired at {given[1]:.0f} s since "
+                f"the epoch, {time.time() - given[1]:.0f} s ago; see that it counts in seconds, and to both clocks"
             )
-        return told
+        return given
 
 
 def with_tokens(config: ClientConfig) -> dict[str, Any]:

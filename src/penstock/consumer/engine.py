@@ -183,7 +183,7 @@ class Engine:
     def _busy(self, assignments: Sequence[Assignment]) -> list[str]:
         # Asked by the poll thread in a revocation: nobody else would learn of what brokers acknowledge meanwhile.
         self.results.serve()
-        self.results.hurry()
+        self.results.expedite()
         return self.processor.busy_with(self.slots(), assignments)
 
     def _loop_lag(self) -> LoopLag:

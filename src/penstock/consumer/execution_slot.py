@@ -21,7 +21,7 @@ class Slice(list[Record]):
     """Consecutive messages of a run, to be handed over one after another.
 
     Each is made the slot's `record`, then `slot.prepare` makes of it what the handler is given. It goes on to the next
-    while handlers are done and the assignment is active; an outcome ends it. What was taken is told by `slot.record`,
+    while handlers are done and the assignment is active; an outcome ends it. `slot.record` says what was taken,
     so an executor begins with the first in any case.
 
     Nobody looks at the clock meanwhile. So a slice takes a moment only, by how long those before it took; should

@@ -73,10 +73,10 @@ def origin_of(record: Record, source: str) -> tuple[str, int, int]:
     if own[0] == source:
         # Left over from a stay that is over, as in a message that was put back to work from the dead letters.
         return own
-    told = _ORIGIN.fullmatch(_last(record, ORIGIN) or b"")
-    if told is None or told[1] != source.encode():
+    found = _ORIGIN.fullmatch(_last(record, ORIGIN) or b"")
+    if found is None or found[1] != source.encode():
         return own
-    return source, int(told[2]), int(told[3])
+    return source, int(found[2]), int(found[3])
 
 
 class RetriedRecord:
@@ -125,8 +125,8 @@ class RetriedRecord:
 
 def tries_before(record: Record, source: str) -> int:
     """Return how often a record was tried before it came to the retry topic; 0 where its header cannot be believed."""
-    told = None if record.topic() == source else _last(record, TRIES)
-    return int(told) if told is not None and _TRIES.fullmatch(told) else 0
+    tries = None if record.topic() == source else _last(record, TRIES)
+    return int(tries) if tries is not None and _TRIES.fullmatch(tries) else 0
 
 
 def headers(record: Record, source: str, rounds: int, due: float, attempts: int) -> HeaderList:

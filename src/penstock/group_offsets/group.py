@@ -24,7 +24,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined] # not
 from penstock import clients
 from penstock.clients.kafka_errors import code_of, is_missing_right, is_transient, reason
 from penstock.clients.requests import topics as kafka_topics
-from penstock.clients.requests.answers import answered, told_offset
+from penstock.clients.requests.answers import answered, known_offset
 from penstock.clients.requests.granted_rights import require_rights
 from penstock.clients.requests.topic_ids import described, id_of
 from penstock.clients.rights import MissingRightError, Operation, Right, group_right, principal_of, topic_right
@@ -156,7 +156,7 @@ class Group:
             return {name: one for name, description in found.items() if (one := id_of(description)) is not None}
 
         rights = [topic_right(Operation.DESCRIBE, name) for name in names]
-        return self._told(ask, f"the ids of {', '.join(names)} are not told", rights)
+        return self._answer(ask, f"the ids of {', '.join(names)} are not told", rights)
 
     def write(self, changes: Sequence[Change]) -> None:
         """Commit offsets and offset maps for the group, of all these partitions in one request.
@@ -180,7 +180,7 @@ class Group:
         def may_pass(answer: list[TopicPartition]) -> bool:
             return any(one.error is not None and is_transient(one.error) for one in answer)
 
-        refused = [one for one in self._told(ask, what, rights, may_pass) if one.error is not None]
+        refused = [one for one in self._answer(ask, what, rights, may_pass) if one.error is not None]
         if not refused:
             return
         error = KafkaException(refused[0].error)
@@ -205,7 +205,7 @@ class Group:
             return answered(answer[self._group], _ANSWER_S)
 
         try:
-            found = self._told(ask, f"group {self._group} cannot be looked at", self._rights(Operation.DESCRIBE))
+            found = self._answer(ask, f"group {self._group} cannot be looked at", self._rights(Operation.DESCRIBE))
         except _NoSuchGroupError:
             return "unknown", ()
         members = tuple(
@@ -233,10 +233,10 @@ class Group:
 
         try:
             what = f"the offsets of group {self._group} are not told"
-            told = self._told(ask, what, self._rights(Operation.DESCRIBE))
+            committed = self._answer(ask, what, self._rights(Operation.DESCRIBE))
         except _NoSuchGroupError:
             return {}
-        return {(one.topic, one.partition): (one.offset, one.metadata) for one in told if one.offset >= 0}
+        return {(one.topic, one.partition): (one.offset, one.metadata) for one in committed if one.offset >= 0}
 
     def _offsets(
         self, specs: Mapping[Part, OffsetSpec], isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
@@ -251,18 +251,18 @@ class Group:
                 request_timeout=_ANSWER_S,
             )
             return {
-                (place.topic, place.partition): told_offset(answered(answer, _ANSWER_S))
+                (place.topic, place.partition): known_offset(answered(answer, _ANSWER_S))
                 for place, answer in answers.items()
             }
 
         topics = {topic for topic, _ in specs}
         what = f"the ends of the logs of {', '.join(sorted(topics))} are not told"
-        return self._told(ask, what, [topic_right(Operation.DESCRIBE, topic) for topic in sorted(topics)])
+        return self._answer(ask, what, [topic_right(Operation.DESCRIBE, topic) for topic in sorted(topics)])
 
     def _rights(self, operation: Operation, topics: Iterable[str] = ()) -> list[Right]:
         return [group_right(self._group, operation), *(topic_right(operation, topic) for topic in sorted(topics))]
 
-    def _told(
+    def _answer(
         self, ask: Callable[[], T], what: str, rights: Sequence[Right], again: Callable[[T], bool] = lambda _: False
     ) -> T:
         """Return an answer; ask again for some seconds what may be answered in a moment, or what `again` says."""

@@ -48,7 +48,7 @@ def oldest_not_done(
     Markers of transactions and compaction leave offsets without a record, so it is the first at or after that offset
     which the offset map does not call done. It joins no group and commits nothing.
 
-    All of it takes `limit_s` seconds at most; what has not arrived by then is told as a failure. `ConfigurationError`
+    All of it takes `limit_s` seconds at most; what has not arrived by then is a failure. `ConfigurationError`
     where the client library refused a setting.
     """
     reading = _Reading([one for one in positions if one.left])
@@ -86,8 +86,8 @@ def oldest_not_done(
     finally:
         consumer.close()
     late = ", ".join(f"{topic}[{partition}]" for topic, partition in sorted(reading.left))
-    told = [f"no record of {late} arrived within {limit_s:g} s, so its age is not known"] if late else []
-    return OldestFound(reading.found, (*sorted(reading.failures), *told))
+    failures = [f"no record of {late} arrived within {limit_s:g} s, so its age is not known"] if late else []
+    return OldestFound(reading.found, (*sorted(reading.failures), *failures))
 
 
 class _Reading:

@@ -75,7 +75,7 @@ class NewerReportError(MessageFormatError):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one process told of itself. All texts may be anybody's: escape them where they are shown.
+    """The report of one process. All texts may be anybody's: escape them where they are shown.
 
     Attributes:
         group: name of the app, or of what else reports.

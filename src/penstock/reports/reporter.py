@@ -45,7 +45,7 @@ _END_S = 2.0
 _LEAST_END_S = 0.5
 #: Stacks in one report.
 _MOST_STACKS = 4
-#: Of the counts, those whose rates are told.
+#: Of the counts, those whose rates are in reports.
 _RATED = ("received", "handled", "failed", "retried", "dead_letters", "published", "committed", "checks")
 _SETTINGS = {
     "linger.ms": 0,

@@ -17,7 +17,7 @@ PREFIX = "PENSTOCK_"
 
 
 def _client_settings(given: Any) -> Any:
-    """Read text, and leave a table as it is; what is wrong is told as it is, for pydantic takes `ValueError` alone."""
+    """Read text, and leave a table as it is; what is wrong is raised as it is: pydantic takes `ValueError` alone."""
     return client_settings_text(given, f"{PREFIX}CONFIG") if isinstance(given, str) else given
 
 

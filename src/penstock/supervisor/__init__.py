@@ -1,1 +1,1 @@
-"""Member processes: started, restarted, told of signals, and their output passed on line by line."""
+"""Member processes: started, restarted, sent signals, and their output passed on line by line."""

@@ -11,7 +11,7 @@ from penstock.options import PROCESS_VARIABLE
 
 #: Seconds within which the same signal counts once: nobody presses a key again so soon, and no script means to.
 _SAME_SIGNAL_S = 0.05
-#: The same in a member of `penstock run --processes`: the supervisor is told beside it, and may be slow to pass it on.
+#: The same in a member of `penstock run --processes`: the supervisor gets it beside it, and may be slow to pass it on.
 _SAME_SIGNAL_OF_MEMBER_S = 0.25
 
 

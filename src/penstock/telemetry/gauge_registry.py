@@ -62,7 +62,7 @@ class Observed(Generic[ReadingT]):
             return None
 
     def close(self) -> None:
-        """Let go of the consumer."""
+        """Release the consumer."""
         self._read = None
 
 

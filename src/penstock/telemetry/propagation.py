@@ -87,7 +87,7 @@ def extract(headers: Iterable[tuple[str, str | bytes | None]]) -> SpanContext | 
 
 
 def sampled_context(headers: Collection[tuple[str, str | bytes | None]]) -> SpanContext | None:
-    """Return the context that headers carry, where it is sampled; what is not is told by its last character."""
+    """Return the context that headers carry, where it is sampled, which its last character says."""
     last: str | bytes | None = None
     for name, content in headers:
         if name == TRACEPARENT:

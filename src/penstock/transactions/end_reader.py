@@ -1,6 +1,6 @@
 """Reading of committed records to the end that a log has now, waiting for open transactions to end.
 
-The end is asked for first, as a reader of all records: readers of committed ones are told how far they may read, which
+The end is asked for first, as a reader of all records: readers of committed ones get the last stable offset, which
 can be less. Markers of transactions give no message, so only the end of a partition tells how far reading came.
 """
 
@@ -34,7 +34,7 @@ class EndReader:
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
-            # The end of a partition is told by the answer to a fetch: a broker with nothing to say shall say it soon.
+            # The end of a partition comes in the answer to a fetch: a broker with nothing to say shall say it soon.
             "fetch.wait.max.ms": 10,
         }
         self._settings.pop("group.instance.id", None)

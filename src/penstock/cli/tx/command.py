@@ -72,7 +72,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
     from penstock.cli.output import printable
-    from penstock.cli.tx.text import discarded_as_json, discarded_letter, discarded_rows, pending_as_json, pending_rows
+    from penstock.cli.tx.text import discarded_as_json, discarded_entry, discarded_rows, pending_as_json, pending_rows
     from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
     location = StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
@@ -81,34 +81,34 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
             "what a file store has discarded lies in Kafka, in the topic of its prefix: name that by --prefix in place "
             "of --file"
         )
-    told: list[str] = []
+    notices: list[str] = []
     with location.open() as store:
         if discarded:
             now_ms = time.time() * 1000
-            letters = [
+            entries = [
                 one
-                for one in map(discarded_letter, store.discarded())
+                for one in map(discarded_entry, store.discarded())
                 if now_ms - one.about.at_ms >= older_than * 1000 and group in {None, one.about.group}
             ]
-            shown = [one for one in letters if everything or not one.resumed_by]
+            shown = [one for one in entries if everything or not one.resumed_by]
             rows, listed = discarded_rows(shown), [discarded_as_json(one) for one in shown]
             head: tuple[str, ...] = ("transaction", "group", "topic", "reason", "checks", "since")
-            if len(shown) < len(letters):
-                told = [f"{len(letters) - len(shown)} more were brought back since; see them with --all"]
+            if len(shown) < len(entries):
+                notices = [f"{len(entries) - len(shown)} more were brought back since; see them with --all"]
         else:
             found = [one for one in store.pending() if one.age_s >= older_than and group in {None, one.group}]
             rows, listed = pending_rows(found), [pending_as_json(one) for one in found]
             head = ("transaction", "group", "topics", "age", "checks", "decided", "waits for")
-            told = store.told() if isinstance(store, KafkaAdministration) else []
+            notices = store.coordinator_notices() if isinstance(store, KafkaAdministration) else []
     if as_json:
-        print_json({"store": location.name, "transactions": listed, "told": list(told)})
+        print_json({"store": location.name, "transactions": listed, "notices": list(notices)})
         return
     print_table(head, rows[:limit])
     kind = "discarded message" if discarded else "pending transaction"
     typer.echo(f"{len(rows)} {kind}{'' if len(rows) == 1 else 's'} in {location.name}")
     if len(rows) > limit:
         typer.echo(f"{len(rows) - limit} of them are not shown; see them with --limit {len(rows)}")
-    for line in told:
+    for line in notices:
         typer.echo(printable(line))
 
 
@@ -127,7 +127,7 @@ def show(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 done, 1 failed or unknown, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.tx.text import act_line, discarded_letter, discarded_lines, pending_lines
+    from penstock.cli.tx.text import act_line, discarded_entry, discarded_lines, pending_lines
     from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
     _check_ids([transaction_id])
@@ -141,7 +141,7 @@ def show(  # noqa: PLR0917 - as `ls`
         else:
             described = store.show(transaction_id)
             lines = [] if described is None else list(pending_lines(described))
-        for letter in map(discarded_letter, store.discarded()):
+        for letter in map(discarded_entry, store.discarded()):
             if letter.about.transaction_id == transaction_id:
                 lines.extend(discarded_lines(letter, payload=payload))
         acts = [act_line(act) for act in store.acts(transaction_id)]
@@ -185,7 +185,7 @@ def _deciding(verdict: str, what: str) -> Callable[..., None]:
                     if not as_json:
                         typer.echo(f"{one}: {outcomes[-1]['outcome']}")
             finally:
-                # What was decided is told, also where a later one failed.
+                # What was decided is reported, also where a later one failed.
                 if as_json:
                     print_json(outcomes)
         stand = [one["stands"] for one in outcomes]

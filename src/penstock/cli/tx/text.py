@@ -51,7 +51,7 @@ def pending_as_json(one: PendingTransaction) -> dict[str, Any]:
     return {**asdict(one), "decided": decided, "waits_for": _waits(one)}
 
 
-class Letter(NamedTuple):
+class DiscardedEntry(NamedTuple):
     """A discarded transaction of any store, or one message of it, as far as it is printed."""
 
     about: DiscardedTransaction
@@ -61,21 +61,21 @@ class Letter(NamedTuple):
     place: str = ""
 
 
-def discarded_letter(one: Discarded | DiscardedTransaction) -> Letter:
+def discarded_entry(one: Discarded | DiscardedTransaction) -> DiscardedEntry:
     """Return what is printed of a discarded transaction."""
     if isinstance(one, DiscardedTransaction):
-        return Letter(one)
+        return DiscardedEntry(one)
     half = one.half
     about = DiscardedTransaction(half.transaction_id, half.group, (half.topic,), one.reason, one.check_count, one.at_ms)
-    return Letter(about, one.resumed_by, half, f"discarded {one.partition}:{one.offset}")
+    return DiscardedEntry(about, one.resumed_by, half, f"discarded {one.partition}:{one.offset}")
 
 
-def discarded_as_json(letter: Letter) -> dict[str, Any]:
+def discarded_as_json(letter: DiscardedEntry) -> dict[str, Any]:
     """Return a discarded transaction as JSON has it."""
     return {**asdict(letter.about), "resumed_by": letter.resumed_by or None}
 
 
-def discarded_rows(found: Sequence[Letter]) -> list[tuple[str, ...]]:
+def discarded_rows(found: Sequence[DiscardedEntry]) -> list[tuple[str, ...]]:
     """Return the rows of `penstock tx ls --discarded`."""
     return [
         (
@@ -118,7 +118,7 @@ def _decision(found: Found) -> str | None:
     return f"{_STANDS.get(found.pending.verdict, '')}{by}{name}"
 
 
-def discarded_lines(letter: Letter, *, payload: bool) -> Iterator[str]:
+def discarded_lines(letter: DiscardedEntry, *, payload: bool) -> Iterator[str]:
     """Return what there is to tell of a discarded message, line by line."""
     about = letter.about
     yield f"{about.transaction_id}  discarded {time_text(about.at_ms)}"
@@ -148,7 +148,7 @@ def decided_line(decided: Decided, verdict: Verdict) -> str:
     return f"stored, not seen to take effect{waits}"
 
 
-def _reason(letter: Letter) -> str:
+def _reason(letter: DiscardedEntry) -> str:
     since = f"; brought back by {printable(letter.resumed_by)}" if letter.resumed_by else ""
     return f"{printable(letter.about.reason)}{since}"
 

@@ -67,14 +67,16 @@ def answered(question: Future[T], timeout_s: float) -> T:
         raise KafkaException(error) from None
 
 
-def told_offset(answer: ListOffsetsResultInfo) -> int:
-    """Return the offset in an answer of `AdminClient.list_offsets`; `KafkaException` where none was told: try again.
+def known_offset(answer: ListOffsetsResultInfo) -> int:
+    """Return the offset in an answer of `AdminClient.list_offsets`; `KafkaException` where it holds none: try again.
 
     Where a partition has no leader for a moment, the client library (2.16, seen) may answer with an invalid offset.
     Taken for the end of a log, it would mean that all in it is gone.
     """
     if answer.offset == OFFSET_INVALID:
         raise KafkaException(
-            KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "no offset was told: the partition may have no leader yet")
+            KafkaError(
+                KafkaError.LEADER_NOT_AVAILABLE, "the answer holds no offset: the partition may have no leader yet"
+            )
         )
     return int(answer.offset)

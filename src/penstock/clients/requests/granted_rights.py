@@ -19,7 +19,7 @@ from penstock.clients.rights import MissingRightError, Resource, Right
 
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 5.0
-#: What every client may that is told anything of a topic or a group: an answer without it is none.
+#: What every client may that gets an answer on a topic or a group: an answer without it is none.
 _TOLD = "DESCRIBE"
 
 
@@ -31,7 +31,7 @@ class Rights:
     held: tuple[Right, ...] = ()
     #: Those that it lacks.
     missing: tuple[Right, ...] = ()
-    #: Those of which nothing was told: there is no such topic, or the brokers do not tell rights.
+    #: Those without an answer: there is no such topic, or the brokers do not tell rights.
     unknown: tuple[Right, ...] = ()
 
 
@@ -61,10 +61,10 @@ class AskedRights:
 
     def wait(self) -> Rights:
         """Return what was answered, waiting for it."""
-        told = {place: _held(future) for place, future in self._asked.items()}
+        answers = {place: _held(future) for place, future in self._asked.items()}
         held, missing, unknown = list[Right](), list[Right](), list[Right]()
         for right in self._needed:
-            names = told.get((right.resource, right.name))
+            names = answers.get((right.resource, right.name))
             which = unknown if names is None else held if right.operation.name in names else missing
             which.append(right)
         return Rights(tuple(held), tuple(missing), tuple(unknown))
@@ -78,7 +78,7 @@ def missing_rights(admin: AdminClient, needed: Iterable[Right], timeout_s: float
 def require_rights(
     admin: AdminClient, what: str, needed: Iterable[Right], principal: str, timeout_s: float = _ANSWER_S
 ) -> None:
-    """Raise where a client lacks rights: tried instead, each would be told by a code, and some by a misleading one.
+    """Raise where a client lacks rights: tried instead, each would fail with a code, and some with a misleading one.
 
     `what` cannot be done without them, as the beginning of a sentence. What brokers tell nothing of is passed over: the
     use itself tells. `KafkaException` where the client library refused to ask, `MissingRightError` names all missing.
@@ -88,7 +88,7 @@ def require_rights(
 
 
 def _held(asked: Future[Any]) -> Sequence[str] | None:
-    """Return the operations that the client may do, by the client library's names; None where that is not told."""
+    """Return the operations that the client may do, by the client library's names; None where that is not known."""
     try:
         operations = asked.result().authorized_operations
     except KafkaException as error:

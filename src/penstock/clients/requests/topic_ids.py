@@ -44,8 +44,8 @@ def described(
 
 def id_of(description: Any) -> str | None:
     """Return the id of a described topic, or None from brokers that have no ids."""
-    told = str(description.topic_id)
-    return None if told == _NO_ID else told
+    text = str(description.topic_id)
+    return None if text == _NO_ID else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class TopicIds:
     ids: Mapping[str, str]
     #: Topics that do not exist.
     absent: frozenset[str] = frozenset()
-    #: Why nothing was told of a topic.
+    #: Why there is no answer on a topic.
     failures: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -87,11 +87,11 @@ class AskedTopicIds:
                 is_answered |= error.args[0].code() > 0
         words: ClientWords | None = getattr(self._admin, "words", None)
         if words is not None:
-            # Why no broker answers is told to the client's log alone, which it hears of here.
+            # Why no broker answers stands in the client's log alone, which it hears of here.
             self._admin.poll(0)
             if ids or is_answered:
                 words.clear()
             elif words.cause is not None:
                 failures = {topic: f"{why}; {words.cause}" for topic, why in failures.items()}
-        told = {topic: one for topic, one in ids.items() if one is not None}
-        return TopicIds(told, frozenset(absent), failures)
+        found = {topic: one for topic, one in ids.items() if one is not None}
+        return TopicIds(found, frozenset(absent), failures)

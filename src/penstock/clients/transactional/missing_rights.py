@@ -66,7 +66,7 @@ class MissingRights:
                 for right in rights:
                     self._missed.pop(right, None)
 
-    def told(self) -> dict[str, str]:
+    def missing(self) -> dict[str, str]:
         """Return what is missing: rights as they stand in a sentence, each with what is refused and what gives it."""
         now = self._clock()
         with self._lock:

@@ -103,7 +103,7 @@ class TransactionalWriter:
         reports_all: whether deliveries are reported that succeeded.
         step: called before each call of the library that may wait, with its name.
         now: the time in seconds that only rise.
-        spans: told of what is written and committed, where telemetry is on.
+        spans: gets what is written and committed, where telemetry is on.
     """
 
     def __init__(

@@ -231,7 +231,7 @@ class Parking:
         if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
             self._send(lane, key, parked, error, again)
             return
-        told = f"{handler.name} failed it {parked.attempts} times, last with {type(error).__name__}"
+        what = f"{handler.name} failed it {parked.attempts} times, last with {type(error).__name__}"
         text = failure_text(error, texts=self._publisher.exception_texts)
         if handler.on_failure is OnFailure.HOLD:
             parked.state = KeyState.HELD
@@ -239,7 +239,7 @@ class Parking:
                 "%s is held: %s; its key waits and its offset is not committed, everything else goes on: mend the "
                 "cause and start the app again\n%s",
                 place,
-                told,
+                what,
                 text,
             )
         elif handler.on_failure is OnFailure.DROP:
@@ -249,7 +249,7 @@ class Parking:
                 parked.state = KeyState.STOPPING
                 self._fail(too_many)
                 return
-            _log.error("%s was dropped: %s\n%s", place, told, text)
+            _log.error("%s was dropped: %s\n%s", place, what, text)
             self._complete(parked.waiting[0])
             slot.dropped += 1
             parked.state = KeyState.DONE

@@ -1,7 +1,6 @@
 """`Context`: what a handler may be given beside its message, asked for by the annotation of its second parameter.
 
-Who asks is found out when the handler is registered. A handler that does not ask is called as if there were no such
-thing.
+Which handlers take one is found out when they are registered. The others are called as if there were no such thing.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def _decode_json(value: bytes) -> object:
 def decoder_of(given: DecoderSpec) -> Decoder | None:
     """Return the function that decodes a value, or None; `ConfigurationError` where nothing can be made of it.
 
-    A deserializer of confluent-kafka gives what decodes a record: it is told the topic and the headers.
+    A deserializer of confluent-kafka gives what decodes a record: it gets the topic and the headers.
     A pydantic model is known by `model_validate_json`, a msgspec struct, decoded from JSON, by `__struct_fields__`.
     """
     if given is None:

@@ -23,7 +23,7 @@ def encoder_of(given: EncoderSpec) -> Encoder | None:
 
     Args:
         given: "json"; a pydantic model (known by `model_dump_json`); a msgspec struct (known by `__struct_fields__`,
-            encoded as JSON); a serializer of confluent-kafka, which is told the topic and the headers; or any callable
+            encoded as JSON); a serializer of confluent-kafka, which gets the topic and the headers; or any callable
             of an object that returns bytes or text.
 
     Raises:

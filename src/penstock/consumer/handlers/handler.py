@@ -139,7 +139,7 @@ def handler(
     warn_without_keys(name_of(function), order, about_keys)
     check_batch(batch, linger, deferred_timeout)
     check_rates(order, rate, key_rate)
-    fate, letters, letter_format = _on_failure(on_failure, dead_letter_topic, dead_letter_format)
+    fate, written_to, letter_format = _on_failure(on_failure, dead_letter_topic, dead_letter_format)
     return Handler(
         function=collected(function),
         takes_context=asks,
@@ -157,7 +157,7 @@ def handler(
         retry=retry_policy or retry(),
         retry_delays=delays_of(retry_delays),
         on_failure=fate,
-        dead_letter_topic=letters,
+        dead_letter_topic=written_to,
         dead_letter_format=letter_format,
         rate=rate,
         key_rate=key_rate,
@@ -171,8 +171,8 @@ def _on_failure(
     """Return what becomes of messages that are given up, where dead letters go and how they are written."""
     fate = check.choice("on_failure", given, OnFailure)
     chosen = check.choice("dead_letter_format", letter_format, DeadLetterFormat)
-    letters = default_topic(chosen) if topic is None else topic
-    check.not_empty("dead_letter_topic", letters)
+    written_to = default_topic(chosen) if topic is None else topic
+    check.not_empty("dead_letter_topic", written_to)
     if fate is not OnFailure.DEAD_LETTER:
         useless = ["dead_letter_topic"] if topic is not None else []
         useless += ["dead_letter_format"] if chosen is not DeadLetterFormat.KAFKA else []
@@ -181,7 +181,7 @@ def _on_failure(
                 f"{useless[0]} has no use with on_failure={fate.value!r}, which writes no dead letters; give "
                 f"on_failure='dead_letter', or leave {useless[0]} out"
             )
-    return fate, letters, chosen
+    return fate, written_to, chosen
 
 
 def orderings_of(handlers: Mapping[str, Handler], lanes: int, *, batches: bool = False) -> dict[str, Ordering]:

@@ -41,7 +41,7 @@ def enter_all(lifespans: Iterable[Lifespan], around: ExitStack, run_async: RunAs
 
 def _enter(lifespan: Lifespan, around: ExitStack, run_async: RunAsync | None) -> object:
     # Its end is a callback, not a context: what one raises there is no reason for those before it not to come to
-    # theirs, and none of them is told of it.
+    # theirs, and none of them hears of it.
     if inspect.isasyncgenfunction(lifespan):
         if run_async is None:
             raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")

@@ -171,7 +171,7 @@ class Ordering:
         )
 
     def _routed_key(self, function: KeyFunction, record: Record, unkeyed: list[Record] | None) -> bytes | None:
-        """Return a key to choose a lane by; the failure of the user's function is told when the message is handled."""
+        """Return a key to choose a lane by; the failure of the user's function shows when the message is handled."""
         try:
             return self._own_key(function, record)
         except MessageFormatError:

@@ -97,8 +97,8 @@ class TopicPatterns:
 
     def __post_init__(self) -> None:
         self._compiled = [(compiled(pattern), one) for pattern, one in self.patterns.items()]
-        self._is_dead_letter = [_named(topic, one) for topic, one in self.named.items() if _writes_letters(one)]
-        self._is_dead_letter += [_matched(pattern, one) for pattern, one in self._compiled if _writes_letters(one)]
+        self._is_dead_letter = [_named(topic, one) for topic, one in self.named.items() if _writes_dead_letters(one)]
+        self._is_dead_letter += [_matched(pattern, one) for pattern, one in self._compiled if _writes_dead_letters(one)]
 
     def __bool__(self) -> bool:
         return bool(self.patterns)
@@ -129,14 +129,14 @@ class TopicPatterns:
         )
 
 
-def _writes_letters(one: Handler) -> bool:
+def _writes_dead_letters(one: Handler) -> bool:
     return one.on_failure is OnFailure.DEAD_LETTER
 
 
 def _named(topic: str, one: Handler) -> Callable[[str], bool]:
     """Return what knows the dead-letter topic of a named topic."""
-    letters = one.dead_letter_topic.replace("{topic}", topic)
-    return lambda name: name == letters
+    dead_letter_topic = one.dead_letter_topic.replace("{topic}", topic)
+    return lambda name: name == dead_letter_topic
 
 
 def _matched(pattern: re.Pattern[str], one: Handler) -> Callable[[str], bool]:
@@ -146,10 +146,10 @@ def _matched(pattern: re.Pattern[str], one: Handler) -> Callable[[str], bool]:
     text = re.escape(first) + "".join(
         ("(?P<topic>.+)" if place == 0 else "(?P=topic)") + re.escape(part) for place, part in enumerate(rest)
     )
-    letters = re.compile(text)
+    dead_letter_topic = re.compile(text)
 
-    def is_letters(name: str) -> bool:
-        found = letters.fullmatch(name)
+    def is_dead_letter_topic(name: str) -> bool:
+        found = dead_letter_topic.fullmatch(name)
         return found is not None and (not rest or pattern.fullmatch(found["topic"]) is not None)
 
-    return is_letters
+    return is_dead_letter_topic

@@ -38,7 +38,7 @@ _FINAL_CODES = (range(40400, 40500), range(42200, 42300), range(409, 410))
 
 
 class RecordDecoder:
-    """Decodes with a deserializer, which is told the topic and the headers. Thread-safe, as they are."""
+    """Decodes with a deserializer, which gets the topic and the headers. Thread-safe, as they are."""
 
     def __init__(self, deserializer: Deserializer) -> None:
         self.deserializer = deserializer
@@ -50,16 +50,16 @@ class RecordDecoder:
             RegistryConnectionError: not this message is at fault.
             Exception: whatever the deserializer raised; it would again.
         """
-        told = SerializationContext(record.topic(), MessageField.VALUE, list(headers_of(record) or ()))
+        context = SerializationContext(record.topic(), MessageField.VALUE, list(headers_of(record) or ()))
         try:
             # In a copy: it leaves a context variable behind, and the event loop takes a new task when one has changed.
-            return copy_context().run(self.deserializer, value, told)
+            return copy_context().run(self.deserializer, value, context)
         except:  # noqa: E722 - see `raised`
-            raise _as_told("decoded", raised())  # noqa: B904 - it has its cause
+            raise _classified("decoded", raised())  # noqa: B904 - it has its cause
 
 
 class RecordEncoder:
-    """Encodes with a serializer, which is told the topic and the headers. Thread-safe.
+    """Encodes with a serializer, which gets the topic and the headers. Thread-safe.
 
     Of a topic's first value two threads cannot be in it at once. The one that comes second may find the schema known to
     be registered, but go on with the id that it read before that, which is None (confluent-kafka 2.16).
@@ -80,16 +80,16 @@ class RecordEncoder:
         """
         # Taken over from a message that was consumed, say: readers would believe the first of two.
         headers[:] = [one for one in headers if one[0] != _SCHEMA_ID_HEADER]
-        told = SerializationContext(topic, MessageField.VALUE, headers)
+        context = SerializationContext(topic, MessageField.VALUE, headers)
         try:
             if topic in self._begun_topics:
-                return copy_context().run(self.serializer, value, told)
+                return copy_context().run(self.serializer, value, context)
             with self._lock:
-                encoded = copy_context().run(self.serializer, value, told)
+                encoded = copy_context().run(self.serializer, value, context)
                 self._begun_topics.add(topic)
                 return encoded
         except:  # noqa: E722 - see `raised`
-            raise _as_told("encoded", raised())  # noqa: B904 - it has its cause
+            raise _classified("encoded", raised())  # noqa: B904 - it has its cause
 
     def __reduce__(self) -> tuple[Any, tuple[Serializer]]:
         """Be pickled without the lock, where the serializer can be pickled."""
@@ -135,17 +135,17 @@ def _is_one(option: str, given: object, wanted: type) -> bool:
     return True
 
 
-def _as_told(done: str, error: BaseException) -> BaseException:
-    """Return what a serializer raised as it is to be told: for now, or as it is."""
+def _classified(done: str, error: BaseException) -> BaseException:
+    """Return the failure of a serializer as a `RegistryConnectionError` where it may pass, else as it is."""
     # A rule of a schema wraps what kept it from being applied.
     for one in causes(error):
         if _is_passing(one):
-            told = RegistryConnectionError(
+            passing = RegistryConnectionError(
                 f"the value cannot be {done} for now: {describe(one)}; see that the schema registry is up, and its "
                 "client's url, credentials and timeout"
             )
-            told.__cause__ = error
-            return told
+            passing.__cause__ = error
+            return passing
     return error
 
 

@@ -44,7 +44,7 @@ class AppPauses:
             former = self._topics.get(topic, _TopicPause())
             now = self._clock.time()
             if partition is None:
-                # Partitions that were let go on alone are paused, too: the last word counts.
+                # Partitions that were resumed alone are paused, too: the last word counts.
                 new = _TopicPause(now if former.since is None else former.since)
             else:
                 since = former.partitions.get(partition, former.since)

@@ -1,6 +1,6 @@
 """Commits: what is sent to the group, when, and what happens when that fails. On the poll thread only.
 
-A commit point is computed once and travels with its offset map as one value. A commit that fails is counted, logged
+A commit point is computed once and is one value with its offset map. A commit that fails is counted, logged
 and made again at the next tick: it never ends the poll thread.
 
 One commit is under way at a time. The client repeats a commit whose broker went away, and a repeated older commit
@@ -135,7 +135,7 @@ class Commits:
         A commit that is waited for in the client knows no bound while the coordinator is away: as long as a session, or
         a request. Its answer would come from `poll`, which here would hand over messages as well. So the group is asked
         for its offsets instead, a question that ends in time, which the coordinator answers after the commit, for both
-        go one way. The commit goes out before the group is told of the revocation in any case: the client sends in
+        go one way. The commit goes out before the group hears of the revocation in any case: the client sends in
         order. It is waited `wait_s` seconds until the group is known to have it, and not at all where the last commit
         failed or stays out, for then the coordinator may be away.
         """

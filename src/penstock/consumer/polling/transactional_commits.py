@@ -76,7 +76,7 @@ class TransactionalCommits(Commits):
         self.note_rebalanced(client)
         self.succeeded = self._publisher.transactions
         if self.changed():
-            self._publisher.hurry()
+            self._publisher.expedite()
         return []
 
     def repeat(self, client: ConsumerClient, now: float) -> None:

@@ -25,7 +25,7 @@ class Outlet(Protocol):
         """Tell what became of messages."""
 
     def flush(self, timeout: float) -> None:
-        """Wait at most so many seconds until all that was forwarded is told of."""
+        """Wait at most so many seconds until all that was forwarded has its report."""
 
 
 class ProducerOutlet:

@@ -133,7 +133,7 @@ class Publisher(Protocol):
     def serve(self) -> None:
         """Do what is due. By the poll thread."""
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Publish what is there without waiting for more. Any thread."""
 
     def flush(self, timeout: float) -> None:
@@ -203,7 +203,7 @@ class ResultPublisher:
         if self._sent and self._producer is not None:
             self._producer.poll(0)
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Nothing waits for more here."""
 
     def flush(self, timeout: float) -> None:
@@ -292,7 +292,7 @@ class ResultPublisher:
 
 
 def refusal(topic: str, error: KafkaError, principal: str) -> ResultRefusedError:
-    """Return what is to be told of a result that a topic does not take."""
+    """Return the error of a result that a topic does not take."""
     if is_missing_right(error):
         right = topic_right(Operation.WRITE, topic)
         what = f"what a handler returned cannot be written to {topic}"

@@ -65,10 +65,10 @@ def without_room(
     `places` are those of all that is inside. An offset map that is too long is cut at its end. A result whose offset
     was cut off would be visible, and written again by the next owner.
     """
-    told = {assignment: _told_until(assignment, point) for assignment, point in positions.items()}
+    done_below = {assignment: _done_below(assignment, point) for assignment, point in positions.items()}
     # By fetch first: as a rule there is room for all.
     if all(
-        block.offsets[max(indexes)] < told.get(assignment, 0)
+        block.offsets[max(indexes)] < done_below.get(assignment, 0)
         for assignment, blocks in places.items()
         for block, indexes in blocks.items()
     ):
@@ -76,14 +76,14 @@ def without_room(
     without: list[Unpublished] = []
     lanes: set[ConsumerLane | None] = set()
     for one in inside:
-        until = told.get(one.assignment, 0)
+        until = done_below.get(one.assignment, 0)
         if one.lane in lanes or any(fetch.block.offsets[index] >= until for fetch, index, _ in one.items):
             without.append(one)
             lanes.add(one.lane)
     return without
 
 
-def _told_until(assignment: Assignment, point: CommitPoint) -> int:
-    """Return below which offset it is told of all that is done."""
+def _done_below(assignment: Assignment, point: CommitPoint) -> int:
+    """Return the offset below which the commit point covers all."""
     done = decode(point.offset, point.metadata, assignment.owner)
     return point.offset if done is None else done.end

@@ -16,9 +16,9 @@ commits its offset (`forward`).
 Fencing is by the group's generation: positions of a member that was put out are refused, so a zombie's results never
 become visible. The next owner of a partition asks for stable offsets, and so waits for a transaction that is open.
 
-Who owns what: any thread appends to `_queue`, and the publisher's takes from it; `_hurry` and `_inside` are changed
-under the lock; `_metadata` is written by the poll thread, which takes `_reports`; all else is the publisher's own
-thread's. If that thread dies, the consumer stops with what ended it.
+Who owns what: any thread appends to `_queue`, and the publisher's takes from it; `_is_expedited` and `_inside` are
+changed under the lock; `_metadata` is written by the poll thread, which takes `_reports`; all else is the publisher's
+own thread's. If that thread dies, the consumer stops with what ended it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 _AGAIN_S = 0.2
 #: Seconds between two log lines about failures of one kind.
 _LOG_AGAIN_S = 10.0
-#: What is told of a message that was forwarded, and whose partition is gone.
+#: The error of a message that was forwarded, and whose partition is gone.
 _NOT_WRITTEN = KafkaError(KafkaError._PURGE_QUEUE)  # noqa: SLF001 - the client library's names of its local errors look so
 #: Results in one transaction, at most, and how many messages that wait end one before its time.
 _MOST_RESULTS = 20_000
@@ -101,7 +101,7 @@ class TransactionalPublisher:
         self._began_at = 0.0
         # Until when a failure is not tried again. The publisher's thread's.
         self._again_at = 0.0
-        self._hurry = False
+        self._is_expedited = False
         self._stopped = False
         # The group's metadata, of the generation in which positions are committed. Written by the poll thread.
         self._metadata: Any = None
@@ -187,13 +187,13 @@ class TransactionalPublisher:
     def _append(self, one: Unpublished) -> None:
         self._queue.append(one)
         # Read without the lock: who sees it too late wakes the thread once too often.
-        if len(self._queue) >= _FULL and not self._hurry:
-            self.hurry()
+        if len(self._queue) >= _FULL and not self._is_expedited:
+            self.expedite()
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Begin the next transaction at once. Any thread."""
         with self._lock:
-            self._hurry = True
+            self._is_expedited = True
             self._lock.notify()
 
     @property
@@ -229,13 +229,15 @@ class TransactionalPublisher:
     def due_at(self) -> float:
         """When the next transaction begins, on the engine's clock."""
         return (
-            self._again_at if self._stopped or self._hurry else max(self._again_at, self._began_at + self._interval_s)
+            self._again_at
+            if self._stopped or self._is_expedited
+            else max(self._again_at, self._began_at + self._interval_s)
         )
 
     def transact(self) -> None:
         """Run one transaction: what is to be done again, or what has come together."""
         with self._lock:
-            self._hurry = False
+            self._is_expedited = False
             self._began_at = self._clock.monotonic()
         transaction: Transaction | None = None
         try:
@@ -292,7 +294,7 @@ class TransactionalPublisher:
         ]
         for at, _ in ours:
             if at is not None and at.error is not None:
-                # What is not told is not known: it may have been committed.
+                # A partition without an answer is not known: it may have been committed.
                 raise KafkaException(at.error)
         self._doubt = None
         # It took effect whole or not at all.

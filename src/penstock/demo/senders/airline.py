@@ -39,7 +39,7 @@ _REPORT_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class AirlineSettings:
-    """What a sending process is told."""
+    """Options of a sending process."""
 
     bootstrap_servers: str
     topic: str

@@ -74,7 +74,7 @@ class Rights:
         """Give rights and wait until the broker's authorizer has them."""
         wanted = list(bindings)
         _done("give a right", self._admin.create_acls(wanted).values())
-        # The authorizer of the controller, in the same process, is told before that of the broker, which answers here.
+        # The authorizer of the controller, in the same process, knows before that of the broker, which answers here.
         self._await("give a right", lambda: all(self._found(binding) for binding in wanted))
 
     def disallow(self, bindings: Iterable[AclBinding]) -> None:

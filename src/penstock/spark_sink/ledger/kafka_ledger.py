@@ -24,7 +24,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from xxhash import xxh3_64_intdigest
 
 from penstock import clients
-from penstock.clients.requests.answers import answered, told_offset
+from penstock.clients.requests.answers import answered, known_offset
 from penstock.errors import MessageFormatError, SinkError
 from penstock.spark_sink.ledger.kafka_target import Target
 from penstock.spark_sink.source.offsets import planning
@@ -105,7 +105,7 @@ class KafkaLedger:
     def _end(self, partition: int) -> int:
         """Return where a partition of the ledger ends: behind what is open in it, too.
 
-        A consumer of committed records would be told the last stable offset, before which may lie all of it but the
+        A consumer of committed records would get the last stable offset, before which may lie all of it but the
         record that is looked for.
         """
         if self._admin is None:
@@ -115,7 +115,7 @@ class KafkaLedger:
         answer = self._admin.list_offsets(
             asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=ANSWER_S
         )
-        return told_offset(answered(answer[where], ANSWER_S))
+        return known_offset(answered(answer[where], ANSWER_S))
 
     def _taken(self, record: Message, partition: int) -> int:
         """Note what a record says, and return the position after it; 0 where it says nothing of this partition's."""

@@ -89,5 +89,5 @@ def missing_for(target: Target, topics: Collection[str], error: KafkaException) 
         return [Right(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)]
     needed = target.rights(topics)
     missing = missing_rights(clients.admin(target.servers, target.config), needed)
-    # Refused a moment ago, and given by now or not told: then any of them may have been meant.
+    # Refused a moment ago, and given by now or not known: then any of them may have been meant.
     return missing or (needed if is_missing_right(error) else [])

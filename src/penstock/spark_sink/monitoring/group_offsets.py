@@ -107,7 +107,7 @@ class GroupOffsets:
             else:
                 self._warn_failure(error, {topic for topic, _ in position})
             return {}
-        # What fails after it has gone well is told again.
+        # What fails after it has gone well is logged again.
         self._warned &= {"behind"} if behind else set()
         return wanted
 

@@ -240,7 +240,7 @@ class AppSinks:
 
 @contextmanager
 def _stops_are_no_errors() -> Iterator[None]:
-    """Keep py4j from logging with its stack what is no error, a batch left to the next start, or is told without."""
+    """Keep py4j from logging with its stack what is no error, a batch left to the next start, or is logged without."""
 
     def is_error(record: logging.LogRecord) -> bool:
         return record.exc_info is None or not isinstance(record.exc_info[1], BatchLeftError | MissingRightError)

@@ -25,7 +25,7 @@ from penstock.spark_sink.source.offsets.planning import OffsetRange
 from penstock.spark_sink.source.offsets.planning import TopicPartition as TopicAndPartition
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import consumer_config
-from penstock.spark_sink.source.record_columns import Pace, Rows
+from penstock.spark_sink.source.record_columns import Rows, TakeSize
 
 #: Most bytes of messages a task holds at a time, however large they are, unless `kafka.queued.max.messages.kbytes` or
 #: the size of a broker's answer is raised: 16 MB fetched ahead; as many in the record batch, where large records came
@@ -54,9 +54,9 @@ def read_ranges(options: SourceOptions, schema: pa.Schema, wanted: Sequence[Offs
     try:
         task = _Task(consumer, options, {(one.topic, one.partition): _Progress(one, one.start) for one in wanted})
         task.assign()
-        pace = Pace()
+        take_size = TakeSize()
         while task.open:
-            rows = Rows(options.include_headers, pace)
+            rows = Rows(options.include_headers, take_size)
             with collection_put_off():
                 task.fill(rows)
                 batch = rows.to_arrow(schema) if rows.offsets else None
@@ -193,7 +193,7 @@ def _settle(
 
 
 def _failure(error: KafkaError, options: SourceOptions, wanted: OffsetRange, position: int) -> PenstockError:
-    """Return what is told of an error that does not pass."""
+    """Return the text of an error that does not pass."""
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         right = topic_right(Operation.READ, wanted.topic)
         return MissingRightError(f"{_name(wanted)} cannot be read", [right], principal_of(options.client))

@@ -27,7 +27,7 @@ _GROWTH = 4
 
 
 @dataclass(slots=True)
-class Pace:
+class TakeSize:
     """How many records to take at once, from the size of those before: their bytes are known only once they are taken.
 
     One large record among small ones makes the next takes small, and those after them large again.
@@ -57,7 +57,7 @@ class BytesColumn:
     def take(self, values: list[bytes | None]) -> list[int]:
         """Add values and return their lengths."""
         try:
-            lengths = list(map(len, values))  # type: ignore[arg-type] # None is told by the exception
+            lengths = list(map(len, values))  # type: ignore[arg-type] # None raises
         except TypeError:
             lengths = [len(value or b"") for value in values]
         self.values += values
@@ -84,7 +84,7 @@ class Rows:
     """
 
     with_headers: bool
-    pace: Pace
+    take_size: TakeSize
     keys: BytesColumn = field(default_factory=BytesColumn)
     values: BytesColumn = field(default_factory=BytesColumn)
     offsets: list[int] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Rows:
 
     def room(self, example: Message) -> int:
         """Most records to take next, so that one call does not overshoot the limit by much."""
-        return self.pace.room(example, BATCH_BYTES - self.size_bytes)
+        return self.take_size.room(example, BATCH_BYTES - self.size_bytes)
 
     def take(self, records: list[Message], part: TopicPartition) -> None:
         """Take records of one partition."""
@@ -113,7 +113,7 @@ class Rows:
             self.headers += headers
             parts.append([sum(len(name) + len(value or b"") for name, value in some) for some in headers if some])
         self.size_bytes += sum(map(sum, parts))
-        self.pace.took(len(records), sum(max(part, default=0) for part in parts))
+        self.take_size.took(len(records), sum(max(part, default=0) for part in parts))
 
     @property
     def is_full(self) -> bool:

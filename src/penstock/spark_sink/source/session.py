@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.spark_sink")
 
-#: Loggers of the JVM that write the stack of a failure, which is told in a sentence anyway; and the one that warns of
+#: Loggers of the JVM that write the stack of a failure, which is logged in a sentence anyway; and the one that warns of
 #: a source that is registered again, as ours is for each query.
 _NOISY = (
     "org.apache.spark.executor.Executor",

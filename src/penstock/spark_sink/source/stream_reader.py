@@ -109,7 +109,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first = self._reader().earliest(latest.keys() - unseen.keys())
         from_here = {part: max(begun.get(part, 0), min(first.get(part, 0), end)) for part, end in latest.items()}
         if self._is_too_little(sum(max(0, latest[part] - offset) for part, offset in from_here.items())):
-            # The same text as before tells Spark that there is nothing new; what is gone is told once.
+            # The same text as before tells Spark that there is nothing new; what is gone is logged once.
             return planning.to_json({part: min(begun[part], end) for part, end in latest.items() if part in begun})
         if isinstance(limit, ReadMaxRows):
             return planning.to_json(planning.limited(from_here, latest, limit.max_rows))

@@ -66,7 +66,7 @@ class TestBroker:
         self._topics.on_change = self._coordinator.topic_changed
         #: What goes wrong; `faults.happened` counts what went wrong.
         self.faults = Faults(self._chance)
-        #: Rights that its clients are told to lack when they ask. What is refused besides is planned with `fail`.
+        #: Rights that its clients lack when they ask. What is refused besides is planned with `fail`.
         self.missing_rights: set[Right] = set()
         self._state = BrokerState(
             self._clock, self._lock, self._topics, self._coordinator, self.faults, self._chance, max_fetch

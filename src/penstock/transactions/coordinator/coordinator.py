@@ -126,7 +126,7 @@ class KafkaCoordinator:
         self._rights = MissingRights(given)
         # Made by start() under its lock, then used by the coordinator's thread; statistics() reads `owned`.
         self._membership: Membership | None = None
-        #: What hinders it, as it told last. Written by the coordinator's thread, read by any.
+        #: What hinders it, as of its last report. Written by the coordinator's thread, read by any.
         self.status: Status | None = None
         # Made by start() under its lock, then the coordinator's thread's.
         self._payloads: PayloadReader | None = None
@@ -167,7 +167,7 @@ class KafkaCoordinator:
             owned = list(membership.owned.values()) if membership is not None else []
             return [partition.reading(now) for partition in owned]
 
-        return replace(self._counts.statistics(read), missing_rights=tuple(self._rights.told().values()))
+        return replace(self._counts.statistics(read), missing_rights=tuple(self._rights.missing().values()))
 
     def _open(self) -> threading.Thread:
         """Make all parts and return the thread that drives them, not started yet."""

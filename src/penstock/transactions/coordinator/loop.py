@@ -159,7 +159,7 @@ class CoordinatorLoop:
                     self._counts.left_behind,
                     quarantine.reasons(),
                     quarantine.refusals(),
-                    self._rights.told(),
+                    self._rights.missing(),
                 ),
                 now,
             )

@@ -26,13 +26,13 @@ from penstock.transactions.writing.acked_producer import AckedProducer
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds between two records at least, and until what has not changed is told anew.
+#: Seconds between two records at least, and until what has not changed is written again.
 _LEAST_S = 1.0
 _AGAIN_S = 20.0
 #: Seconds after which a record counts no more: its coordinator is gone, or cannot write.
 STALE_S = 90.0
 
-#: How much of it is told. What is longer or more is cut; a record that is larger than all of it is no status.
+#: How much of it is written. What is longer or more is cut; a record that is larger than all of it is no status.
 _MOST_NAMED = 100
 _MOST_CHARACTERS = 700
 _MOST_PARTITIONS = 10_000
@@ -86,9 +86,9 @@ def encode_status(status: Status) -> bytes:
             "slow_call": _cut(status.slow_call),
             "slow_call_s": round(status.slow_call_s, 1),
             "left_behind": status.left_behind,
-            "targets": _told(status.targets),
-            "refused": _told(status.refused),
-            "rights": _told(status.rights),
+            "targets": _bounded(status.targets),
+            "refused": _bounded(status.refused),
+            "rights": _bounded(status.rights),
         }
     ).encode()
 
@@ -125,7 +125,7 @@ def _read(value: bytes) -> Status:
     )
 
 
-def _told(reasons: Mapping[str, str]) -> dict[str, str]:
+def _bounded(reasons: Mapping[str, str]) -> dict[str, str]:
     return {_cut(name): _cut(why) for name, why in islice(reasons.items(), _MOST_NAMED)}
 
 

@@ -1,6 +1,6 @@
 """Cancelling in a store in Kafka: the transaction is looked for in the logs, for no index of ids is kept anywhere.
 
-So it costs a reading of what is pending. The ROLLBACK is an op record like any other; whether it came in time is told
+So it costs a reading of what is pending. The ROLLBACK is an op record like any other; whether it came in time is shown
 by the done log, once a coordinator has settled the transaction.
 """
 
@@ -43,7 +43,7 @@ def cancel(
     if pending.half.group != group:
         raise not_pending(transaction_id, group)
     if pending.verdict is Verdict.COMMIT and pending.half.deliver_at_ms is not None:
-        # Whether it is due is told by the broker's clock, where the record is stored.
+        # Whether it is due goes by the broker's clock, where the record is stored.
         number = found.half_partition
         done_from = inspection.end(topics.done, number)
         store(Op(transaction_id, Verdict.ROLLBACK, Author.PRODUCER, group, number, pending.offsets, 0))

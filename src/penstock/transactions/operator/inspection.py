@@ -64,7 +64,7 @@ class Found:
     held_by: str | None
     #: The one that stands, and has not taken effect yet.
     decision: Op | None
-    #: What a coordinator told that stands in its way.
+    #: What stands in its way, from the status of a coordinator.
     obstacle: Obstacle | None = None
 
     @property
@@ -162,7 +162,7 @@ class Inspection:
             return []
 
     def statuses(self) -> list[Status]:
-        """Return what each coordinator told last, unless that was long ago."""
+        """Return the last status of each coordinator, unless that was long ago."""
         topic = self._topics.status
         if not self.partitions_of(topic):
             return []
@@ -173,7 +173,7 @@ class Inspection:
                 status = decode_status(message.value())
             except MessageFormatError:
                 continue
-            # The broker's time: ages are told by it everywhere.
+            # The broker's time: ages go by it everywhere.
             latest[status.coordinator] = replace(status, at_ms=message.timestamp()[1])
         oldest_ms = (time.time() - STALE_S) * 1000
         return [latest[name] for name in sorted(latest) if latest[name].at_ms >= oldest_ms]

@@ -125,12 +125,12 @@ class KafkaAdministration:
         """Return what lies in the discarded topic, oldest first; also what was brought back since, with who did so."""
         return marked(self._inspection.discarded(), self._audit.read(), self._topics)
 
-    def told(self) -> list[str]:
-        """Return what the coordinators tell of themselves, a line for each thing that is the matter."""
+    def coordinator_notices(self) -> list[str]:
+        """Return what the status of the coordinators shows to be wrong, a line for each."""
         try:
             return status_lines(self._inspection.statuses(), time.time() * 1000)
         except MissingRightError as error:
-            return [f"what coordinators tell is not seen: {error}"]
+            return [f"the status of the coordinators is not seen: {error}"]
 
     def acts(self, transaction_id: str | None = None) -> list[Audited]:
         """Return what operators did, oldest first; to one transaction, or to all."""

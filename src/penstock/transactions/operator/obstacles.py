@@ -90,8 +90,8 @@ def status_lines(statuses: Iterable[Status], now_ms: float) -> list[str]:
 def _lacking(half_partition: int, statuses: Sequence[Status]) -> Obstacle | None:
     """Return what keeps a partition's coordinator from publishing; or what keeps any from having the partition."""
     owner = next((one for one in statuses if half_partition in one.partitions), None)
-    told = [owner] if owner is not None else [one for one in statuses if not one.partitions]
-    why = next((why for one in told for name, why in one.rights.items() if not name.startswith(_HARMLESS)), None)
+    reporting = [owner] if owner is not None else [one for one in statuses if not one.partitions]
+    why = next((why for one in reporting for name, why in one.rights.items() if not name.startswith(_HARMLESS)), None)
     return None if why is None else Obstacle(Cause.RIGHT, f"a right of its coordinator: {why}")
 
 
@@ -105,7 +105,7 @@ def _of_target(one: Pending, refused: Mapping[str, str], sick: Mapping[str, str]
 
 
 def _hanging(status: Status, now_ms: float) -> str:
-    # It has gone on hanging since it was told.
+    # It has gone on hanging since the status was written.
     age_s = status.slow_call_s + max(0.0, now_ms - status.at_ms) / 1000
     return f"Kafka: {status.slow_call} of coordinator {status.coordinator} has not returned for {age_s:.0f} s"
 

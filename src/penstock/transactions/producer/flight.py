@@ -307,7 +307,7 @@ class Flight(ResultFuture[TransactionResult]):
         lost.__cause__ = error
         self._core.count_failure(lost=self.wait == "sent")
         if self.wait == "sent":
-            # Its owner was told that it was sent, and does not wait any more.
+            # Its future says that it was sent, and does not wait any more.
             _log.warning("%s", lost)
         else:
             self.error = lost

@@ -129,7 +129,7 @@ class Coordinator:
         Raises:
             BrokerConnectionError: no broker answered within 15 s.
             MissingRightError: a topic of the store is not to be seen, or is missing and may not be created. What else
-                it may not do is told in the log, by `statistics` and `penstock tx ls`, and waits until it may.
+                it may not do shows in the log, in `statistics` and in `penstock tx ls`, and waits until it may.
             ConfigurationError: the client library refused a setting; a topic of the store has one that can lose
                 transactions and cannot be mended with the rights of this client; or a file store has a coordinator
                 already.

@@ -49,7 +49,7 @@ _MAX_TOPIC_NAME = 249
 _PREFIX = re.compile(r"[a-zA-Z0-9._-]+")
 _POLL_S = 0.05
 _ONE_HOUR_MS = str(60 * 60 * 1000)
-#: What is told there is of now: a segment ends soon, so that an hour of them is all that is kept.
+#: A status is of now: a segment ends soon, so that an hour of them is all that is kept.
 _STATUS = {"retention.ms": _ONE_HOUR_MS, "segment.ms": str(10 * 60 * 1000)}
 
 
@@ -189,7 +189,7 @@ def open_topics(
         needs={f"{prefix}.{name}": operations for name, operations in needs.items()},
         principal=principal,
     )
-    # Who creates at the same time as another, and is the later, has been told the partitions of its own wish.
+    # Who creates at the same time as another, and is the later, got the partitions of its own wish as an answer.
     counts = _await_leaders(admin, bootstrap_servers, wanted)
     found = {counts[topics.half], counts[topics.op], counts[topics.done]}
     if len(found) != 1:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
-from penstock.clients.requests.answers import answered, told_offset
+from penstock.clients.requests.answers import answered, known_offset
 
 _ANSWER_S = 2.0
 _LOOK_S = 0.002
@@ -65,5 +65,5 @@ class Visibility:
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=_ANSWER_S,
         )
-        ends = {(one.topic, one.partition): told_offset(answered(future, _ANSWER_S)) for one, future in asked.items()}
+        ends = {(one.topic, one.partition): known_offset(answered(future, _ANSWER_S)) for one, future in asked.items()}
         return {place: offset for place, offset in written.items() if ends[place] <= offset}

@@ -274,7 +274,7 @@ class KeyQueues:
         return HandlerCall(route, items, work, now)
 
     def _release(self, key: Hashable) -> None:
-        """Let go on what waits behind messages that are done."""
+        """Make ready what waits behind messages that are done."""
         queue = self._queues[key]
         if queue is _NONE_WAITING or not queue.waiting:
             del self._queues[key]

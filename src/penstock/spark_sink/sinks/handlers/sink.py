@@ -229,7 +229,7 @@ class HandlerSink:
         except Exception as error:
             found = [one for one in errors_in(str(error)) if isinstance(one, SinkError | MissingRightError)]
             if not (found and self.parallelism == 1):
-                # Where there is one task and it told its failure, none is left.
+                # Where there is one task and it reported its failure, none is left.
                 time.sleep(kill_delay_s)
             if not found:
                 raise

@@ -37,7 +37,7 @@ from penstock.spark_sink.sinks.handlers.report import TaskReport
 from penstock.spark_sink.sinks.handlers.rows import lane_numbers, records
 from penstock.spark_sink.sinks.reports import report_schema
 
-#: The columns of a task's report, as Spark is told them.
+#: The columns of a task's report, as Spark declares them.
 REPORT_DDL = (
     "task int, attempt int, rows bigint, handled bigint, filtered bigint, dead_letters bigint, dropped bigint, "
     "failed bigint, retried bigint, results bigint, heaviest_lane bigint, seconds double"

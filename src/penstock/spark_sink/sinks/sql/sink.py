@@ -135,7 +135,7 @@ class SqlSink(SqlSinkSettings):
             raise self._refused(error, self.ledger_table, None) from None  # not chained, as above
 
     def _refused(self, error: sa.exc.SQLAlchemyError, table: str, batch_id: int | None) -> PenstockError:
-        """Return what is told of an error of the database; where rights are missing, all of them."""
+        """Return the text of an error of the database; where rights are missing, all of them."""
         url = parse_url(self.url)
         if is_forbidden(error):
             what = f"table {self.table} cannot be written"

@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, is_transient, reason
-from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, first_answer, told_offset
+from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, first_answer, known_offset
 from penstock.clients.requests.topic_ids import described, id_of
 from penstock.clients.requests.topics import partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
@@ -215,7 +215,7 @@ class OffsetReader:
         refused = None
         for part, future in futures.items():
             try:
-                found[(part.topic, part.partition)] = told_offset(future.result())
+                found[(part.topic, part.partition)] = known_offset(future.result())
             except KafkaException as error:
                 refused = (part.topic, part.partition), error
         return refused

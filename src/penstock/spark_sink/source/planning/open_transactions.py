@@ -54,10 +54,10 @@ class OpenTransactions:
         self._quiet_until = float("-inf")
 
     def watch(self, stable: Offsets, at_once: Collection[TopicPartition] = ()) -> None:
-        """Take note of the last stable offsets; of those that stand still, what stands behind them is told.
+        """Take note of the last stable offsets; of those that stand still, what stands behind them is logged.
 
         A log that is merely idle costs a question a minute, and a query one line a minute. `at_once` are those known to
-        wait: they need no patience.
+        wait: they are looked up at once.
         """
         now = self._clock()
         for part, offset in stable.items():

@@ -44,7 +44,7 @@ _CLOCK_S = 30.0
 class CheckScheduler:
     """Sends what is due. Used by the coordinator's thread.
 
-    `half_end` tells the end of a partition's half log, as the last fetch told it.
+    `half_end` gives the end of a partition's half log, as of the last fetch.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CheckScheduler:
         self._half_end = half_end
         self._counts = counts
         self._ration = ration
-        # By half partition: the transaction that was named as holding its logs, and when.
+        # By half partition: the transaction that was named as holding back its logs, and when.
         self._pins: dict[int, tuple[str, float]] = {}
 
     def run(self, partition: HalfPartition, now: float) -> None:

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
 from penstock.clients.kafka_errors import reason
-from penstock.clients.requests.answers import told_offset
+from penstock.clients.requests.answers import known_offset
 from penstock.clients.requests.topic_ids import AskedTopicIds
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP
 from penstock.transactions.wire.topics import StoreTopics
@@ -120,7 +120,7 @@ class LogBounds:
 
 
 def topic_ids(admin: AdminClient, topics: StoreTopics) -> dict[str, str]:
-    """Return the ids of half, op and done by log, waiting for the answer; without those that are not told."""
+    """Return the ids of half, op and done by log, waiting for the answer; without those that have none."""
     logs = {topics.half: HALF, topics.op: OP, topics.done: DONE}
     return {logs[name]: one for name, one in AskedTopicIds(admin, logs, _ANSWER_S).wait().ids.items()}
 
@@ -130,7 +130,7 @@ def _offsets(futures: Mapping[TopicPartition, Future[Any]], failures: dict[str, 
     found = {}
     for place, future in futures.items():
         try:
-            found[place] = told_offset(future.result(_ANSWER_S + 1))
+            found[place] = known_offset(future.result(_ANSWER_S + 1))
         except (KafkaException, TimeoutError) as error:
             name = f"{place.topic}[{place.partition}]"
             failures[name] = reason(error) if isinstance(error, KafkaException) else "the client does not answer"

@@ -2,7 +2,7 @@
 
 It has a thread and clients of its own, so that nobody's loop waits for it. A read that does not return in time is left
 behind with its clients, and the next one has others. Before each read the brokers tell which topics the logs are, and
-where they begin and end: nothing is read of a topic that was made again, and what is not there any more is told.
+where they begin and end: nothing is read of a topic that was made again, and what is not there any more is reported.
 """
 
 from __future__ import annotations
@@ -237,7 +237,9 @@ def _bounds(look: Look, log: str, wanted: Wanted) -> Bounds:
         why = ", ".join(look.failures.values())
         raise PayloadsNotReadError(f"it is not known where the {log} log begins and ends: {why}")
     if topic_id is not None and wanted.ids.get(log, topic_id) != topic_id:
-        raise PayloadsNotReadError(f"the {log} topic was made again since; what that means is told in some seconds")
+        raise PayloadsNotReadError(
+            f"the {log} topic was made again since; what follows from it is logged in some seconds"
+        )
     return bounds
 
 

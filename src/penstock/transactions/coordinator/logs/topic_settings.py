@@ -62,7 +62,7 @@ def mend_settings(
     """Look at the settings of half, op and done, which exist, and mend what is wrong, with a line in the log.
 
     What is wrong and cannot be mended raises `ConfigurationError` if this `refuses` it, else it is a warning; both name
-    the command that mends it. What cannot be looked at is said in a warning, with the right that `principal`, who asks,
+    the command that mends it. What cannot be looked at is said in a warning, with the right that `principal`
     needs for it.
     """
     for name, settings in _described(admin, (topics.half, topics.op, topics.done), principal, is_duty=refuses).items():

@@ -183,7 +183,7 @@ class HalfPartition:
             self.done_committed = batch.done_checkpoint
 
     def settled_in_doubt(self, done_end: int, outcome: tuple[list[Pending], list[Pending]]) -> None:
-        """Take in what the done log, read to `done_end`, told after a Kafka transaction ended in doubt.
+        """Take in what the done log, read to `done_end`, holds after a Kafka transaction ended in doubt.
 
         `outcome`: what is settled, and what is pending since.
         """

@@ -86,7 +86,7 @@ class LogFeed:
         # Op records fetched before a half they name, and all after them: decisions take effect in their order.
         self._waiting: deque[_OpRecord] = deque()
         # Op records with decisions on halves that should have been read, and were not: that is so, too, where the half
-        # log was made anew, and then they are read again. Kept until a look at it told.
+        # log was made anew, and then they are read again. Kept until a look at it shows which.
         self._unknown: deque[int] = deque()
         # The end of the half log, and when it was asked for, in monotonic seconds.
         self._half_end, self._half_end_asked = 0, float("-inf")
@@ -137,11 +137,11 @@ class LogFeed:
         """Return when a record was appended, by the broker's clock; where a producer stamped it, when it was read."""
         kind, time_ms = message.timestamp()
         if kind == TIMESTAMP_LOG_APPEND_TIME:
-            last_ms, at, told_ms = self._appended
+            last_ms, at, broker_ms = self._appended
             if time_ms != last_ms or now != at:
-                told_ms = self._clock.saw(time_ms, now)
-                self._appended = time_ms, now, told_ms
-            return told_ms
+                broker_ms = self._clock.saw(time_ms, now)
+                self._appended = time_ms, now, broker_ms
+            return broker_ms
         self._clock.assume(int(time.time() * 1000), now)
         if log not in self._stamped:
             self._stamped.add(log)

@@ -17,7 +17,7 @@ from penstock.transactions.end_reader import take
 from penstock.transactions.wire.ops import DECISION_BYTES
 from penstock.transactions.wire.topics import StoreTopics
 
-#: What a reader is told whose next offset is not there: it stands still until it is told where to go on.
+#: Errors of a reader whose next offset is not there: it stands still until it is assigned where to go on.
 _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})  # noqa: SLF001 - the library's public constants look so
 #: How large op records are taken for before one was seen: the first comes alone.
 _FIRST_OP_BYTES = 1 << 20
@@ -99,7 +99,7 @@ class LogReader:
         return any(self._known_end(self._ops, self._op, number) > at for number, at in self._next_op.items())
 
     def known_half_end(self, number: int) -> int:
-        """Return the end of a half log that is being read, as the last fetch told it; negative when there was none."""
+        """Return the end of a half log that is being read, as of the last fetch; negative when there was none."""
         return self._known_end(self._halves, self._half, number)
 
     @staticmethod

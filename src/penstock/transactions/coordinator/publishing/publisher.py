@@ -38,8 +38,8 @@ from penstock.transactions.wire.topics import StoreTopics
 _INIT_TIMEOUT_S = 15.0
 _FREE_TIMEOUT_S = 4.0
 #: Seconds after which messages that are not stored count as refused, where others of the batch are: their topics are
-#: tried apart, with more patience.
-_IMPATIENT_S = 1.0
+#: tried apart, with a longer limit.
+_TRIED_APART_AFTER_S = 1.0
 #: Completions in one done record: half a megabyte.
 _NOTES_PER_RECORD = 8_000
 #: Bytes of snapshots in one done record, about; one that is larger has a record of its own.
@@ -174,7 +174,7 @@ class Publisher:
                 self._produce_done(partition, batch)
             produced()
             writer.send_positions(self._positions(batches), group_metadata)
-            self._deliver(DELIVERY_S if self._apart else _IMPATIENT_S)
+            self._deliver(DELIVERY_S if self._apart else _TRIED_APART_AFTER_S)
         except NotOpenedError as error:
             raise InDoubtError(str(error)) from error
         except KafkaException as error:

@@ -143,10 +143,10 @@ class PublisherSlot:
         return (publisher.doing if publisher is not None else "") or call.label, call.age_s
 
     def begin(self, batches: Mapping[int, CommitBatch], group_metadata: Any) -> None:
-        """Settle what the partitions' batches hold in one Kafka transaction; its end is told by `result`.
+        """Settle what the partitions' batches hold in one Kafka transaction; `result` gives its end.
 
         What is decided in the batches must not change until then. It returns when all is in the client library's hands:
-        each record handed over lets go of the interpreter, and beside a thread that reads it takes five milliseconds to
+        each record handed over releases the interpreter, and beside a thread that reads it takes five milliseconds to
         get it back. A group of 500 took most of a second so.
         """
         thread, publisher = self._thread, self._publisher

@@ -81,7 +81,7 @@ class RecoveryReader:
         self._stopping = stopping
         self._ration = RationedLog()
         self._reader = EndReader(bootstrap_servers, config, topics.coordinators)
-        self._not_told = f"it cannot be read how far the transactions of {topics.prefix} are settled"
+        self._unreadable = f"it cannot be read how far the transactions of {topics.prefix} are settled"
 
     def recover(self, partitions: Iterable[int], step: Step) -> dict[int, RecoveredPartition]:
         """Return what the new owner of half partitions starts from; waits for a predecessor's transaction to end.
@@ -175,7 +175,7 @@ class RecoveryReader:
             answers = consumer.committed(places, _PATIENCE_S)
         except KafkaException as error:
             if is_missing_right(error):
-                self._rights.refused(self._not_told, group_right(self._topics.coordinators))
+                self._rights.refused(self._unreadable, group_right(self._topics.coordinators))
                 raise
             self._look_for_right(consumer)
             # UNSTABLE_OFFSET_COMMIT ends by itself, at the latest by the predecessor's transaction timeout.
@@ -184,7 +184,7 @@ class RecoveryReader:
             return []
         for answer in answers:
             if answer.error is not None and is_missing_right(answer.error):
-                self._rights.refused(self._not_told, topic_right(Operation.READ, answer.topic))
+                self._rights.refused(self._unreadable, topic_right(Operation.READ, answer.topic))
                 raise KafkaException(answer.error)
         if any(answer.error is not None for answer in answers):
             time.sleep(_POLL_S)
@@ -192,7 +192,7 @@ class RecoveryReader:
 
     def _look_for_right(self, consumer: Consumer) -> None:
         if is_group_forbidden(consumer):
-            self._rights.refused(self._not_told, group_right(self._topics.coordinators))
+            self._rights.refused(self._unreadable, group_right(self._topics.coordinators))
 
     def done(
         self,
@@ -239,7 +239,7 @@ class RecoveryReader:
         if is_missing_right(error):
             is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
             group, log = group_right(self._topics.coordinators), topic_right(Operation.READ, self._topics.done)
-            self._rights.refused(self._not_told, group if is_group else log)
+            self._rights.refused(self._unreadable, group if is_group else log)
         raise KafkaException(error)
 
     def _check_stopping(self) -> None:

@@ -37,13 +37,13 @@ class BrokerClock:
         # so that other threads never see one of the two without the other; the same for the mark.
         self._seen: tuple[float, float] | None = None
         self._mark: _Mark | None = None
-        # When a record first told the time, in monotonic seconds.
+        # When a record first gave the time, in monotonic seconds.
         self._begun = float("inf")
         #: Monotonic seconds at which the clock was last set.
         self.set_at = float("-inf")
         #: Whether a record claimed a time that cannot be: a new mark shall tell.
         self.is_disputed = False
-        #: How often a mark told the time for the first time, or set it back: what was taken for the times of records
+        #: How often a mark gave the time for the first time, or set it back: what was taken for the times of records
         #: may lie ahead. `marked` alone changes it.
         self.revision = 0
 
@@ -77,13 +77,13 @@ class BrokerClock:
         self.is_disputed = False
 
     def assume(self, time_ms: int, now: float) -> None:
-        """Take a time for the broker's as long as no record told it."""
+        """Take a time for the broker's as long as no record gave it."""
         self._begun = min(self._begun, now)
         if self._seen is None and self._mark is None:
             self._seen = time_ms, now
 
     def sure_ms(self, now: float) -> int:
-        """Return the broker's time as `now_ms` does, for what cannot be undone: 0 before a mark told it.
+        """Return the broker's time as `now_ms` does, for what cannot be undone: 0 before a mark gave it.
 
         Where no mark can be written for some time, records are believed.
         """
@@ -96,7 +96,7 @@ class BrokerClock:
         return float("inf") if mark is None else mark.append_ms + (now - mark.sent) * 1000 * (1 + _DRIFT)
 
     def now_ms(self, now: float) -> int:
-        """Return the broker's time in milliseconds since the epoch at `now`; 0 as long as nothing told it."""
+        """Return the broker's time in milliseconds since the epoch at `now`; 0 as long as no record gave it."""
         seen, mark = self._seen, self._mark
         time_ms = 0.0 if seen is None else seen[0] + (now - seen[1]) * 1000
         if mark is None:

@@ -166,16 +166,16 @@ class CheckSchedule:
         self._ripen(now)
         for group in [group for group, until in self._parked.items() if until <= now]:
             del self._parked[group]
-        turns = deque(group for group in self._due if group not in self._parked)
-        while turns and limit > 0:
-            group = turns.popleft()
+        groups = deque(group for group in self._due if group not in self._parked)
+        while groups and limit > 0:
+            group = groups.popleft()
             if group in self._parked:
-                # By the caller, since its last turn.
+                # By the caller, since it came last.
                 continue
             waiting = self._due[group]
             pending = self._find(waiting.popleft())
             if waiting:
-                turns.append(group)
+                groups.append(group)
                 self._due.move_to_end(group)
             else:
                 del self._due[group]

@@ -78,7 +78,7 @@ class DoneWatch:
     @property
     def lacking(self) -> str:
         """What it may not do, so that it sees nothing; empty where it may."""
-        return next(iter(self._rights.told().values()), "")
+        return next(iter(self._rights.missing().values()), "")
 
     def add(self, transaction_id: str, callback: SettledCallback) -> None:
         """Call back once a transaction is settled."""

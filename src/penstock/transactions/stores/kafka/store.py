@@ -39,7 +39,7 @@ _STOP_POLL_S = 0.005
 _PRODUCER = Author.PRODUCER
 
 #: What every producer does with the topics of the store. Who waits for publications, or answers checks, needs READ on
-#: one more, and is told so when it does.
+#: one more, and gets an error when it does.
 _NEEDS = {
     "half": (Operation.WRITE,),
     "op": (Operation.WRITE,),

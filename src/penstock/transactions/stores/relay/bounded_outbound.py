@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 #: Seconds within which a call has to go on: longer than any time-out that the client is given.
 STEP_LIMIT_S = 8.0
-#: Seconds after which a call that does not go on is told in the log.
+#: Seconds after which a call that does not go on is logged.
 _WATCH_S = 6.0
 #: A thread says that its call ends a moment before the call is done.
 _ENDING_S = 1.0
@@ -43,7 +43,7 @@ class BoundedOutbound:
         self._made: list[Outbound] = []
         # Set by the thread when a call is about to end.
         self._ending = False
-        self._told = False
+        self._is_logged = False
 
     @property
     def is_busy(self) -> bool:
@@ -56,7 +56,7 @@ class BoundedOutbound:
         if thread is None:
             self._made = []
             thread = self._thread = Disposable(f"penstock-outbound-{self._name}", self._left)
-        made, self._ending, self._told = self._made, False, False
+        made, self._ending, self._is_logged = self._made, False, False
 
         def run() -> T:
             try:
@@ -89,8 +89,8 @@ class BoundedOutbound:
             raise NotAnsweredError(
                 f"{call.label} did not go on for {silent_s:.0f} s, after {call.age_s:.0f} s: it was left behind"
             )
-        if silent_s > _WATCH_S and not self._told:
-            self._told = True
+        if silent_s > _WATCH_S and not self._is_logged:
+            self._is_logged = True
             _log.warning("%s has not gone on for %.0f s, after %.0f s", call.label, silent_s, call.age_s)
         return None
 

@@ -164,7 +164,7 @@ class RelayCoordinator:
             **self._counts._asdict(),
             hung_checks=self._discarding.hung,
             left_behind=self._left.total,
-            missing_rights=tuple(self._rights.told().values()),
+            missing_rights=tuple(self._rights.missing().values()),
         )
 
     def _run(self, shards: StoreShards) -> None:

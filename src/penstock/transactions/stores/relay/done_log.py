@@ -1,4 +1,4 @@
-"""The done log of a store that is not in Kafka: which transactions were published, told by Kafka itself.
+"""The done log of a store that is not in Kafka: which transactions were published, as Kafka has it.
 
 A record holds the ids of what one Kafka transaction published, and is part of it. Each shard of a store has a
 partition of its own. What the store has marked as published is forgotten, so the log stays short.

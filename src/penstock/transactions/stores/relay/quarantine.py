@@ -89,9 +89,9 @@ class Quarantine:
         return go, stopped
 
     def _obstacle(self, entry: Publishable) -> Reason | None:
-        standing = self._held.get(entry.transaction_id)
-        if standing is not None:
-            return standing.reason
+        held = self._held.get(entry.transaction_id)
+        if held is not None:
+            return held.reason
         if (dead := self._dead_topic(entry.topics)) is not None:
             return dead
         # Of a topic that refuses single messages, what stands behind one of its key is not tried before that one.

@@ -20,8 +20,8 @@ def cancel(database: Database, transaction_id: str, group: str) -> None:
             .where(named, schema.is_delayed(database))
             .values(state=schema.ROLLBACK, author=int(Author.PRODUCER), decided_seq=database.next)
         )
-        standing = connection.execute(sa.select(tx.c.state).where(named)).scalar()
-    if standing is None:
+        state = connection.execute(sa.select(tx.c.state).where(named)).scalar()
+    if state is None:
         raise not_pending(transaction_id, group)
-    if not done.rowcount and standing != schema.ROLLBACK:
-        raise not_cancelled(transaction_id, None if standing == schema.PREPARED else Verdict(standing))
+    if not done.rowcount and state != schema.ROLLBACK:
+        raise not_cancelled(transaction_id, None if state == schema.PREPARED else Verdict(state))

@@ -122,9 +122,9 @@ class Decision:
         named = tx.c.id == self.transaction_id
         if self.group is not None:
             named &= tx.c.producer_group == self.group
-        standing = connection.execute(sa.select(tx.c.state, tx.c.settled_at).where(named)).first()
-        self.refused_by = -1 if standing is None else int(standing.state)
-        self.under_way = standing is not None and standing.settled_at is None and standing.state == schema.COMMIT
+        row = connection.execute(sa.select(tx.c.state, tx.c.settled_at).where(named)).first()
+        self.refused_by = -1 if row is None else int(row.state)
+        self.under_way = row is not None and row.settled_at is None and row.state == schema.COMMIT
         connection.execute(
             schema.refusal.insert().values(
                 tx=self.transaction_id, verdict=int(self.verdict), author=int(self.author), at=database.now

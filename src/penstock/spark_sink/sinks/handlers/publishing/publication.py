@@ -73,9 +73,9 @@ class Publication:
             rows = list(published_rows(iter(table.to_batches()), reports))
             messages = publish_whole(self.target, rows)
         else:
-            told = found.to_pylist()
-            reports += [cast("str", one["report"]) for one in told if one["report"] is not None]
+            rows = found.to_pylist()
+            reports += [cast("str", one["report"]) for one in rows if one["report"] is not None]
             fields = WriterCommitMessage._fields
-            messages = [WriterCommitMessage(*(one[name] for name in fields)) for one in told if one["report"] is None]
+            messages = [WriterCommitMessage(*(one[name] for name in fields)) for one in rows if one["report"] is None]
         conclude(batch_id, self.target.name, messages)
         return [report_of(one) for one in reports]

@@ -5,7 +5,7 @@ visible together, the first with the last, so groups are as large as the target 
 fixed time is half of the whole: smaller ones would spend most of the time on the fixed part, and wait all the longer.
 Both costs are learnt from what groups of different sizes took. What a group may hold in bytes is bound as it is chosen,
 by the messages themselves: no mean of former groups says how large the first one is. A group that the client's buffer
-could not take is told of, too, and those after it are at most half as large. Pure: it is told what happened, and reads
+could not take counts, too, and those after it are at most half as large. Pure: it is given what happened, and reads
 no clock.
 """
 
@@ -52,7 +52,7 @@ class BatchLimit:
 
     @property
     def decisions(self) -> int:
-        """Most decisions of the next group, as far as that can be told without looking at its messages."""
+        """Most decisions of the next group, as far as that is known without looking at its messages."""
         by_bytes = self._fits_bytes / self._mean_bytes if self._mean_bytes else _MOST
         return max(1, int(min(self._limit, self._fits, by_bytes)))
 

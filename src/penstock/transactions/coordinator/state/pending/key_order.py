@@ -23,39 +23,39 @@ class KeyOrder:
     def __init__(self) -> None:
         # By group and key, then by transaction id. There are no empty lines.
         self._lines: dict[Line, OrderedDict[str, Pending]] = {}
-        self._standing = 0
+        self._count = 0
 
     def add(self, line: Line, pending: Pending) -> None:
         """Let a transaction stand in line, behind all that came before."""
-        self._standing += 1
+        self._count += 1
         self._lines.setdefault(line, OrderedDict())[pending.half.transaction_id] = pending
 
     def head(self, line: Line) -> Pending | None:
         """Return who is in front, or None when nobody waits."""
-        standing = self._lines.get(line)
-        return next(iter(standing.values())) if standing else None
+        waiting = self._lines.get(line)
+        return next(iter(waiting.values())) if waiting else None
 
-    def standing(self, line: Line) -> Iterable[Pending]:
+    def line_of(self, line: Line) -> Iterable[Pending]:
         """Return all of a line, the head first."""
         return self._lines[line].values() if line in self._lines else ()
 
     def remove(self, line: Line, pending: Pending) -> Pending | None:
         """Take a transaction out; return the new head where it was the head itself."""
-        standing = self._lines[line]
-        was_head = next(iter(standing)) == pending.half.transaction_id
-        del standing[pending.half.transaction_id]
-        self._standing -= 1
-        if not standing:
+        waiting = self._lines[line]
+        was_head = next(iter(waiting)) == pending.half.transaction_id
+        del waiting[pending.half.transaction_id]
+        self._count -= 1
+        if not waiting:
             del self._lines[line]
             return None
-        return next(iter(standing.values())) if was_head else None
+        return next(iter(waiting.values())) if was_head else None
 
     def sort(self, line: Line) -> None:
         """Let all of a line stand in the order of their offsets: one was added whose half had been read before."""
-        standing = self._lines[line]
-        self._lines[line] = OrderedDict(sorted(standing.items(), key=lambda one: one[1].offset))
+        waiting = self._lines[line]
+        self._lines[line] = OrderedDict(sorted(waiting.items(), key=lambda one: one[1].offset))
 
     @property
     def behind(self) -> int:
         """How many transactions stand behind another one."""
-        return self._standing - len(self._lines)
+        return self._count - len(self._lines)

@@ -213,7 +213,7 @@ class Payloads:
             yield pending
             if (line := pending.half.line) is not None:
                 # Those behind it in its line can go with it.
-                behind = takewhile(lambda one: one.verdict is Verdict.COMMIT, keys.standing(line))
+                behind = takewhile(lambda one: one.verdict is Verdict.COMMIT, keys.line_of(line))
                 yield from islice(behind, _MOST)
         for _, wanted in self._wanted.values():
             yield wanted

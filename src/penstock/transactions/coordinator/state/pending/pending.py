@@ -131,7 +131,7 @@ class Pending:
         self.last_offset = offset
         #: The first decision, or None.
         self.verdict: Verdict | None = None
-        #: Who decided; None where nobody did, or the done log told of it, which does not say.
+        #: Who decided; None where nobody did, or it was read from the done log, which does not say.
         self.author: Author | None = None
         #: Place of the decision: offset of the op record, and index in it.
         self.decided_at = -1

@@ -20,7 +20,7 @@ from penstock.transactions.wire.done_records import Note, Snapshot
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ops import Verdict
 
-#: How many delayed transactions are let go in one round.
+#: How many delayed transactions become ready in one round.
 _DUE = 10_000
 
 # A member of an enumeration is dear to look up, and this is the way of every transaction.
@@ -153,7 +153,7 @@ class ReadyQueue:
         """Let all of a line stand in the order of their offsets; who does not stand in front any more is not ready."""
         self.keys.sort(line)
         head = self.keys.head(line)
-        for pending in self.keys.standing(line):
+        for pending in self.keys.line_of(line):
             if pending is not head and pending.verdict is Verdict.COMMIT:
                 self._ready.pop(pending.half.transaction_id, None)
 
@@ -239,7 +239,7 @@ class ReadyQueue:
 
     def _passable(self, line: Line, out: Callable[[Pending], str | None], limit: int) -> Iterator[Pending]:
         """Yield the beginning of a line that can go in one go: a hot key does not wait for a group per message."""
-        for pending in self.keys.standing(line):
+        for pending in self.keys.line_of(line):
             waits = pending.verdict is None or pending.held or pending.dropped is not None
             if waits or limit <= 0 or pending.half.transaction_id in self.delays:
                 return

@@ -176,9 +176,9 @@ class Journal:
         elif change.cancels:
             return "it is not decided yet" if stored.verdict is None else "it is due"
         elif (stored.verdict is not None and not over_commit) or change.transaction_id in taken:
-            standing = stored.verdict.name if stored.verdict is not None else "another decision"
+            first = stored.verdict.name if stored.verdict is not None else "another decision"
             # An answered check that comes late says nothing against what was decided.
-            return None if change.verdict is Verdict.UNKNOWN else f"{standing} came first"
+            return None if change.verdict is Verdict.UNKNOWN else f"{first} came first"
         if change.verdict is not Verdict.UNKNOWN:
             taken.add(change.transaction_id)
             return Decided(change.transaction_id, change.verdict, change.author, decided, change.actor)
