@@ -117,8 +117,8 @@ class Tokens:
         if given[1] <= time.time():
             # The library would take it for none, and wait.
             raise NoTokenError(
-                f"no token for Kafka: config[{KEY!r}] ({name}) returned one that expired at {given[1]:.0f} s since "
-                f"the epoch, {time.time() - given[1]:.0f} s ago; see that it counts in seconds, and to both clocks"
+                f"no token for Kafka: config[{KEY!r}] ({name}) returned one that expired at {given[1]:.0f} seconds "
+                f"since the epoch, {time.time() - given[1]:.0f} s ago; see that it counts in seconds, and to both clocks"
             )
         return given
 
