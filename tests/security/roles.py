@@ -44,6 +44,11 @@ def make_topics_of_app(world: World) -> None:
     world.broker.create_topic(f"retry.{world.names['app']}.{world.names['topic']}.100ms", 2)
 
 
+def make_topics_of_reports(world: World) -> None:
+    make_topic(world)
+    world.broker.create_topic(world.names["reports"], 1, {"cleanup.policy": "compact"})
+
+
 def make_store(world: World) -> None:
     """Have an administrator's coordinator make the topics of a store in Kafka."""
     make_topic(world)
@@ -91,6 +96,37 @@ def publishing_application(world: World, *, exactly_once: bool = False) -> None:
     with world.entered(start):
         world.trial.rounds(work)
     world.require_all_once(world.names["target"])
+
+
+def reporting_application(world: World) -> None:
+    handled: list[bytes | None] = []
+    topic = world.names["reports"]
+
+    def start() -> penstock.RunningApp:
+        reports = penstock.ReportSettings(topic=topic, interval=1.0)
+        app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=world.config, report=reports)
+        app.handler(world.names["topic"])(lambda message: handled.append(message.value))
+        return app.start()
+
+    def reports() -> int:
+        return len(world.arrived(topic))
+
+    def work() -> None:
+        world.write()
+        before = reports()
+        wait_until(lambda: set(world.sent) <= set(handled), STEP_S)
+        wait_until(lambda: reports() > before, STEP_S, interval=0.2)
+
+    with world.entered(start):
+        world.trial.rounds(work)
+    assert Counter(handled) == Counter(world.sent)
+
+
+def look_at_reports(world: World) -> None:
+    group, named = world.names["app"], ("--report-topic", world.names["reports"])
+    reporting_application(world.as_administrator())
+    assert group in world.run("status", group, *named)
+    world.run("explain", "--group", group, *named)
 
 
 def application_that_gives_up(world: World) -> None:
@@ -423,6 +459,7 @@ PARTS: dict[str, Role] = {
     "app with dead letters and retry topics": application_that_gives_up,
     "app that publishes": publishing_application,
     "app that publishes exactly once": partial(publishing_application, exactly_once=True),
+    "app that reports": reporting_application,
     "producer": producer,
     "producer that answers checks": check_responder,
     "coordinator": kafka_coordinator,
@@ -435,6 +472,7 @@ PARTS: dict[str, Role] = {
     "operator who replays dead letters": replay_dead_letters,
     "operator who looks at offsets": look_at_offsets,
     "operator who moves offsets": move_offsets,
+    "operator who looks at reports": look_at_reports,
 }
 
 #: What an administrator makes before a part runs; the others need the topic alone.
@@ -442,6 +480,8 @@ PREPARATIONS: dict[str, Role] = {
     "app with dead letters and retry topics": make_topics_of_app,
     "app that publishes": make_topics_of_publisher,
     "app that publishes exactly once": make_topics_of_publisher,
+    "app that reports": make_topics_of_reports,
+    "operator who looks at reports": make_topics_of_reports,
     "operator who looks at dead letters": make_topics_of_app,
     "operator who replays dead letters": make_topics_of_app,
     "producer": make_store,

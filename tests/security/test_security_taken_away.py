@@ -35,6 +35,7 @@ ONE_SHOT = {
     "operator who replays dead letters",
     "operator who looks at offsets",
     "operator who moves offsets",
+    "operator who looks at reports",
 }
 
 #: What is needed at a start, or at the first use, and not again: without it the part that runs does its work.

@@ -114,11 +114,12 @@ class Tokens:
                 f"no token for Kafka: config[{KEY!r}] ({name}) must return (token, seconds since the epoch at which it "
                 f"expires), but returned a {type(given).__name__}"
             )
-        if given[1] <= time.time():
+        expires = given[1]
+        if (late := time.time() - expires) >= 0:
             # The library would take it for none, and wait.
             raise NoTokenError(
-                f"no token for Kafka: config[{KEY!r}] ({name}) returned one that expired at {given[1]:.0f} seconds "
-                f"since the epoch, {time.time() - given[1]:.0f} s ago; see that it counts in seconds, and to both clocks"
+                f"no token for Kafka: config[{KEY!r}] ({name}) returned one that expired at {expires:.0f} seconds "
+                f"since the epoch, {late:.0f} s ago; see that it counts in seconds, and to both clocks"
             )
         return given
 
