@@ -21,11 +21,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from databases import TestDatabase, new_database
+from penstock.database_url import parse_database_url
 from penstock.errors import SinkError
 from penstock.spark_sink import DeadLetters, SqlSink
 from penstock.spark_sink.queries.restarts import is_permanent
 from penstock.spark_sink.sinks.sink import ledger_positions
-from penstock.spark_sink.sinks.sql.databases.databases import parse_url
 from penstock.spark_sink.sinks.sql.rows import deduplication as reducing
 from penstock.spark_sink.sinks.sql.rows import staging
 from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
@@ -430,7 +430,7 @@ def test_staging_tables_of_a_driver_that_is_gone_are_removed_and_those_of_a_live
 ) -> None:
     columns = pa.schema([("id", pa.string())])
     prefix = staging.stage_prefix("events", "penstock_ledger")
-    url = parse_url(postgresql.url)
+    url = parse_database_url(postgresql.url)
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     with engine.connect() as gone:
         left = staging.create_stage(gone, prefix, None, columns)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 import sqlalchemy as sa
 
+from penstock.database_url import parse_database_url
 from penstock.errors import ConfigurationError
 from penstock.options import names, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.position import POSITION, require_columns, require_position_types
 from penstock.spark_sink.sinks.sink import arrow_schema
-from penstock.spark_sink.sinks.sql.databases.databases import parse_url
 from penstock.spark_sink.sinks.sql.databases.rights import NeededRights
 from penstock.spark_sink.sinks.sql.databases.schema import SQLITE_DIGITS
 from penstock.spark_sink.sinks.sql.rows.dead_letters import DeadLetters
@@ -84,7 +84,7 @@ class SqlSinkSettings:
 
     def __post_init__(self) -> None:
         """Check the settings; a `ConfigurationError` names a wrong one."""
-        url = parse_url(self.url)
+        url = parse_database_url(self.url)
         not_empty("table", self.table)
         self._split_table(url)
         not_empty("ledger_table", self.ledger_table)
@@ -148,7 +148,7 @@ class SqlSinkSettings:
     @property
     def is_postgresql(self) -> bool:
         """Whether the database is PostgreSQL, not SQLite."""
-        return parse_url(self.url).get_backend_name() == "postgresql"
+        return parse_database_url(self.url).get_backend_name() == "postgresql"
 
     def arrow_frame(self, schema: StructType) -> pa.Schema:
         """Return the Arrow columns of such frames, or raise `SchemaMismatchError` where the sink cannot use them."""

@@ -15,12 +15,13 @@ import sqlalchemy as sa
 import tenacity
 
 from penstock.clients.rights import MissingRightError, Right
+from penstock.database_url import parse_database_url
 from penstock.errors import PenstockError, SinkError
 from penstock.spark_sink.ledger.sql_ledger import Owner, ledger_table, read_ledger, require_ledger
 from penstock.spark_sink.sinks.sink import Origin, origin_of
 from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction
 from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
-from penstock.spark_sink.sinks.sql.databases.databases import database_of, parse_url
+from penstock.spark_sink.sinks.sql.databases.databases import database_of
 from penstock.spark_sink.sinks.sql.databases.errors import LostTaskError, facts_of, is_transient, refused
 from penstock.spark_sink.sinks.sql.databases.rights import is_forbidden, require_rights
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
@@ -123,7 +124,7 @@ class SqlSink(SqlSinkSettings):
             SinkError: the database cannot be asked.
             MissingRightError: the sink may not read its ledger.
         """
-        url = parse_url(self.url)
+        url = parse_database_url(self.url)
         ledger = ledger_table(self.ledger_table, sa.MetaData(), self.schema)
         try:
             with database_of(url).session(url) as connection, connection.begin():
@@ -136,7 +137,7 @@ class SqlSink(SqlSinkSettings):
 
     def _refused(self, error: sa.exc.SQLAlchemyError, table: str, batch_id: int | None) -> PenstockError:
         """Return the text of an error of the database; where rights are missing, all of them."""
-        url = parse_url(self.url)
+        url = parse_database_url(self.url)
         if is_forbidden(error):
             what = f"table {self.table} cannot be written"
             if batch_id is not None:
@@ -151,6 +152,6 @@ class SqlSink(SqlSinkSettings):
         return refused(error, table, url, batch_id)
 
     def _batch_write(self, schema: StructType, origin: Origin, batch_id: int) -> BatchWrite:
-        url = parse_url(self.url)
+        url = parse_database_url(self.url)
         transaction = BatchTransaction(self, Owner(origin.query, self.table), batch_id, origin.run)
         return BatchWrite(self, url, database_of(url), self.arrow_frame(schema), transaction)

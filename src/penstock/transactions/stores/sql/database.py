@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg_dialect
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 
-from penstock.errors import ConfigurationError, DecisionNotStoredError
+from penstock.database_url import parse_database_url
+from penstock.errors import DecisionNotStoredError
 from penstock.transactions.connections import cause_of
 
 #: Seconds to wait for another's lock, and for a connection.
@@ -37,7 +38,7 @@ class Database:
     """
 
     def __init__(self, url: str) -> None:
-        parsed = _parse(url)
+        parsed = parse_database_url(url)
         self.kind = parsed.get_backend_name()
         # Without parameters, no payload is in an error's text.
         options: dict[str, Any] = {"hide_parameters": True, "pool_size": 10, "max_overflow": 20}
@@ -94,23 +95,6 @@ class Database:
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
-
-
-def _parse(text: str) -> sa.URL:
-    try:
-        url = sa.make_url(text)
-    except sa.exc.ArgumentError:
-        # Not chained: the library's text repeats the address, which may hold a password.
-        raise ConfigurationError(
-            "url is not a database address; write sqlite:///file.db or postgresql+psycopg://user@host/database"
-        ) from None
-    if url.drivername in ("sqlite", "sqlite+pysqlite") and url.database not in (None, "", ":memory:"):
-        return url
-    if url.drivername in ("postgresql", "postgresql+psycopg"):
-        return url.set(drivername="postgresql+psycopg")
-    raise ConfigurationError(
-        f"url names {url.drivername}, which the SQL store does not know; use sqlite with a file, or postgresql+psycopg"
-    )
 
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:

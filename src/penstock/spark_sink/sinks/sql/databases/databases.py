@@ -14,7 +14,6 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg_dialect
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 
-from penstock.errors import ConfigurationError
 from penstock.spark_sink.sinks.sql.databases import postgresql, sqlite
 
 #: `INSERT` with an `ON CONFLICT` clause, of either dialect.
@@ -43,23 +42,3 @@ def database_of(url: sa.URL) -> Database:
     if url.get_backend_name() == "sqlite":
         return Database(sqlite.session, sqlite.lock_schema, sqlite_dialect.insert, sqlite.stage)
     return Database(postgresql.session, postgresql.lock_schema, pg_dialect.insert, postgresql.stage)
-
-
-def parse_url(text: str) -> sa.URL:
-    """Return the address of a database and driver that sinks know, or raise `ConfigurationError`."""
-    try:
-        url = sa.make_url(text)
-    except sa.exc.ArgumentError:
-        # Not chained: the library's text repeats the address, which may hold a password.
-        raise ConfigurationError(
-            "url is not a database address; write sqlite:///file.db or postgresql+psycopg://user@host/database"
-        ) from None
-    if url.drivername in ("sqlite", "sqlite+pysqlite"):
-        if url.database in (None, "", ":memory:"):
-            raise ConfigurationError(
-                "url names an SQLite database in memory, which ends with each connection; name a file"
-            )
-        return url
-    if url.drivername in ("postgresql", "postgresql+psycopg"):
-        return url.set(drivername="postgresql+psycopg")
-    raise ConfigurationError(f"url names {url.drivername}, which sinks do not know; use sqlite or postgresql+psycopg")

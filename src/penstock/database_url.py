@@ -1,0 +1,29 @@
+"""Addresses of databases, as SQL stores and SQL sinks take them. It needs `penstock[sql]`."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from penstock.errors import ConfigurationError
+
+
+def parse_database_url(text: str) -> sa.URL:
+    """Return the address of a file of SQLite, or of a PostgreSQL with its driver named; else `ConfigurationError`."""
+    try:
+        url = sa.make_url(text)
+    except sa.exc.ArgumentError:
+        # Not chained: the library's text repeats the address, which may hold a password.
+        raise ConfigurationError(
+            "url is not a database address; write sqlite:///file.db or postgresql+psycopg://user@host/database"
+        ) from None
+    if url.drivername in ("sqlite", "sqlite+pysqlite"):
+        if url.database in (None, "", ":memory:"):
+            raise ConfigurationError(
+                "url names an SQLite database in memory, which ends with each connection; name a file"
+            )
+        return url
+    if url.drivername in ("postgresql", "postgresql+psycopg"):
+        return url.set(drivername="postgresql+psycopg")
+    raise ConfigurationError(
+        f"url names {url.drivername}, which penstock does not know; use sqlite with a file, or postgresql+psycopg"
+    )
