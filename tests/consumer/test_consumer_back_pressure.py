@@ -12,7 +12,7 @@ from confluent_kafka import TopicPartition
 from penstock.clients.cluster import ConsumerClient
 from penstock.consumer import handler
 from penstock.consumer.assignments import Assignment, PauseReason
-from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
+from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
 from penstock.consumer.handlers.route import Route
 from penstock.consumer.polling.back_pressure import GRACE_S, BackPressure
 from penstock.message import Message

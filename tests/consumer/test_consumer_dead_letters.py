@@ -18,7 +18,7 @@ from penstock.consumer.failures import dead_letter_publisher as publisher_module
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
-from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
+from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
 from penstock.consumer.handlers.route import Route
 from penstock.consumer.publishing.outlet import ProducerOutlet
 from penstock.devbroker import DevBroker

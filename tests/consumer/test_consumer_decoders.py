@@ -12,7 +12,7 @@ from stepped_engine import SteppedEngine
 
 from kafka_tools import committed, produce, read_all
 from penstock.consumer import handler
-from penstock.consumer.handlers.decoding import decoder_of
+from penstock.consumer.handlers.serialization.decoding import decoder_of
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.message import Message

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import example, given, strategies
 
-from penstock.consumer.handlers.decoding import decoder_of
+from penstock.consumer.handlers.serialization.decoding import decoder_of
 
 
 @given(

@@ -38,8 +38,8 @@ import penstock
 from kafka_tools import produce, read_all
 from penstock import Outgoing
 from penstock.consumer import handler
-from penstock.consumer.handlers.encoding import encoder_of
-from penstock.consumer.handlers.serdes import RecordEncoder
+from penstock.consumer.handlers.serialization.encoding import encoder_of
+from penstock.consumer.handlers.serialization.serdes import RecordEncoder
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, RegistryConnectionError
 from penstock.testing import TestApp

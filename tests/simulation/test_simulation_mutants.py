@@ -19,7 +19,7 @@ from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
-from penstock.consumer.handlers.ordering import Ordering
+from penstock.consumer.handlers.options.ordering import Ordering
 from penstock.consumer.polling import commits
 from penstock.consumer.polling.back_pressure import BackPressure
 from penstock.consumer.polling.commits import Commits

@@ -5,13 +5,19 @@ from penstock.clients.requests.granted_rights import Rights
 from penstock.clients.rights import Grantable, Operation, Resource, Right
 from penstock.consumer.failures.limits import DeadLetterLimit
 from penstock.consumer.handlers.context import Context
-from penstock.consumer.handlers.decoding import Decoder, DecoderSpec
 from penstock.consumer.handlers.deferred import DeferredCompletion
-from penstock.consumer.handlers.encoding import Encoder, EncoderSpec
 from penstock.consumer.handlers.handler import Filter, Handler, HandlerFunction, Kind, OnFailure, handler
 from penstock.consumer.handlers.middleware import AsyncMiddleware, CallNext, Middleware, MiddlewareSpec, PlainMiddleware
-from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order
-from penstock.consumer.handlers.retry_policy import RetryFunction, RetryPolicy, StopFunction, WaitFunction, retry
+from penstock.consumer.handlers.options.ordering import KeyFunction, Keyless, Order
+from penstock.consumer.handlers.options.retry_policy import (
+    RetryFunction,
+    RetryPolicy,
+    StopFunction,
+    WaitFunction,
+    retry,
+)
+from penstock.consumer.handlers.serialization.decoding import Decoder, DecoderSpec
+from penstock.consumer.handlers.serialization.encoding import Encoder, EncoderSpec
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.liveness import InHandler, Liveness

@@ -26,7 +26,7 @@ from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.handlers.middleware import MiddlewareSpec
-from penstock.consumer.handlers.ordering import calls_key_function
+from penstock.consumer.handlers.options.ordering import calls_key_function
 from penstock.consumer.handlers.patterns import TopicPatterns
 from penstock.consumer.inspection.causes import NO_PARTITION, Causes
 from penstock.consumer.inspection.drain_report import DrainLog

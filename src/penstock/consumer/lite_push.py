@@ -16,9 +16,9 @@ from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Handler, require_own_topics
 from penstock.consumer.handlers.middleware import MiddlewareSpec, middlewares_of
-from penstock.consumer.handlers.option_checks import check_paced
+from penstock.consumer.handlers.options.option_checks import check_paced
+from penstock.consumer.handlers.options.retry_policy import RetryPolicy
 from penstock.consumer.handlers.patterns import TopicPatterns, refuse_contested, require_other_target
-from penstock.consumer.handlers.retry_policy import RetryPolicy
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.liveness import Liveness, liveness_of

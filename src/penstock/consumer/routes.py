@@ -14,7 +14,7 @@ from penstock.clients.cluster import Clock
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Handler, Kind, SpaceNumbers, ordering_of
 from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
-from penstock.consumer.handlers.rate_limits import TokenBucket
+from penstock.consumer.handlers.options.rate_limits import TokenBucket
 from penstock.consumer.handlers.results import ResultMaker, with_results
 from penstock.consumer.handlers.route import Invoke, Route
 from penstock.consumer.retry_topics import RetryHeaders, former_retry_topics, retry_topics

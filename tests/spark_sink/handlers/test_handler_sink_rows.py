@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from handler_rows import Row, batches_of
 
-from penstock.consumer.handlers.ordering import Keyless, Order, Ordering
+from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
 from penstock.errors import SinkError
 from penstock.spark_sink.sinks.handlers import rows as rows_module
 from penstock.spark_sink.sinks.handlers.rows import RowRecord, lane_numbers, records

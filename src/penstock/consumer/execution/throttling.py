@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, ConsumerThrottled
-from penstock.consumer.handlers.rate_limits import TokenBucket
+from penstock.consumer.handlers.options.rate_limits import TokenBucket
 from penstock.routing import ThrottledRuns
 
 

@@ -8,12 +8,18 @@ from enum import Enum
 
 from penstock import options as check
 from penstock.consumer.handlers.context import takes_context
-from penstock.consumer.handlers.decoding import Decoder, DecoderSpec, decoder_of
-from penstock.consumer.handlers.encoding import Encoder, EncoderSpec, encoder_of
 from penstock.consumer.handlers.functions import collected, is_async, is_async_generator, name_of, require_parameters
-from penstock.consumer.handlers.option_checks import check_batch, check_plain, check_rates, delays_of, warn_without_keys
-from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order, Ordering, key_function
-from penstock.consumer.handlers.retry_policy import RetryPolicy, retry
+from penstock.consumer.handlers.options.option_checks import (
+    check_batch,
+    check_plain,
+    check_rates,
+    delays_of,
+    warn_without_keys,
+)
+from penstock.consumer.handlers.options.ordering import KeyFunction, Keyless, Order, Ordering, key_function
+from penstock.consumer.handlers.options.retry_policy import RetryPolicy, retry
+from penstock.consumer.handlers.serialization.decoding import Decoder, DecoderSpec, decoder_of
+from penstock.consumer.handlers.serialization.encoding import Encoder, EncoderSpec, encoder_of
 from penstock.consumer.retry_topics import retry_topics
 from penstock.dead_letters.headers import DeadLetterFormat, default_topic
 from penstock.errors import ConfigurationError

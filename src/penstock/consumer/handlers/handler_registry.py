@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from penstock.consumer.handlers.decoding import DecoderSpec
-from penstock.consumer.handlers.encoding import EncoderSpec
 from penstock.consumer.handlers.functions import require_yield
 from penstock.consumer.handlers.handler import Filter, Handler, OnFailure, handler
 from penstock.consumer.handlers.lifespan import Lifespan
 from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
-from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order
+from penstock.consumer.handlers.options.ordering import KeyFunction, Keyless, Order
+from penstock.consumer.handlers.options.retry_policy import RetryPolicy
 from penstock.consumer.handlers.patterns import register_pattern, topics_or_pattern
-from penstock.consumer.handlers.retry_policy import RetryPolicy
+from penstock.consumer.handlers.serialization.decoding import DecoderSpec
+from penstock.consumer.handlers.serialization.encoding import EncoderSpec
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.dead_letters.headers import DeadLetterFormat
 from penstock.errors import ConfigurationError

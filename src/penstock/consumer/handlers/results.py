@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.consumer.handlers.deferred import DeferredCompletion
-from penstock.consumer.handlers.serdes import RecordEncoder, describe
+from penstock.consumer.handlers.serialization.serdes import RecordEncoder, describe
 from penstock.errors import MessageFormatError, RegistryConnectionError, raised
 from penstock.outgoing import Outgoing
 
 if TYPE_CHECKING:
-    from penstock.consumer.handlers.encoding import Encoder
     from penstock.consumer.handlers.handler import Handler
+    from penstock.consumer.handlers.serialization.encoding import Encoder
     from penstock.message import Message
 
 _log = logging.getLogger(__name__)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Hashable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any
 
-from penstock.consumer.handlers.decoding import Decoder
 from penstock.consumer.handlers.handler import Filter, Handler, Kind
-from penstock.consumer.handlers.ordering import Ordering
-from penstock.consumer.handlers.rate_limits import KeyRateLimiter, TokenBucket
+from penstock.consumer.handlers.options.ordering import Ordering
+from penstock.consumer.handlers.options.rate_limits import KeyRateLimiter, TokenBucket
+from penstock.consumer.handlers.options.retry_policy import RetryPolicy
 from penstock.consumer.handlers.results import ResultMaker, Results
-from penstock.consumer.handlers.retry_policy import RetryPolicy
-from penstock.consumer.handlers.serdes import RecordDecoder, describe
+from penstock.consumer.handlers.serialization.decoding import Decoder
+from penstock.consumer.handlers.serialization.serdes import RecordDecoder, describe
 from penstock.consumer.retry_topics import RetriedRecord, tries_before
 from penstock.errors import MessageFormatError, RegistryConnectionError, raised
 from penstock.message import DecodedMessage, Message, Record, RetriedMessage

@@ -10,7 +10,7 @@ from penstock.consumer.assignments import Assignment, ConsumerParked, Fetch, Pau
 from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
 from penstock.consumer.failures.parking import NotDue
 from penstock.consumer.handlers.handler import Handler
-from penstock.consumer.handlers.ordering import key_of
+from penstock.consumer.handlers.options.ordering import key_of
 from penstock.consumer.inspection.causes import Causes, Place, parked_ahead
 from penstock.consumer.inspection.parked_keys import head_of, state_of
 from penstock.consumer.inspection.statistics import PartitionStatistics, partition_statistics

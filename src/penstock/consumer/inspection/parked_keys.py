@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.consumer.assignments import ConsumerParked, Fetch
 from penstock.consumer.failures.parking import NotDue
-from penstock.consumer.handlers.ordering import key_of
+from penstock.consumer.handlers.options.ordering import key_of
 from penstock.message import Record
 from penstock.routing import KeyState, Scheduler
 

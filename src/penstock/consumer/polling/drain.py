@@ -9,7 +9,7 @@ from penstock.clients.cluster import Clock, ConsumerClient
 from penstock.consumer.assignments import Assignments, Fetch, PauseReason
 from penstock.consumer.execution.lane_processor import LaneProcessor
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
-from penstock.consumer.handlers.rate_limits import TokenBucket
+from penstock.consumer.handlers.options.rate_limits import TokenBucket
 from penstock.consumer.inspection.drain_report import DrainLog
 from penstock.consumer.polling.back_pressure import BackPressure
 from penstock.consumer.polling.commits import Commits

@@ -14,7 +14,7 @@ from penstock.consumer.assignments import Assignments
 from penstock.consumer.execution.executor import Executor
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.timers import Timers
-from penstock.consumer.handlers.rate_limits import TokenBucket
+from penstock.consumer.handlers.options.rate_limits import TokenBucket
 from penstock.consumer.inspection.watchdog import Watchdog
 from penstock.consumer.polling.commits import Commits
 from penstock.consumer.polling.drain import Drain

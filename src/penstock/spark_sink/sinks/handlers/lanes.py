@@ -12,7 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 
 from penstock.consumer.handlers.handler import Handler, SpaceNumbers, space_of
-from penstock.consumer.handlers.ordering import Keyless, Order
+from penstock.consumer.handlers.options.ordering import Keyless, Order
 from penstock.spark_sink.sinks.position import POSITION
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyspark import cloudpickle
 
-from penstock.consumer.handlers.serdes import RecordDecoder, RecordEncoder, record_decoder, record_encoder
+from penstock.consumer.handlers.serialization.serdes import RecordDecoder, RecordEncoder, record_decoder, record_encoder
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.errors import ConfigurationError, SinkError
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.consumer.handlers.ordering import Ordering
+from penstock.consumer.handlers.options.ordering import Ordering
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.position import POSITION, null_counts, require_position
 

@@ -24,7 +24,7 @@ from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Handler, Kind, orderings_of
 from penstock.consumer.handlers.lifespan import enter_all
 from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
-from penstock.consumer.handlers.ordering import Ordering
+from penstock.consumer.handlers.options.ordering import Ordering
 from penstock.consumer.handlers.route import Route
 from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.errors import SinkError

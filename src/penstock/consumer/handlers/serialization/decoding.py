@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from importlib import import_module
 
-from penstock.consumer.handlers.serdes import RecordDecoder, record_decoder
+from penstock.consumer.handlers.serialization.serdes import RecordDecoder, record_decoder
 from penstock.errors import ConfigurationError
 
 #: Makes a body of bytes.

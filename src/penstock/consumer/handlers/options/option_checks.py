@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from penstock import options as check
 from penstock.consumer.handlers.functions import is_async
-from penstock.consumer.handlers.ordering import Order
+from penstock.consumer.handlers.options.ordering import Order
 from penstock.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from penstock.consumer.handlers.serdes import RecordEncoder, record_encoder
+from penstock.consumer.handlers.serialization.serdes import RecordEncoder, record_encoder
 from penstock.errors import ConfigurationError
 
 #: Makes bytes, or text, of an object.

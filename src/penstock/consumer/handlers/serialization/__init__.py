@@ -1,0 +1,1 @@
+"""How values become bodies of messages and results become values: decoders, encoders, serializers with a registry."""
