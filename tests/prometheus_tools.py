@@ -10,7 +10,7 @@ from penstock import App, Message, Telemetry, retry
 from penstock.spark_sink.sinks.handlers.metrics import HandlerMetrics
 from penstock.spark_sink.sinks.handlers.report import BatchReport, TaskReport
 from penstock.telemetry import CoordinatorTelemetry
-from penstock.telemetry.spark import SparkReading, SparkTelemetry
+from penstock.telemetry.metrics.spark import SparkReading, SparkTelemetry
 from penstock.testing import TestApp
 from telemetry_tools import READING
 

@@ -9,8 +9,8 @@ import pytest
 
 import penstock
 from penstock.cli.frame import frame
-from penstock.telemetry.readings import METRICS
-from penstock.telemetry.transactions import TRANSACTION_METRICS
+from penstock.telemetry.metrics.readings import METRICS
+from penstock.telemetry.metrics.transactions import TRANSACTION_METRICS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

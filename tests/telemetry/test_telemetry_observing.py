@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.sdk.metrics.export import Gauge, Sum
 
 from penstock.telemetry import ConsumerTelemetry, Reading
-from penstock.telemetry.readings import METRICS, Kind
+from penstock.telemetry.metrics.readings import METRICS, Kind
 from telemetry_tools import Recorded, reading
 
 #: Each metric's values for `telemetry_tools.reading()`.

@@ -11,7 +11,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from penstock.message import Message
 from penstock.telemetry import ConsumerTelemetry, extract, inject
-from penstock.telemetry.propagation import context_of
+from penstock.telemetry.spans.propagation import context_of
 from telemetry_tools import SPAN, TRACE, Recorded, message, traceparent
 
 GOOD = f"00-{TRACE}-{SPAN}-01".encode()

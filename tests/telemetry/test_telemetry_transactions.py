@@ -15,8 +15,8 @@ from kafka_tools import read_all
 from penstock import App
 from penstock.devbroker import DevBroker
 from penstock.telemetry import CoordinatorReading, CoordinatorTelemetry, PublicationSpans
-from penstock.telemetry.propagation import extract
-from penstock.telemetry.transactions import TRANSACTION_METRICS
+from penstock.telemetry.metrics.transactions import TRANSACTION_METRICS
+from penstock.telemetry.spans.propagation import extract
 from penstock.transactions import Coordinator, SqlStore, TransactionalProducer
 from penstock.transactions.model import CoordinatorStatistics
 from telemetry_tools import READING, TRACE, Recorded, traceparent

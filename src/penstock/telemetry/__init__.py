@@ -4,13 +4,13 @@ It loads OpenTelemetry's API (never its SDK), so an engine imports it only where
 """
 
 from penstock.telemetry.consumer import ConsumerTelemetry
-from penstock.telemetry.log_ids import TraceIds
-from penstock.telemetry.propagation import extract, inject
-from penstock.telemetry.publications import PublicationSpans
-from penstock.telemetry.readings import Reading
-from penstock.telemetry.sending import SendSpans
+from penstock.telemetry.metrics.readings import Reading
+from penstock.telemetry.metrics.transactions import CoordinatorReading, CoordinatorTelemetry
 from penstock.telemetry.settings import Telemetry
-from penstock.telemetry.transactions import CoordinatorReading, CoordinatorTelemetry
+from penstock.telemetry.spans.log_ids import TraceIds
+from penstock.telemetry.spans.propagation import extract, inject
+from penstock.telemetry.spans.publications import PublicationSpans
+from penstock.telemetry.spans.sending import SendSpans
 
 __all__ = [
     "ConsumerTelemetry",

@@ -14,12 +14,12 @@ from opentelemetry.trace import Link, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from penstock.telemetry import names
-from penstock.telemetry.gauge_registry import Observed, registry_of
-from penstock.telemetry.processing import Processing
-from penstock.telemetry.propagation import HeaderT, extract
-from penstock.telemetry.readings import METRICS, Reading
-from penstock.telemetry.sending import SendSpans
+from penstock.telemetry.metrics.gauge_registry import Observed, registry_of
+from penstock.telemetry.metrics.readings import METRICS, Reading
 from penstock.telemetry.settings import Telemetry, by_chance
+from penstock.telemetry.spans.processing import Processing
+from penstock.telemetry.spans.propagation import HeaderT, extract
+from penstock.telemetry.spans.sending import SendSpans
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 _ROOT = Context()

@@ -20,8 +20,8 @@ from penstock.spark_sink.sinks.sink import has_ledger, ledger_positions
 from penstock.spark_sink.source.offsets.planning import Offsets
 
 if TYPE_CHECKING:
+    from penstock.telemetry.metrics.spark import SparkReading, SparkTelemetry
     from penstock.telemetry.settings import Telemetry
-    from penstock.telemetry.spark import SparkReading, SparkTelemetry
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -190,13 +190,13 @@ class ProgressPublisher:
             return None
         with self._making:
             if shown.telemetry is None:
-                from penstock.telemetry.spark import SparkTelemetry
+                from penstock.telemetry.metrics.spark import SparkTelemetry
 
                 shown.telemetry = SparkTelemetry(self._telemetry, name, partial(self._reading, shown))
             return shown.telemetry
 
     def _reading(self, shown: Shown) -> SparkReading:
-        from penstock.telemetry.spark import SparkReading
+        from penstock.telemetry.metrics.spark import SparkReading
 
         with self._changed:
             return SparkReading(

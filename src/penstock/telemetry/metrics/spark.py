@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penstock.telemetry import names
-from penstock.telemetry.gauge_registry import Observed, registry_of
-from penstock.telemetry.readings import ObservedMetric, by_partition, counter, gauge
+from penstock.telemetry.metrics.gauge_registry import Observed, registry_of
+from penstock.telemetry.metrics.readings import ObservedMetric, by_partition, counter, gauge
 from penstock.telemetry.settings import Telemetry
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 

@@ -11,9 +11,9 @@ from opentelemetry.util.types import AttributeValue
 
 from penstock.errors import class_name
 from penstock.telemetry import names
-from penstock.telemetry.propagation import HeaderT, inject
-from penstock.telemetry.publications import settle_span
 from penstock.telemetry.settings import Telemetry, by_chance
+from penstock.telemetry.spans.propagation import HeaderT, inject
+from penstock.telemetry.spans.publications import settle_span
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 ErrorT = TypeVar("ErrorT", bound=BaseException)

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-from penstock.telemetry.readings import Kind, ObservedMetric, ReadingT
+from penstock.telemetry.metrics.readings import Kind, ObservedMetric, ReadingT
 from penstock.telemetry.settings import Telemetry
 
 _log = logging.getLogger(__name__)

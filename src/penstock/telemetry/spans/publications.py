@@ -13,8 +13,8 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, T
 from opentelemetry.util.types import AttributeValue
 
 from penstock.telemetry import names
-from penstock.telemetry.propagation import HeaderT, sampled_context
 from penstock.telemetry.settings import Telemetry
+from penstock.telemetry.spans.propagation import HeaderT, sampled_context
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 

@@ -22,8 +22,8 @@ from opentelemetry.util.types import AttributeValue
 from penstock.errors import class_name, raised
 from penstock.message import Message
 from penstock.telemetry import names
-from penstock.telemetry.propagation import context_of, is_sender_sampled
 from penstock.telemetry.settings import by_chance
+from penstock.telemetry.spans.propagation import context_of, is_sender_sampled
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 #: A handler, of a message or of a list of them, with what is around it.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.telemetry import names
-from penstock.telemetry.gauge_registry import Observed, registry_of
-from penstock.telemetry.readings import ObservedMetric, Point, counter, gauge, up_down_counter
+from penstock.telemetry.metrics.gauge_registry import Observed, registry_of
+from penstock.telemetry.metrics.readings import ObservedMetric, Point, counter, gauge, up_down_counter
 from penstock.telemetry.settings import Telemetry
 
 
