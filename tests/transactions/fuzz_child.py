@@ -31,7 +31,7 @@ from penstock.errors import MessageFormatError
 from penstock.message import FixedRecord
 from penstock.offsets import metadata
 from penstock.spark_sink.ledger.kafka_ledger import decode_entry
-from penstock.telemetry import propagation
+from penstock.telemetry.spans import propagation
 from penstock.transactions.coordinator.recovery.fencing import decode_claim
 from penstock.transactions.operator.audit import _audited
 from penstock.transactions.operator.inspection import _discarded
