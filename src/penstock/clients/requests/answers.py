@@ -6,12 +6,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+import tenacity
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo  # type: ignore[attr-defined] # not in its __all__
 
 from penstock.clients.bounded_calls import Disposable, LeftBehind
 from penstock.clients.causes import ClientWords
-from penstock.clients.kafka_errors import reason
+from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.errors import BrokerConnectionError
 
 T = TypeVar("T")
@@ -22,6 +23,8 @@ CONNECT_TIMEOUT_S = 15.0
 _LOOK_S = 0.02
 #: Seconds for which an address is tried whose connections end early, which a wrong protocol does.
 _ENDS_EARLY_S = 3.0
+#: Seconds between two questions of which the first found no leader.
+_AGAIN_S = 0.1
 
 
 def first_answer(admin: AdminClient, bootstrap_servers: str, timeout_s: float, ask: Callable[[], T]) -> T:
@@ -80,3 +83,20 @@ def known_offset(answer: ListOffsetsResultInfo) -> int:
             )
         )
     return int(answer.offset)
+
+
+def asked_until_ready(question: Callable[[], T], limit_s: float) -> T:
+    """Return what a question gives, asked again while brokers are not ready: a new partition has no leader yet.
+
+    Raises the last `KafkaException` once `limit_s` seconds have passed, and that of a missing right at once.
+    """
+    return tenacity.Retrying(
+        stop=tenacity.stop_after_delay(limit_s),
+        wait=tenacity.wait_fixed(_AGAIN_S),
+        retry=tenacity.retry_if_exception(_may_be_ready_soon),
+        reraise=True,
+    )(question)
+
+
+def _may_be_ready_soon(error: BaseException) -> bool:
+    return isinstance(error, KafkaException) and not is_missing_right(error)

@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.requests.answers import asked_until_ready
 from penstock.clients.rights import MissingRightError, Operation, group_right, principal_of, topic_right
 from penstock.clients.transactional.missing_rights import is_group_forbidden
 from penstock.errors import BrokerConnectionError, MessageFormatError
@@ -49,7 +50,6 @@ T = TypeVar("T")
 _ANSWER_S = 10.0
 _COMMITTED_S = 3.0
 _READ_S = 60.0
-_POLL_S = 0.2
 #: The last records of the status topic: more than dozens of coordinators write in the time for which they count.
 _STATUS_RECORDS = 5_000
 
@@ -234,18 +234,13 @@ class Inspection:
 
         Where it is about no topics, it is about the three logs.
         """
-        deadline = time.monotonic() + _ANSWER_S
         consumer = self._reader.consumer("read_uncommitted")
         try:
-            while True:
-                try:
-                    return question(consumer)
-                except KafkaException as error:
-                    if is_missing_right(error):
-                        raise self._lacking(error.args[0], *topics) from error
-                    if time.monotonic() > deadline:
-                        raise self._gone(error) from error
-                    time.sleep(_POLL_S)
+            return asked_until_ready(lambda: question(consumer), _ANSWER_S)
+        except KafkaException as error:
+            if is_missing_right(error):
+                raise self._lacking(error.args[0], *topics) from error
+            raise self._gone(error) from error
         finally:
             consumer.close()
 

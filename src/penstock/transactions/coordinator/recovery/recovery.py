@@ -48,7 +48,7 @@ _ANSWER_S = 10.0
 _COORDINATOR_S = 2.0
 _POLL_S = 0.1
 #: Seconds for which a predecessor that may be alive is left to end its transaction by itself.
-_PATIENCE_S = 1.0
+_UNDISTURBED_S = 1.0
 #: Seconds after which a transaction that holds positions has to have ended by its time limit, with room for the
 #: broker's own round of looks; it is said then that it does not.
 _HELD_S = 25.0
@@ -126,7 +126,7 @@ class RecoveryReader:
         try:
             found: dict[tuple[str, int], Committed] = {}
             begun = time.monotonic()
-            patient_until = begun + _PATIENCE_S
+            wait_until = begun + _UNDISTURBED_S
             while len(found) < len(places):
                 self._check_stopping()
                 step(f"asking for positions of {self._topics.coordinators}, which a Kafka transaction may hold back")
@@ -136,8 +136,8 @@ class RecoveryReader:
                         is_log = place.topic != self._topics.discarded
                         bounds = consumer.get_watermark_offsets(place, _ANSWER_S) if is_log else (0, 0)
                         found[place.topic, place.partition] = committed_at(place, *bounds)
-                if len(found) < len(places) and time.monotonic() >= patient_until:
-                    patient_until = time.monotonic() + _PATIENCE_S
+                if len(found) < len(places) and time.monotonic() >= wait_until:
+                    wait_until = time.monotonic() + _UNDISTURBED_S
                     held = {place.partition for place in places if (place.topic, place.partition) not in found}
                     self._end_predecessors(held)
                     if time.monotonic() - begun >= _HELD_S:
@@ -172,7 +172,7 @@ class RecoveryReader:
 
     def _ask_committed(self, consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
         try:
-            answers = consumer.committed(places, _PATIENCE_S)
+            answers = consumer.committed(places, _UNDISTURBED_S)
         except KafkaException as error:
             if is_missing_right(error):
                 self._rights.refused(self._unreadable, group_right(self._topics.coordinators))
@@ -219,7 +219,7 @@ class RecoveryReader:
             nonlocal ended_at
             self._check_stopping()
             step(f"reading {log}, in which a Kafka transaction may be open")
-            if ends_predecessors and min(idle_s, time.monotonic() - ended_at) >= _PATIENCE_S:
+            if ends_predecessors and min(idle_s, time.monotonic() - ended_at) >= _UNDISTURBED_S:
                 # One died between the records of its transaction and their positions, which hold nobody back.
                 self._end_predecessors(behind)
                 ended_at = time.monotonic()

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import tenacity
+
 from penstock.errors import MessageFormatError, PenstockError, StoreDamagedError, StoreFailedError
 from penstock.transactions.model import PendingTransaction
 from penstock.transactions.operator.description import described as described_by
@@ -29,28 +31,38 @@ class _MovedError(Exception):
     """The log went on while it was read, or it is damaged."""
 
 
+#: What a log that goes on meanwhile looks like: it is read again.
+_UNFIT = (_MovedError, FileNotFoundError, MessageFormatError)
+
+
 def read_pending(folder: Path) -> list[PendingTransaction]:
     """Return what is not settled in the store in a folder, oldest first.
 
     Ages are by this machine's clock, as the births are. Raises `PenstockError` where there is no store, or where it
     cannot be read.
     """
-    for attempt in range(_TRIES):
-        if attempt:
-            time.sleep(_PAUSE_S)
-        ledger = Ledger()
-        try:
-            for record in _records(folder):
-                ledger.apply(decode_entry(record.kind, record.payload), record.place, record.size)
-        except (_MovedError, FileNotFoundError, MessageFormatError) as error:
-            cause: Exception = error
-        except OSError as error:
-            raise StoreFailedError(f"the file store in {folder} cannot be read: {error}; look as its user") from error
-        else:
-            return _all_described(sorted(ledger.pending.values(), key=lambda stored: stored.number))
-    raise StoreDamagedError(
-        f"the file store in {folder} does not read: {cause}; its process says more when it opens it"
-    ) from cause
+    reading = tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(_TRIES),
+        wait=tenacity.wait_fixed(_PAUSE_S),
+        retry=tenacity.retry_if_exception_type(_UNFIT),
+        reraise=True,
+    )
+    try:
+        pending = reading(_replayed, folder).pending
+    except _UNFIT as cause:
+        raise StoreDamagedError(
+            f"the file store in {folder} does not read: {cause}; its process says more when it opens it"
+        ) from cause
+    except OSError as error:
+        raise StoreFailedError(f"the file store in {folder} cannot be read: {error}; look as its user") from error
+    return _all_described(sorted(pending.values(), key=lambda stored: stored.number))
+
+
+def _replayed(folder: Path) -> Ledger:
+    ledger = Ledger()
+    for record in _records(folder):
+        ledger.apply(decode_entry(record.kind, record.payload), record.place, record.size)
+    return ledger
 
 
 def _records(folder: Path) -> Iterator[Record]:

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.requests.answers import asked_until_ready
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import BrokerConnectionError, MessageFormatError
@@ -59,9 +60,7 @@ class DoneWatch:
         try:
             # Where the log ends for a committed reader now: what is settled from here on comes behind.
             places = [TopicPartition(topics.done, number) for number in range(topics.partitions)]
-            deadline = time.monotonic() + _ANSWER_S
-            for place in places:
-                place.offset = self._end(place, deadline)
+            asked_until_ready(lambda: self._find_ends(places), _ANSWER_S)
             self._consumer.assign(places)
         except KafkaException as error:
             self._consumer.close()
@@ -93,15 +92,9 @@ class DoneWatch:
         self._stopping.set()
         self._thread.join()
 
-    def _end(self, place: TopicPartition, deadline: float) -> int:
-        """Return the end of a log; asks again where its leader has just changed, or is not known yet."""
-        while True:
-            try:
-                return self._consumer.get_watermark_offsets(place, _ANSWER_S)[1]
-            except KafkaException as error:
-                if time.monotonic() > deadline or is_missing_right(error):
-                    raise
-                time.sleep(_POLL_S)
+    def _find_ends(self, places: list[TopicPartition]) -> None:
+        for place in places:
+            place.offset = self._consumer.get_watermark_offsets(place, _ANSWER_S)[1]
 
     def _follow(self) -> None:
         try:
