@@ -136,6 +136,8 @@ class ReportReader:
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's public codes begin so
             self._at_end.add(partition or 0)
             self._answered()
+        elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            pass  # it is nobody's member, and needs none; the client looks for the group's coordinator all the same
         elif is_missing_right(error):
             raise MissingRightError(
                 f"{self._topic} may not be read", [topic_right(Operation.READ, self._topic)], self._principal
