@@ -14,7 +14,7 @@ from typing import Self, cast
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
-from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
 from penstock.clients.requests.answers import CONNECT_TIMEOUT_S
 from penstock.clients.rights import MissingRightError, Operation, group_right, principal_of, topic_right
 from penstock.dead_letters.headers import HEADERS_LOST, DeadLetterOrigin, HeaderList, read
@@ -193,7 +193,7 @@ class DeadLetterLog:
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - a public code of the library
             return True
         # To read takes no group; what was replayed is asked for elsewhere, and says what that lacks.
-        if error.code() in _PASSING or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        if error.code() in _PASSING or concerns_a_group(error):
             return False
         what = f"{topic}[{partition}] at {self._bootstrap_servers} cannot be read"
         self._require_right(error, what, topic)
@@ -202,7 +202,7 @@ class DeadLetterLog:
     def _require_right(self, error: KafkaError, what: str, topic: str) -> None:
         """Raise `MissingRightError` where a broker refused for want of one; return for every other error."""
         if is_missing_right(error):
-            is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+            is_group = concerns_a_group(error)
             right = group_right(REPLAY_GROUP) if is_group else topic_right(Operation.READ, topic)
             raise MissingRightError(what, [right], self._principal)
 

@@ -8,7 +8,7 @@ from typing import Self
 from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
 
 from penstock import clients
-from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
 from penstock.clients.requests.answers import CONNECT_TIMEOUT_S
 from penstock.clients.requests.topics import require_topics
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
@@ -136,8 +136,8 @@ class ReportReader:
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's public codes begin so
             self._at_end.add(partition or 0)
             self._answered()
-        elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            pass  # it is nobody's member, and needs none; the client looks for the group's coordinator all the same
+        elif concerns_a_group(error):
+            pass  # it is nobody's member; the client looks for its group's coordinator all the same
         elif is_missing_right(error):
             raise MissingRightError(
                 f"{self._topic} may not be read", [topic_right(Operation.READ, self._topic)], self._principal

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.gc_pause import collection_put_off
-from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
 from penstock.clients.requests.topics import hidden_topics, partition_counts
 from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
@@ -261,7 +261,7 @@ class CoordinatorLoop:
 
     def _report_not_read(self, topic: str, error: KafkaError) -> None:
         if is_missing_right(error):
-            is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+            is_group = concerns_a_group(error)
             right = group_right(self._topics.coordinators) if is_group else topic_right(Operation.READ, topic)
             self._rights.refused(f"the log {topic or self._topics.half} cannot be read", right)
         else:

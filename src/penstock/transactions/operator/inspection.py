@@ -16,7 +16,7 @@ from typing import TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
-from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
 from penstock.clients.requests.answers import asked_until_ready
 from penstock.clients.rights import MissingRightError, Operation, group_right, principal_of, topic_right
 from penstock.clients.transactional.missing_rights import is_group_forbidden
@@ -264,7 +264,7 @@ class Inspection:
 
     def _lacking(self, error: KafkaError, *topics: str) -> MissingRightError:
         """Return the error of a client that may not ask, or not read."""
-        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        if concerns_a_group(error):
             rights = [group_right(self._topics.coordinators, Operation.DESCRIBE)]
         else:
             names = topics or (self._topics.half, self._topics.op, self._topics.done)

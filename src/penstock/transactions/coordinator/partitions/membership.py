@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from penstock import clients
-from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
 from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import PenstockError
@@ -128,7 +128,7 @@ class Membership:
             self.logs.add(number, recovered.half_position, recovered.op_position)
 
     def _report_lacking(self, error: KafkaError) -> None:
-        is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+        is_group = concerns_a_group(error)
         right = group_right(self._topics.coordinators) if is_group else topic_right(Operation.READ, self._topics.half)
         self._rights.refused(f"no partitions of {self._topics.half} are to be had", right)
 

@@ -21,7 +21,7 @@ from functools import partial
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from penstock import clients
-from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
 from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights, is_group_forbidden
 from penstock.errors import MessageFormatError, StoppedError
@@ -237,7 +237,7 @@ class RecoveryReader:
     def _not_read(self, error: KafkaError) -> None:
         """Raise an error of reading the done log; note it where a right is missing."""
         if is_missing_right(error):
-            is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+            is_group = concerns_a_group(error)
             group, log = group_right(self._topics.coordinators), topic_right(Operation.READ, self._topics.done)
             self._rights.refused(self._unreadable, group if is_group else log)
         raise KafkaException(error)

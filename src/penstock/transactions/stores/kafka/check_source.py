@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import KafkaError, Message
 
 from penstock import clients
-from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
 from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import MessageFormatError
@@ -77,7 +77,7 @@ class KafkaCheckSource:
 
     def _report_not_read(self, error: KafkaError) -> None:
         if is_missing_right(error):
-            is_group = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+            is_group = concerns_a_group(error)
             checkers = group_right(self._topics.checkers(self._group))
             right = checkers if is_group else topic_right(Operation.READ, self._topics.check)
             self._rights.refused(f"checks of group {self._group} cannot be answered", right)

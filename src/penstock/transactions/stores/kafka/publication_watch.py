@@ -10,10 +10,10 @@ import logging
 import threading
 import time
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, Message, TopicPartition
 
 from penstock import clients
-from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
 from penstock.clients.requests.answers import asked_until_ready
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
@@ -109,7 +109,7 @@ class DoneWatch:
     def _take(self, message: Message) -> None:
         error = message.error()
         if error is not None:
-            if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            if concerns_a_group(error):
                 # It is nobody's member, and needs none.
                 return
             if is_missing_right(error):
