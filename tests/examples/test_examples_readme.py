@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 OPERATION = (ROOT / "docs" / "operation.md").read_text()
 DOCS = sorted((ROOT / "docs").glob("*.md"))
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
 
 def test_the_test_that_the_readme_shows_passes_for_a_handler_that_fails_and_not_for_one_that_does_not() -> None:
@@ -106,3 +111,22 @@ def test_the_commands_that_the_docs_tell_of_exist(page: Path) -> None:
 
 def test_the_readme_is_read_in_five_minutes() -> None:
     assert len(README.encode()) <= 10_000
+
+
+@pytest.mark.parametrize("command", re.findall(r"`((?:[A-Z_]+=\d+ )?\.venv/bin/python -m pytest [^`]+)`", CONTRIBUTING))
+def test_what_contributing_runs_selects_tests(command: str) -> None:
+    words = shlex.split(command)
+    settings = dict(word.split("=", 1) for word in words[: words.index(".venv/bin/python")])
+    arguments = words[words.index("pytest") + 1 :]
+
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert found.returncode == 0, found.stdout
+    assert "::test_" in found.stdout
