@@ -98,18 +98,18 @@ def publishing_application(world: World, *, exactly_once: bool = False) -> None:
     world.require_all_once(world.names["target"])
 
 
+def start_reporting(world: World, handled: list[bytes | None]) -> penstock.RunningApp:
+    reports = penstock.ReportSettings(topic=world.names["reports"], interval=1.0)
+    app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=world.config, report=reports)
+    app.handler(world.names["topic"])(lambda message: handled.append(message.value))
+    return app.start()
+
+
 def reporting_application(world: World) -> None:
     handled: list[bytes | None] = []
-    topic = world.names["reports"]
-
-    def start() -> penstock.RunningApp:
-        reports = penstock.ReportSettings(topic=topic, interval=1.0)
-        app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=world.config, report=reports)
-        app.handler(world.names["topic"])(lambda message: handled.append(message.value))
-        return app.start()
 
     def reports() -> int:
-        return len(world.arrived(topic))
+        return len(world.arrived(world.names["reports"]))
 
     def work() -> None:
         world.write()
@@ -117,16 +117,17 @@ def reporting_application(world: World) -> None:
         wait_until(lambda: set(world.sent) <= set(handled), STEP_S)
         wait_until(lambda: reports() > before, STEP_S, interval=0.2)
 
-    with world.entered(start):
+    with world.entered(lambda: start_reporting(world, handled)):
         world.trial.rounds(work)
     assert Counter(handled) == Counter(world.sent)
 
 
 def look_at_reports(world: World) -> None:
     group, named = world.names["app"], ("--report-topic", world.names["reports"])
-    reporting_application(world.as_administrator())
-    assert group in world.run("status", group, *named)
-    world.run("explain", "--group", group, *named)
+    with start_reporting(world.as_administrator(), []):
+        wait_until(lambda: world.arrived(world.names["reports"]), STEP_S, interval=0.2)
+        assert group in world.run("status", group, *named)
+        assert world.names["topic"] in world.run("explain", "--group", group, *named)
 
 
 def application_that_gives_up(world: World) -> None:
