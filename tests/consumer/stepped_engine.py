@@ -57,9 +57,15 @@ class Deliveries:
 class SteppedEngine:
     """An engine with one lane, so that all keys share it."""
 
-    def __init__(self, handlers: Mapping[str, Handler], middlewares: Sequence[MiddlewareSpec] = ()) -> None:
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        middlewares: Sequence[MiddlewareSpec] = (),
+        *,
+        run_seconds: float = 3600,
+    ) -> None:
         self.clock = TestClock()
-        settings = ConsumerSettings(workers=1, pinned=True, run_seconds=3600)
+        settings = ConsumerSettings(workers=1, pinned=True, run_seconds=run_seconds)
         self.engine = Engine("group", handlers, settings, self.clock, middlewares)
         self.deliveries = Deliveries()
         self.engine.dead_letter_publisher.connect(
@@ -122,7 +128,10 @@ class SteppedEngine:
             task = self.engine.lane_plan.has_tasks and queue == self.engine.lane_plan.task_queue
             at = slot or ExecutionSlot(Kind.TASK if task else Kind.THREAD, f"slot-{len(self.slots)}")
             self.slots.append(at)
-            processing, outcome = message_by_message(processor.process(lane, at), at), cast("Outcome", None)
+            processing, outcome = (
+                message_by_message(processor.process(lane, at), at, self.clock.monotonic),
+                cast("Outcome", None),
+            )
             try:
                 while True:
                     work = processing.send(outcome)

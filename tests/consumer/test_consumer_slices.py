@@ -26,7 +26,7 @@ def _serve(stepped: SteppedEngine, slot: ExecutionSlot) -> list[int]:
             work = processing.send(outcome)
             assert isinstance(work, Slice)
             lengths.append(len(work))
-            outcome = call_each(slot, work)
+            outcome = call_each(slot, work, stepped.clock.monotonic)
     except StopIteration as end:
         slot.leave()
         processor.give_back(lane, end.value)
@@ -50,24 +50,70 @@ class Handled:
 def test_slices_grow_while_handlers_are_quick() -> None:
     handled = Handled()
     stepped = SteppedEngine({"t": handler(handled)})
+    slot = ExecutionSlot(Kind.THREAD, "slot")
+    slot.slice_size = 2
     stepped.feed("t", *_TEN)
 
-    lengths = _serve(stepped, ExecutionSlot(Kind.THREAD, "slot"))
+    lengths = _serve(stepped, slot)
 
-    assert lengths == [1, 2, 4, 3]
+    assert lengths == [2, 4, 4]
     assert handled.values == [value for _, value in _TEN]
     assert stepped.of("t").tracker.watermark == 10
 
 
-def test_after_a_handler_that_took_its_time_the_next_slice_is_one_message() -> None:
-    handled = Handled(b"2")
-    stepped = SteppedEngine({"t": handler(handled)})
-    handled.act = lambda: stepped.clock.advance(1)
+def test_messages_of_which_each_takes_its_time_are_handed_over_until_the_lanes_time_is_over() -> None:
+    slot = ExecutionSlot(Kind.THREAD, "slot")
+    stepped = SteppedEngine({"t": handler(lambda _message: stepped.clock.advance(0.004))}, run_seconds=0.01)
     stepped.feed("t", *_TEN)
 
-    lengths = _serve(stepped, ExecutionSlot(Kind.THREAD, "slot"))
+    lengths, handled = [], []
+    while stepped.engine.scheduler.waiting(0):
+        lengths += _serve(stepped, slot)
+        handled.append(slot.handled)
 
-    assert lengths == [1, 2, 1, 2, 4]
+    # Each slice has all that is there, and ends with the message at which the time is over.
+    assert lengths == [10, 7, 4, 1]
+    assert handled == [3, 6, 9, 10]
+    assert stepped.of("t").tracker.watermark == 10
+
+
+def test_since_when_a_slow_message_is_in_its_handler_is_known_of_each() -> None:
+    slot = ExecutionSlot(Kind.THREAD, "slot")
+    began: list[float] = []
+
+    def slow(_message: Message) -> None:
+        began.append(slot.started)
+        stepped.clock.advance(1)
+
+    stepped = SteppedEngine({"t": handler(slow)})
+    stepped.feed("t", *_TEN)
+    first = stepped.clock.monotonic()
+
+    _serve(stepped, slot)
+
+    assert began == [first + place for place in range(10)]
+
+
+def test_after_a_handler_that_took_its_time_the_clock_is_looked_at_after_each_until_they_are_quick_again() -> None:
+    slot = ExecutionSlot(Kind.THREAD, "slot")
+    slot.slice_size = 2
+    looks: list[bool] = []
+
+    def be_slow_once(message: Message) -> None:
+        assert slot.slice is not None
+        looks.append(slot.slice.is_slow)
+        if message.value == b"1":
+            stepped.clock.advance(1)
+
+    stepped = SteppedEngine({"t": handler(be_slow_once)})
+    stepped.feed("t", *_TEN)
+
+    lengths = _serve(stepped, slot)
+
+    # The first that are quick show it.
+    assert lengths == [2, 8]
+    assert looks == [False] * 2 + [True] * 8
+    assert slot.slice_size == 2
 
 
 def test_a_slice_that_is_cut_ends_with_the_message_under_way_and_the_rest_comes_next() -> None:
@@ -86,7 +132,7 @@ def test_a_slice_that_is_cut_ends_with_the_message_under_way_and_the_rest_comes_
 
     lengths = _serve(stepped, slot)
 
-    assert lengths[:2] == [10, 1]
+    assert lengths == [10, 6]
     assert slot.started == began + 0.1
     assert handled.values == [value for _, value in _TEN]
     assert stepped.of("t").tracker.watermark == slot.handled == 10

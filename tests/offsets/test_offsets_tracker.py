@@ -143,7 +143,7 @@ def test_an_offset_completed_twice_is_an_error_and_the_counts_stay_right() -> No
     tracker.complete(block, [1])
 
     tracker.complete(block, [0, 1])
-    with pytest.raises(ValueError, match="1 of 2 offsets from 0 were done before"):
+    with pytest.raises(ValueError, match="1 of 3 offsets from 0 were done before"):
         _ = tracker.in_flight
 
     assert tracker.in_flight == 1

@@ -24,14 +24,19 @@ class Slice(list[Record]):
     while handlers are done and the assignment is active; an outcome ends it. `slot.record` says what was taken,
     so an executor begins with the first in any case.
 
-    Nobody looks at the clock meanwhile. So a slice takes a moment only, by how long those before it took; should
-    handlers become slow in the middle of one, the poll thread cuts it.
+    A thread looks at the clock only where handlers are slow. Else a slice takes a moment, by how long those before it
+    took; should handlers become slow in the middle of one, the poll thread cuts it.
     """
 
-    __slots__ = ("assignment",)
+    __slots__ = ("assignment", "deadline", "is_slow")
 
-    #: What all of them belong to. Set by who makes the slice: an `__init__` here would cost as much as all else of it.
+    # Set by who makes the slice: an `__init__` here would cost as much as all else of it.
+    #: What all of them belong to.
     assignment: Assignment
+    #: When the lane is to be given back. Whoever looks at the clock after a message goes no further from then on.
+    deadline: float
+    #: Whether each message is expected to take long, so that a look at the clock after it costs nothing beside it.
+    is_slow: bool
 
     def cut(self) -> None:
         """End the slice with the message that is being handled. Any thread."""
@@ -46,9 +51,11 @@ Outcome = Failed | DeferredCompletion | Results | None
 _OFFSET_OF = methodcaller("offset")
 
 
-#: Seconds that a slice may take, by how long the messages before it took; and the messages of one at most.
+#: Seconds that a slice of quick messages may take, by how long those before it took; and the messages of one at most.
 SLICE_S = 0.001
 _MOST = 256
+#: Messages of a slice of slow ones at most: they take longer than a time slice of a thread.
+MOST_SLOW = 32
 
 
 def _nothing(*_: object) -> None:
@@ -63,14 +70,14 @@ class ExecutionSlot:
     name: str
     #: Time slices that a lane has here.
     slices: int = 1
-    #: How many messages the next slice of a run has at most.
+    #: How many messages the next slice of a run has at most; of 1 at most, it has all and is a slow one.
     slice_size: int = field(default=1, init=False)
     #: The slice under way, or the last one.
     slice: Slice | None = field(default=None, init=False)
     #: What the message in the handler belongs to, or None between lanes.
     fetch: Fetch | None = field(default=None, init=False)
     #: The message in the handler (of a batch the first) and since when on the engine's clock; None between two. Of a
-    #: slice, since when its first was.
+    #: slice of quick messages, since when its first was.
     record: Record | None = field(default=None, init=False)
     started: float = field(default=0.0, init=False)
     #: The run whose messages are handled one by one and completed together, until the lane is given back.
@@ -101,8 +108,13 @@ class ExecutionSlot:
 
     def refuse(self, record: Record) -> None:
         """Note that the filter refuses a record of the run under way, before the next is begun."""
-        if self.run is not None:
-            self.run.refused.append(record.offset())
+        run = self.run
+        if run is None:
+            return
+        if run.refused is None:
+            run.refused = [record.offset()]
+        else:
+            run.refused.append(record.offset())
 
     def note_duration(self, seconds: float, count: int) -> None:
         """Note how long so many messages took, to choose how many the next slice has."""
@@ -194,7 +206,7 @@ LaneProcessing = Generator[Work | Slice, Outcome, LingerUntil | None]
 SteppedProcessing = Generator[Work, Outcome, LingerUntil | None]
 
 
-def message_by_message(processing: LaneProcessing, slot: ExecutionSlot) -> SteppedProcessing:
+def message_by_message(processing: LaneProcessing, slot: ExecutionSlot, now: Callable[[], float]) -> SteppedProcessing:
     """Yield what the lane processor yields, the messages of a slice one at a time: for who takes steps."""
     outcome: Outcome = None
     while True:
@@ -219,4 +231,7 @@ def message_by_message(processing: LaneProcessing, slot: ExecutionSlot) -> Stepp
             else:
                 outcome = yield message
             if outcome is not None or not work.assignment.active:
+                break
+            slot.started = now()
+            if slot.started >= work.deadline:
                 break

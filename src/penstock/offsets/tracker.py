@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 
 from sortedcontainers import SortedDict
@@ -118,7 +119,10 @@ class Tracker:
         A place that was done already is raised by the next read, as `ValueError`: a message was handled twice, and the
         counts would be wrong.
         """
-        self._submit((block, indexes))
+        updates = self._updates
+        updates.append((block, indexes))
+        if len(updates) > _MAX_UPDATES:
+            self._apply_if_free()
 
     def complete_early(self, block: Block, indexes: Sequence[int]) -> None:
         """Mark the beginning of a run done while the rest is still being handled. By readers: it takes the lock.
@@ -130,57 +134,66 @@ class Tracker:
             self._apply_updates()
             new = [index for index in indexes if not block.done[index]]
             if new:
-                self._mark(block, new)
+                self._mark(block, [new])
                 block.early.update(new)
 
     def park(self, count: int, size_bytes: int) -> None:
         """Count messages in flight as parked; negative numbers take them back. Never waits."""
-        self._submit((None, (count, size_bytes)))
+        self._updates.append((None, (count, size_bytes)))
+        if len(self._updates) > _MAX_UPDATES:
+            self._apply_if_free()
 
-    def _submit(self, what: tuple[Block, Sequence[int]] | tuple[None, tuple[int, int]]) -> None:
-        updates = self._updates
-        updates.append(what)
-        # Readers do it as a rule; this bounds the queue should nobody read.
-        if len(updates) > _MAX_UPDATES and self._lock.acquire(blocking=False):
+    def _apply_if_free(self) -> None:
+        """Apply what was queued. Readers do it as a rule; this bounds the queue should nobody read."""
+        if self._lock.acquire(blocking=False):
             try:
                 self._apply_updates()
             finally:
                 self._lock.release()
 
     def _apply_updates(self) -> None:
-        """Apply what was queued; called with the lock held."""
+        """Apply what was queued, block by block; called with the lock held."""
         updates = self._updates
+        completed: dict[Block, list[Sequence[int]]] = {}
         while updates:
             block, what = updates.popleft()
-            if block is not None:
-                self._mark(block, what)
-            else:
+            if block is None:
                 self._parked += what[0]
                 self._parked_bytes += what[1]
+            elif block in completed:
+                completed[block].append(what)
+            else:
+                completed[block] = [what]
+        repeated = [found for block, runs in completed.items() if (found := self._mark(block, runs))]
+        if repeated:
+            raise ValueError("; ".join(repeated))
 
-    def _mark(self, block: Block, indexes: Sequence[int]) -> None:
+    def _mark(self, block: Block, runs: Sequence[Sequence[int]]) -> str | None:
+        """Mark runs of a block done; return which of them were done before, if any."""
         done = block.done
-        if isinstance(indexes, range) and indexes.step == 1:
-            changed = done.count(0, indexes.start, indexes.stop)
-            done[indexes.start : indexes.stop] = _DONE * len(indexes)
-        else:
-            changed = 0
-            for index in indexes:
-                if not done[index]:
+        named = 0
+        for indexes in runs:
+            named += len(indexes)
+            if isinstance(indexes, range) and indexes.step == 1:
+                done[indexes.start : indexes.stop] = _DONE * len(indexes)
+            else:
+                for index in indexes:
                     done[index] = 1
-                    changed += 1
-        left = block.left = block.left - changed
+        left = done.count(0)
+        changed = block.left - left
+        block.left = left
         self._in_flight -= changed
         bytes_left = block.size_bytes * left // len(done)
         self._bytes_in_flight += bytes_left - block.bytes_left
         block.bytes_left = bytes_left
         if not left and changed:
             del self._blocks[block.offsets[0]]
-        if changed != len(indexes):
-            early = block.early.intersection(indexes)
+        if changed != named:
+            early = block.early.intersection(chain.from_iterable(runs))
             block.early -= early
-            if repeated := len(indexes) - changed - len(early):
-                raise ValueError(f"{repeated} of {len(indexes)} offsets from {block.offsets[0]} were done before")
+            if repeated := named - changed - len(early):
+                return f"{repeated} of {named} offsets from {block.offsets[0]} were done before"
+        return None
 
     def advance(self, position: int) -> None:
         """Note that below `position` is nothing but what was registered: markers and aborted ranges are no messages."""

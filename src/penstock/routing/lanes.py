@@ -36,8 +36,9 @@ class Run(Generic[OwnerT, RecordT]):
     indexes: list[int]
     #: The first message not taken yet. Written by the lane's holder only.
     next: int = field(default=0, init=False)
-    #: The offsets of messages that a filter refused, rising. Written by the holder, each before it goes on to the next.
-    refused: list[int] = field(default_factory=list, init=False)
+    #: The offsets of messages that a filter refused, rising; None while there are none, as in nearly all runs. Written
+    #: by the holder, each before it goes on to the next.
+    refused: list[int] | None = field(default=None, init=False)
 
 
 class KeyState(Enum):

@@ -93,7 +93,7 @@ class Scheduler(Generic[OwnerT, RecordT]):
     def give_back(self, lane: Lane[OwnerT, RecordT]) -> int | None:
         """Take a lane back. Returns its queue when it is ready again: the caller looks there again, or wakes one."""
         lane.claim.release()
-        return self._enqueue(lane)
+        return self._enqueue(lane) if lane.runs or lane.due else None
 
     def linger(self, lane: Lane[OwnerT, RecordT], appended: int) -> int | None:
         """Take a lane back that has runs but should not be served until it is woken, or a run is appended.

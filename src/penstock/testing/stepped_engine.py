@@ -127,7 +127,9 @@ class SteppedWorker:
         if lane is None:
             return False
         self.lane = lane
-        self._processing = message_by_message(self._engine.processor.process(lane, self.slot), self.slot)
+        self._processing = message_by_message(
+            self._engine.processor.process(lane, self.slot), self.slot, self._engine.clock.monotonic
+        )
         self.go_on(None)
         return True
 

@@ -113,9 +113,12 @@ class BatchProcessor:
             records = run.records[first : first + route.batch - len(messages)]
             before, undecodable = len(messages), False
             try:
-                for record in records:
-                    slot.record = record
-                    messages.append(prepare(record))  # type: ignore[arg-type] # no filter refuses it
+                if prepare is Message:  # nothing of the user's that may hang or fail
+                    messages += map(Message, records)
+                else:
+                    for record in records:
+                        slot.record = record
+                        messages.append(prepare(record))  # type: ignore[arg-type] # no filter refuses it
             except UndecodableError:
                 # It is admitted by itself, which says so again, and what becomes of it.
                 undecodable = True

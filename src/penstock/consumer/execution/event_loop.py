@@ -22,7 +22,7 @@ from typing import TypeVar, cast
 from penstock.consumer.assignments import ConsumerLane, Fetch
 from penstock.consumer.execution.executor import LoopLag
 from penstock.consumer.execution.lane_processor import LaneProcessor
-from penstock.consumer.execution_slot import SLICE_S, ExecutionSlot, LaneProcessing, Outcome, Slice, Work
+from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Slice, Work
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed, failure_of
@@ -252,8 +252,11 @@ class TaskPool:
                                 tainted = True
                             if outcome is not None or tainted:
                                 break
+                            if records is None or not records.assignment.active:
+                                break
                             # Beside an `await` a look at the clock is nothing: there are too many slots for others to.
-                            if records is None or not records.assignment.active or clock() >= slot.started + SLICE_S:
+                            slot.started = clock()
+                            if slot.started >= records.deadline:
                                 break
                         work = None
                 except StopIteration as end:

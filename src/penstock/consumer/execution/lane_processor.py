@@ -27,6 +27,7 @@ from penstock.consumer.execution.batches import available
 from penstock.consumer.execution.parked_key_processor import ParkedKeyProcessor
 from penstock.consumer.execution.throttling import Throttling
 from penstock.consumer.execution_slot import (
+    MOST_SLOW,
     SLICE_S,
     ExecutionSlot,
     LaneProcessing,
@@ -102,52 +103,58 @@ class LaneProcessor:
 
     def process(self, lane: ConsumerLane, slot: ExecutionSlot) -> LaneProcessing:  # noqa: C901, PLR0912, PLR0915 - the main path in one piece, for speed
         """Process a lane until it is empty, its work is of another kind, or the time slice is over."""
-        began = self._now()
+        now, runs, parked_keys = self._now, lane.runs, lane.parked
+        time = began = now()
         deadline = began + self._run_seconds * slot.slices
         # A worker that owes time to runs takes those that it finds.
-        if lane.due and lane.serves_due and not (slot.owed_s and lane.runs and _of_kind(lane.runs[0], slot)):
+        if lane.due and lane.serves_due and not (slot.owed_s and runs and _of_kind(runs[0], slot)):
             goes_on = yield from self._process_woken(lane, slot, deadline)
             # Runs that waited meanwhile get as much time before what is woken next, in this lane and from this worker.
-            lane.owed_s = slot.owed_s = self._now() - began
+            time = now()
+            lane.owed_s = slot.owed_s = time - began
             if not goes_on:
                 return None
-        while lane.runs:
-            run = lane.runs[0]
+        entered = None
+        while runs:
+            run = runs[0]
             fetch = slot.fetch = run.owner
             assignment = fetch.assignment
             route = assignment.route
             if not assignment.active:
-                lane.runs.popleft()
+                runs.popleft()
                 continue
             if route.kind is not slot.kind:
                 return None
-            slot.enter(route)
+            if route is not entered:
+                slot.enter(route)
+                entered = route
             # Also where the limit was taken away since: what came first goes first.
             if lane.throttled and (throttled := lane.throttled.get(route.token_bucket)) is not None:
-                throttled.runs.append(lane.runs.popleft())
+                throttled.runs.append(runs.popleft())
                 continue
-            if route.batch > 1 or self._is_gated(lane, fetch, route):
+            began = time
+            # Of what a filter refuses nothing is expected: it is asked before the message's key is looked for.
+            if route.batch > 1 or route.gated or fetch.has_unkeyed or (route.filters and parked_keys):
                 if route.batch > 1 and (linger := self._lingers(lane, run, route)) is not None:
                     # Its runs are not ready, so they are owed no time.
                     lane.owed_s = slot.owed_s = 0.0
                     return linger
-                began = self._now()
                 serve = self._batches.process if route.batch > 1 else self._process_gated
-                if (yield from serve(lane, lane.runs, route, slot, deadline)):
+                if (yield from serve(lane, runs, route, slot, deadline)):
                     self.throttling.begin(lane, route.token_bucket)
-                time = self._now()
+                time = now()
                 if slot.owed_s or lane.owed_s:
                     _repay(lane, slot, time - began)
                 if time >= deadline:
                     return None
                 continue
             # The main path, in this generator itself: delegating costs at each lane.
-            now, records, parked_keys = self._now, run.records, lane.parked
+            records = run.records
             slot.run = run
             place = first = run.next
-            time = began = now()
             while place < len(records):
-                stop = min(place + slot.slice_size, len(records))
+                size = slot.slice_size
+                stop = min(place + (size if size > 1 else MOST_SLOW), len(records))
                 if parked_keys:
                     stop = self._next_parked(lane, run, place, stop)
                     if stop == place:
@@ -156,19 +163,19 @@ class LaneProcessor:
                         self._parking.append(lane, self._admission.identity(item), item)
                         place = first = run.next = place + 1
                         continue
-                slot.started = time
+                slot.started, begun = time, place
                 slot.record = records[place]
                 taken = Slice(records[place:stop])
-                taken.assignment = assignment
+                taken.assignment, taken.deadline, taken.is_slow = assignment, deadline, size == 1
                 slot.slice = taken
                 outcome = yield taken
-                time, begun = now(), place
-                record = slot.record
-                # An outcome, a cut or a revocation ends a slice before its last record.
+                record, before = slot.record, time
+                time = now()
+                # An outcome, a cut, a revocation or the deadline ends a slice before its last record.
                 place = stop if record is records[stop - 1] else place_of(record, run, place) + 1
-                # Of a slow handler's next message it is known that it is a slice of its own.
-                if stop - begun > 1 or time < slot.started + SLICE_S:
-                    slot.note_duration(time - slot.started, place - begun)
+                # Slow ones go on as they are.
+                if size > 1 or time - before < SLICE_S * (place - begun):
+                    slot.note_duration(time - before, place - begun)
                 if outcome is not None:
                     self._complete(run, first, place - 1, slot)
                     item = (fetch, run.indexes[place - 1], record)
@@ -183,7 +190,7 @@ class LaneProcessor:
                     break
             self._complete(run, first, place, slot)
             if place == len(records):
-                lane.runs.popleft()
+                runs.popleft()
             if slot.owed_s or lane.owed_s:
                 _repay(lane, slot, time - began)
             if time >= deadline:
@@ -222,19 +229,19 @@ class LaneProcessor:
             return
         self._parking.park_refused(lane, key, refused, slot)
 
-    def _complete(self, run: ConsumerRun, first: int, stop: int, slot: ExecutionSlot) -> None:
-        if stop > first:
-            run.owner.assignment.tracker.complete(run.owner.block, run.indexes[first:stop])
-            run.next = stop
-            refused = count_refused(run, first, stop)
-            slot.handled += stop - first - refused
-            slot.filtered += refused
-
     @staticmethod
-    def _is_gated(lane: ConsumerLane, fetch: Fetch, route: Route) -> bool:
-        """Tell whether each message is admitted by itself."""
-        # Of what a filter refuses nothing is expected: it is asked before the message's key is looked for.
-        return route.gated or fetch.has_unkeyed or (route.filters and bool(lane.parked))
+    def _complete(run: ConsumerRun, first: int, stop: int, slot: ExecutionSlot) -> None:
+        count = stop - first
+        if not count:
+            return
+        fetch, indexes = run.owner, run.indexes
+        fetch.assignment.tracker.complete(fetch.block, indexes if count == len(indexes) else indexes[first:stop])
+        run.next = stop
+        if run.refused:
+            refused = count_refused(run, first, stop)
+            count -= refused
+            slot.filtered += refused
+        slot.handled += count
 
     def _next_parked(self, lane: ConsumerLane, run: ConsumerRun, place: int, stop: int) -> int:
         """Return the place of the first message from `place` on whose key is parked, `stop` at most."""

@@ -57,9 +57,9 @@ def call(slot: ExecutionSlot, work: object) -> Outcome:
         return Failed(raised())
 
 
-def call_each(slot: ExecutionSlot, records: Slice) -> Outcome:
+def call_each(slot: ExecutionSlot, records: Slice, now: Callable[[], float]) -> Outcome:
     """Call a slot's handler for each record of a slice, as far as they are done; return what came of the last."""
-    invoke, prepare, assignment = slot.invoke, slot.prepare, records.assignment
+    invoke, prepare, assignment, is_slow = slot.invoke, slot.prepare, records.assignment, records.is_slow
     try:
         for record in records:
             slot.record = record
@@ -74,6 +74,10 @@ def call_each(slot: ExecutionSlot, records: Slice) -> Outcome:
                 return returned
             if not assignment.active:
                 return None
+            if is_slow:
+                slot.started = now()
+                if slot.started >= records.deadline:
+                    return None
     except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
         return failure_of(raised())
     return None
@@ -114,7 +118,7 @@ class Worker:
             pool.closing()
 
     def _process(self, lane: ConsumerLane) -> None:
-        slot, processor = self.slot, self._pool.processor
+        slot, processor, now = self.slot, self._pool.processor, self._pool.now
         processing = processor.process(lane, slot)
         send = processing.send
         outcome: Outcome = None
@@ -123,12 +127,12 @@ class Worker:
         try:
             while True:
                 work = send(outcome)
-                outcome = call_each(slot, work) if isinstance(work, Slice) else call(slot, work)
+                outcome = call_each(slot, work, now) if isinstance(work, Slice) else call(slot, work)
         except StopIteration as end:
             linger = end.value
         finally:
             slot.leave()
-            ready = processor.give_back(lane, linger)
+            ready = self._pool.scheduler.give_back(lane) if linger is None else processor.give_back(lane, linger)
             if ready is not None and ready != self.queue:
                 # Its next work is for the event loop, which must be woken. In its own queue this thread looks next.
                 processor.wake((ready,))
@@ -153,7 +157,7 @@ class WorkerPool:
         self.scheduler = scheduler
         self.processor = processor
         self._pinned = pinned
-        self._clock = clock
+        self.now = clock.monotonic
         self.closing = closing
         self._lock = threading.Lock()
         self._started = False
@@ -220,14 +224,14 @@ class WorkerPool:
 
         On the poll thread, at each of its steps; it cuts slices in which handlers have become slow, too.
         """
-        slow_since = self._clock.monotonic() - _CUT_S
+        slow_since = self.now() - _CUT_S
         for slot in self.slots:
             slot.cut_slice(slow_since)
         if self._pinned or not self.scheduler.waiting(0):
             return False
         workers = self.workers
         awake = [worker.slot for worker in workers if not worker.asleep]
-        stuck_before = self._clock.monotonic() - _STUCK_S
+        stuck_before = self.now() - _STUCK_S
         some_sleep = len(awake) < len(workers)
         if some_sleep and not any(slot.record is None or slot.started > stuck_before for slot in awake):
             # Twice as many each time: a thousand lanes are not a thousand blocked handlers yet.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.clients.cluster import Clock, ConsumerClient
-from penstock.clients.gc_pause import collection_put_off
+from penstock.clients.gc_pause import CollectionThreshold, collection_put_off
 from penstock.consumer.assignments import Assignments
 from penstock.consumer.polling.back_pressure import BackPressure
 from penstock.consumer.polling.health.fetch_errors import FetchErrors
@@ -41,6 +41,7 @@ class Fetcher:
     #: Seconds within which what comes is taken together, unless much is there. Each batch wakes the poll thread and
     #: workers; where its results wait for a transaction anyway, fewer and larger ones cost a third less.
     gather_s: float = 0.0
+    collection_threshold: CollectionThreshold = field(default_factory=CollectionThreshold, init=False)
     _taken_at: float = field(default=float("-inf"), init=False)
     _took_much: bool = field(default=False, init=False)
 
@@ -71,6 +72,7 @@ class Fetcher:
             batch += client.consume(most - len(batch), 0)
             if batch:
                 self._taken_at, self._took_much = self.clock.monotonic(), len(batch) >= _MUCH
+                self.collection_threshold.note_fetch(len(batch), self._taken_at)
                 self.route(batch)
         if batch and self.polled is not None:
             self._report(self.polled, batch, self.clock.monotonic() - begun)

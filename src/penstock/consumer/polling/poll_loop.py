@@ -143,6 +143,7 @@ class PollLoop:
     def leave(self) -> None:
         """Write what was sent, commit, leave the group. The last thing this thread does."""
         self.membership.leaving.set()
+        self.fetcher.collection_threshold.restore()
         try:
             self.publisher.flush(_FLUSH_S)
             self.results.flush(_FLUSH_S)

@@ -45,6 +45,8 @@ class Router:
         #: The arrival of the next message: they are counted from 1, for 0 is older than all.
         self._arrival = 1
         self._now = 0.0
+        #: Numbers from 0 on, which runs of all fetches share: they would be an object for each message in flight.
+        self._indexes: list[int] = []
         #: Messages taken in, ever.
         self.received = 0
         #: Messages of partitions that were revoked while they were under way; their next owner gets them.
@@ -112,7 +114,9 @@ class Router:
         numbers = assignment.route.ordering.lane_numbers(assignment.topic, assignment.partition, records, unkeyed)
         fetch.has_unkeyed = bool(unkeyed)
         runs: dict[int, ConsumerRun] = {}
-        for index, number in enumerate(numbers):
+        if len(self._indexes) < len(numbers):
+            self._indexes = list(range(len(numbers)))
+        for index, number in zip(self._indexes, numbers, strict=False):
             if todo is not None and todo[index]:
                 continue
             run = runs.get(number)
