@@ -371,6 +371,7 @@ def test_an_apps_sink_shows_its_progress_as_statistics_metrics_and_offsets_of_a_
     assert explained["sinks"][0]["text"] == str(sink)
     assert json.loads(json.dumps(explained))["sinks"][0]["state"] == "ended"
     assert rows == {(): 20}
+    assert [(one.attributes or {})["penstock.spark.batch.id"] for one in recorded.spans("process store")] == [0, 1]
     assert lag == {(topic, "0"): 0, (topic, "1"): 0}
     standing = committed(broker.bootstrap_servers, group, topic, 2)
     assert {number: one.offset for number, one in standing.items()} == at_end

@@ -47,6 +47,7 @@ WITHIN_S: Final = "penstock.transactions.within_s"
 #: Name of a Spark query.
 SPARK_QUERY: Final = "penstock.spark.query"
 #: A phase of a Spark query's batch, by Spark's name; `triggerExecution` is the whole.
+SPARK_BATCH_ID: Final = "penstock.spark.batch.id"
 SPARK_PHASE: Final = "penstock.spark.phase"
 SPARK_BATCH_DURATION: Final = "penstock.spark.batch.duration"
 

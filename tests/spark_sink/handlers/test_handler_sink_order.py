@@ -8,11 +8,13 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from key_queue_rows import Letters, Place, nothing, queues_of, routes_of, row, waits
+from key_queue_rows import Letters, Place, queues_of, routes_of, row, waits
 
 from penstock.consumer import Handler, handler
 from penstock.consumer.handlers.route import Failed
 from penstock.errors import BatchError
+from penstock.message import Message
+from penstock.spark_sink.sinks.handlers import runners
 from penstock.spark_sink.sinks.handlers.key_queues import HandlerCall
 
 
@@ -67,7 +69,7 @@ class Simulation:
 
     def handler(self, topic: str) -> Handler:
         return handler(
-            nothing,
+            self.serve,
             order=self.world["order"],
             key_space=self.world["key_space"],
             keyless=self.world["keyless"],
@@ -107,8 +109,7 @@ class Simulation:
             free = len(self.calls) < self.world["concurrency"]
             begun = self.queues.next(now) if free else None
             if begun is not None:
-                self.look_at(begun)
-                self.calls.append(begun)
+                self.begin(begun)
             elif self.calls:
                 if free and self.queues.parked < self.world["max_parked"]:
                     assert next(self.taken, None) is None, "a row was left though nothing keeps it"
@@ -122,10 +123,30 @@ class Simulation:
             assert self.queues.parked + in_hands <= self.bound
         raise AssertionError("it goes round for ever")
 
-    def look_at(self, begun: HandlerCall) -> None:
-        busy = {key for call in self.calls for key, _ in call.items}
-        assert not busy & {key for key, _ in begun.items}, "two of a key at once (I1)"
-        in_call = places_of(begun)
+    def run(self) -> None:
+        """Have it all handled by the runner, one call after the other."""
+        now = [0.0]
+
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+
+        runners.run(self.queues, lambda: now[0], sleep)
+
+    def serve(self, work: Message | list[Message]) -> None:
+        """Be the handler that the runner calls."""
+        places = [(one.topic, one.offset) for one in (work if isinstance(work, list) else [work])]
+        self.look_at(places)
+        error = self.failure_of(places, batched=isinstance(work, list))
+        if error is not None:
+            raise error
+
+    def begin(self, call: HandlerCall) -> None:
+        busy = {key for one in self.calls for key, _ in one.items}
+        assert not busy & {key for key, _ in call.items}, "two of a key at once (I1)"
+        self.look_at(places_of(call))
+        self.calls.append(call)
+
+    def look_at(self, in_call: list[Place]) -> None:
         for number, place in enumerate(in_call):
             same = [one for one, key in self.identity.items() if key == self.identity[place]]
             for earlier in same[: same.index(place)]:
@@ -133,9 +154,14 @@ class Simulation:
             assert place not in self.handled, "done already"
 
     def end(self, call: HandlerCall, now: float) -> None:
+        error = self.failure_of(places_of(call), batched=call.route.batch > 1)
+        self.queues.complete(call, Failed(error) if error else None, now)
+
+    def failure_of(self, places: list[Place], *, batched: bool) -> BaseException | None:
+        """Say what comes of a call, as the world has it."""
         failed: dict[int, BaseException] = {}
         held: set[Hashable] = set()
-        for number, place in enumerate(places_of(call)):
+        for number, place in enumerate(places):
             if self.identity[place] in held:
                 continue
             if self.fails(place) > self.tried[place]:
@@ -144,8 +170,7 @@ class Simulation:
                 self.tried[place] += 1
             else:
                 self.handled.append(place)
-        error = BatchError(failed) if call.route.batch > 1 else failed.get(0)
-        self.queues.complete(call, Failed(error) if failed and error else None, now)
+        return BatchError(failed) if failed and batched else failed.get(0)
 
 
 @given(worlds(), st.data())
@@ -156,6 +181,21 @@ def test_whatever_fails_and_whenever_it_ends_each_row_ends_once_in_order_and_no_
 
     one.play(lambda count: data.draw(st.integers(0, count - 1)))
 
+    _require_ended(one, world)
+
+
+@given(worlds())
+def test_the_runner_which_takes_rows_as_they_come_while_none_waits_keeps_the_same_promises(
+    world: dict[str, Any],
+) -> None:
+    one = Simulation(world)
+
+    one.run()
+
+    _require_ended(one, world)
+
+
+def _require_ended(one: Simulation, world: dict[str, Any]) -> None:
     counts, places = one.queues.counts, set(one.identity)
     filtered = {place for place in places if place[1] in world["filtered"]}
     unread = {place for place in places if place[1] in world["undecodable"]}

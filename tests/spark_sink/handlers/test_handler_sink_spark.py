@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 from handler_log import judge, logging_handler, read_log
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -23,7 +21,7 @@ from penstock.errors import SinkError
 from penstock.message import DecodedMessage, Message
 from penstock.spark_sink import HandlerSink
 from penstock.spark_sink.queries.restarts import is_permanent
-from penstock.telemetry import Telemetry
+from telemetry_tools import TRACE, Recorded, traceparent
 from waiting import wait_until
 
 NewTopic = Callable[..., str]
@@ -48,10 +46,10 @@ def test_a_key_with_a_fifth_of_all_keeps_its_order_through_failures_and_a_stop_i
     spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
 ) -> None:
     topic = new_topic(partitions=2)
-    produce(broker.bootstrap_servers, topic, [(key, b"x") for key in keys_under_skew()])
+    produce(broker.bootstrap_servers, topic, [(key, b"x") for key in keys_under_skew()], headers=[traceparent()])
     log, checkpoint = tmp_path / "log", tmp_path / "checkpoint"
     log.mkdir()
-    reader = InMemoryMetricReader()
+    recorded = Recorded()
     # The second batch is the one that is stopped: a third of partition 0 is in each.
     hold_at = sum(one.partition() == 0 for one in read_all(broker.bootstrap_servers, topic)) // 2
     work = logging_handler(log, fails_once=50, hold_at=hold_at)
@@ -59,7 +57,7 @@ def test_a_key_with_a_fifth_of_all_keeps_its_order_through_failures_and_a_stop_i
         {topic: handler(work, retry_policy=retry(3, wait=lambda _: 0.05))},
         group="skew",
         parallelism=2,
-        telemetry=Telemetry(meter_provider=MeterProvider([reader])),
+        telemetry=recorded.telemetry(),
     )
 
     def start() -> StreamingQuery:
@@ -101,15 +99,13 @@ def test_a_key_with_a_fifth_of_all_keeps_its_order_through_failures_and_a_stop_i
     assert report.rows == report.handled
     assert report.heaviest_lane_share >= 0.19
     assert 1.0 <= report.skew <= 2.0
-    metrics = {
-        metric.name: metric.data.data_points
-        for resource in reader.get_metrics_data().resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-    }
-    (skew,) = metrics["penstock.spark.handler.skew"]
+    (skew,) = recorded.points("penstock.spark.handler.skew")
     assert skew.value == pytest.approx(report.skew)
     assert dict(skew.attributes) == {"messaging.consumer.group.name": "skew"}
+    # One trace: the batch is linked to those who sent its messages.
+    last = recorded.spans("process skew")[-1]
+    assert [f"{link.context.trace_id:032x}" for link in last.links] == [TRACE]
+    assert (last.attributes or {})["messaging.batch.message_count"] == report.rows
 
 
 def frame_of(spark: SparkSession, broker: DevBroker, *topics: str, headers: bool = True) -> DataFrame:

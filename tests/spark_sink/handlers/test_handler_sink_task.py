@@ -18,6 +18,7 @@ from penstock.consumer import CallNext, Context, DeadLetterLimit, DeferredComple
 from penstock.errors import BatchError, SinkError
 from penstock.message import Message
 from penstock.spark_sink.sinks.handlers import task as task_module
+from penstock.spark_sink.sinks.handlers.senders import MOST_SENDERS
 
 ONCE = retry(1)
 
@@ -428,3 +429,20 @@ def test_a_context_tells_the_tasks_lifespan_state_and_the_attempt(kind: str) -> 
 
     # There is no app on an executor.
     assert seen == [Context(attempt=tries, state="state", group="billing") for tries in (1, 2)]
+
+
+def test_a_task_names_the_senders_that_were_sampled_as_many_as_it_may_and_only_where_it_is_asked_to() -> None:
+    def row_of(number: int, flags: str) -> Row:
+        parent = f"00-{number + 1:032x}-00000000000000ab-{flags}".encode()
+        return Row(b"k", number, headers=[("other", b"01"), ("traceparent", parent)])
+
+    rows = [row_of(0, "01"), row_of(1, "00"), Row(b"k", 2), row_of(0, "01"), row_of(3, "03"), row_of(4, "zz")]
+    handlers = {"orders": handler(lambda _: None)}
+
+    report = run_task(rows, handlers, notes_senders=True)
+    many = run_task([row_of(number, "01") for number in range(MOST_SENDERS + 9)], handlers, notes_senders=True)
+
+    assert [int(sender[3:35], 16) for sender in report.senders] == [1, 4]
+    assert len(many.senders) == MOST_SENDERS
+    assert run_task(rows, handlers).senders == []
+    assert run_task([Row(b"k", 0)], handlers, notes_senders=True).senders == []

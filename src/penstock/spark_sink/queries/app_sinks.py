@@ -36,7 +36,7 @@ from penstock.spark_sink.sinks.sink import OfQuery
 from penstock.spark_sink.source.session import is_classic, is_stopped, new_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from penstock.telemetry import Telemetry
@@ -172,11 +172,19 @@ class AppSinks:
 
         if is_stopped(spark):
             raise SessionStoppedError(f"Spark's session was stopped under the query {spec.name}; start the app again")
-        gate = Gate(OfQuery(spec.function, spec.name)) if gated else None
+        gate = Gate(self._traced(OfQuery(spec.function, spec.name), spec.name)) if gated else None
         query = start_query(
             spark, spec, self._bootstrap_servers, source_config(self._config), gate=gate, checkpoint_location=checkpoint
         )
         return query, gate
+
+    def _traced(self, function: OfQuery, name: str) -> Callable[[DataFrame, int], None]:
+        """Return the function of a query's batches within their spans, where the app has telemetry."""
+        if self._telemetry is None:
+            return function
+        from penstock.telemetry.spans.batches import BatchSpans
+
+        return BatchSpans(self._telemetry, name).around(function)
 
     @property
     def queries(self) -> list[StreamingQuery]:

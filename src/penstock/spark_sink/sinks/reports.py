@@ -10,6 +10,7 @@ _TYPES = {
     "bigint": pa.int64(),
     "double": pa.float64(),
     "boolean": pa.bool_(),
+    "array<string>": pa.list_(pa.string()),
 }
 
 

@@ -47,6 +47,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._kafka: OffsetReader | None = None
         self._target: Offsets | None = None
         self._seen: Offsets = {}
+        #: Where the logs begin, as far as this trigger has asked already.
+        self._first: Offsets = {}
         self._open: OpenTransactions | None = None
         self._triggered_at: float | None = None
         self._missing = MissingPartitions(options, partial(report_loss, options))
@@ -85,6 +87,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where the next batch ends, within the limit; partitions that are new are taken in."""
         begun = planning.from_json(start)
         self._refuse_another_query(begun)
+        self._first = {}
         there, topics = self._there(begun)
         # Back to 0 in a batch of its own, which is empty: the next one begins there.
         anew = self._missing.recreated(begun, topics)
@@ -106,7 +109,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(limit, ReadMaxRows | ReadMinRows):
             return planning.to_json(latest)
         # What a log holds no more is no work: counted in, a limit would be spent on it, batch after batch.
-        first = self._reader().earliest(latest.keys() - unseen.keys())
+        first = self._first = self._reader().earliest(latest.keys() - unseen.keys())
         from_here = {part: max(begun.get(part, 0), min(first.get(part, 0), end)) for part, end in latest.items()}
         if self._is_too_little(sum(max(0, latest[part] - offset) for part, offset in from_here.items())):
             # The same text as before tells Spark that there is nothing new; what is gone is logged once.
@@ -151,7 +154,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if any(offset > self._seen.get(part, -1) for part, offset in ends.items()):
             ends = self._still_there(begun, ends)
         ends = {part: offset for part, offset in ends.items() if offset > begun.get(part, 0)}
-        return tasks(self._options, begun, ends, self._reader().earliest(ends))
+        # What goes since, between two questions, a task finds out.
+        first = self._first if ends.keys() <= self._first.keys() else self._reader().earliest(ends)
+        return tasks(self._options, begun, ends, first)
 
     def _still_there(self, start: Offsets, ends: Offsets) -> Offsets:
         """Return the ends of those partitions that there are, none past its log, once what is gone is reported."""

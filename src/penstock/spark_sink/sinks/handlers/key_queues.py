@@ -19,6 +19,7 @@ from typing import Final
 
 from penstock.consumer.execution.batches import failures
 from penstock.consumer.handlers.handler import OnFailure
+from penstock.consumer.handlers.options.ordering import Order
 from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, Route
 from penstock.errors import PenstockError, SinkError
@@ -101,6 +102,8 @@ class KeyQueues:
     ) -> None:
         self._records = records
         self._routes = routes
+        #: Of the topics whose messages may be handled as they come, one by one, while none waits: see `undisturbed`.
+        self._simple = {topic: one for topic, one in routes.items() if _is_simple(one)}
         self._give_up = give_up
         self._take_results = take_results
         self._max_parked = max_parked
@@ -119,6 +122,36 @@ class KeyQueues:
         #: Messages that wait, and their bytes: to look at.
         self.parked = 0
         self.parked_bytes = 0
+
+    def undisturbed(self) -> Iterator[tuple[Route, Record, Message]]:
+        """Hand out rows while nothing waits, each with its route and its message: quicker than a call for each.
+
+        Whoever takes the next has handled the one before. Of one that was not done, or returned something, `call_of`
+        makes a call, and the iterator is used no more. It ends where rows do, and before one that takes more than to be
+        handled: then `next` goes on.
+        """
+        counts, simple, records = self.counts, self._simple, self._records
+        while not (self._queues or self._batch or self._held is not None):
+            record = next(records, None)
+            if record is None:
+                return
+            counts.rows += 1
+            route = simple.get(record.topic())
+            if route is None:
+                self._held = record
+                return
+            message = route.message(record)
+            if isinstance(message, Failed):
+                self._held = record  # `next` finds it anew
+                return
+            yield route, record, message
+            counts.handled += 1
+
+    def call_of(self, route: Route, record: Record, message: Message, begun: float) -> HandlerCall:
+        """Return the call of a row that `undisturbed` handed out at a time, to be completed."""
+        key = route.ordering.identity(record)
+        self._queues[key] = _NONE_WAITING
+        return HandlerCall(route, [(key, record)], message, begun)
 
     def next(self, now: float) -> HandlerCall | None:
         """Return what may be handled now, or None: then ask again when a call was completed, or at `next_due`.
@@ -346,6 +379,12 @@ class KeyQueues:
         record = queue.waiting.popleft()
         self.parked -= 1
         self.parked_bytes -= len(record) + _OVERHEAD_BYTES
+
+
+def _is_simple(route: Route) -> bool:
+    """Tell whether messages are single, and neither a filter nor a function for their keys is asked, which may fail."""
+    one = route.handler
+    return route.batch == 1 and one.filter is None and (one.key is None or one.order is not Order.KEY)
 
 
 def raised_where(error: BaseException) -> str:

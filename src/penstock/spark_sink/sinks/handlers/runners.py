@@ -32,19 +32,34 @@ def run(queues: KeyQueues, now: Now = time.monotonic, sleep: Callable[[float], N
     `now` counts seconds that only rise, `sleep` waits so many at least. Raises `SinkError` where a message failed for
     good whose handler stops then; the task must fail.
     """
-    at = now()
     while True:
+        at = _run_undisturbed(queues, now)
         call = queues.next(at)
         if call is not None:
             outcome = _called(call)
-            at = now()
-            queues.complete(call, outcome, at)
+            queues.complete(call, outcome, now())
             continue
         due = queues.next_due()
         if due is None:
             return
         sleep(max(0.0, due - now()))
-        at = now()
+
+
+def _run_undisturbed(queues: KeyQueues, now: Now) -> float:
+    """Handle rows as they come until there is more to do than that; return the time then."""
+    at = now()
+    for route, record, message in queues.undisturbed():
+        outcome: Outcome = None
+        try:
+            returned = route.invoke(message)
+        except:  # noqa: E722 - as in `_called`
+            returned, outcome = None, Failed(raised())
+        begun, at = at, now()
+        if returned is not None or outcome is not None:
+            call = queues.call_of(route, record, message, begun)
+            queues.complete(call, outcome or outcome_of(returned, call), at)
+            break
+    return at
 
 
 def _called(call: HandlerCall) -> Outcome:

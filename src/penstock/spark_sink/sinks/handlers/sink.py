@@ -51,6 +51,7 @@ from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sink import origin_of
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 from penstock.telemetry import Telemetry
+from penstock.telemetry.spans.batches import BatchSpans, is_within_span, link_senders
 
 _log = logging.getLogger("penstock.handler_sink")
 
@@ -106,7 +107,7 @@ class HandlerSink:
         max_parked_bytes: bytes of values that may wait, likewise.
         dead_letter_limit: when a task fails rather than write one more dead letter, counted by task.
         headers: whether frames have the column `headers`; without it handlers and dead letters see none.
-        telemetry: metrics of each batch, on the driver; None for none.
+        telemetry: metrics and a span of each batch, on the driver; None for none.
         name: of the query, as `KafkaSink`'s; needed where a handler publishes. What handlers return is published under
             it, and dead letters too, each once for readers of committed messages.
         ledger_topic: topic of the ledger, made if it does not exist; many sinks may share it.
@@ -205,6 +206,13 @@ class HandlerSink:
             MissingRightError: dead letters or results may not be written; the batch comes again.
             ConfigurationError: a setting of Spark would have it handle a key twice at once.
         """
+        if self.telemetry is None or is_within_span():
+            self._handle(batch, batch_id)
+            return
+        with BatchSpans(self.telemetry, self.name or self.group).of(batch_id):
+            self._handle(batch, batch_id)
+
+    def _handle(self, batch: DataFrame, batch_id: int) -> None:
         self.check(batch.schema)
         refuse_double_runs(batch.sparkSession)
         kill_delay_s = kill_timeout.seconds_until_killed(batch.sparkSession)
@@ -261,6 +269,7 @@ class HandlerSink:
             if process.metrics is None:
                 process.metrics = HandlerMetrics(self.telemetry, self.group)
             process.metrics.record(report)
+            link_senders((sender for task in report.tasks for sender in task.senders), report.rows)
 
     def _work(self) -> TaskWork:
         return TaskWork(
@@ -272,6 +281,7 @@ class HandlerSink:
             max_parked=self.max_parked,
             max_parked_bytes=self.max_parked_bytes,
             max_concurrency=self.max_concurrency,
+            notes_senders=self.telemetry is not None,
         )
 
     def _target(self, batch: DataFrame | None = None, batch_id: int = 0) -> Target | None:

@@ -35,12 +35,13 @@ from penstock.spark_sink.sinks.handlers.pickling import unpack
 from penstock.spark_sink.sinks.handlers.publishing.result_rows import ResultRows
 from penstock.spark_sink.sinks.handlers.report import TaskReport
 from penstock.spark_sink.sinks.handlers.rows import lane_numbers, records
+from penstock.spark_sink.sinks.handlers.senders import noting_senders
 from penstock.spark_sink.sinks.reports import report_schema
 
 #: The columns of a task's report, as Spark declares them.
 REPORT_DDL = (
     "task int, attempt int, rows bigint, handled bigint, filtered bigint, dead_letters bigint, dropped bigint, "
-    "failed bigint, retried bigint, results bigint, heaviest_lane bigint, seconds double"
+    "failed bigint, retried bigint, results bigint, heaviest_lane bigint, seconds double, senders array<string>"
 )
 
 
@@ -56,6 +57,7 @@ class TaskWork:
     max_parked: int
     max_parked_bytes: int
     max_concurrency: int
+    notes_senders: bool = False
 
     def run(
         self, batches: Iterator[pa.RecordBatch], task: int, attempt: int, results: ResultRows | None = None
@@ -73,6 +75,9 @@ class TaskWork:
             topic: Route(one, orderings[topic], wrap(one, self.middlewares, contexts))
             for topic, one in self.handlers.items()
         }
+        senders: dict[str, None] = {}
+        if self.notes_senders:
+            batches = noting_senders(batches, senders)
         publish = None if results is None else results.add_dead_letter
         dead_letters = TaskDeadLetters(self.dead_letters, lambda: queues.counts, _producer, publish)
         queues = KeyQueues(
@@ -102,6 +107,7 @@ class TaskWork:
             attempt=attempt,
             heaviest_lane=max(lanes.values(), default=0),
             seconds=time.monotonic() - begun,
+            senders=list(senders),
         )
 
     def _run_on_loop(self, queues: KeyQueues, around: ExitStack, contexts: ContextFactory) -> None:

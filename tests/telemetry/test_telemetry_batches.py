@@ -1,0 +1,79 @@
+"""The span of a batch of a Spark query, around a function that needs no Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind, StatusCode
+
+from penstock.telemetry.spans.batches import MOST_LINKS, BatchSpans, is_within_span, link_senders
+from telemetry_tools import SPAN, TRACE, Recorded, traceparent
+
+ANY: Any = None
+
+
+def test_a_batch_is_a_span_that_is_current_while_its_function_runs(recorded: Recorded) -> None:
+    seen: list[tuple[int, bool]] = []
+    spans = BatchSpans(recorded.telemetry(), "store")
+
+    spans.around(lambda _, batch_id: seen.append((batch_id, is_within_span())))(ANY, 7)
+
+    assert seen == [(7, True)]
+    assert not is_within_span()
+    span = recorded.span("process store")
+    assert (span.kind, span.parent, span.status.status_code) == (SpanKind.CONSUMER, None, StatusCode.UNSET)
+    assert dict(span.attributes or {}) == {
+        "messaging.system": "kafka",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "penstock.spark.query": "store",
+        "penstock.spark.batch.id": 7,
+    }
+
+
+def test_what_the_function_raises_passes_and_marks_the_span_by_its_type_alone(recorded: Recorded) -> None:
+    def fail(_batch: object, _batch_id: int) -> None:
+        raise ValueError("secret value")
+
+    with pytest.raises(ValueError, match="secret value"):
+        BatchSpans(recorded.telemetry(), "store").around(fail)(ANY, 7)
+
+    span = recorded.span("process store")
+    assert (span.attributes or {})["error.type"] == "ValueError"
+    assert span.status.status_code is StatusCode.ERROR
+    assert "secret" not in span.to_json()
+
+
+def test_a_batch_is_linked_once_to_each_sender_that_was_sampled(recorded: Recorded) -> None:
+    sampled, left_out = traceparent()[1].decode(), traceparent(flags="00")[1].decode()
+    others = [traceparent(trace=f"{number:032x}")[1].decode() for number in range(1, MOST_LINKS + 9)]
+    with BatchSpans(recorded.telemetry(), "store").of(1):
+        link_senders([sampled, left_out, "nothing", sampled], 4)
+    with BatchSpans(recorded.telemetry(), "store").of(2):
+        link_senders(others, 1000)
+
+    few, many = recorded.spans("process store")
+    (link,) = few.links
+    assert (f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") == (TRACE, SPAN)
+    assert (few.attributes or {})["messaging.batch.message_count"] == 4
+    assert len(many.links) == MOST_LINKS
+
+
+def test_senders_are_nobody_s_business_outside_of_a_span() -> None:
+    link_senders([traceparent()[1].decode()], 1)
+
+    assert not trace.get_current_span().is_recording()
+
+
+def test_telemetry_that_fails_costs_no_batch(recorded: Recorded, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[int] = []
+    telemetry = recorded.telemetry()
+    spans = BatchSpans(telemetry, "store")
+    spans._tracer = ANY
+
+    spans.around(lambda _, batch_id: seen.append(batch_id))(ANY, 7)
+
+    assert seen == [7]
+    assert "telemetry of consumer store failed" in caplog.text
