@@ -17,6 +17,7 @@ from conformance.store_cases import FileBench, StoreBench, counted, settled
 from databases import TestDatabase
 from kafka_tools import limit, read_all
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.devbroker import DevBroker
 from penstock.errors import TransactionRefusedError
 from penstock.transactions.model import PendingTransaction
@@ -235,13 +236,14 @@ def test_one_dead_target_slows_nobody_else_down(bench: StoreBench, new_topic: Ma
         assert bench.database.rows("SELECT max(epoch) FROM penstock_shard")[0][0] <= 2
 
 
-def test_a_call_that_never_comes_back_is_left_behind_and_the_next_one_goes_on(
+def test_a_call_that_never_comes_back_is_named_and_left_behind_and_the_next_one_goes_on(
     bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.relay.bounded_outbound.STEP_LIMIT_S", 2.0)
+    monkeypatch.setattr("penstock.transactions.stores.relay.bounded_outbound.STEP_LIMIT_S", 4.0)
     hanging, go_on = threading.Event(), threading.Event()
 
-    def hang(*_: object) -> None:
+    def hang(writer: TransactionalWriter) -> None:
+        writer._step("commit_transaction")
         hanging.set()
         go_on.wait(60)
 
@@ -249,12 +251,16 @@ def test_a_call_that_never_comes_back_is_left_behind_and_the_next_one_goes_on(
     bench.send(COMMIT, bench.half(b"0"))
     counted(coordinator, committed=1)
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.transactions.stores.relay.outbound.Outbound._commit", hang)
+        patch.setattr(TransactionalWriter, "commit", hang)
         bench.send(COMMIT, bench.half(b"1"))
         assert hanging.wait(30)
+        told = wait_until(lambda: one if (one := coordinator.statistics()).slow_call else None)
     bench.send(COMMIT, bench.half(b"2"))
     statistics = settled(coordinator, committed=3)
 
+    assert told.slow_call.startswith("commit_transaction in publication of ")
+    assert told.slow_call_s > 2
+    wait_until(lambda: not coordinator.statistics().slow_call)
     assert statistics.left_behind == 1
     assert statistics.recoveries == 1
     go_on.set()

@@ -120,8 +120,10 @@ class Outbound:
         self._done_offset: int | None = None
         #: All of the done log below this offset was read by `open`, or written by this one and ended.
         self.known_to = 0
-        #: Monotonic seconds at which the call under way last went on. Read by others.
+        #: Monotonic seconds at which the call under way last went on, and the call of the client that it has made
+        #: since, if any. Read by others.
         self.active_at = time.monotonic()
+        self.doing = ""
         #: Kafka transactions committed.
         self.groups = 0
         #: Times it was opened.
@@ -132,8 +134,8 @@ class Outbound:
         """Whether there is a producer to publish with."""
         return bool(self._writers)
 
-    def _goes_on(self, _step: str = "") -> None:
-        self.active_at = time.monotonic()
+    def _goes_on(self, step: str = "") -> None:
+        self.doing, self.active_at = step, time.monotonic()
 
     def open(self, shut_out: Sequence[str] = ()) -> frozenset[str]:
         """Shut every other publisher of the shard out, and return the ids that were published and not forgotten yet.
