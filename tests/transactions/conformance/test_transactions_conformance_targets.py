@@ -86,6 +86,26 @@ def test_a_target_that_refuses_everything_costs_the_others_no_more_than_a_moment
     assert bench.seen(well) == [b"%d" % number for number in range(30)]
 
 
+def test_topics_that_take_no_markers_one_after_the_other_stop_no_other(
+    bench: StoreBench, new_topic: Made, admin: AdminClient
+) -> None:
+    sick, well = [new_topic() for _ in range(5)], bench.topic
+    coordinator = bench.coordinator(**NO_CHECKS)
+    for topic in sick:
+        bench.send(COMMIT, bench.half(b"first", topic=topic))
+    counted(coordinator, committed=5)
+
+    # Each takes a transactional id along, which nobody can use any more.
+    for number, topic in enumerate(sick):
+        limit(admin, topic, 10)
+        bench.send(COMMIT, bench.half(b"refused", topic=topic))
+        bench.send(COMMIT, bench.half(b"%d" % number, topic=well))
+        counted(coordinator, committed=6 + number)
+
+    assert coordinator.statistics().recoveries == 0
+    assert bench.seen(well) == [b"%d" % number for number in range(5)]
+
+
 def test_what_is_refused_holds_what_must_not_pass_it_and_nothing_else_until_an_operator_discards_it(
     bench: StoreBench, new_topic: Made
 ) -> None:
