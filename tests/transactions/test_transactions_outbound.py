@@ -13,11 +13,22 @@ from confluent_kafka.admin import AdminClient
 
 from kafka_proxy import END_TXN, KafkaProxy, What
 from kafka_tools import limit, read_all
+from penstock.clients.rights import transactional_right
+from penstock.clients.transactional.end_watch import UnknownEndError
+from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.devbroker import DevBroker
 from penstock.errors import MessageFormatError
-from penstock.transactions.stores.relay.done_log import DoneLog, create_done_log, decode_ids, encode_ids
+from penstock.transactions.stores.relay.done_log import (
+    DoneLog,
+    create_done_log,
+    decode_ids,
+    decode_numbers,
+    encode_ids,
+    encode_numbers,
+)
 from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound
 from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
+from penstock.transactions.stores.relay.writer_pool import WriterPool
 from penstock.transactions.wire.ids import new_id
 from waiting import wait_until
 
@@ -38,6 +49,23 @@ class Bench:
         log = DoneLog(servers or self.servers, config, self.done, shard)
         name = f"{self.topic}.{shard}{'.q' if apart else ''}"
         made = Outbound(servers or self.servers, config, transactional_id=name, done=log, apart=apart)
+        self._stack.callback(made.close)
+        return made
+
+    def done_log(self, shard: int = 0) -> DoneLog:
+        return DoneLog(self.servers, {}, self.done, shard)
+
+    def pool(self) -> WriterPool:
+        made = WriterPool(
+            self.servers,
+            {},
+            name=f"{self.topic}.0",
+            done=self.done_log(),
+            ids_right=transactional_right(self.topic),
+            rights=MissingRights({}),
+            apart=False,
+            step=lambda _: None,
+        )
         self._stack.callback(made.close)
         return made
 
@@ -188,8 +216,9 @@ def test_a_message_that_is_too_large_sets_its_topic_apart_and_is_alone_refused_t
     assert second.published == ids(good)
     assert second.held == []
     assert bench.visible(small) == [f"{n}" for n in range(20) if n != 13]
-    # Of what was aborted, readers of the done log were never held back: it was not written.
-    assert bench.records_in_done() == 2
+    # Of what was aborted, readers of the done log were never held back: it was not written. One record is that of the
+    # transactional id that took the place of the one that failed.
+    assert bench.records_in_done() == 3
 
 
 def test_after_as_many_refusals_as_it_has_ids_it_opens_again_and_goes_on_with_the_rest(
@@ -270,6 +299,68 @@ def test_after_a_topic_took_no_markers_others_are_published_with_another_id_by_t
     with pytest.raises(InDoubtError):
         first.publish([bench.entry("late")])
     assert bench.visible() == ["before", "well", "more"]
+
+
+def test_topics_that_take_no_markers_one_after_the_other_cost_others_an_id_each_and_no_opening(
+    bench: Bench, new_topic: Callable[..., str], admin: AdminClient
+) -> None:
+    sick = [new_topic() for _ in range(4)]
+    first = bench.outbound()
+    first.open()
+    first.publish([bench.entry("before", topic=topic) for topic in sick])
+
+    for number, topic in enumerate(sick):
+        # Smaller than the marker that ends a transaction: its transactional id is of no use any more.
+        limit(admin, topic, 10)
+        refused, well = bench.entry("refused", topic=topic), bench.entry(f"{number}")
+        outcome = first.publish([refused, well])
+        assert outcome.published == ids([well])
+        assert list(outcome.refused) == ids([refused])
+
+    assert first.opened == 1
+    # Who comes next knows the ids that were added, also where the log was truncated since, and shuts them out.
+    first.forget()
+    second = bench.outbound()
+    wait_until(lambda: second.open() == frozenset(), timeout=60)
+    with pytest.raises(InDoubtError):
+        first.publish([bench.entry("late")])
+    more = bench.entry("4")
+    assert second.publish([more]).published == ids([more])
+    assert bench.visible() == ["0", "1", "2", "3", "4"]
+
+
+def test_who_lost_the_claim_to_a_successor_adds_no_transactional_id(bench: Bench) -> None:
+    pools = [bench.pool(), bench.pool()]
+    pools[0].open()
+    pools[0].drop()
+    pools[0].refill()
+    assert bench.done_log().announced() == (range(2, 5), 0)
+    pools[1].open()
+    pools[0].drop()
+
+    with pytest.raises(UnknownEndError):
+        pools[0].refill()
+
+    # The successor goes on.
+    pools[1].drop()
+    pools[1].refill()
+    numbers, _ = bench.done_log().announced() or (None, 0)
+    assert numbers == range(3, 6)
+
+
+def test_numbers_of_transactional_ids_are_read_as_they_were_written_and_nothing_else_is() -> None:
+    assert decode_numbers(encode_numbers(range(4, 7))) == range(4, 7)
+    for other in (
+        None,
+        b"",
+        encode_ids([]),
+        encode_numbers(range(4, 7)) + b"x",
+        b"\x01" + encode_numbers(range(4, 7))[1:],
+        encode_numbers(range(3)),
+        encode_numbers(range(7, 7)),
+        encode_numbers(range(1, 1_000_000)),
+    ):
+        assert decode_numbers(other) is None
 
 
 def test_a_done_log_reads_what_it_wrote_and_ignores_what_others_did(bench: Bench) -> None:

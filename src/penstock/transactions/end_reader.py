@@ -63,8 +63,9 @@ class EndReader:
         failed: Callable[[KafkaError], object],
         step: Callable[[set[int], float], object] = lambda _behind, _idle_s: None,
         limit_s: float = float("inf"),
+        isolation: str = "read_committed",
     ) -> Iterator[Message]:
-        """Yield the committed records of partitions, each from its start to its end.
+        """Yield the committed records of partitions, each from its start to its end; or all, if that is the isolation.
 
         `step` is called between fetches with the partitions that are not read to their ends, and the seconds since the
         last record; it may raise. `failed` is called with an error of the client; where it does not raise, reading goes
@@ -75,7 +76,7 @@ class EndReader:
             return
         position, came_at = dict(starts), time.monotonic()
         deadline = came_at + limit_s
-        consumer = self.consumer("read_committed")
+        consumer = self.consumer(isolation)
         try:
             consumer.assign([TopicPartition(topic, number, starts[number]) for number in behind])
             while behind:

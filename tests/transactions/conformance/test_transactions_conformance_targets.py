@@ -17,6 +17,7 @@ from conformance.store_cases import FileBench, StoreBench, counted, settled
 from databases import TestDatabase
 from kafka_tools import limit, read_all
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.devbroker import DevBroker
 from penstock.errors import TransactionRefusedError
 from penstock.transactions.model import PendingTransaction
@@ -83,6 +84,26 @@ def test_a_target_that_refuses_everything_costs_the_others_no_more_than_a_moment
     settled(coordinator, committed=61)
     assert Counter(bench.seen(sick)) == Counter([b"first", *(b"%d" % number for number in range(30))])
     assert bench.seen(well) == [b"%d" % number for number in range(30)]
+
+
+def test_topics_that_take_no_markers_one_after_the_other_stop_no_other(
+    bench: StoreBench, new_topic: Made, admin: AdminClient
+) -> None:
+    sick, well = [new_topic() for _ in range(5)], bench.topic
+    coordinator = bench.coordinator(**NO_CHECKS)
+    for topic in sick:
+        bench.send(COMMIT, bench.half(b"first", topic=topic))
+    counted(coordinator, committed=5)
+
+    # Each takes a transactional id along, which nobody can use any more.
+    for number, topic in enumerate(sick):
+        limit(admin, topic, 10)
+        bench.send(COMMIT, bench.half(b"refused", topic=topic))
+        bench.send(COMMIT, bench.half(b"%d" % number, topic=well))
+        counted(coordinator, committed=6 + number)
+
+    assert coordinator.statistics().recoveries == 0
+    assert bench.seen(well) == [b"%d" % number for number in range(5)]
 
 
 def test_what_is_refused_holds_what_must_not_pass_it_and_nothing_else_until_an_operator_discards_it(
@@ -235,13 +256,14 @@ def test_one_dead_target_slows_nobody_else_down(bench: StoreBench, new_topic: Ma
         assert bench.database.rows("SELECT max(epoch) FROM penstock_shard")[0][0] <= 2
 
 
-def test_a_call_that_never_comes_back_is_left_behind_and_the_next_one_goes_on(
+def test_a_call_that_never_comes_back_is_named_and_left_behind_and_the_next_one_goes_on(
     bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.relay.bounded_outbound.STEP_LIMIT_S", 2.0)
+    monkeypatch.setattr("penstock.transactions.stores.relay.bounded_outbound.STEP_LIMIT_S", 4.0)
     hanging, go_on = threading.Event(), threading.Event()
 
-    def hang(*_: object) -> None:
+    def hang(writer: TransactionalWriter) -> None:
+        writer._step("commit_transaction")
         hanging.set()
         go_on.wait(60)
 
@@ -249,12 +271,16 @@ def test_a_call_that_never_comes_back_is_left_behind_and_the_next_one_goes_on(
     bench.send(COMMIT, bench.half(b"0"))
     counted(coordinator, committed=1)
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.transactions.stores.relay.outbound.Outbound._commit", hang)
+        patch.setattr(TransactionalWriter, "commit", hang)
         bench.send(COMMIT, bench.half(b"1"))
         assert hanging.wait(30)
+        told = wait_until(lambda: one if (one := coordinator.statistics()).slow_call else None)
     bench.send(COMMIT, bench.half(b"2"))
     statistics = settled(coordinator, committed=3)
 
+    assert told.slow_call.startswith("commit_transaction in publication of ")
+    assert told.slow_call_s > 2
+    wait_until(lambda: not coordinator.statistics().slow_call)
     assert statistics.left_behind == 1
     assert statistics.recoveries == 1
     go_on.set()

@@ -36,7 +36,7 @@ from penstock.transactions.wire.topics import StoreTopics
 
 #: Seconds that initialising a producer may take, and for which an id that the broker cannot free is asked for.
 _INIT_TIMEOUT_S = 15.0
-_FREE_TIMEOUT_S = 4.0
+_FREE_TIMEOUT_S = 1.0
 #: Seconds after which messages that are not stored count as refused, where others of the batch are: their topics are
 #: tried apart, with a longer limit.
 _TRIED_APART_AFTER_S = 1.0

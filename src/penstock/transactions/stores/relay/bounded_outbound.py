@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 #: Seconds within which a call has to go on: longer than any time-out that the client is given.
 STEP_LIMIT_S = 8.0
-#: Seconds after which a call that does not go on is logged.
-_WATCH_S = 6.0
+#: Seconds after which a call that does not go on is named in the log and in the coordinator's statistics.
+SLOW_S = 2.0
 #: A thread says that its call ends a moment before the call is done.
 _ENDING_S = 1.0
 
@@ -81,18 +81,32 @@ class BoundedOutbound:
         if call.done(_ENDING_S if self._ending else 0.0):
             self._call = None
             return call
-        # A list's last item is read in one step.
-        active_at = max([call.since, *(one.active_at for one in self._made)])
-        silent_s = time.monotonic() - active_at
+        name, silent_s = self._stands(call)
         if silent_s > STEP_LIMIT_S:
             self.leave()
             raise NotAnsweredError(
-                f"{call.label} did not go on for {silent_s:.0f} s, after {call.age_s:.0f} s: it was left behind"
+                f"{name} did not go on for {silent_s:.0f} s, after {call.age_s:.0f} s: it was left behind"
             )
-        if silent_s > _WATCH_S and not self._is_logged:
+        if silent_s > SLOW_S and not self._is_logged:
             self._is_logged = True
-            _log.warning("%s has not gone on for %.0f s, after %.0f s", call.label, silent_s, call.age_s)
+            _log.warning("%s has not gone on for %.1f s, after %.0f s", name, silent_s, call.age_s)
         return None
+
+    def slow_call(self) -> tuple[str, float]:
+        """Return what has not gone on for long, and for how many seconds; an empty name where all does."""
+        call = self._call
+        if call is None or call.done():
+            return "", 0.0
+        name, silent_s = self._stands(call)
+        return (name, silent_s) if silent_s > SLOW_S else ("", 0.0)
+
+    def _stands(self, call: Call[Any]) -> tuple[str, float]:
+        """Return what a call does, and for how many seconds it has not gone on."""
+        # A list's items are read in one step.
+        made = list(self._made)
+        active_at = max([call.since, *(one.active_at for one in made)])
+        doing = next((one.doing for one in made if one.active_at > call.since), "")
+        return f"{doing} in {call.label}" if doing else call.label, time.monotonic() - active_at
 
     def leave(self) -> Call[None] | None:
         """Give the outbound up, with whatever it is doing; it is closed by its own thread, if that ever returns.

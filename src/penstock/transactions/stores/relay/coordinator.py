@@ -53,6 +53,8 @@ class _RelayCounts(NamedTuple):
     partitions: int = 0
     groups: int = 0
     recoveries: int = 0
+    slow_call: str = ""
+    slow_call_s: float = 0.0
 
 
 class RelayCoordinator:
@@ -266,6 +268,7 @@ class RelayCoordinator:
             0 if self._stopping.is_set() else len(self._taken_over),
             self._former_groups + sum(relay.groups for relay in relays),
             self._former_recoveries + sum(relay.recoveries for relay in relays),
+            *max((relay.slow_call() for relay in relays), key=lambda one: one[1], default=("", 0.0)),
         )
 
     def _finish(self, shards: StoreShards) -> None:

@@ -1,14 +1,15 @@
 """The done log of a store that is not in Kafka: which transactions were published, as Kafka has it.
 
 A record holds the ids of what one Kafka transaction published, and is part of it. Each shard of a store has a
-partition of its own. What the store has marked as published is forgotten, so the log stays short.
+partition of its own. What the store has marked as published is forgotten, so the log stays short. Beside these there
+are records that say under which transactional ids the shard's owner publishes: see `writer_pool`.
 """
 
 from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
@@ -31,6 +32,11 @@ _ANSWER_S = 5.0
 _READ_S = 15.0
 _HEAD = struct.Struct(">BI")
 _VERSION = 1
+#: A record of the numbers of transactional ids: the first of them, and the one behind the last.
+_NUMBERS = struct.Struct(">BII")
+_NUMBERS_VERSION = 2
+#: Transactional ids that one owner has at most; a record with more is somebody else's.
+_MOST_NUMBERS = 100
 
 
 class DoneLog:
@@ -61,15 +67,39 @@ class DoneLog:
         `goes_on` is called as it goes on. Raises `KafkaException` where a broker does not answer, and `TimeoutError`
         where the end was not reached in time.
         """
-        low, end = self._reader.bounds(self.topic, [self.partition], _ANSWER_S)[self.partition]
+        low, end = self._bounds()
         found: set[str] = set()
-        starts, ends = {self.partition: low}, {self.partition: end}
-        for message in self._reader.read(
-            self.topic, starts, ends, failed=_raise_forbidden, step=lambda _behind, _idle_s: goes_on(), limit_s=_READ_S
-        ):
-            found.update(_ids(message))
+        for message in self._records(low, end, goes_on, "read_committed"):
+            if decode_numbers(message.value()) is None:
+                found.update(_ids(message))
         self._forgotten_to = low
         return end, frozenset(found)
+
+    def announced(self, goes_on: Callable[[], object] = lambda: None) -> tuple[range, int] | None:
+        """Return the numbers of transactional ids that were written down last, and where; None: none were.
+
+        It waits for no open transaction: what is part of one counts. Raises as `read`.
+        """
+        last = None
+        for message in self._records(*self._bounds(), goes_on, "read_uncommitted"):
+            numbers = decode_numbers(message.value())
+            if numbers is not None:
+                last = numbers, int(message.offset() or 0)
+        return last
+
+    def _bounds(self) -> tuple[int, int]:
+        return self._reader.bounds(self.topic, [self.partition], _ANSWER_S)[self.partition]
+
+    def _records(self, low: int, end: int, goes_on: Callable[[], object], isolation: str) -> Iterator[Message]:
+        return self._reader.read(
+            self.topic,
+            {self.partition: low},
+            {self.partition: end},
+            failed=_raise_forbidden,
+            step=lambda _behind, _idle_s: goes_on(),
+            limit_s=_READ_S,
+            isolation=isolation,
+        )
 
     def forget(self, offset: int) -> None:
         """Delete what stands below an offset. Does not wait; what fails is deleted by a later call."""
@@ -115,6 +145,19 @@ def decode_ids(value: bytes | None) -> list[str]:
             f"a record of a done log of version {version}, with {count} ids in {len(content)} bytes; it is ignored"
         )
     return [id_text(content[start : start + ID_BYTES]) for start in range(_HEAD.size, len(content), ID_BYTES)]
+
+
+def encode_numbers(numbers: range) -> bytes:
+    """Return the value of a record that says under which transactional ids the shard is published."""
+    return _NUMBERS.pack(_NUMBERS_VERSION, numbers.start, numbers.stop)
+
+
+def decode_numbers(value: bytes | None) -> range | None:
+    """Read the numbers of transactional ids, or return None where a record holds none."""
+    if value is None or len(value) != _NUMBERS.size or value[0] != _NUMBERS_VERSION:
+        return None
+    _, first, behind = _NUMBERS.unpack(value)
+    return range(first, behind) if 0 < first < behind <= first + _MOST_NUMBERS else None
 
 
 def _raise_forbidden(error: KafkaError) -> None:

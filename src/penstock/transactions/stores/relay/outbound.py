@@ -15,8 +15,8 @@ A process that dies anywhere leaves the next one at 1. One that was thought dead
 refused by the broker.
 
 A transaction that failed is aborted by its own producer, which is fenced where a successor has opened meanwhile. Then
-it is not used again (see `writing.writer`): the next one of the transactional ids takes over, all of which were taken
-by `open`. Where none is left, it has to be opened again.
+it is not used again (see `clients.transactional.writer`): the next one of the transactional ids takes over, and another
+is made ready (see `writer_pool`). Where none is left, it has to be opened again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from penstock.options import ClientConfig
 from penstock.transactions.stores.relay.done_log import DoneLog, encode_ids
 from penstock.transactions.stores.relay.publishable import Outcome, Publishable, divide
 from penstock.transactions.stores.relay.target_probe import ASK_S, TargetProbe
-from penstock.transactions.stores.relay.writer_pool import WriterPool, close_all
+from penstock.transactions.stores.relay.writer_pool import WriterPool
 from penstock.transactions.writing.visibility import Place, Visibility
 
 _log = logging.getLogger("penstock.transactions")
@@ -52,6 +52,8 @@ _LOOK_S = 1.5
 #: Seconds after which another id is used, where the last transaction still waits for its markers. Usual are
 #: milliseconds.
 _MARKERS_S = 0.5
+#: Seconds until another transactional id is tried again, while there is one.
+_REFILL_S = 10.0
 #: Ids in one record of the done log: an eighth of a megabyte.
 _IDS_PER_RECORD = 8_000
 
@@ -100,15 +102,14 @@ class Outbound:
         self._pool = WriterPool(
             bootstrap_servers,
             config,
-            log_topic=done.topic,
+            name=transactional_id,
+            done=done,
             ids_right=ids_right,
             rights=self._rights,
             apart=apart,
             step=self._goes_on,
             spans=spans,
         )
-        # The writer in use, and those that have the other ids since `open`, with which nothing was sent.
-        self._writers: list[TransactionalWriter] = []
         self._visibility = Visibility(done.admin, (done.topic, done.partition))
         self._probe = TargetProbe(done.admin, self._why)
         # Topics that were there when they were first published to.
@@ -120,20 +121,23 @@ class Outbound:
         self._done_offset: int | None = None
         #: All of the done log below this offset was read by `open`, or written by this one and ended.
         self.known_to = 0
-        #: Monotonic seconds at which the call under way last went on. Read by others.
+        #: Monotonic seconds at which the call under way last went on, and the call of the client that it has made
+        #: since, if any. Read by others.
         self.active_at = time.monotonic()
+        self.doing = ""
         #: Kafka transactions committed.
         self.groups = 0
+        self._refill_at = 0.0
         #: Times it was opened.
         self.opened = 0
 
     @property
     def is_open(self) -> bool:
         """Whether there is a producer to publish with."""
-        return bool(self._writers)
+        return self._pool.has_writer()
 
-    def _goes_on(self, _step: str = "") -> None:
-        self.active_at = time.monotonic()
+    def _goes_on(self, step: str = "") -> None:
+        self.doing, self.active_at = step, time.monotonic()
 
     def open(self, shut_out: Sequence[str] = ()) -> frozenset[str]:
         """Shut every other publisher of the shard out, and return the ids that were published and not forgotten yet.
@@ -144,33 +148,51 @@ class Outbound:
         self.close()
         try:
             for other in shut_out:
-                close_all(self._pool.take(other))
+                self._pool.shut_out(other)
             # What the predecessor left open is ended, and its markers are written, when this returns.
-            writers = self._pool.take(self._name)
-        except NotOpenedError as error:
-            raise InDoubtError(f"{error}; trying again helps") from error
-        try:
+            self._pool.open()
             self._goes_on()
             self.known_to, found = self._done.read(self._goes_on)
+            self._refill()
+        except NotOpenedError as error:
+            self.close()
+            raise InDoubtError(f"{error}; trying again helps") from error
         except (KafkaException, TimeoutError) as error:
-            close_all(writers)
+            self.close()
             cause = reason(error) if isinstance(error, KafkaException) else error
             if isinstance(error, KafkaException) and is_missing_right(error):
                 right = topic_right(Operation.READ, self._done.topic)
                 cause = self._rights.refused("it cannot be read what was published", right)
             raise InDoubtError(f"{self._name} cannot open: {cause}; trying again helps") from error
         except BaseException:
-            close_all(writers)
+            self.close()
             raise
-        self._writers = writers
+        if not self._pool.has_writer():
+            self.close()
+            raise InDoubtError(f"{self._name} cannot open: it has no transactional id; trying again helps")
         self.opened += 1
         return found
 
     def close(self) -> None:
         """Discard the producers with all they hold."""
-        writers, self._writers = self._writers, []
         self._found.clear()
-        close_all(writers)
+        self._pool.close()
+
+    def _refill(self) -> None:
+        """Have a writer ready for each that was given up. Raises `InDoubtError` where somebody else may publish now.
+
+        Nothing may be under way of those: their successors do not shut them out.
+        """
+        now = time.monotonic()
+        if self._pool.has_writer() and now < self._refill_at:
+            return
+        try:
+            self._pool.refill()
+        except NotOpenedError as error:
+            self._refill_at = now + _REFILL_S
+            _log.warning("%s; it is tried again", error)
+        except UnknownEndError as error:
+            raise InDoubtError(f"{self._name}: {error}") from error
 
     def publish(self, entries: Iterable[Publishable], *, until_visible: bool = False) -> Outcome:
         """Publish transactions in their order, in as few Kafka transactions as it takes.
@@ -184,22 +206,25 @@ class Outbound:
         outcome = Outcome()
         self._notes_places = until_visible
         try:
-            if not self._writers:
+            if not self._pool.has_writer():
                 raise InDoubtError(f"{self._name} is not open")  # noqa: TRY301 - closed as for the others
             left = self._without_missing(list(entries), outcome)
-            while left and self._writers:
+            while left and self._pool.has_writer():
                 left = self._try(left, outcome)
+                if not self._pool.has_writer():
+                    self._refill()
+            self._refill()
             # Nothing of these was sent.
             outcome.held.extend(entry.transaction_id for entry in left)
         except InDoubtError:
             self.close()
             raise
-        outcome.is_spent = not self._writers
+        outcome.is_spent = not self._pool.has_writer()
         return outcome
 
     def _try(self, entries: list[Publishable], outcome: Outcome) -> list[Publishable]:
         """Run one Kafka transaction with all of them; return those that are left for another one."""
-        writer = self._writers[0]
+        writer = self._pool.writer
         try:
             blame = self._transaction(writer, entries)
         except _MarkersMissingError:
@@ -214,7 +239,7 @@ class Outbound:
         if self._probe.take_no_markers([topic for topic, _ in blame.messages.values()]):
             faults = self._with_another_id(entries, faults)
         else:
-            self._drop_writer()
+            self._pool.drop()
         left = divide(entries, refused, faults, outcome)
         if len(left) == len(entries) or blame.silent:
             # Nobody is to blame; or what was sent and not acknowledged may still arrive, and only a new epoch of the
@@ -224,7 +249,13 @@ class Outbound:
 
     def forget(self, offset: int | None = None) -> None:
         """Let the done log go below an offset, or as far as it is known: all there is marked durably in the store."""
-        self._done.forget(self.known_to if offset is None else offset)
+        below = self.known_to if offset is None else offset
+        try:
+            self._pool.keep_announced(below)
+        except UnknownEndError as error:
+            self.close()
+            raise InDoubtError(f"{self._name}: {error}") from error
+        self._done.forget(below)
 
     def _without_missing(self, entries: list[Publishable], outcome: Outcome) -> list[Publishable]:
         """Set apart what is for topics that are not there, before it costs a transaction."""
@@ -233,14 +264,11 @@ class Outbound:
         if not new:
             return entries
         self._goes_on()
-        faults = self._probe.missing(self._writers[0].producer, new)
+        faults = self._probe.missing(self._pool.writer.producer, new)
         self._found |= new - faults.keys()
         if self._apart:
             faults.update(self._probe.take_no_markers(new - faults.keys()))
         return divide(entries, {}, faults, outcome) if faults else entries
-
-    def _drop_writer(self) -> None:
-        self._writers.pop(0).close()
 
     def _with_another_id(self, entries: list[Publishable], faults: Mapping[str, Fault]) -> dict[str, Fault]:
         """Go on with another transactional id: nothing can be done with this one until a topic takes its markers.
@@ -255,8 +283,8 @@ class Outbound:
         topics = {message.topic for entry in entries for message in entry.messages}
         found = {**faults, **self._probe.take_no_markers(topics | self._found)}
         why = f"{self._name}: its last transaction does not end: its markers are not taken"
-        self._drop_writer()
-        if not self._writers:
+        self._pool.drop()
+        if not self._pool.has_writer():
             raise InDoubtError(why, found)
         _log.warning("%s; it goes on with another transactional id", why)
         return found

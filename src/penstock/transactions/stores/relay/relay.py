@@ -111,6 +111,10 @@ class Relay:
         """Whether the main path takes nothing now."""
         return self._main.bound.is_busy or not self._main.is_open
 
+    def slow_call(self) -> tuple[str, float]:
+        """Return the call that has not gone on for longest, and for how many seconds; an empty name: all do."""
+        return max(self._main.bound.slow_call(), self._trial.bound.slow_call(), key=lambda one: one[1])
+
     def step(self, *, takes: bool = True) -> bool:
         """Go on as far as that goes without waiting, with something new only if it `takes`; tell whether it went on."""
         done = False
