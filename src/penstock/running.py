@@ -8,16 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, fields
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
 from penstock.consumer.handlers.lifespan import Lifespan, enter_all
 from penstock.consumer.inspection.explain_server import explain_server
 from penstock.consumer.inspection.liveness import Liveness
-from penstock.consumer.inspection.parked_keys import ParkedMessage
+from penstock.description import describe
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.reports.reporter import MakeReporter, Reporter
 from penstock.spark_sink.monitoring.progress import SinkStatistics
@@ -36,8 +35,6 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 #: Seconds within which a signal that comes twice counts once.
 _SAME_SIGNAL_S = 0.25
-#: Parked keys that are shown of one process.
-_MOST_PARKED = 50
 #: Seconds between two looks at a running app, so that the main thread hears signals.
 LOOK_S = 0.2
 
@@ -54,20 +51,6 @@ def coordinator_of(
         f"coordinator must be True, False or a penstock.Coordinator, but is a {type(given).__name__}; make one with "
         "your arguments and give that"
     )
-
-
-def coordinator_description(coordinator: Coordinator) -> dict[str, object]:
-    """Return what reports show of a coordinator: its counts, and what its pending transactions wait for."""
-    return {"counts": asdict(coordinator.statistics()), "waits": coordinator.waits()}
-
-
-def _fields(one: Explanation | ParkedMessage) -> dict[str, Any]:
-    """Return the fields of a value that has no values within, with its key as text."""
-    # Not `asdict`, which copies deeply: of a thousand partitions that is most of what a report costs.
-    told = {field.name: getattr(one, field.name) for field in fields(one)}
-    key = one.key.decode(errors="backslashreplace") if isinstance(one.key, bytes) else one.key
-    told["key"] = None if key is None else str(key)
-    return told
 
 
 class RunningApp:
@@ -170,16 +153,7 @@ class RunningApp:
 
         Whoever shows it to others takes the keys out.
         """
-        partitions = [{**_fields(one), "text": str(one)} for one in self.explain()]
-        consumer, coordinator = self._consumer, self._coordinator
-        return {
-            "group": name,
-            "partitions": partitions,
-            "parked": [] if consumer is None else [_fields(one) for one in consumer.parked_keys(_MOST_PARKED)],
-            "counts": None if consumer is None else consumer.statistics().counts(),
-            "sinks": [{**asdict(sink), "state": sink.state.value, "text": str(sink)} for sink in self.sinks()],
-            "coordinator": None if coordinator is None else coordinator_description(coordinator),
-        }
+        return describe(name, self._consumer, self.explain(), self.sinks(), self._coordinator)
 
     def stacks(self, workers: Iterable[str]) -> dict[str, str]:
         """Return the stacks of the handlers on these workers, by the name of each, the call last."""
@@ -252,6 +226,28 @@ class RunningApp:
         What back-pressure has paused stays so as long as it must. Raises as `pause`.
         """
         self._require_consumer(topic).resume(topic, partition)
+
+    def give_up(self, topic: str, partition: int, offset: int, timeout: float = 10.0) -> str:
+        """Have the message that holds a partition written to its dead letters now, and its key go on.
+
+        For a message that waits for its next try, or that its handler holds, whatever `on_failure` says; its
+        dead-letter topic is made where it is absent. One in its handler is not: a thread cannot be interrupted.
+
+        Args:
+            topic: the topic, or the retry topic.
+            partition: the partition, which this member has.
+            offset: the offset that holds it, as `explain` tells.
+            timeout: seconds to wait until it is written.
+
+        Returns:
+            The dead-letter topic that has it.
+
+        Raises:
+            NotGivenUpError: it was not given up, or is not written yet; the text says where it is.
+            ConfigurationError: the app has no handler.
+            MissingRightError: the dead-letter topic may not be made or written to.
+        """
+        return self._require_consumer(topic).give_up(topic, partition, offset, timeout)
 
     def _require_consumer(self, topic: str) -> LitePushConsumer:
         if self._consumer is None:
