@@ -12,6 +12,8 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Self
 
+from penstock.commands.carrying_out import Member
+from penstock.commands.listener import MakeListener
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
 from penstock.consumer.handlers.lifespan import Lifespan, enter_all
 from penstock.consumer.inspection.explain_server import explain_server
@@ -62,7 +64,9 @@ class RunningApp:
         consumer: LitePushConsumer | None,
         lifespans: Sequence[Lifespan],
         sinks: AppSinks | None = None,
+        *,
         make_reporter: MakeReporter | None = None,
+        make_listener: MakeListener | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._consumer = consumer
@@ -74,6 +78,8 @@ class RunningApp:
         self._sinks = sinks
         self._make_reporter = make_reporter
         self._reporter: Reporter | None = None
+        # None where it is not to be commanded.
+        self._listener = None if make_listener is None else make_listener(self._member())
 
     def start(self, name: str) -> None:
         """Start the parts; where one fails, stop those before it. Called once, by `App.start`.
@@ -96,6 +102,8 @@ class RunningApp:
             if self._make_reporter is not None:
                 self._reporter = self._make_reporter(partial(self.explanation, name), self.stacks)
                 self._reporter.start()
+            if self._listener is not None:
+                self._listener.start()
         except BaseException:
             try:
                 self.stop()
@@ -153,10 +161,14 @@ class RunningApp:
 
         Whoever shows it to others takes the keys out.
         """
-        return describe(name, self._consumer, self.explain(), self.sinks(), self._coordinator)
+        described = describe(name, self._consumer, self.explain(), self.sinks(), self._coordinator)
+        return {**described, "commands": self._listener is not None}
 
-    def stacks(self, workers: Iterable[str]) -> dict[str, str]:
-        """Return the stacks of the handlers on these workers, by the name of each, the call last."""
+    def _member(self) -> Member:
+        return Member(self.pause, self.resume, self.give_up, self.stacks)
+
+    def stacks(self, workers: Iterable[str] | None = None) -> dict[str, str]:
+        """Return the stacks of the handlers on these workers, or on all, by the name of each, the call last."""
         return {} if self._consumer is None else self._consumer.stacks(workers)
 
     def change(
@@ -318,6 +330,8 @@ class RunningApp:
                 parts.callback(self._consumer.close)
             if self._reporter is not None:
                 parts.callback(self._reporter.stop)
+            if self._listener is not None:
+                parts.callback(self._listener.stop)
             parts.callback(self._around.close)
             if self._coordinator is not None:
                 parts.callback(self._coordinator.stop)

@@ -368,10 +368,11 @@ class LitePushConsumer:
         """Return the parked keys that their handlers hold or that were tried most, at most so many."""
         return parked_keys(self._engine.scheduler, self._engine.clock.monotonic(), most)
 
-    def stacks(self, workers: Iterable[str]) -> dict[str, str]:
-        """Return the stacks of the handlers on these workers, by the name of each, the call last."""
-        wanted = set(workers)
-        return {one.name: "".join(stack_of(one)) for one in self._engine.slots() if one.name in wanted}
+    def stacks(self, workers: Iterable[str] | None = None) -> dict[str, str]:
+        """Return the stacks of the handlers on these workers, or on all, by the name of each, the call last."""
+        busy = {one.name: one for one in self._engine.slots() if one.record is not None}
+        wanted = busy if workers is None else set(workers)
+        return {name: "".join(stack_of(one)) for name, one in busy.items() if name in wanted}
 
     def __enter__(self) -> Self:
         return self.start()
