@@ -87,3 +87,8 @@ def is_signed(token: str, topic: str, value: bytes, headers: object) -> bool:
     """Tell whether a record has the signature that the token gives it, in a time that tells nothing of it."""
     given = next((held for name, held in headers if name == SIGNATURE), None) if isinstance(headers, list) else None
     return isinstance(given, bytes) and hmac.compare_digest(given, signature(token, topic, value))
+
+
+def one_line(text: str) -> str:
+    """Return a text from outside as one line for a log, with what a terminal might obey escaped."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape", "replace").decode() for one in text)

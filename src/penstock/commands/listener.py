@@ -22,7 +22,7 @@ from penstock.commands.audit import AuditRecord, Kind, Outcome
 from penstock.commands.audit_log import AuditWriter, prepare_topics
 from penstock.commands.carrying_out import Answer, Member, carry_out
 from penstock.commands.command import Command, decode_command
-from penstock.commands.fields import is_signed
+from penstock.commands.fields import is_signed, one_line
 from penstock.commands.follower import TopicFollower
 from penstock.commands.settings import CommandSettings
 from penstock.errors import MessageFormatError, PenstockError
@@ -156,7 +156,7 @@ class CommandListener:
             return
         late = self._too_late(message, command)
         answer = carry_out(command, self._doing) if late is None else Answer(Outcome.REFUSED, late)
-        _log.warning("%s, asked by %r: %s", command.name, command.by, answer.said)
+        _log.warning("%s, asked by %s: %s", command.name, one_line(command.by), one_line(answer.said))
         self._answer(command, answer, writer)
 
     def _checked(self, message: Message) -> Command | None:

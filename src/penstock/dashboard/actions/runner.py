@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock.commands.audit import AuditRecord, Kind, Outcome
 from penstock.commands.audit_log import AuditWriter
+from penstock.commands.fields import one_line
 from penstock.commands.sender import CommandSender
 from penstock.dashboard.actions.action import Action, Asked, Result, Surroundings
 from penstock.errors import BrokerConnectionError, DecisionNotStoredError, PenstockError
@@ -68,7 +69,7 @@ class ActionRunner:
                 asked = Asked(secrets.token_hex(16), by, int(time.time() * 1000))
                 writer.tell(_record(Kind.OUTCOME, name, {}, asked, Result(Outcome.REFUSED, said)))
             except PenstockError as error:
-                _log.warning("the audit was not told: %s; it is: %s", error, said)
+                _log.warning("the audit was not told: %s; it is: %s", one_line(str(error)), said)
             finally:
                 self._one_less()
 
@@ -82,7 +83,7 @@ class ActionRunner:
             with CommandSender(around.bootstrap_servers, around.config, around.commands) as sender:
                 sender.audit.tell(_record(Kind.ASKED, name, parameters, asked, None), action.group)
                 result = _result(name, lambda: action.run(around, asked, sender))
-                _log.warning("%s, asked by %s (%s): %s", name, asked.by, asked.id, result.said)
+                _log.warning("%s, asked by %s (%s): %s", name, asked.by, asked.id, one_line(result.said))
                 return self._told(sender, _record(Kind.OUTCOME, name, parameters, asked, result), action.group, result)
         except PenstockError as error:
             return Result(Outcome.FAILED, f"nothing was done, for it cannot be written to the audit: {error}")
