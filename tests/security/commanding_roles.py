@@ -10,7 +10,7 @@ from world import STEP_S, World
 
 from penstock import clients
 from penstock.clients.requests.topics import ensure_topics
-from penstock.commands.audit import Outcome
+from penstock.commands.audit import AuditRecord, Kind, Outcome
 from penstock.commands.carrying_out import Member
 from penstock.commands.command import Command
 from penstock.commands.listener import CommandListener
@@ -49,7 +49,9 @@ def listening(world: World, done: list[str]) -> Iterator[CommandListener]:
 
 def ask(world: World, timeout: float) -> bool:
     pause = Command("pause", "shop", topic="orders", by="a test", asked_ms=int(time.time() * 1000))
+    asked = AuditRecord(Kind.ASKED, pause.id, pause.name, pause.parameters, pause.by, "here", pause.asked_ms)
     with CommandSender(world.servers, world.config, settings_of(world)) as sender:
+        sender.audit.tell(asked, pause.group)
         return [one.outcome for one in sender.ask(pause, ["one"], timeout)] == [Outcome.DONE]
 
 
