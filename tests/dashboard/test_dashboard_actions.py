@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import uvicorn
+from action_tools import OF_COMMANDS, TOKEN, act, served
 from confluent_kafka import Producer
-from starlette.applications import Starlette
 from tenacity import wait_fixed
 
 import penstock
@@ -25,44 +19,9 @@ from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.commands.audit import AuditRecord, Kind, Outcome
 from penstock.commands.audit_log import audit_records
 from penstock.commands.settings import CommandSettings
-from penstock.dashboard.actions import ActionSettings, routes
+from penstock.dashboard.actions import ActionSettings
 from penstock.devbroker import DevBroker
 from waiting import wait_until
-
-TOKEN, OF_COMMANDS = "right" * 5, "right" * 6
-
-
-@contextmanager
-def served(settings: ActionSettings) -> Iterator[str]:
-    """Serve the routes of actions; the block gets the address."""
-    server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes(settings)), port=0, log_config=None, lifespan="off"))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
-    thread.start()
-    try:
-        wait_until(lambda: server.started, 60)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
-
-
-def request(address: str, path: str, body: object = None, **headers: str) -> tuple[int, dict[str, Any]]:
-    """Return the status and what was answered; a body is posted, as JSON unless it is bytes."""
-    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    given = {name.replace("_", "-"): value for name, value in headers.items()}
-    asked = urllib.request.Request(f"{address}{path}", data, given)  # noqa: S310 - this machine's
-    try:
-        with urllib.request.urlopen(asked, timeout=100) as answer:  # noqa: S310 - as above
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
-
-
-def act(address: str, name: str, token: str = TOKEN, **parameters: object) -> tuple[int, dict[str, Any]]:
-    return request(
-        address, f"/api/actions/{name}", parameters, Authorization=f"Bearer {token}", Content_Type="application/json"
-    )
 
 
 @dataclass
@@ -259,3 +218,35 @@ def test_a_wrong_token_waits_changes_nothing_and_is_told_to_the_audit(shop: Shop
     every = audit_records(shop.broker.bootstrap_servers, {}, shop.commands.audit_topic, 1000)
     refused = [one for one in every if one is not None and "a wrong token from 127.0.0.1" in one.said]
     assert [(one.kind, one.outcome) for one in refused] == [(Kind.OUTCOME, Outcome.REFUSED)]
+
+
+def test_a_transaction_is_settled_and_a_discarded_one_brought_back(shop: Shop) -> None:
+    prefix, servers = f"{shop.topic}-store", shop.broker.bootstrap_servers
+
+    def undecided(_half: object) -> penstock.TransactionState:
+        return penstock.TransactionState.UNKNOWN
+
+    with (
+        penstock.Coordinator(bootstrap_servers=servers, prefix=prefix, transaction_timeout=600),
+        penstock.TransactionalProducer("orders", bootstrap_servers=servers, prefix=prefix, check=undecided) as producer,
+    ):
+        ids = []
+        for _ in range(2):
+            with producer.transaction(shop.topic, key=b"1", value=b"good") as transaction:
+                transaction.unknown()
+            ids.append(transaction.transaction_id)
+        of = [{"prefix": prefix, "transaction_id": one} for one in ids]
+        would = act(shop.address, "settle", decision="commit", dry_run=True, **of[0])
+        committed = act(shop.address, "settle", decision="commit", **of[0])
+        twice = act(shop.address, "settle", decision="rollback", **of[0])
+        discarded = act(shop.address, "settle", decision="discard", **of[1])
+        resumed = act(shop.address, "resume-transaction", **of[1])
+        ended = act(shop.address, "settle", decision="rollback", **of[1])
+
+    assert would[1]["said"].startswith(f"COMMIT would be stored for transaction {ids[0]} of orders in {prefix}")
+    assert committed[1]["said"] == f"transaction {ids[0]}: committed: visible"
+    assert (twice[0], "is not pending" in twice[1]["said"]) == (409, True)
+    assert discarded[1]["said"] == f"transaction {ids[1]}: moved to the discarded topic"
+    assert resumed[1]["said"] == f"transaction {ids[1]}: 1 message brought back; its group is asked again"
+    assert ended[1]["said"] == f"transaction {ids[1]}: rolled back"
+    assert [one.outcome for one in shop.audit(resumed[1]["id"])] == [None, Outcome.DONE]

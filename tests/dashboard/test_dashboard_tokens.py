@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hmac
 import json
+import threading
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
-from test_dashboard_actions import TOKEN, act, request, served
+from action_tools import TOKEN, act, request, served
 
+from penstock.commands.audit import Outcome
 from penstock.dashboard.actions import ActionSettings, dashboard_token
+from penstock.dashboard.actions.action import Result
+from penstock.dashboard.actions.runner import ActionRunner
 from penstock.dashboard.actions.tokens import Judgement, TokenGuard
 from penstock.errors import BrokerConnectionError, ConfigurationError
 
@@ -154,6 +159,34 @@ def test_an_action_without_brokers_says_that_nothing_was_done(monkeypatch: pytes
 
     assert (status, told["outcome"]) == (200, "failed")
     assert told["said"] == "nothing was done, for it cannot be written to the audit: no broker answered"
+
+
+def test_more_actions_than_may_be_under_way_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.dashboard.actions.runner.MOST_RUNNING", 0)
+    with served(ActionSettings(NOWHERE, token=TOKEN)) as address:
+        status, told = act(address, "stacks", group="sms", member="one")
+
+    assert (status, "wait until one has ended" in told["said"]) == (503, True)
+
+
+def test_an_action_that_takes_too_long_is_answered_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, ended = threading.Event(), threading.Event()
+
+    def plan(*_: object) -> Result:
+        go_on.wait(60)
+        ended.set()
+        return Result(Outcome.DONE, "done")
+
+    monkeypatch.setattr("penstock.dashboard.actions.of_members.MemberAction.plan", plan)
+    monkeypatch.setattr("penstock.dashboard.actions.endpoints.ActionRunner", partial(ActionRunner, answer_s=0.1))
+    with served(ActionSettings(NOWHERE, token=TOKEN)) as address:
+        _, told = act(address, "stacks", group="sms", member="one", dry_run=True)
+        is_ended = ended.is_set()
+        go_on.set()
+        assert ended.wait(60)
+
+    assert (told["outcome"], is_ended) == ("failed", False)
+    assert told["said"] == "stacks did not end within 0.1 s and goes on; the audit tells what came of it"
 
 
 class _Unreached:
