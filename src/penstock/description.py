@@ -1,4 +1,4 @@
-"""What a process shows of itself: to `penstock explain` on its machine, and in its reports. As JSON has it."""
+"""The description of a process: what `penstock explain`, reports and the page show of it, as JSON has it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,24 @@ from penstock.transactions import Coordinator
 _MOST_PARKED = 50
 
 
+def description(
+    name: str,
+    partitions: Iterable[Explanation],
+    consumer: LitePushConsumer | None,
+    sinks: Iterable[SinkStatistics],
+    coordinator: Coordinator | None,
+) -> dict[str, object]:
+    """Return the description of an app of that name: keys as text, bytes escaped. Any thread."""
+    return {
+        "group": name,
+        "partitions": [{**_fields(one), "text": str(one)} for one in partitions],
+        "parked": [] if consumer is None else [_fields(one) for one in consumer.parked_keys(_MOST_PARKED)],
+        "counts": None if consumer is None else consumer.statistics().counts(),
+        "sinks": [{**asdict(sink), "state": sink.state.value, "text": str(sink)} for sink in sinks],
+        "coordinator": None if coordinator is None else coordinator_description(coordinator),
+    }
+
+
 def coordinator_description(coordinator: Coordinator) -> dict[str, object]:
     """Return what reports show of a coordinator: its counts, and what its pending transactions wait for."""
     return {"counts": asdict(coordinator.statistics()), "waits": coordinator.waits()}
@@ -27,21 +45,3 @@ def _fields(one: Explanation | ParkedMessage) -> dict[str, Any]:
     key = one.key.decode(errors="backslashreplace") if isinstance(one.key, bytes) else one.key
     told["key"] = None if key is None else str(key)
     return told
-
-
-def describe(
-    name: str,
-    consumer: LitePushConsumer | None,
-    explanations: Iterable[Explanation],
-    sinks: Iterable[SinkStatistics],
-    coordinator: Coordinator | None,
-) -> dict[str, object]:
-    """Return what there is to tell of an app by that name: keys as text, bytes escaped."""
-    return {
-        "group": name,
-        "partitions": [{**_fields(one), "text": str(one)} for one in explanations],
-        "parked": [] if consumer is None else [_fields(one) for one in consumer.parked_keys(_MOST_PARKED)],
-        "counts": None if consumer is None else consumer.statistics().counts(),
-        "sinks": [{**asdict(sink), "state": sink.state.value, "text": str(sink)} for sink in sinks],
-        "coordinator": None if coordinator is None else coordinator_description(coordinator),
-    }

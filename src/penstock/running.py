@@ -18,7 +18,7 @@ from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePu
 from penstock.consumer.handlers.lifespan import Lifespan, enter_all
 from penstock.consumer.inspection.explain_server import explain_server
 from penstock.consumer.inspection.liveness import Liveness
-from penstock.description import describe
+from penstock.description import description
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.reports.reporter import MakeReporter, Reporter
 from penstock.spark_sink.monitoring.progress import SinkStatistics
@@ -161,8 +161,8 @@ class RunningApp:
 
         Whoever shows it to others takes the keys out.
         """
-        described = describe(name, self._consumer, self.explain(), self.sinks(), self._coordinator)
-        return {**described, "commands": self._listener is not None}
+        told = description(name, self.explain(), self._consumer, self.sinks(), self._coordinator)
+        return {**told, "commands": self._listener is not None}
 
     def _member(self) -> Member:
         return Member(self.pause, self.resume, self.give_up, self.stacks)
