@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
-from tenacity import wait_fixed
+from confluent_kafka import Producer
+from tenacity import stop_never, wait_fixed
 
 import penstock
+from kafka_tools import read_all
+from penstock.devbroker import DevBroker
 from penstock.errors import NotGivenUpError
 from penstock.testing import TestApp
+from waiting import wait_until
 
 
 def failing(on_failure: str, **options: object) -> tuple[penstock.App, list[bytes | None]]:
@@ -208,3 +214,46 @@ def test_of_many_messages_each_is_done_or_given_up_once() -> None:
 
         assert len(test.records("dlq.orders")) == given == 10
         assert sorted(filter(None, done)) == sorted(f"good {number}".encode() for number in range(0, 20, 2))
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_threads_that_give_up_beside_quick_retries_lose_nothing_and_repeat_nothing(
+    broker: DevBroker, new_topic: Callable[..., str], exactly_once: bool
+) -> None:
+    topic, values = new_topic(2), [b"bad %d" % number for number in range(30)]
+    app = penstock.App(
+        topic, bootstrap_servers=broker.bootstrap_servers, workers=4, commit_interval=0.1, exactly_once=exactly_once
+    )
+
+    @app.handler(topic, retry=penstock.retry(stop=stop_never, wait=wait_fixed(0.003)))
+    def handle(message: penstock.Message) -> None:
+        raise ValueError("no good")
+
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    for number, value in enumerate(values):
+        producer.produce(topic, value, key=b"%d" % (number % 5), partition=number % 2)
+    assert producer.flush(60) == 0
+    given: list[tuple[int, int]] = []
+
+    with app.start() as running:
+
+        def give_up() -> None:
+            while len(given) < len(values):
+                for one in running.explain():
+                    if one.blocking_offset is None:
+                        continue
+                    with suppress(NotGivenUpError):
+                        running.give_up(topic, one.partition, one.blocking_offset, timeout=2)
+                        given.append((one.partition, one.blocking_offset))
+
+        threads = [threading.Thread(target=give_up, daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: running.statistics().dead_letters == len(values), 120)
+        wait_until(lambda: sum(one.watermark for one in running.explain()) == len(values), 60)
+        given.extend([(-1, -1)] * len(values))
+        for thread in threads:
+            thread.join(60)
+
+    letters = [one.value() for one in read_all(broker.bootstrap_servers, f"dlq.{topic}", timeout=60)]
+    assert sorted(letters) == sorted(values)
