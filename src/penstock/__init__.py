@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.app import App
     from penstock.clients.rights import MissingRightError
+    from penstock.commands.settings import CommandSettings
     from penstock.consumer import (
         CallNext,
         ConsumerStatistics,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         ConfigurationError,
         DecisionNotStoredError,
         HalfNotStoredError,
+        NotGivenUpError,
         PenstockError,
         PublicationNotSeenError,
         RegistryConnectionError,
@@ -69,6 +71,7 @@ _HOMES = {
     "penstock.app": ("App",),
     "penstock.running": ("RunningApp",),
     "penstock.clients.rights": ("MissingRightError",),
+    "penstock.commands.settings": ("CommandSettings",),
     "penstock.consumer": (
         "CallNext",
         "ConsumerStatistics",
@@ -93,6 +96,7 @@ _HOMES = {
         "ConfigurationError",
         "DecisionNotStoredError",
         "HalfNotStoredError",
+        "NotGivenUpError",
         "PenstockError",
         "PublicationNotSeenError",
         "RegistryConnectionError",
@@ -128,6 +132,7 @@ __all__ = [
     "BrokerConnectionError",
     "BufferFullError",
     "CallNext",
+    "CommandSettings",
     "ConfigurationError",
     "ConsumerStatistics",
     "Context",
@@ -144,6 +149,7 @@ __all__ = [
     "Message",
     "Middleware",
     "MissingRightError",
+    "NotGivenUpError",
     "OnFailure",
     "Order",
     "Outgoing",

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import options as check
 from penstock.clients.cluster import Cluster
+from penstock.commands.listener import listener_maker
+from penstock.commands.settings import CommandSettings, command_settings
 from penstock.consumer import (
     ConsumerSettings,
     DeadLetterLimit,
@@ -21,7 +23,7 @@ from penstock.consumer.handlers.lifespan import Lifespan
 from penstock.consumer.handlers.middleware import middlewares_of
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
-from penstock.reports.reporter import reporter_maker
+from penstock.reports.reporter import reporter_maker, sender_of
 from penstock.reports.settings import ReportSettings, report_settings
 from penstock.running import RunningApp, coordinator_of, run_until_signal
 from penstock.settings import effective
@@ -67,6 +69,8 @@ class App(HandlerRegistry, SinkRegistry):
         transaction_interval: seconds between two such transactions.
         exception_texts: whether the log shows the texts of what handlers raise; they often quote the message.
         report: whether each process tells the topic `penstock.reports` how it does, for `penstock status`; or how.
+        commands: whether each process does what it is told in the topic `penstock.commands`, as by the dashboard: who
+            may write there commands it; or which topic, and with which token.
 
     Raises:
         ConfigurationError: an option is wrong, here or where it stands in place of this: see `penstock.settings`.
@@ -98,6 +102,7 @@ class App(HandlerRegistry, SinkRegistry):
         transaction_interval: float = 0.1,
         exception_texts: bool = False,
         report: bool | ReportSettings = False,
+        commands: bool | CommandSettings = False,
     ) -> None:
         check.not_empty("name", name)
         self.name = name
@@ -120,15 +125,17 @@ class App(HandlerRegistry, SinkRegistry):
             transaction_interval=transaction_interval,
             exception_texts=exception_texts,
             report=report,
+            commands=commands,
             config=config if config is not None else {},
         )
         with found.naming_origins():
             check.not_empty("bootstrap_servers", found["bootstrap_servers"])
-            own = found.without("bootstrap_servers", "coordinator", "prefix", "report")
+            own = found.without("bootstrap_servers", "coordinator", "prefix", "report", "commands")
             self._settings = ConsumerSettings(**own, dead_letter_limit=dead_letter_limit, telemetry=telemetry)
         self.bootstrap_servers: str = found["bootstrap_servers"]
         self._coordinator: bool | Coordinator = found["coordinator"]
         self.report = report_settings(found["report"])
+        self.commands = command_settings(found["commands"])
         self._prefix: str = found["prefix"]
         self._middlewares = middlewares_of(middlewares)
         self._lifespans: list[Lifespan] = []
@@ -191,12 +198,16 @@ class App(HandlerRegistry, SinkRegistry):
         if not self.consumes and not self._sinks:
             what = "register one with @app.handler(topic) or @app.sink(topic)"
             raise ConfigurationError(f"app {self.name} has no handler and no sink; {what}")
+        reached = (self.bootstrap_servers, self._settings.config)
+        # One name for both: who reads the reports commands the member by it.
+        sender = sender_of(self.name, self._settings.config)
         running = RunningApp(
             coordinator_of(self._coordinator, self.bootstrap_servers, self._prefix, self._settings.telemetry),
             self.consumer() if self.consumes else None,
             self._lifespans,
             self._new_sinks(),
-            reporter_maker(self.report, self.name, self.bootstrap_servers, self._settings.config),
+            make_reporter=reporter_maker(self.report, sender, *reached),
+            make_listener=listener_maker(self.commands, self.name, sender.member, *reached),
         )
         running.start(self.name)
         return running
@@ -209,7 +220,9 @@ class App(HandlerRegistry, SinkRegistry):
     @property
     def _left_out(self) -> frozenset[str]:
         """Topics that no pattern takes: those left to Spark, and the store's own."""
-        return frozenset(self._handlers) | StoreTopics(self._prefix).all | {(self.report or ReportSettings()).topic}
+        commands, reports = self.commands or CommandSettings(), self.report or ReportSettings()
+        ours = {reports.topic, commands.topic, commands.audit_topic}
+        return frozenset(self._handlers) | StoreTopics(self._prefix).all | ours
 
     def consumer(self, cluster: Cluster | None = None) -> LitePushConsumer:
         """Return a consumer with the app's handlers, save those left to Spark, not started.

@@ -80,6 +80,26 @@ class BatchError(PenstockError):
         self.failed = dict(failed)
 
 
+class GivenUpError(PenstockError):
+    """What a dead letter died of that somebody had given up: its tries were not exhausted, or its handler held it."""
+
+    def __init__(self, place: str, tries: int, failed_with: str) -> None:
+        last = f", the last of which failed with {failed_with}" if failed_with else ""
+        super().__init__(f"{place} was given up by request after {tries} tries{last}")
+
+
+class NotGivenUpError(PenstockError):
+    """A message was not given up; the text says where it is, and what can be done.
+
+    Attributes:
+        is_under_way: whether it will be, once its dead-letter topic takes it.
+    """
+
+    def __init__(self, text: str, *, is_under_way: bool = False) -> None:
+        super().__init__(text)
+        self.is_under_way = is_under_way
+
+
 class TransactionError(PenstockError, RuntimeError):
     """A transactional message could not be taken to the state that was asked for."""
 
@@ -170,8 +190,10 @@ __all__ = [
     "ConfigurationError",
     "DecisionNotStoredError",
     "DevBrokerError",
+    "GivenUpError",
     "HalfNotStoredError",
     "MessageFormatError",
+    "NotGivenUpError",
     "PenstockError",
     "PublicationNotSeenError",
     "RegistryConnectionError",

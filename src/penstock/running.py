@@ -8,16 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, fields
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
+from penstock.commands.carrying_out import Member
+from penstock.commands.listener import MakeListener
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
 from penstock.consumer.handlers.lifespan import Lifespan, enter_all
 from penstock.consumer.inspection.explain_server import explain_server
 from penstock.consumer.inspection.liveness import Liveness
-from penstock.consumer.inspection.parked_keys import ParkedMessage
+from penstock.description import description
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.reports.reporter import MakeReporter, Reporter
 from penstock.spark_sink.monitoring.progress import SinkStatistics
@@ -35,8 +36,6 @@ _log = logging.getLogger(__name__)
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-#: Parked keys that are shown of one process.
-_MOST_PARKED = 50
 #: Seconds between two looks at a running app, so that the main thread hears signals.
 LOOK_S = 0.2
 
@@ -55,20 +54,6 @@ def coordinator_of(
     )
 
 
-def coordinator_description(coordinator: Coordinator) -> dict[str, object]:
-    """Return what reports show of a coordinator: its counts, and what its pending transactions wait for."""
-    return {"counts": asdict(coordinator.statistics()), "waits": coordinator.waits()}
-
-
-def _fields(one: Explanation | ParkedMessage) -> dict[str, Any]:
-    """Return the fields of a value that has no values within, with its key as text."""
-    # Not `asdict`, which copies deeply: of a thousand partitions that is most of what a report costs.
-    shown = {field.name: getattr(one, field.name) for field in fields(one)}
-    key = one.key.decode(errors="backslashreplace") if isinstance(one.key, bytes) else one.key
-    shown["key"] = None if key is None else str(key)
-    return shown
-
-
 class RunningApp:
     """A started app. Made by `App.start`. All methods may be called from any thread."""
 
@@ -78,7 +63,9 @@ class RunningApp:
         consumer: LitePushConsumer | None,
         lifespans: Sequence[Lifespan],
         sinks: AppSinks | None = None,
+        *,
         make_reporter: MakeReporter | None = None,
+        make_listener: MakeListener | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._consumer = consumer
@@ -89,6 +76,8 @@ class RunningApp:
         self._sinks = sinks
         self._make_reporter = make_reporter
         self._reporter: Reporter | None = None
+        # None where it is not to be commanded.
+        self._listener = None if make_listener is None else make_listener(self._member())
 
     def start(self, name: str) -> None:
         """Start the parts; where one fails, stop those before it. Called once, by `App.start`.
@@ -111,6 +100,8 @@ class RunningApp:
             if self._make_reporter is not None:
                 self._reporter = self._make_reporter(partial(self.explanation, name), self.stacks)
                 self._reporter.start()
+            if self._listener is not None:
+                self._listener.start()
         except BaseException:
             try:
                 self.stop()
@@ -168,19 +159,14 @@ class RunningApp:
 
         Whoever shows it to others takes the keys out.
         """
-        partitions = [{**_fields(one), "text": str(one)} for one in self.explain()]
-        consumer, coordinator = self._consumer, self._coordinator
-        return {
-            "group": name,
-            "partitions": partitions,
-            "parked": [] if consumer is None else [_fields(one) for one in consumer.parked_keys(_MOST_PARKED)],
-            "counts": None if consumer is None else consumer.statistics().counts(),
-            "sinks": [{**asdict(sink), "state": sink.state.value, "text": str(sink)} for sink in self.sinks()],
-            "coordinator": None if coordinator is None else coordinator_description(coordinator),
-        }
+        told = description(name, self.explain(), self._consumer, self.sinks(), self._coordinator)
+        return {**told, "commands": self._listener is not None}
 
-    def stacks(self, workers: Iterable[str]) -> dict[str, str]:
-        """Return the stacks of the handlers on these workers, by the name of each, the call last."""
+    def _member(self) -> Member:
+        return Member(self.pause, self.resume, self.give_up, self.stacks)
+
+    def stacks(self, workers: Iterable[str] | None = None) -> dict[str, str]:
+        """Return the stacks of the handlers on these workers, or on all, by the name of each, the call last."""
         return {} if self._consumer is None else self._consumer.stacks(workers)
 
     def change(
@@ -251,6 +237,28 @@ class RunningApp:
         """
         self._require_consumer(topic).resume(topic, partition)
 
+    def give_up(self, topic: str, partition: int, offset: int, timeout: float = 10.0) -> str:
+        """Have the message that holds a partition written to its dead letters now, and its key go on.
+
+        For a message that waits for its next try, or that its handler holds, whatever `on_failure` says; its
+        dead-letter topic is made where it is absent. One in its handler is not: a thread cannot be interrupted.
+
+        Args:
+            topic: the topic, or the retry topic.
+            partition: the partition, which this member has.
+            offset: the offset that holds it, as `explain` tells.
+            timeout: seconds to wait until it is written.
+
+        Returns:
+            The dead-letter topic that has it.
+
+        Raises:
+            NotGivenUpError: it was not given up, or is not written yet; the text says where it is.
+            ConfigurationError: the app has no handler.
+            MissingRightError: the dead-letter topic may not be made or written to.
+        """
+        return self._require_consumer(topic).give_up(topic, partition, offset, timeout)
+
     def _require_consumer(self, topic: str) -> LitePushConsumer:
         if self._consumer is None:
             raise ConfigurationError(f"topic {topic} has no handler in this app; it has sinks only")
@@ -315,6 +323,8 @@ class RunningApp:
                 parts.callback(self._consumer.close)
             if self._reporter is not None:
                 parts.callback(self._reporter.stop)
+            if self._listener is not None:
+                parts.callback(self._listener.stop)
             parts.callback(self._around.close)
             if self._coordinator is not None:
                 parts.callback(self._coordinator.stop)

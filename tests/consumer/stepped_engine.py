@@ -69,7 +69,7 @@ class SteppedEngine:
         self.engine = Engine("group", handlers, settings, self.clock, middlewares)
         self.deliveries = Deliveries()
         self.engine.dead_letter_publisher.connect(
-            ProducerOutlet(self.deliveries)  # type: ignore[arg-type] # the part of a producer that is used
+            ProducerOutlet(lambda: self.deliveries)  # type: ignore[arg-type] # the part of a producer that is used
         )
         self.slots: list[ExecutionSlot] = []
         self.engine.executor = executor = ManualExecutor()

@@ -182,7 +182,7 @@ def test_a_dead_letter_that_is_sent_again_and_again_counts_once_against_the_limi
     publisher = DeadLetterPublisher(
         "g", clock, timers, DeadLetterLimits(DeadLetterLimit(consecutive=2), lambda: 0), fail=pytest.fail
     )
-    publisher.connect(ProducerOutlet(producer))
+    publisher.connect(ProducerOutlet(lambda: producer))
     for one in exhausted(2, lambda: durable.append(clock.now)):
         publisher.publish(one)
 
@@ -202,7 +202,7 @@ def test_nothing_more_is_sent_once_the_loop_has_ended() -> None:
     publisher = DeadLetterPublisher(
         "g", FixedClock(), Timers(), DeadLetterLimits(DeadLetterLimit(consecutive=1), lambda: 0), fail=pytest.fail
     )
-    publisher.connect(ProducerOutlet(producer))
+    publisher.connect(ProducerOutlet(lambda: producer))
     for one in exhausted(3):
         publisher.publish(one)
     with pytest.raises(PenstockError, match="in a row"):

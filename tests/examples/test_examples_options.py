@@ -37,6 +37,8 @@ SIGNATURES: dict[str, Callable[..., object]] = {
     "FileStore": FileStore,
     "App.sink": penstock.App.sink,
     "start_sink": spark_sink.start_sink,
+    "CommandSettings": penstock.CommandSettings,
+    "ReportSettings": penstock.ReportSettings,
     "SqlSink": spark_sink.SqlSink,
     "DeadLetters": spark_sink.DeadLetters,
     "KafkaSink": spark_sink.KafkaSink,

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.devbroker import DevBroker, User
 from penstock.reports.reader import ReportReader
-from penstock.reports.reporter import Reporter
+from penstock.reports.reporter import Reporter, sender_of
 from penstock.reports.settings import ReportSettings
 from rights import give, on_topic, take
 from waiting import wait_until
@@ -20,7 +20,7 @@ GROUP = "shop"
 
 @contextmanager
 def reporting(servers: str, topic: str, config: dict[str, Any]) -> Iterator[Reporter]:
-    made = Reporter(GROUP, dict, servers, config, ReportSettings(topic=topic, interval=1.0))
+    made = Reporter(sender_of(GROUP, config), dict, servers, config, ReportSettings(topic=topic, interval=1.0))
     made.start()
     try:
         yield made

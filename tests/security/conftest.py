@@ -21,10 +21,8 @@ def penstock_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 @pytest.fixture
 def world(secured: DevBroker, new_user: Callable[..., User], tmp_path: Path, penstock_command: Command) -> World:
     user = new_user()
-    names = {
-        name: f"{user.name}-{name}"
-        for name in ("app", "topic", "group", "prefix", "target", "ledger", "name", "reports")
-    }
+    placeholders = ("app", "topic", "group", "prefix", "target", "ledger", "name", "reports", "commands", "audit")
+    names = {name: f"{user.name}-{name}" for name in placeholders}
     return World(secured, user, names, tmp_path, penstock_command)
 
 

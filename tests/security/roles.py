@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
+import commanding_roles
 import tenacity
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import OffsetSpec
@@ -474,6 +475,7 @@ PARTS: dict[str, Role] = {
     "operator who looks at offsets": look_at_offsets,
     "operator who moves offsets": move_offsets,
     "operator who looks at reports": look_at_reports,
+    **commanding_roles.PARTS,
 }
 
 #: What an administrator makes before a part runs; the others need the topic alone.
@@ -493,4 +495,5 @@ PREPARATIONS: dict[str, Role] = {
     "producer on a SqlStore": make_sql_store,
     "coordinator of a SqlStore": make_sql_store,
     "process with a FileStore": make_file_store,
+    **commanding_roles.PREPARATIONS,
 }

@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -158,6 +159,15 @@ def test_the_rights_of_a_member_that_reports_are_on_the_topic_of_reports() -> No
     reports = {Right("topic", "penstock.reports", one) for one in ("WRITE", "CREATE")}
     assert least(app) == reports
     assert needs_of_app(app, []).made == {"penstock.reports": "reports"}
+
+
+def test_the_rights_of_a_member_that_hears_commands_are_those_of_the_table() -> None:
+    app = penstock.App("shop", bootstrap_servers="a:1", commands=True)
+    names = {"penstock.commands": "<commands>", "penstock.audit": "<audit>"}
+
+    table = documented(DOCUMENT.read_text())["member that hears commands"]
+    assert {replace(one, name=names[one.name]) for one in least(app)} == table.needed | table.optional
+    assert needs_of_app(app, []).made == {"penstock.commands": "commands", "penstock.audit": "the audit"}
 
 
 def test_what_only_a_run_can_tell_is_said() -> None:

@@ -36,6 +36,7 @@ ONE_SHOT = {
     "operator who looks at offsets",
     "operator who moves offsets",
     "operator who looks at reports",
+    "dashboard that commands members",
 }
 
 #: What is needed at a start, or at the first use, and not again: without it the part that runs does its work.
@@ -62,6 +63,7 @@ QUICK = {
     ("app that publishes exactly once", "penstock.<app>.", "WRITE", AT_ITS_START),
     ("operator who replays dead letters", "<topic>", "WRITE", AT_ITS_START),
     ("operator who looks at offsets", "<topic>", "READ", AT_ITS_START),
+    ("member that hears commands", "<audit>", "WRITE", AT_ITS_START),
     ("producer on a SqlStore", "<topic>", "DESCRIBE", AT_ITS_START),
 }
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.audit import audit
 from penstock.cli.broker import broker
 from penstock.cli.check.command import check
 from penstock.cli.connection import servers_from_settings
@@ -39,6 +40,7 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
     (explain, "penstock explain"),
     (status, "penstock status sms --watch"),
     (lag, "penstock lag sms"),
+    (audit, "penstock audit --follow"),
     (coordinator, "penstock coordinator --bootstrap-servers 127.0.0.1:9092"),
     (broker, "penstock broker --port 9092"),
     (doctor, "penstock doctor --bootstrap-servers 127.0.0.1:9092"),

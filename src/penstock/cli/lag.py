@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
-from penstock.cli.offsets import GroupName, Topics, looked_at
+from penstock.cli.offsets import GroupName, Topics
 from penstock.cli.output import print_error
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def lag(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
     """
     from penstock.cli.offsets_text import lag_lines, print_lag
     from penstock.group_offsets.group import Group
+    from penstock.group_offsets.moving import looked_at
     from penstock.group_offsets.oldest import oldest_not_done
 
     settings = client_settings(config, config_file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,8 +16,7 @@ from penstock.errors import ConfigurationError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.group_offsets.group import Group, GroupState
-    from penstock.group_offsets.planning import Wanted
-    from penstock.group_offsets.positions import Part
+    from penstock.group_offsets.planning import Change
 
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group: the name of an App.")]
 FileName = Annotated[str, typer.Argument(metavar="FILE", help="A file; - for standard input or output.")]
@@ -62,6 +61,7 @@ def ls(  # noqa: PLR0917 - as `reset`
     """
     from penstock.cli.offsets_text import position_lines, positions_as_json, print_positions
     from penstock.group_offsets.group import Group
+    from penstock.group_offsets.moving import looked_at
 
     known = Group(bootstrap_servers, client_settings(config, config_file), group)
     state = looked_at(known, topic)
@@ -101,16 +101,11 @@ def reset(  # noqa: PLR0917 - typer reads options from parameters; nobody calls 
     Exit codes: 0 done, 1 failed or refused, 2 wrong use, 3 no broker.
     """
     from penstock.group_offsets.group import Group
-    from penstock.group_offsets.planning import reset_wanted
-    from penstock.group_offsets.targets import AtTime, Edge, target
+    from penstock.group_offsets.moving import planned_reset
 
-    aim = target(to)
     known = Group(bootstrap_servers, client_settings(config, config_file), group)
-    state = looked_at(known, topic, to_change=True)
-    there = [one for one in state.positions if one.log is not None]
-    found = known.find(aim, (one.part for one in there)) if aim is Edge.LATEST or isinstance(aim, AtTime) else {}
-    wanted = reset_wanted(aim, there, found, keep_done=keep_done)
-    _change(known, state, wanted, dry_run=dry_run, as_json=as_json)
+    state, changes = planned_reset(known, to, topic, keep_done=keep_done)
+    _change(known, state, changes, dry_run=dry_run, as_json=as_json)
 
 
 def export(  # noqa: PLR0917 - as `reset`
@@ -128,6 +123,7 @@ def export(  # noqa: PLR0917 - as `reset`
     from penstock.cli.offsets_text import position_lines
     from penstock.group_offsets.exchange import to_json
     from penstock.group_offsets.group import Group
+    from penstock.group_offsets.moving import looked_at
 
     known = Group(bootstrap_servers, client_settings(config, config_file), group)
     state = looked_at(known, topic)
@@ -163,6 +159,7 @@ def import_(  # noqa: PLR0917 - as `reset`
     """
     from penstock.group_offsets.exchange import from_json, require_same_topics
     from penstock.group_offsets.group import Group
+    from penstock.group_offsets.planning import plan, refuse_coordinators
     from penstock.group_offsets.targets import TopicChoice, chosen
 
     given = from_json(_text(file))
@@ -174,39 +171,21 @@ def import_(  # noqa: PLR0917 - as `reset`
     require_same_topics(given, known.topic_ids(topics))
     if given.group != group:
         typer.echo(f"these are the offsets of group {given.group}; group {group} gets them, too", err=as_json)
-    _change(known, known.state(counts, parts), given.wanted, dry_run=dry_run, as_json=as_json)
+    state = known.state(counts, parts)
+    refuse_coordinators(state.group, [topic for topic, _ in given.wanted])
+    changes = plan(state.group, state.positions, given.wanted)
+    _change(known, state, changes, dry_run=dry_run, as_json=as_json)
 
 
-def looked_at(known: Group, topics: Sequence[str] | None, *, to_change: bool = False) -> GroupState:
-    """Return what there is to tell of a group, in the topics that were chosen; raise where that is nothing."""
-    from penstock.group_offsets.targets import chosen, topic_choice
-
-    choices = [topic_choice(text) for text in topics or ()]
-    counts = known.topics(choice.topic for choice in choices)
-    if to_change:
-        known.require_rights_to_write(choice.topic for choice in choices)
-    state = known.state(counts, chosen(choices, counts) if choices else None)
-    if not state.positions and not state.members:
-        raise PenstockError(
-            f"group {state.group} has no members, and no offsets of topics that this user may see; correct its name, "
-            "which is that of the App, or name a topic with --topic to be told which right is missing"
-        )
-    return state
-
-
-def _change(known: Group, state: GroupState, wanted: Mapping[Part, Wanted], *, dry_run: bool, as_json: bool) -> None:
+def _change(known: Group, state: GroupState, changes: Sequence[Change], *, dry_run: bool, as_json: bool) -> None:
     """Show a change, and make it."""
     from penstock.cli.offsets_text import change_lines, changes_as_json, print_changes
-    from penstock.group_offsets.group import require_no_members
-    from penstock.group_offsets.planning import plan, refuse_coordinators
+    from penstock.group_offsets.moving import move
 
-    refuse_coordinators(state.group, [topic for topic, _ in wanted])
-    changes = plan(state.group, state.positions, wanted)
     if not as_json:
         print_changes(changes)
     if not dry_run:
-        require_no_members(state)
-        known.write(changes)
+        move(known, state, changes)
     if as_json:
         print_json({"group": state.group, "changed": not dry_run, "partitions": changes_as_json(changes)})
         return

@@ -52,6 +52,10 @@ def run(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
     report: Annotated[
         bool, typer.Option("--report", help="Report how it does to a topic, for `penstock status`: --set report=true.")
     ] = False,
+    commands: Annotated[
+        bool,
+        typer.Option("--commands", help="Do what it is told in the topic penstock.commands: --set commands=true."),
+    ] = False,
 ) -> None:
     """Run an app until SIGTERM or Ctrl-C: it finishes what it holds, commits and leaves.
 
@@ -69,7 +73,7 @@ def run(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
 
     Exit codes: 0 ended in order, 1 failed or left work undone, 2 wrong use, 3 no broker.
     """
-    switched_on = ["report=true"] if report else []
+    switched_on = [*(["report=true"] if report else ()), *(["commands=true"] if commands else ())]
     with app_settings(servers, [*(settings or ()), *switched_on], config, config_file):
         if reload:
             if processes is not None:

@@ -246,11 +246,11 @@ class Engine:
         topics = TopicWatch(self.routes.topics, cluster.ask_topic_ids)
         self.commits.on_missing_right = rights.check_now
         producing = self.settings.producer_config()
-        if any(map(writes_outputs, self.all_handlers)):
-            outlet: Outlet = ProducerOutlet(LastingProducer(partial(cluster.producer, producing), self.clock))
-            if isinstance(self.results, TransactionalPublisher):
-                outlet = self.results
-            self.dead_letter_publisher.connect(outlet, cluster.principal)
+        # Also where no handler writes there: somebody may give a message up.
+        make = partial(LastingProducer, partial(cluster.producer, producing), self.clock)
+        outlet: Outlet = ProducerOutlet(make, at_once=any(map(writes_outputs, self.all_handlers)))
+        outlet = self.results if isinstance(self.results, TransactionalPublisher) else outlet
+        self.dead_letter_publisher.connect(outlet, cluster.principal)
         self.results.connect(cluster, self.settings.config if self.settings.exactly_once else producing)
         if self.telemetry is not None:
             self.dead_letter_publisher.trace = self.telemetry.sending

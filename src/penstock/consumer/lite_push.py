@@ -13,6 +13,7 @@ from penstock import options as check
 from penstock.clients.cluster import Cluster, KafkaCluster
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
+from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Handler, require_own_topics
 from penstock.consumer.handlers.middleware import MiddlewareSpec, middlewares_of
@@ -196,28 +197,12 @@ class LitePushConsumer:
                 check.positive_int(option, value)
         if commit_interval is not None:
             check.positive("commit_interval", commit_interval)
-        self._resize(workers, max_concurrency)
+        self._executor.resize(workers, max_concurrency)
         for option, value in limits.items():
             if value is not None:
                 setattr(self._engine.back_pressure, option, value)
         if commit_interval is not None:
             self._engine.commits.interval_s = commit_interval
-
-    def _resize(self, workers: int | None, max_concurrency: int | None) -> None:
-        threads, tasks = self._executor.threads, self._executor.tasks
-        if workers is not None and self._settings.pinned:
-            raise ConfigurationError(
-                "the number of workers cannot change while lanes are pinned: each worker owns the keys of its lane; "
-                "stop, and start with another number"
-            )
-        if workers is not None and threads is None:
-            raise ConfigurationError(f"workers cannot change: no handler of {self._group} is a plain function")
-        if max_concurrency is not None and tasks is None:
-            raise ConfigurationError(f"max_concurrency cannot change: no handler of {self._group} is an `async def`")
-        if workers is not None and threads is not None:
-            threads.resize(workers)
-        if max_concurrency is not None and tasks is not None:
-            tasks.resize(max_concurrency)
 
     def change_handler(
         self,
@@ -265,6 +250,11 @@ class LitePushConsumer:
     def resume(self, topic: str, partition: int | None = None) -> None:
         """Fetch again what `pause` has paused; see `RunningApp.resume`."""
         self._engine.app_pauses.resume(topic, partition)
+
+    def give_up(self, topic: str, partition: int, offset: int, timeout: float = 10.0) -> str:
+        """Have the message that holds a partition written to its dead letters; see `RunningApp.give_up`."""
+        giving_up = GivingUp(self._engine, self._cluster)
+        return giving_up.wait(giving_up.ask(topic, partition, offset), timeout)
 
     def request_stop(self, timeout: float | None = None, *, now: bool = False) -> None:
         """Ask for a stop without waiting for it; safe in a signal handler.
@@ -378,10 +368,11 @@ class LitePushConsumer:
         """Return the parked keys that their handlers hold or that were tried most, at most so many."""
         return parked_keys(self._engine.scheduler, self._engine.clock.monotonic(), most)
 
-    def stacks(self, workers: Iterable[str]) -> dict[str, str]:
-        """Return the stacks of the handlers on these workers, by the name of each, the call last."""
-        wanted = set(workers)
-        return {one.name: "".join(stack_of(one)) for one in self._engine.slots() if one.name in wanted}
+    def stacks(self, workers: Iterable[str] | None = None) -> dict[str, str]:
+        """Return the stacks of the handlers on these workers, or on all, by the name of each, the call last."""
+        busy = {one.name: one for one in self._engine.slots() if one.record is not None}
+        wanted = busy if workers is None else set(workers)
+        return {name: "".join(stack_of(one)) for name, one in busy.items() if name in wanted}
 
     def __enter__(self) -> Self:
         return self.start()

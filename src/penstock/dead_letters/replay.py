@@ -55,11 +55,15 @@ class Choice:
     topic: str | None = None
     #: Partition of the dead-letter topic, and the offset there to begin with.
     place: tuple[int, int] | None = None
+    #: Whether only the one at that place is meant.
+    alone: bool = False
 
     def takes(self, letter: DeadLetter) -> bool:
         """Tell whether a dead letter is meant."""
         origin = letter.origin
         if self.place is not None and (letter.partition != self.place[0] or letter.offset < self.place[1]):
+            return False
+        if self.alone and self.place is not None and letter.offset != self.place[1]:
             return False
         if self.topic is not None and (origin is None or origin.topic != self.topic):
             return False
@@ -166,6 +170,9 @@ class Replay:
         base, done = self._log.replayed(self._topic, number)
         if not 0 <= base <= high:  # nothing was replayed yet, or the topic was made anew since
             base, done = low, None
+        if self._choice.alone and self._choice.place is not None:
+            # Those before it are read all the same: what is written down tells of them, too.
+            high = min(high, self._choice.place[1] + 1)
         tracker = Tracker(base, done, owner_of(REPLAY_GROUP, self._topic, number))
         for batch in self._log.read(self._topic, number, low if self._again else max(base, low), high):
             self._take(tracker, base, done, batch)

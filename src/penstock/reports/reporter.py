@@ -87,19 +87,19 @@ def hashed(description: Mapping[str, Any], group: str) -> dict[str, Any]:
 
 
 def reporter_maker(
-    settings: ReportSettings | None, group: str, bootstrap_servers: str, config: ClientConfig
+    settings: ReportSettings | None, sender: Sender, bootstrap_servers: str, config: ClientConfig
 ) -> MakeReporter | None:
     """Return what makes a reporter of what tells of the app; None where nothing is to be reported."""
     if settings is None:
         return None
-    return lambda describe, stacks: Reporter(group, describe, bootstrap_servers, config, settings, stacks=stacks)
+    return lambda describe, stacks: Reporter(sender, describe, bootstrap_servers, config, settings, stacks=stacks)
 
 
 class Reporter:
     """Reports until it is stopped. `start` and `stop` are for one thread.
 
     Args:
-        group: name of the app, or of what else reports.
+        sender: as whom it reports.
         describe: returns the description; called on the reporter's thread.
         bootstrap_servers: addresses of the brokers.
         config: client settings by librdkafka's names.
@@ -109,7 +109,7 @@ class Reporter:
 
     def __init__(
         self,
-        group: str,
+        sender: Sender,
         describe: Describe,
         bootstrap_servers: str,
         config: ClientConfig,
@@ -117,7 +117,7 @@ class Reporter:
         *,
         stacks: Stacks = _no_stacks,
     ) -> None:
-        self.sender = sender_of(group, config)
+        self.sender = sender
         self._describe = describe
         self._bootstrap_servers = bootstrap_servers
         self._config = {**{name: value for name, value in config.items() if name not in _NOT_TAKEN}, **_SETTINGS}
@@ -126,7 +126,7 @@ class Reporter:
         self._stopping = threading.Event()
         # Written by `stop` before the event is set.
         self._end_s = _END_S
-        self._thread = threading.Thread(target=self._run, name=f"penstock-report-{group}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"penstock-report-{sender.group}", daemon=True)
         # All below: the reporter's thread's alone, where delivery callbacks are called, too.
         self._started = time.monotonic()
         self._sequence = 0

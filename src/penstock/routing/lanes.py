@@ -89,6 +89,8 @@ class ParkedKey(Generic[OwnerT, RecordT]):
     waiting: deque[tuple[OwnerT, int, RecordT]] = field(default_factory=deque)
     #: How often the head was tried.
     attempts: int = 0
+    #: The class of what it failed with last.
+    failed_with: str = ""
     #: How often the head was handed over behind others, with them, before it was the head; and how often the messages
     #: behind it were, in their order: those it does not reach never were. Made at need, for handlers of batches only.
     tries_behind_others: int = 0
@@ -165,6 +167,7 @@ class ParkedKey(Generic[OwnerT, RecordT]):
         """Remove the head; the next message starts with a clean count."""
         self.waiting.popleft()
         self.attempts = 0
+        self.failed_with = ""
         self.tries_behind_others = self.tries_of_waiting.popleft() if self.tries_of_waiting else 0
         self.tried_alone = max(0, self.tried_alone - 1)
         self.state = WAITING

@@ -45,6 +45,7 @@ class Options(BaseSettings):
     transaction_interval: float | None = None
     exception_texts: bool | None = None
     report: bool | None = None
+    commands: bool | None = None
 
     @classmethod
     def settings_customise_sources(cls, *_args: Any, **sources: Any) -> tuple[Any, ...]:

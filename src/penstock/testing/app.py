@@ -19,6 +19,7 @@ from penstock.clients.requests.topics import TopicSpec
 from penstock.consumer import ConsumerStatistics, Explanation
 from penstock.consumer.execution.threads import call
 from penstock.consumer.execution_slot import Outcome
+from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.lifespan import enter_all
@@ -214,8 +215,6 @@ class TestApp:
         elif self._consumer is not None:
             self._end()
 
-    # What a test does
-
     def send(
         self,
         topic: str,
@@ -298,6 +297,13 @@ class TestApp:
         """Let it go on, as `RunningApp.resume` does."""
         self._running().engine.app_pauses.resume(topic, partition)
 
+    def give_up(self, topic: str, partition: int, offset: int) -> str:
+        """Give up the message that holds a partition, as `RunningApp.give_up` does, and settle."""
+        giving_up = GivingUp(self._running().engine, self.broker)
+        one = giving_up.ask(topic, partition, offset)
+        self.settle()
+        return giving_up.judge(one)
+
     def committed(self, topic: str) -> dict[int, int]:
         """Return the group's committed offset of each partition: what a new process starts from.
 
@@ -336,8 +342,6 @@ class TestApp:
         # The topic is made by an app with on_failure="dead_letter" when it starts.
         self.broker.ensure_topics([TopicSpec(letters, self._partitions)])
         return self.records(letters)
-
-    # How it goes on
 
     def _running(self) -> SteppedConsumer:
         if self._consumer is None:

@@ -48,6 +48,13 @@ def needs_of_app(app: App, there: Collection[str]) -> AppNeeds:
     if app.report is not None:
         made[app.report.topic] = "reports"
         rights += [topic_right(one, app.report.topic) for one in (Operation.WRITE, Operation.CREATE)]
+    if app.commands is not None:
+        heard, told = app.commands.topic, app.commands.audit_topic
+        made |= {heard: "commands", told: "the audit"}
+        rights += [topic_right(one, heard) for one in (Operation.READ, Operation.CREATE)]
+        rights += [topic_right(one, told) for one in (Operation.WRITE, Operation.CREATE)]
+        notes.append(f"commands: who has Write on {heard} commands the app; the dashboard needs Read on {told}, too")
+        notes.append("commands: to give up what has no dead letters, give Write, and Create, on dlq.* of its topic")
     wanted = dict.fromkeys(
         right for right in rights if right.operation is not Operation.CREATE or right.name not in there
     )

@@ -243,7 +243,6 @@ def _decide_one(
     store: Operator, transaction_id: str, verdict: Verdict, reason: str, timeout_s: float
 ) -> dict[str, Any]:
     """Decide one transaction; return what came of it, in words, and whether the decision stands."""
-    from penstock.cli.tx.text import decided_line
     from penstock.transactions.operator.kafka_operator import Effect
 
     try:
@@ -251,7 +250,7 @@ def _decide_one(
     except TransactionError as error:
         return {"transaction_id": transaction_id, "stands": False, "outcome": str(error)}
     stands = decided.effect is not Effect.REFUSED
-    return {"transaction_id": transaction_id, "stands": stands, "outcome": decided_line(decided, verdict)}
+    return {"transaction_id": transaction_id, "stands": stands, "outcome": decided.text(verdict)}
 
 
 def _actor() -> str:

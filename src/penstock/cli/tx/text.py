@@ -11,15 +11,9 @@ from penstock.cli.output import age_text, printable
 from penstock.transactions.model import DiscardedTransaction, PendingTransaction
 from penstock.transactions.operator.audit import Audited
 from penstock.transactions.operator.inspection import Discarded, Found
-from penstock.transactions.operator.kafka_operator import Decided, Effect
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
 
-_DONE = {
-    Verdict.COMMIT: "committed: visible",
-    Verdict.ROLLBACK: "rolled back",
-    Verdict.DISCARD: "moved to the discarded topic",
-}
 _STANDS = {Verdict.COMMIT: "COMMIT", Verdict.ROLLBACK: "ROLLBACK", Verdict.DISCARD: "DISCARD"}
 _AUTHORS = {
     Author.PRODUCER: "its producer",
@@ -135,17 +129,6 @@ def act_line(audited: Audited) -> str:
     act = audited.act
     why = f": {printable(act.why)}" if act.why else ""
     return f"  {time_text(audited.at_ms)}  {printable(act.what)} by {printable(act.who)}{why}"
-
-
-def decided_line(decided: Decided, verdict: Verdict) -> str:
-    """Return what came of a decision, as the end of a line."""
-    stands = _STANDS.get(decided.stands, "another decision") if decided.stands is not None else "nothing yet"
-    if decided.effect is Effect.DONE:
-        return _DONE[verdict]
-    waits = f"; it waits for {decided.waits_for}" if decided.waits_for else ""
-    if decided.effect is Effect.REFUSED:
-        return f"refused: {stands} was decided before{waits}"
-    return f"stored, not seen to take effect{waits}"
 
 
 def _reason(letter: DiscardedEntry) -> str:

@@ -77,6 +77,8 @@ class LaneProcessor:
         self._parking = Parking(clock, timers=timers, publisher=publisher, wake_key=self.wake_key, fail=fail)
         #: Deferred completions that are out, with what they belong to. Any thread may read it.
         self.deferred = self._parking.deferred
+        #: What is to be given up. Any thread.
+        self.give_ups = self._parking.give_ups
         self._admission = Admission(self._parking)
         self._results = results
         self._batches = BatchProcessor(clock, self._admission, self._parking, results)
@@ -210,6 +212,8 @@ class LaneProcessor:
                 self._park_refused(lane, key, slot)
                 continue
             parked, throttled = lane.parked.get(key), lane.throttled.get(key)
+            if parked is not None and self.give_ups and self._parking.give_up_if_asked(lane, key, parked):
+                continue
             if parked is not None and not (yield from self._parked_keys.process(lane, key, parked, slot, deadline)):
                 return False
             if throttled is not None and not (yield from self._process_throttled(lane, key, throttled, slot, deadline)):

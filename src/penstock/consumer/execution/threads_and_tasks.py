@@ -36,6 +36,8 @@ class ThreadsAndTasks(Executor):
         processor: LaneProcessor,
         closing: Callable[[], None],
     ) -> None:
+        self._name = name
+        self._is_pinned = settings.pinned
         self._task_queue = plan.task_queue
         self.threads: WorkerPool | None = None
         if plan.has_threads:
@@ -79,6 +81,22 @@ class ThreadsAndTasks(Executor):
         """Start the event loop alone, unless it runs."""
         if self.tasks is not None and self.tasks.thread.ident is None:
             self.tasks.thread.start()
+
+    def resize(self, workers: int | None, max_concurrency: int | None) -> None:
+        """Change how many there are; `ConfigurationError` where that cannot change, and nothing is."""
+        if workers is not None and self._is_pinned:
+            raise ConfigurationError(
+                "the number of workers cannot change while lanes are pinned: each worker owns the keys of its lane; "
+                "stop, and start with another number"
+            )
+        if workers is not None and self.threads is None:
+            raise ConfigurationError(f"workers cannot change: no handler of {self._name} is a plain function")
+        if max_concurrency is not None and self.tasks is None:
+            raise ConfigurationError(f"max_concurrency cannot change: no handler of {self._name} is an `async def`")
+        if workers is not None and self.threads is not None:
+            self.threads.resize(workers)
+        if max_concurrency is not None and self.tasks is not None:
+            self.tasks.resize(max_concurrency)
 
     def wake(self, queues: Sequence[int]) -> None:
         """Have ready lanes served, given the ready queue of each lane that became ready."""

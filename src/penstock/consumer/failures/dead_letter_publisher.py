@@ -77,12 +77,15 @@ class ExhaustedMessage:
     complete: Callable[[], None] = field(repr=False)
     #: Called by the poll thread after that: its key goes on.
     on_done: Callable[[], None] = field(repr=False)
-    #: Called in place of that where no retry topic takes it and its handler holds it then.
+    #: Called in place of that where no retry topic takes it and its handler holds it then, or where somebody asked for
+    #: it and the dead-letter topic never takes it.
     hold: Callable[[], None] = field(repr=False)
     #: What its headers leave out.
     shed: Shed = Shed.NOTHING
     #: Whether it is sent again.
     again: bool = False
+    #: Whether somebody asked for it: then no limit counts it, and a topic that never takes it stops nothing.
+    is_asked_for: bool = False
 
     @property
     def fetch(self) -> Fetch:
@@ -178,7 +181,7 @@ class DeadLetterPublisher:
             # Its next owner handles it again. The key is woken for what waits behind it.
             self._finish(one, one.on_done)
             return
-        if one.retry is None and not one.again:
+        if one.retry is None and not one.again and not one.is_asked_for:
             self.limits.check(f"{one.fetch.assignment}@{one.record.offset()}", one.error)
         topic, headers = self._addressed(one)
         if self.trace is not None:
@@ -244,6 +247,10 @@ class DeadLetterPublisher:
             smaller = replace(one, shed=_NEXT_SHED[one.shed], again=True)
             _log.warning("%s is too large for %s, and is written without %s", place, topic, smaller.shed.value)
             self._queue.append(smaller)
+            return
+        if one.is_asked_for:
+            _log.error("%s was to be given up, and %s does not take it: %s; it stays", place, topic, reason(error))
+            self._finish(one, one.hold)
             return
         self._held += 1
         self.states[one.place] = f"{topic} does not take it: {reason(error)}"

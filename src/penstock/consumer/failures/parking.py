@@ -17,6 +17,7 @@ from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, I
 from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage
 from penstock.consumer.failures.failure_text import failure_text
+from penstock.consumer.failures.give_ups import GiveUps
 from penstock.consumer.failures.timers import Timer, Timers
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import OnFailure
@@ -24,10 +25,13 @@ from penstock.consumer.handlers.results import ResultError
 from penstock.consumer.handlers.route import Failed, Route
 from penstock.consumer.message_sizes import size_in_bytes
 from penstock.consumer.publishing.result_publisher import RefusedResults
-from penstock.errors import PenstockError
+from penstock.errors import GivenUpError, PenstockError, class_name
 from penstock.routing import KeyState
 
 _log = logging.getLogger(__name__)
+
+#: Where a head is in its lane, and may be given up.
+GIVEABLE = frozenset({KeyState.WAITING, KeyState.UNSCHEDULED, KeyState.HELD})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class Parking:
         self._fail = fail
         #: Completions that are out, with what they belong to. Any thread: operations of a `dict` are atomic.
         self.deferred: dict[DeferredCompletion, Fetch] = {}
+        #: What is to be given up though its tries are not exhausted.
+        self.give_ups = GiveUps()
 
     def wake_at(self, due: float, lane: ConsumerLane, key: Hashable) -> None:
         """Wake a parked key when its time has come."""
@@ -178,6 +184,7 @@ class Parking:
         handler = route.handler
         slot.failed += 1
         parked.attempts += 1
+        parked.failed_with = class_name(error)
         if isinstance(error, ResultError) and not failure.permanent:
             failure = Failed(error, permanent=True)
         now = self._now()
@@ -263,6 +270,50 @@ class Parking:
             )
             stop.__cause__ = error
             self._fail(stop)
+
+    def give_up_if_asked(self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked) -> bool:
+        """Send the head of a parked key to its dead letters where somebody has asked for that; return whether.
+
+        Whatever its handler chose for failures: this is for what that choice, or a long wait, holds a partition with.
+        """
+        if not parked.waiting:
+            return False
+        item = fetch, _, record = parked.waiting[0]
+        assignment, before = fetch.assignment, parked.state
+        if before not in GIVEABLE or not assignment.active:
+            return False
+        asked = self.give_ups.take((assignment, record.offset()))
+        if asked is None:
+            return False
+        place = f"{assignment}@{record.offset()}"
+        if assignment.tracker.watermark != record.offset():
+            asked.end(f"{place} does not hold its partition: offset {assignment.tracker.watermark} does")
+            return False
+        parked.batch_keys = ()
+        is_written = False
+
+        def complete() -> None:
+            nonlocal is_written
+            is_written = True
+            self._complete(item)
+
+        def on_done() -> None:
+            parked.resolve(KeyState.DONE)
+            self._wake_key(lane, key)
+            asked.end(None if is_written else f"{place} went to another member of the group before it was written")
+
+        def hold() -> None:
+            parked.resolve(before)
+            self._wake_key(lane, key)
+            asked.end(f"{asked.topic} does not take {place}, without what we add either; the log says why")
+
+        parked.send_out(KeyState.SENDING)
+        error = GivenUpError(place, parked.tries, parked.failed_with)
+        self._publisher.publish(
+            ExhaustedMessage(item, error, parked.tries, None, complete, on_done, hold, is_asked_for=True)
+        )
+        asked.taken.set()
+        return True
 
     @staticmethod
     def _due_at(

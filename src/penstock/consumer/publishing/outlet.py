@@ -29,10 +29,11 @@ class Outlet(Protocol):
 
 
 class ProducerOutlet:
-    """Writes with a producer. For one thread."""
+    """Writes with a producer, which is made at the first message where it was not made `at_once`. For one thread."""
 
-    def __init__(self, producer: ProducerClient) -> None:
-        self._producer = producer
+    def __init__(self, make: Callable[[], ProducerClient], *, at_once: bool = True) -> None:
+        self._make = make
+        self._producer = make() if at_once else None
 
     def forward(self, item: Item, to: Result, complete: Callable[[], None], delivered: Delivered) -> None:  # noqa: ARG002 - an outlet's method takes the item
         """As `Outlet` says."""
@@ -42,12 +43,16 @@ class ProducerOutlet:
                 complete()
             delivered(error)
 
+        if self._producer is None:
+            self._producer = self._make()
         self._producer.produce(to.topic, to.value, to.key, headers=to.headers, on_delivery=reported)
 
     def poll(self) -> None:
         """As `Outlet` says."""
-        self._producer.poll(0)
+        if self._producer is not None:
+            self._producer.poll(0)
 
     def flush(self, timeout: float) -> None:
         """As `Outlet` says."""
-        self._producer.flush(timeout)
+        if self._producer is not None:
+            self._producer.flush(timeout)

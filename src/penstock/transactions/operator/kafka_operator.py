@@ -36,6 +36,13 @@ from penstock.transactions.writing.late_producer import LateProducer
 _SEND_S = 15.0
 _ANSWER_S = _SEND_S + 5.0
 _LOOK_S = 0.3
+#: What a decision that took effect has done; and how those that may stand are called.
+_ENDS = {
+    Verdict.COMMIT: "committed: visible",
+    Verdict.ROLLBACK: "rolled back",
+    Verdict.DISCARD: "moved to the discarded topic",
+}
+_NAMES = {verdict: verdict.name for verdict in _ENDS}
 
 
 class Effect(Enum):
@@ -58,6 +65,16 @@ class Decided:
     stands: Verdict | None
     #: In words.
     waits_for: str = ""
+
+    def text(self, verdict: Verdict) -> str:
+        """Return what came of a decision, as the end of a line."""
+        if self.effect is Effect.DONE:
+            return _ENDS[verdict]
+        waits = f"; it waits for {self.waits_for}" if self.waits_for else ""
+        if self.effect is Effect.REFUSED:
+            stands = "nothing yet" if self.stands is None else _NAMES.get(self.stands, "another decision")
+            return f"refused: {stands} was decided before{waits}"
+        return f"stored, not seen to take effect{waits}"
 
 
 class KafkaAdministration:

@@ -1,0 +1,1 @@
+"""What members are told to do while they run, through a topic, and the audit of it."""

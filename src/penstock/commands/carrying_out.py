@@ -1,0 +1,118 @@
+"""Carrying out a command in a member: what each name does, and the answer."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.commands.audit import MOST_DETAILS, Outcome
+from penstock.commands.command import Command
+from penstock.errors import NotGivenUpError, PenstockError
+
+_log = logging.getLogger(__name__)
+
+#: Calls of a stack that are shown.
+_MOST_FRAMES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What a member can do. All of it may be called from any thread; `RunningApp` says how each behaves.
+
+    Attributes:
+        stacks: returns, by name, the stacks of handlers that are no threads of their own, each as `traceback` has it.
+    """
+
+    pause: Callable[[str, int | None], None]
+    resume: Callable[[str, int | None], None]
+    give_up: Callable[[str, int, int], str]
+    stacks: Callable[[], Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a member answers to a command."""
+
+    outcome: Outcome
+    said: str
+    details: str | None = None
+
+
+def carry_out(command: Command, member: Member) -> Answer:
+    """Do what a command says; return what came of it, whatever that raises."""
+    try:
+        return _DOING[command.name](command, member)
+    except NotGivenUpError as error:
+        return Answer(Outcome.SENT if error.is_under_way else Outcome.REFUSED, str(error))
+    except PenstockError as error:
+        return Answer(Outcome.REFUSED, str(error))
+    except Exception as error:  # noqa: BLE001 - its text may be anything; the log is the member's own
+        _log.exception("command %s (%s) failed", command.name, command.id)
+        return Answer(Outcome.FAILED, f"{command.name} failed with {type(error).__name__}; the member's log says where")
+
+
+def _pause(command: Command, member: Member) -> Answer:
+    member.pause(_topic(command), command.partition)
+    return Answer(Outcome.DONE, f"{command.place} is paused: what was taken in is finished, and nothing more fetched")
+
+
+def _resume(command: Command, member: Member) -> Answer:
+    member.resume(_topic(command), command.partition)
+    return Answer(Outcome.DONE, f"{command.place} goes on")
+
+
+def _give_up(command: Command, member: Member) -> Answer:
+    if command.partition is None or command.offset is None:
+        raise PenstockError("a message is named by its partition and its offset; name both")
+    letters = member.give_up(_topic(command), command.partition, command.offset)
+    return Answer(Outcome.DONE, f"{command.place} was given up: {letters} has it, and its key goes on")
+
+
+def _stacks(_command: Command, member: Member) -> Answer:
+    threads = sum(1 for _ in threading.enumerate())
+    lines = [*_thread_stacks(), *_task_stacks(member.stacks())]
+    return Answer(Outcome.DONE, f"the stacks of {threads} threads", "\n".join(lines)[:MOST_DETAILS])
+
+
+def _topic(command: Command) -> str:
+    if command.topic is None:
+        raise PenstockError(f"{command.name} is for a topic; name one")
+    return command.topic
+
+
+_DOING: Mapping[str, Callable[[Command, Member], Answer]] = {
+    "pause": _pause,
+    "resume": _resume,
+    "give-up": _give_up,
+    "stacks": _stacks,
+}
+
+
+def _thread_stacks() -> Iterator[str]:
+    """Yield the stack of each thread, the call last: files, lines and functions. No values, and no text of the code."""
+    names = {one.ident: one.name for one in threading.enumerate()}
+    frames = sys._current_frames()  # noqa: SLF001 - the documented way to a stack
+    # Ours first: what does not fit is cut.
+    ours = sorted(frames, key=lambda ident: (not names.get(ident, "").startswith("penstock-"), names.get(ident, "")))
+    for ident in ours:
+        yield f"{names.get(ident, 'a thread without a name')}:"
+        # `walk_stack` begins at the call that is last.
+        walked = traceback.StackSummary.extract(
+            traceback.walk_stack(frames[ident]), limit=_MOST_FRAMES, lookup_lines=False
+        )
+        yield from (f"  {one.filename}:{one.lineno} {one.name}" for one in reversed(list(walked)))
+
+
+def _task_stacks(stacks: Mapping[str, Any]) -> Iterator[str]:
+    threads = {one.name for one in threading.enumerate()}
+    for name, stack in stacks.items():
+        if name in threads:
+            continue
+        yield f"{name}:"
+        # Without the text of the code, which may hold anything.
+        yield from (f"  {line.strip()}" for line in str(stack).splitlines() if line.startswith('  File "'))

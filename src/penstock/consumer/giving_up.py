@@ -1,0 +1,146 @@
+"""Giving up the message that holds a partition, by request: what is asked, when it is refused, and what came of it.
+
+It is done by the holder of the message's lane, as `failures/give_ups.py` says. Here, on the thread of who asks, is all
+that may take time: whether the message can be given up is told in a sentence, and its dead-letter topic is made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+
+from penstock.clients.cluster import Cluster
+from penstock.clients.rights import MissingRightError, Operation, topic_right
+from penstock.consumer.assignments import Assignment, ConsumerLane
+from penstock.consumer.engine import Engine
+from penstock.consumer.failures.give_ups import GiveUp
+from penstock.consumer.failures.parking import GIVEABLE
+from penstock.consumer.handlers.handler import OnFailure
+from penstock.consumer.inspection.explain import Explanation
+from penstock.consumer.inspection.parked_keys import head_of
+from penstock.consumer.polling.health.startup_checks import create_outputs
+from penstock.errors import NotGivenUpError
+
+#: Seconds between two looks whether a request can still be carried out.
+_LOOK_S = 0.1
+#: Why a message that holds its partition is not given up, by where it is.
+_WHY_NOT = {
+    "in handler": "it is in its handler, and a thread cannot be interrupted; ask again when the handler has returned, "
+    "or stop the member: the message is handled again then",
+    "put off": "its handler has put its completion off; ask again when that has come, or has failed",
+    "publishing": "its handler is done with it, and what that returned is being published",
+    "queued": "it waits for a worker, and was not tried yet",
+    "held by rate": "it waits for the rate of its handler; raise that by change_handler(topic, rate=...)",
+    "dead letter": "it is on its way to another topic already",
+    "behind its key": "it stands behind another message of its key; give that up",
+    "parked": "the consumer stops because of it",
+}
+
+
+class GivingUp:
+    """Asks an engine that runs. Thread-safe."""
+
+    def __init__(self, engine: Engine, cluster: Cluster) -> None:
+        self._engine = engine
+        self._cluster = cluster
+
+    def ask(self, topic: str, partition: int, offset: int) -> GiveUp:
+        """Ask for a message to be given up; raise `NotGivenUpError` where it cannot be."""
+        assignment, place = self._assignment(topic, partition), f"{topic}[{partition}]@{offset}"
+        if assignment is None:
+            raise NotGivenUpError(f"{place} was not given up: this member does not have {topic}[{partition}]")
+        self._require_blocking(assignment, place, offset)
+        found = self._parked(assignment, offset)
+        if found is None:
+            raise NotGivenUpError(self._why_not(assignment, place, offset))
+        letters = self._prepare_topic(assignment, place)
+        one = self._engine.processor.give_ups.ask((assignment, offset), letters)
+        self._engine.processor.wake_key(*found)
+        return one
+
+    def wait(self, one: GiveUp, timeout: float) -> str:
+        """Wait until a message is in its dead-letter topic, and return the name of that; raises as `judge`."""
+        deadline = time.monotonic() + timeout
+        while not one.ended.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline or self._is_vain(one):
+                break
+        return self.judge(one)
+
+    def judge(self, one: GiveUp) -> str:
+        """Return the dead-letter topic that has the message; raise `NotGivenUpError` where that has not come about.
+
+        What nobody has acted on is taken back.
+        """
+        assignment, offset = one.place
+        place = f"{assignment}@{offset}"
+        if self._engine.processor.give_ups.withdraw(one):
+            self._require_blocking(assignment, place, offset)
+            raise NotGivenUpError(self._why_not(assignment, place, offset))
+        if not one.ended.is_set():
+            words = self._engine.dead_letter_publisher.states.get(one.place, "it is being written")
+            raise NotGivenUpError(
+                f"{place} is given up, and not in {one.topic} yet: {words}; its key and its offset wait for that",
+                is_under_way=True,
+            )
+        if one.refusal is not None:
+            raise NotGivenUpError(f"{place} was not given up: {one.refusal}")
+        return one.topic
+
+    def _assignment(self, topic: str, partition: int) -> Assignment | None:
+        every = self._engine.assignments.all()
+        return next((one for one in every if (one.topic, one.partition) == (topic, partition)), None)
+
+    def _explanation(self, assignment: Assignment) -> Explanation | None:
+        place = (assignment.topic, assignment.partition)
+        return next((one for one in self._engine.explain() if (one.topic, one.partition) == place), None)
+
+    def _is_vain(self, one: GiveUp) -> bool:
+        """Tell whether the message does not hold its partition any more, and nobody has acted on the request."""
+        assignment, offset = one.place
+        return not one.taken.is_set() and (not assignment.active or assignment.tracker.watermark != offset)
+
+    def _require_blocking(self, assignment: Assignment, place: str, offset: int) -> None:
+        found = self._explanation(assignment)
+        if found is None or not assignment.active:
+            raise NotGivenUpError(f"{place} was not given up: its partition has left this member")
+        if found.blocking_offset != offset:
+            holder = "nothing" if found.blocking_offset is None else f"offset {found.blocking_offset}, {found.state},"
+            raise NotGivenUpError(f"{place} was not given up: it does not hold {assignment}; {holder} does")
+
+    def _parked(self, assignment: Assignment, offset: int) -> tuple[ConsumerLane, Hashable] | None:
+        """Return the lane and the key of a message that is parked and can be given up. What is seen is a hint."""
+        found = self._explanation(assignment)
+        if found is None or found.state in {"in handler", "dead letter"}:
+            return None
+        for lane in self._engine.scheduler.lanes:
+            # A copy, made in one step: the holder changes the dictionary meanwhile.
+            for key, parked in lane.parked.copy().items() if lane.parked else ():
+                head = head_of(parked)
+                if head is not None and (head[0].assignment, head[2].offset()) == (assignment, offset):
+                    return (lane, key) if parked.state in GIVEABLE else None
+        return None
+
+    def _why_not(self, assignment: Assignment, place: str, offset: int) -> str:
+        found = self._explanation(assignment)
+        if found is None or found.blocking_offset != offset:
+            return f"{place} was not given up: it does not hold {assignment} any more"
+        why = _WHY_NOT.get(found.state, f"it is {found.state}")
+        if found.state == "parked" and self._parked(assignment, offset) is not None:
+            why = "the worker of its lane is in another handler; ask again when that has returned"
+        detail = "" if found.detail is None else f" ({found.detail})"
+        return f"{place} was not given up: {why}{detail}"
+
+    def _prepare_topic(self, assignment: Assignment, place: str) -> str:
+        """Return the dead-letter topic, which is there and writable then; only some handlers have asked for theirs."""
+        handler, source = assignment.route.handler, assignment.route.source or assignment.topic
+        name = handler.dead_letter_topic.replace("{topic}", source)
+        if handler.on_failure is not OnFailure.DEAD_LETTER:
+
+            def prepare() -> None:
+                create_outputs(self._cluster, self._cluster.require_topics([source]), {name: (source,)})
+                missing = self._cluster.ask_rights([topic_right(Operation.WRITE, name)]).wait().missing
+                if missing:
+                    raise MissingRightError(f"{place} was not given up", missing, self._cluster.principal)
+
+            self._cluster.in_background("making a dead-letter topic", prepare).wait()
+        return name

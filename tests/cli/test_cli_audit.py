@@ -1,0 +1,47 @@
+"""`penstock audit`: what was done, one line each, with all that is planted there escaped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from commands import Command
+from penstock.commands.audit import AuditRecord, Kind, Outcome
+from penstock.commands.audit_log import AuditWriter
+from penstock.commands.settings import CommandSettings
+from penstock.devbroker import DevBroker
+
+PLANTED = "<script>alert(1)</script>\x1b[2J\r\n2026-01-01 forged'; DROP TABLE audit;--"
+
+
+def record(kind: Kind, number: int, **fields: str) -> AuditRecord:
+    outcome = None if kind is Kind.ASKED else Outcome.DONE
+    return AuditRecord(
+        kind, f"{number:032x}", "pause", {"topic": PLANTED}, "somebody", "here", number, outcome, **fields
+    )
+
+
+def test_what_was_done_is_printed_a_line_each_and_nothing_planted_runs(
+    broker: DevBroker, new_topic: Callable[..., str], penstock_command: Command
+) -> None:
+    topic = new_topic(2)
+    writer = AuditWriter(broker.bootstrap_servers, {}, CommandSettings(audit_topic=topic))
+    writer.tell(record(Kind.ASKED, 1), "sms")
+    writer.tell(record(Kind.ANSWER, 1, said=PLANTED, details=f"penstock-poll-sms:\n  {PLANTED}"), "sms")
+    writer.write(topic, b"\xff garbage", b"sms")
+    writer.tell(record(Kind.OUTCOME, 1, said="paused"), "sms")
+    at = ("--bootstrap-servers", broker.bootstrap_servers, "--audit-topic", topic)
+
+    code, out, err = penstock_command("audit", *at)
+    _, detailed, _ = penstock_command("audit", "--details", *at)
+    _, as_json, _ = penstock_command("audit", "--json", "--last", "1", *at)
+    missing = penstock_command("audit", "--bootstrap-servers", broker.bootstrap_servers, "--audit-topic", "none-such")
+
+    assert (code, len(out.splitlines())) == (0, 3)
+    assert out.splitlines()[0].startswith("1970-01-01 00:00:00 00000000 pause asked by somebody [topic=<script>")
+    assert "\x1b" not in out + detailed + as_json
+    assert r"\x1b[2J\r\n2026-01-01 forged" in out
+    assert "1 records that are none of the audit were passed over" in err
+    assert "penstock-poll-sms:" in detailed
+    assert [json.loads(line)["said"] for line in as_json.splitlines()] == ["paused"]
+    assert (missing.code, "no such topic" in missing.err) == (1, True)

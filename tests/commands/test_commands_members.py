@@ -1,0 +1,251 @@
+"""Members do what they are told in a topic, once, and answer in the audit: on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from tenacity import wait_fixed
+
+import penstock
+from penstock.commands.audit import AuditRecord, Outcome
+from penstock.commands.audit_log import audit_records
+from penstock.commands.carrying_out import Member
+from penstock.commands.command import Command, encode_command
+from penstock.commands.fields import SIGNATURE, signature
+from penstock.commands.listener import CommandListener
+from penstock.commands.sender import CommandSender
+from penstock.commands.settings import CommandSettings
+from penstock.devbroker import DevBroker, User
+from rights import give, on_topic
+from waiting import wait_until
+
+TOKEN = "signed" * 4
+RunApp = Callable[..., penstock.RunningApp]
+
+
+@pytest.fixture
+def settings(broker: DevBroker, topic_numbers: Iterator[int]) -> CommandSettings:
+    number = next(topic_numbers)
+    return CommandSettings(f"commands-{number}", f"audit-{number}")
+
+
+@pytest.fixture
+def run_app(broker: DevBroker, settings: CommandSettings) -> Iterator[RunApp]:
+    """Return a function that starts an app whose handler fails for "bad", and that hears commands."""
+    with ExitStack() as running:
+
+        def run(name: str, topic: str, given: CommandSettings | None = settings, **options: object) -> object:
+            app = penstock.App(
+                name,
+                bootstrap_servers=broker.bootstrap_servers,
+                commands=given or False,
+                commit_interval=0.2,
+                **options,  # type: ignore[arg-type] # the test's
+            )
+
+            @app.handler(topic, retry=penstock.retry(attempts=99, wait=wait_fixed(600)))
+            def handle(message: penstock.Message) -> None:
+                if message.value == b"bad":
+                    raise ValueError("no good")
+
+            started = running.enter_context(app.start())
+            if started._listener is not None:
+                assert started._listener.is_listening.wait(60)
+            wait_until(lambda: started.statistics().partitions, 60)
+            return started
+
+        yield run  # type: ignore[misc] # as above
+
+
+def send(broker: DevBroker, topic: str, *values: bytes) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    for value in values:
+        producer.produce(topic, value, key=b"1")
+    assert producer.flush(60) == 0
+
+
+def asked(broker: DevBroker, settings: CommandSettings, command: Command, **options: object) -> list[AuditRecord]:
+    with CommandSender(broker.bootstrap_servers, {}, settings) as sender:
+        return sender.ask(command, **options)  # type: ignore[arg-type] # the test's
+
+
+def command(name: str, group: str, **fields: object) -> Command:
+    return Command(name, group, by="a test", asked_ms=int(time.time() * 1000), **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_a_message_that_holds_its_partition_is_given_up_by_command(
+    broker: DevBroker, new_topic: Callable[..., str], settings: CommandSettings, run_app: RunApp, exactly_once: bool
+) -> None:
+    topic = new_topic()
+    running = run_app(topic, topic, exactly_once=exactly_once)
+    send(broker, topic, b"bad", b"next")
+    wait_until(lambda: running.explain()[0].state == "parked", 60)
+
+    give_up = command("give-up", topic, topic=topic, partition=0, offset=0)
+    [answer] = asked(broker, settings, give_up)
+
+    assert (answer.outcome, answer.said) == (
+        Outcome.DONE,
+        f"{topic}[0]@0 was given up: dlq.{topic} has it, and its key goes on",
+    )
+    wait_until(lambda: running.explain()[0].lag == 0 and running.explain()[0].watermark == 2, 60)
+    [again] = asked(broker, settings, command("give-up", topic, topic=topic, partition=0, offset=0))
+    assert (again.outcome, "nothing does" in again.said) == (Outcome.REFUSED, True)
+
+
+def test_a_running_handler_is_not_given_up_and_the_stacks_name_it(
+    broker: DevBroker, new_topic: Callable[..., str], settings: CommandSettings
+) -> None:
+    topic, hang = new_topic(), threading.Event()
+    app = penstock.App(topic, bootstrap_servers=broker.bootstrap_servers, commands=settings)
+
+    @app.handler(topic)
+    async def hanging_handler(message: penstock.Message) -> None:
+        await asyncio.to_thread(hang.wait, 200)
+
+    with app.start() as running:
+        assert running._listener is not None
+        assert running._listener.is_listening.wait(60)
+        send(broker, topic, b"good")
+        wait_until(lambda: [one.state for one in running.explain()] == ["in handler"], 60)
+
+        give_up = command("give-up", topic, topic=topic, partition=0, offset=0)
+        [refused] = asked(broker, settings, give_up)
+        [told] = asked(broker, settings, command("stacks", topic))
+        hang.set()
+
+    assert refused.outcome is Outcome.REFUSED
+    assert "it is in its handler, and a thread cannot be interrupted" in refused.said
+    assert told.details is not None
+    assert "hanging_handler" in told.details
+    assert "to_thread(" not in told.details
+
+
+def test_what_is_no_command_for_a_member_costs_nothing_and_the_next_one_is_done(
+    broker: DevBroker, new_topic: Callable[..., str], settings: CommandSettings, run_app: RunApp
+) -> None:
+    topic, signed = new_topic(), replace(settings, token=TOKEN)
+    running = run_app(topic, topic, signed)
+    listener = running._listener
+    assert listener is not None
+    pause = command("pause", topic, topic=topic)
+    value, key = encode_command(pause), pause.key
+    good = [(SIGNATURE, signature(TOKEN, signed.topic, value))]
+    old = encode_command(replace(pause, id="0" * 32, asked_ms=pause.asked_ms - 400_000))
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    planted = [
+        (b"\xff" * 100, good),
+        (b"[" * 5000, good),
+        (value, []),
+        (value, [(SIGNATURE, b"0" * 64)]),
+        (None, []),
+        (old, [(SIGNATURE, signature(TOKEN, signed.topic, old))]),
+        (value, good),
+        (value, good),
+    ]
+    for body, headers in planted:
+        producer.produce(signed.topic, body, key=key, headers=headers)
+    producer.produce(signed.topic, value, key=b"another group", headers=good)
+    assert producer.flush(60) == 0
+
+    [told] = asked(broker, signed, command("resume", topic, topic=topic))
+
+    every = [one for one in audit_records(broker.bootstrap_servers, {}, signed.audit_topic, 100) if one is not None]
+    answers = [(one.name, one.outcome) for one in every]
+    assert answers == [("pause", Outcome.REFUSED), ("pause", Outcome.DONE), ("resume", Outcome.DONE)]
+    assert "it is a copy, or the clock of who asked is wrong" in every[0].said
+    assert told.outcome is Outcome.DONE
+    # Garbage, forged, and what was heard before.
+    assert listener.passed_over == 6
+
+
+def test_a_command_that_is_heard_too_late_is_refused(
+    broker: DevBroker, new_topic: Callable[..., str], settings: CommandSettings
+) -> None:
+    done: list[str] = []
+    doing = Member(lambda topic, _: done.append(topic), lambda *_: None, lambda *_: "", dict)
+    made = CommandListener(
+        "sms",
+        "one",
+        doing,
+        bootstrap_servers=broker.bootstrap_servers,
+        config={},
+        settings=settings,
+        clock=lambda: time.time() + 61,
+    )
+    made.start()
+    try:
+        assert made.is_listening.wait(60)
+        [answer] = asked(broker, settings, command("pause", "sms", topic="orders"))
+    finally:
+        made.stop()
+
+    assert (answer.outcome, done) == (Outcome.REFUSED, [])
+    assert "s after the broker had it, by this machine's clock, and holds for 60 s" in answer.said
+
+
+def test_commands_are_heard_again_when_the_broker_is_back_and_a_stop_without_it_does_not_wait() -> None:
+    settings, done = CommandSettings("commands", "audit"), list[str]()
+    doing = Member(lambda topic, _: done.append(topic), lambda *_: None, lambda *_: "", dict)
+    with DevBroker(start_timeout=150) as broker:
+        made = CommandListener(
+            "sms", "one", doing, bootstrap_servers=broker.bootstrap_servers, config={}, settings=settings
+        )
+        made.start()
+        assert made.is_listening.wait(90)
+        broker.kill()
+        broker.restart()
+
+        def is_done() -> bool:
+            pause = command("pause", "sms", topic="orders")
+            try:
+                return [one.outcome for one in asked(broker, settings, pause, timeout=5.0)] == [Outcome.DONE]
+            except penstock.PenstockError:
+                return False
+
+        wait_until(is_done, 120)
+        broker.kill()
+        begun = time.monotonic()
+        made.stop()
+        assert time.monotonic() - begun < 5
+    assert done
+
+
+def test_a_listener_without_its_right_says_so_once_and_hears_when_it_is_given(
+    secured: DevBroker, new_secured_topic: Callable[..., str], new_user: Callable[..., User], caplog: Any
+) -> None:
+    commands, audit, user = new_secured_topic(), new_secured_topic(), new_user()
+    for topic in (commands, audit):
+        give(secured, user, on_topic(topic, "Describe"))
+    done: list[str] = []
+    doing = Member(lambda topic, _: done.append(topic), lambda *_: None, lambda *_: "", dict)
+    settings = CommandSettings(commands, audit)
+    made = CommandListener(
+        "sms", "one", doing, bootstrap_servers=secured.bootstrap_servers, config=user.config, settings=settings
+    )
+    with caplog.at_level(logging.WARNING, "penstock.commands"):
+        made.start()
+        try:
+            wait_until(lambda: f"--operation Read --topic '{commands}'" in caplog.text, 60)
+            give(secured, user, [*on_topic(commands, "Read"), *on_topic(audit, "Write")])
+            assert made.is_listening.wait(60)
+            with CommandSender(secured.bootstrap_servers, secured.admin_config, settings) as sender:
+                sender.audit.write(commands, b"no command", b"sms")
+                # Not stamped by the brokers, for it was made without that setting.
+                [answer] = sender.ask(command("pause", "sms", topic="orders"), ["one"], 30.0)
+        finally:
+            made.stop()
+
+    assert caplog.text.count("hears no commands") == 1
+    assert (answer.outcome, done) == (Outcome.REFUSED, [])
+    assert "message.timestamp.type=LogAppendTime" in answer.said
