@@ -1,0 +1,54 @@
+"""The site is built without a warning, asks nobody else for anything, and its made pages are what the code says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from generate import generated
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout + done.stderr
+    return folder
+
+
+def test_the_site_fetches_nothing_from_elsewhere_when_it_is_read(site: Path) -> None:
+    fetched = re.compile(
+        r"<(?:script|img|iframe)[^>]+src=\"?https?:[^>]*|<link[^>]+stylesheet[^>]+https?:[^>]*|url\(https?:"
+    )
+
+    pages = [*site.rglob("*.html"), *site.rglob("*.css")]
+
+    assert len(pages) > 30
+    assert {str(page.relative_to(site)): found for page in pages if (found := fetched.findall(page.read_text()))} == {}
+
+
+def test_the_site_holds_no_place_of_the_machine_that_built_it(site: Path) -> None:
+    pages = {page: page.read_text() for page in site.rglob("*.html")}
+
+    assert [page.name for page, text in pages.items() if str(ROOT) in text] == []
+
+
+@pytest.mark.parametrize("page", generated(), ids=lambda page: page.name)
+def test_what_is_made_from_the_code_is_current(page: Path) -> None:
+    assert page.read_text() == generated()[page], "run `make docs`, and commit what it writes"
