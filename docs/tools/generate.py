@@ -8,13 +8,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from command_page import command_page
+from pictures.guarantees import TIMELINES
+from pictures.lanes import lanes
+from pictures.offset_map import offset_map
+from pictures.transaction import transaction
 
 DOCS = Path(__file__).parents[1]
 
 
 def generated() -> dict[Path, str]:
     """Return what is made, by where it stands."""
-    return {DOCS / "commands.md": command_page()}
+    pages = {
+        DOCS / "commands.md": command_page(),
+        DOCS / "images" / "lanes.svg": lanes(),
+        DOCS / "images" / "transaction.svg": transaction(),
+        DOCS / "images" / "offset-map.svg": offset_map(),
+    }
+    return pages | {DOCS / "images" / f"{name}.svg": one.svg() for name, one in TIMELINES.items()}
 
 
 def main() -> None:
