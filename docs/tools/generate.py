@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from command_page import command_page
+from option_tables import with_tables
 from pictures.guarantees import TIMELINES
 from pictures.lanes import lanes
 from pictures.offset_map import offset_map
@@ -20,6 +21,8 @@ def generated() -> dict[Path, str]:
     """Return what is made, by where it stands."""
     pages = {
         DOCS / "commands.md": command_page(),
+        DOCS / "options.md": with_tables((DOCS / "options.md").read_text()),
+        DOCS / "spark.md": with_tables((DOCS / "spark.md").read_text()),
         DOCS / "images" / "lanes.svg": lanes(),
         DOCS / "images" / "transaction.svg": transaction(),
         DOCS / "images" / "offset-map.svg": offset_map(),
