@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import re
 import subprocess
@@ -10,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from generate import generated
+
+from test_public_names import INNER, PACKAGES
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,3 +56,28 @@ def test_the_site_holds_no_place_of_the_machine_that_built_it(site: Path) -> Non
 @pytest.mark.parametrize("page", generated(), ids=lambda page: page.name)
 def test_what_is_made_from_the_code_is_current(page: Path) -> None:
     assert page.read_text() == generated()[page], "run `make docs`, and commit what it writes"
+
+
+def test_the_reference_shows_every_public_method_also_those_that_are_inherited(site: Path) -> None:
+    anchors = {one for page in site.glob("reference/*.html") for one in re.findall(r'id="([\w.]+)"', page.read_text())}
+    ends = {".".join(one.rsplit(".", 2)[1:]) for one in anchors}
+
+    missing = [one for one in methods() if one not in ends]
+
+    assert len(ends) > 300
+    assert missing == []
+
+
+def methods() -> list[str]:
+    """Return the public methods of public classes that have a docstring, as `Class.method`."""
+    found = set()
+    for package in PACKAGES:
+        home = importlib.import_module(package)
+        for name in set(home.__all__) - INNER:
+            one = getattr(home, name)
+            if not inspect.isclass(one) or not one.__module__.startswith("penstock"):
+                continue
+            for method, function in inspect.getmembers(one, inspect.isfunction):
+                if not method.startswith("_") and function.__module__.startswith("penstock") and function.__doc__:
+                    found.add(f"{name}.{method}")
+    return sorted(found)

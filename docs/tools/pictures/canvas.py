@@ -117,4 +117,4 @@ def _colours(shade: int) -> Iterable[str]:
     for role, shades in _ROLES.items():
         ground, line, text = shades[shade]
         yield f".b.{role}{{fill:{ground};stroke:{line}}}.a.{role}{{stroke:{line}}}.k.{role}{{fill:{line}}}"
-        yield f"text.{role}{{fill:{text}}}"
+        yield f"text.{role}{{fill:{text}}}text.h.{role}{{fill:{line}}}"
