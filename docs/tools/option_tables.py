@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum
+from functools import partial
 
 import penstock
 from penstock import spark_sink
@@ -58,7 +59,7 @@ _SETTINGS = "Settings outside of the code"
 def with_tables(page: str) -> str:
     """Return a page with each table of options as the code has it."""
     for heading, signature in SIGNATURES.items():
-        page = _replaced(page, f"# `{heading}`\n", lambda table, h=heading, s=signature: _options(table, h, s))
+        page = _replaced(page, f"# `{heading}`\n", partial(_options, heading, signature))
     return _replaced(page, f"# {_SETTINGS}\n", lambda _: _settings())
 
 
@@ -71,7 +72,7 @@ def _replaced(page: str, heading: str, make: Callable[[str], str]) -> str:
     return before + found + made + after.removeprefix(section)
 
 
-def _options(table: str, heading: str, signature: Callable[..., object]) -> str:
+def _options(heading: str, signature: Callable[..., object], table: str) -> str:
     columns, _, *lines = [_cells(line) for line in table.splitlines()]
     written = {row[0].strip("`"): dict(zip(columns, row, strict=True)) for row in lines}
     said = _docstring(signature)

@@ -68,6 +68,16 @@ def test_the_reference_shows_every_public_method_also_those_that_are_inherited(s
     assert missing == []
 
 
+def test_the_reference_says_something_of_every_name(site: Path) -> None:
+    part = re.compile(r'<h[234] id="(penstock[\w.]+)".*?</h[234]>(.*?)(?=<h[234] id=|</article>)', re.DOTALL)
+    code = re.compile(r"<pre.*?</pre>|<[^>]+>", re.DOTALL)
+
+    parts = [one for page in site.glob("reference/*.html") for one in part.findall(page.read_text())]
+
+    assert len(parts) > 300
+    assert [name for name, said in parts if not code.sub("", said).strip()] == []
+
+
 def methods() -> list[str]:
     """Return the public methods of public classes that have a docstring, as `Class.method`."""
     found = set()

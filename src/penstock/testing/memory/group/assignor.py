@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+#: Topic and partition.
 Place = tuple[str, int]
 
 
