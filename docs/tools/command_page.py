@@ -10,8 +10,18 @@ from typing import Any, Literal, get_args, get_origin
 import typer
 
 from penstock.cli.frame import frame
+from penstock.cli.output import DEBUG_VARIABLE
+from penstock.settings.model import PREFIX
+from penstock.settings.sources import PROFILE_VARIABLE
 
 _WORDS = {str: "text", int: "whole number", float: "number", Path: "path"}
+#: Variables that stand for an option where the command line says nothing.
+_VARIABLES = {
+    "--bootstrap-servers": f"{PREFIX}BOOTSTRAP_SERVERS",
+    "--config-file": f"{PREFIX}CONFIG",
+    "--debug": DEBUG_VARIABLE,
+    "--profile": PROFILE_VARIABLE,
+}
 _HEAD = """\
 # Commands
 
@@ -41,13 +51,15 @@ def _options(command: Any) -> Iterator[str]:
     shown = [one for one in command.params if one.name not in {"help", "install_completion", "show_completion"}]
     if not shown:
         return
-    yield "| option | default | value | meaning |"
-    yield "|---|---|---|---|"
+    yield "| option | default | value | environment | meaning |"
+    yield "|---|---|---|---|---|"
     for one in shown:
         names = ", ".join(f"`{name}`" for name in [*one.opts, *one.secondary_opts])
         if one.param_type_name == "argument":
             names = f"`{_value(one)}`"
-        yield f"| {names} | {_default(one)} | {_kind(one)} | {_cell(one.help or '')} |"
+        variable = f"`{_VARIABLES[one.opts[0]]}`" if one.opts[0] in _VARIABLES else ""
+        cells = [names, _default(one), _kind(one), variable, _cell(one.help or "")]
+        yield "".join(f"| {cell} " if cell else "| " for cell in cells) + "|"
     yield ""
 
 
@@ -65,6 +77,8 @@ def _value(one: Any) -> str:
         return str(one.metavar)
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
+    if kind is float and "seconds" in (one.help or "").lower():
+        return "seconds"
     return _WORDS[(get_args(kind) or (kind,))[0]]
 
 

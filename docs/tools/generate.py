@@ -5,6 +5,8 @@ python docs/tools/generate.py
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from command_page import command_page
@@ -17,22 +19,25 @@ from pictures.transaction import transaction
 DOCS = Path(__file__).parents[1]
 
 
-def generated() -> dict[Path, str]:
-    """Return what is made, by where it stands."""
-    pages = {
-        DOCS / "commands.md": command_page(),
-        DOCS / "options.md": with_tables((DOCS / "options.md").read_text()),
-        DOCS / "spark.md": with_tables((DOCS / "spark.md").read_text()),
-        DOCS / "images" / "lanes.svg": lanes(),
-        DOCS / "images" / "transaction.svg": transaction(),
-        DOCS / "images" / "offset-map.svg": offset_map(),
-    }
-    return pages | {DOCS / "images" / f"{name}.svg": one.svg() for name, one in TIMELINES.items()}
+def _with_tables(page: Path) -> str:
+    return with_tables(page.read_text())
+
+
+#: What makes each page or picture, by where it stands.
+GENERATED: dict[Path, Callable[[], str]] = {
+    DOCS / "commands.md": command_page,
+    **{page: partial(_with_tables, page) for page in (DOCS / "options.md", DOCS / "spark.md")},
+    DOCS / "images" / "lanes.svg": lanes,
+    DOCS / "images" / "transaction.svg": transaction,
+    DOCS / "images" / "offset-map.svg": offset_map,
+    **{DOCS / "images" / f"{name}.svg": one.svg for name, one in TIMELINES.items()},
+}
 
 
 def main() -> None:
     """Write what has changed."""
-    for path, text in generated().items():
+    for path, make in GENERATED.items():
+        text = make()
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
             print(f"written: {path.relative_to(DOCS.parent)}")

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from generate import generated
+from generate import GENERATED
 
 from test_public_names import INNER, PACKAGES
 
@@ -53,9 +53,9 @@ def test_the_site_holds_no_place_of_the_machine_that_built_it(site: Path) -> Non
     assert [page.name for page, text in pages.items() if str(ROOT) in text] == []
 
 
-@pytest.mark.parametrize("page", generated(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", GENERATED, ids=lambda page: page.name)
 def test_what_is_made_from_the_code_is_current(page: Path) -> None:
-    assert page.read_text() == generated()[page], "run `make docs`, and commit what it writes"
+    assert page.read_text() == GENERATED[page](), "run `make docs`, and commit what it writes"
 
 
 def test_the_reference_shows_every_public_method_also_those_that_are_inherited(site: Path) -> None:
