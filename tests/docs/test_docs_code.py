@@ -10,11 +10,14 @@ import ast
 import asyncio
 import importlib
 import inspect
+import json
 import re
 import shlex
 import sys
+import tomllib
 import types
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 from unittest.mock import MagicMock
@@ -180,9 +183,15 @@ def test_the_options_of_commands_that_a_page_shows_exist(page: Path) -> None:
     assert wrong == []
 
 
+@cache
+def command_line() -> Any:
+    """Return the command line; making it takes a while."""
+    return typer.main.get_command(frame())
+
+
 def has_its_options(command: str) -> bool:
     """Tell whether a command, and all options it is shown with, exist."""
-    here: Any = typer.main.get_command(frame())
+    here = command_line()
     known = {name for one in here.params for name in [*one.opts, *one.secondary_opts]}
     known |= {"--help", "-h", "--install-completion"}
     words = shlex.split(re.split(r" [#>|] ?", command, maxsplit=1)[0].removesuffix("&"))[1:]
@@ -192,3 +201,13 @@ def has_its_options(command: str) -> bool:
             known |= {name for one in here.params for name in [*one.opts, *one.secondary_opts]}
     asked = [word.partition("=")[0].rstrip(",.") for word in words if word.startswith("--")]
     return all(word in known for word in asked) and (here.name != "penstock" or bool(asked))
+
+
+DATA = [one for page in PAGES for one in blocks(page) if one.language in {"toml", "json"}]
+
+
+@pytest.mark.parametrize("block", DATA, ids=lambda block: block.place)
+def test_a_block_of_data_can_be_read(block: Block) -> None:
+    read = tomllib.loads(block.text) if block.language == "toml" else json.loads(block.text)
+
+    assert read
