@@ -8,7 +8,7 @@ SIDE_BY_SIDE := --numprocesses 5 --dist loadfile --max-worker-restart 0 \
   -o faulthandler_timeout=700 -o faulthandler_exit_on_timeout=true
 UV_VERSION := 0.13.8
 
-.PHONY: help demo test chaos simulate lint format lock bench clean
+.PHONY: help demo test chaos simulate lint docs format lock bench clean
 help: ## what can be made here
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
@@ -38,12 +38,16 @@ lint: .venv/.installed ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: .venv/.installed ## the site of docs/, in site/; a warning is an error. Pages and pictures that are made from the code first
+	$(BIN)/python docs/tools/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
+
 format: .venv/.installed ## let ruff lay the code out
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 lock: ## pin every version anew
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --group dev --generate-hashes \
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --group dev --group docs --generate-hashes \
 	  --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
 
 bench: .venv/.installed ## the figures of docs/performance.md, measured here; the last script, with the peers, takes about 25 minutes
@@ -54,4 +58,4 @@ bench: .venv/.installed ## the figures of docs/performance.md, measured here; th
 	$(BIN)/python benchmarks/side_by_side.py
 
 clean: ## remove what the targets made
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+#: Names and contents of headers, in their order; a name may stand twice.
 Headers = tuple[tuple[str, bytes | None], ...]
 
 #: `timestamp()` types of the client library, in the order of its constants (librdkafka `rd_kafka_timestamp_type_t`).

@@ -10,42 +10,16 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
+from option_tables import CHANGES, SIGNATURES
 
 import penstock
-from penstock import spark_sink
 from penstock.consumer import UNCHANGED, ConsumerSettings
 from penstock.consumer.settings import _DEFAULTS, _OWNED
 from penstock.errors import ConfigurationError
 from penstock.settings.model import Options
-from penstock.transactions.stores.file import FileStore
-from penstock.transactions.stores.sql.store import SqlStore
+from penstock.spark_sink.source.options.options import OPTION_NAMES
 
 TEXT = "\n".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("options.md", "spark.md"))
-CHANGES = {"RunningApp.change", "RunningApp.change_handler"}
-SIGNATURES: dict[str, Callable[..., object]] = {
-    "App": penstock.App,
-    "App.handler": penstock.App.handler,
-    "RunningApp.change": penstock.RunningApp.change,
-    "RunningApp.change_handler": penstock.RunningApp.change_handler,
-    "retry": penstock.retry,
-    "DeadLetterLimit": penstock.DeadLetterLimit,
-    "Telemetry": penstock.Telemetry,
-    "TransactionalProducer": penstock.TransactionalProducer,
-    "TransactionalProducer.transaction": penstock.TransactionalProducer.transaction,
-    "Coordinator": penstock.Coordinator,
-    "SqlStore": SqlStore,
-    "FileStore": FileStore,
-    "App.sink": penstock.App.sink,
-    "start_sink": spark_sink.start_sink,
-    "CommandSettings": penstock.CommandSettings,
-    "ReportSettings": penstock.ReportSettings,
-    "SqlSink": spark_sink.SqlSink,
-    "DeadLetters": spark_sink.DeadLetters,
-    "KafkaSink": spark_sink.KafkaSink,
-    "ParquetSink": spark_sink.ParquetSink,
-    "DeltaSink": spark_sink.DeltaSink,
-    "HandlerSink": spark_sink.HandlerSink,
-}
 
 
 def rows(heading: str) -> dict[str, list[str]]:
@@ -145,3 +119,21 @@ def test_the_settings_table_has_every_option_with_its_variable_and_its_type() ->
         for name in types
         if name != "config"
     } | {"config": ["`PENSTOCK_CONFIG`", "table"]}
+
+
+def test_the_table_of_the_source_has_every_option_that_it_takes() -> None:
+    section = TEXT.split("# The source\n", 1)[1].split("\n##")[0]
+
+    first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+
+    assert {name for cell in first_cells for name in re.findall(r"`(\w[\w.]*)`", cell)} == set(OPTION_NAMES)
+
+
+def test_the_table_of_the_environment_has_every_variable_that_is_read() -> None:
+    source = Path(penstock.__file__).parent
+    read = {name for path in source.rglob("*.py") for name in re.findall(r"\bPENSTOCK_[A-Z_]+[A-Z]", path.read_text())}
+    inner = {"PENSTOCK_COMMAND_LINE", "PENSTOCK_LIFELINE_FD"}  # a process sets them for those that it starts
+
+    section = TEXT.split("# Environment\n", 1)[1].split("\n## ")[0]
+
+    assert read - inner <= set(re.findall(r"PENSTOCK_[A-Z_]+[A-Z]", section))

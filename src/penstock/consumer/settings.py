@@ -51,6 +51,7 @@ class Unchanged:
     """Stands for a setting that is left as it is, where None is a value."""
 
 
+#: Stands for an option that is left as it is, where None means something.
 UNCHANGED = Unchanged()
 
 

@@ -28,6 +28,7 @@ from penstock.message import Message
 #: Called with a message, or with a list of messages where `batch` is more than one, and with a `Context` where its
 #: second parameter is annotated so; may be an `async def`.
 HandlerFunction = Callable[..., object]
+#: Says whether a message is to be handled; where not, it is done at once.
 Filter = Callable[[Message], bool]
 #: The numbers of key spaces: by name, or by the one handler that has it.
 SpaceNumbers = dict[str | int, int]

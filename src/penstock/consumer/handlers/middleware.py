@@ -17,7 +17,9 @@ from penstock.errors import BatchError, ConfigurationError, PenstockError, raise
 
 #: Hands a message, or a list of them, on to the next middleware and at last to the handler; awaited in an `async def`.
 CallNext = Callable[[Any], Any]
+#: A middleware of plain handlers: a function of a message, or a list, and what hands it on.
 PlainMiddleware = Callable[[Any, CallNext], object]
+#: One of `async def` handlers, which awaits `call_next`.
 AsyncMiddleware = Callable[[Any, CallNext], Awaitable[object]]
 
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.spark_sink")
 
+#: Stores a micro-batch, whose number is given with it; a batch may come twice.
 SinkFunction = Callable[["DataFrame", int], None]
+#: Makes the rows to store of a frame of messages.
 RowsFunction = Callable[["DataFrame"], "DataFrame"]
 
 

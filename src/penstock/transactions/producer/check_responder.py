@@ -19,6 +19,7 @@ from penstock.transactions.store import CheckSource, Store
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.ops import Author, Verdict
 
+#: Tells what became of the local transaction of a half. Called on threads of its own, maybe more than once.
 Check = Callable[[HalfMessage], TransactionState]
 
 

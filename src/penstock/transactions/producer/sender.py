@@ -26,7 +26,9 @@ from penstock.transactions.wire.ids import new_id
 
 _NO_TERMS = Terms()
 
+#: A local transaction. Its None is COMMIT, and what it raises ROLLBACK.
 Execute = Callable[[Transaction], TransactionState | None]
+#: The same, as a coroutine function or a plain one.
 AsyncExecute = Callable[[Transaction], Awaitable[TransactionState | None] | TransactionState | None]
 
 

@@ -13,8 +13,11 @@ from tenacity.wait import wait_base
 from penstock import options as check
 from penstock.errors import ConfigurationError, RetryLater
 
+#: Says whether to give up: a `tenacity.stop_*`.
 StopFunction = Callable[[tenacity.RetryCallState], bool]
+#: Says how many seconds to wait before the next try: a `tenacity.wait_*`.
 WaitFunction = Callable[[tenacity.RetryCallState], float]
+#: Says whether a failure is worth another try: a `tenacity.retry_if_*`.
 RetryFunction = Callable[[tenacity.RetryCallState], bool]
 
 

@@ -1,0 +1,104 @@
+"""The page of commands, `docs/commands.md`, from the command line itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import typer
+
+from penstock.cli.frame import frame
+from penstock.cli.output import DEBUG_VARIABLE
+from penstock.settings.model import PREFIX
+from penstock.settings.sources import PROFILE_VARIABLE
+
+_WORDS = {str: "text", int: "whole number", float: "number", Path: "path"}
+#: Variables that stand for an option where the command line says nothing.
+_VARIABLES = {
+    "--bootstrap-servers": f"{PREFIX}BOOTSTRAP_SERVERS",
+    "--config-file": f"{PREFIX}CONFIG",
+    "--debug": DEBUG_VARIABLE,
+    "--profile": PROFILE_VARIABLE,
+}
+_HEAD = """\
+# Commands
+
+<!-- Made by docs/tools/generate.py from the command line; a test holds it against the code. -->
+
+Every command and every option, as `penstock COMMAND --help` tells them. What they do, with what they print:
+[operation](operation.md); exit codes stand there, too. Addresses of brokers and settings of the Kafka clients may come
+from the environment and from a file: [options](options.md#connection-of-commands).
+"""
+
+
+def command_page() -> str:
+    """Return the page."""
+    return "\n".join([_HEAD, *_group(typer.main.get_command(frame()), "penstock")]).rstrip() + "\n"
+
+
+def _group(command: Any, name: str) -> Iterator[str]:
+    yield f"## `{name}`\n"
+    yield _paragraphs(command.help)
+    yield from _options(command)
+    yield from _example(command)
+    for one in getattr(command, "commands", {}).values():
+        yield from _group(one, f"{name} {one.name}")
+
+
+def _options(command: Any) -> Iterator[str]:
+    shown = [one for one in command.params if one.name not in {"help", "install_completion", "show_completion"}]
+    if not shown:
+        return
+    yield "| option | default | value | environment | meaning |"
+    yield "|---|---|---|---|---|"
+    for one in shown:
+        names = ", ".join(f"`{name}`" for name in [*one.opts, *one.secondary_opts])
+        if one.param_type_name == "argument":
+            names = f"`{_value(one)}`"
+        variable = f"`{_VARIABLES[one.opts[0]]}`" if one.opts[0] in _VARIABLES else ""
+        cells = [names, _default(one), _kind(one), variable, _cell(one.help or "")]
+        yield "".join(f"| {cell} " if cell else "| " for cell in cells) + "|"
+    yield ""
+
+
+def _kind(one: Any) -> str:
+    if one.param_type_name == "argument":
+        return "argument, several" if one.nargs == -1 else "argument"
+    if getattr(one, "is_flag", False):
+        return "flag"
+    return f"`{_value(one)}`".replace("|", "\\|") + (", repeatable" if one.multiple else "")
+
+
+def _value(one: Any) -> str:
+    kind = one.type_descriptor.annotation
+    if one.metavar:
+        return str(one.metavar)
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    if kind is float and "seconds" in (one.help or "").lower():
+        return "seconds"
+    return _WORDS[(get_args(kind) or (kind,))[0]]
+
+
+def _default(one: Any) -> str:
+    if one.required:
+        return "required"
+    default = one.default() if callable(one.default) else one.default
+    if default is None or default is False or default in ((), []):
+        return ""
+    return f"`{getattr(default, 'value', default)}`"
+
+
+def _paragraphs(text: str | None) -> str:
+    return re.sub(r"(?m)^ +", "", (text or "").split("\f")[0]).strip() + "\n"
+
+
+def _example(command: Any) -> Iterator[str]:
+    if command.epilog and "Example: " in command.epilog:
+        yield f"```console\n$ {command.epilog.split('Example: ')[1]}\n```\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,47 @@
+"""Write the pages and pictures that are made from the code: `make docs` runs it, and a test sees that they are current.
+
+python docs/tools/generate.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from command_page import command_page
+from option_tables import with_tables
+from pictures.guarantees import TIMELINES
+from pictures.lanes import lanes
+from pictures.offset_map import offset_map
+from pictures.transaction import transaction
+
+DOCS = Path(__file__).parents[1]
+
+
+def _with_tables(page: Path) -> str:
+    return with_tables(page.read_text())
+
+
+#: What makes each page or picture, by where it stands.
+GENERATED: dict[Path, Callable[[], str]] = {
+    DOCS / "commands.md": command_page,
+    **{page: partial(_with_tables, page) for page in (DOCS / "options.md", DOCS / "spark.md")},
+    DOCS / "images" / "lanes.svg": lanes,
+    DOCS / "images" / "transaction.svg": transaction,
+    DOCS / "images" / "offset-map.svg": offset_map,
+    **{DOCS / "images" / f"{name}.svg": one.svg for name, one in TIMELINES.items()},
+}
+
+
+def main() -> None:
+    """Write what has changed."""
+    for path, make in GENERATED.items():
+        text = make()
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+            print(f"written: {path.relative_to(DOCS.parent)}")
+
+
+if __name__ == "__main__":
+    main()

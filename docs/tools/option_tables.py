@@ -1,0 +1,131 @@
+"""The tables of options, in `docs/options.md` and `docs/spark.md`, from the code.
+
+Names, their order, defaults, environment variables and what may change while an app runs are the code's. A row's unit
+and meaning are the page's, where it has the row; a new option gets them from the docstring, to be written out there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import partial
+
+import penstock
+from penstock import spark_sink
+from penstock.consumer import UNCHANGED
+from penstock.settings.model import PREFIX, Options
+from penstock.transactions.stores.file import FileStore
+from penstock.transactions.stores.sql.store import SqlStore
+
+#: Calls in which None stands for what there is.
+CHANGES = {"RunningApp.change", "RunningApp.change_handler"}
+#: What has a table, by its heading.
+SIGNATURES: Mapping[str, Callable[..., object]] = {
+    "App": penstock.App,
+    "ReportSettings": penstock.ReportSettings,
+    "CommandSettings": penstock.CommandSettings,
+    "App.handler": penstock.App.handler,
+    "RunningApp.change": penstock.RunningApp.change,
+    "RunningApp.change_handler": penstock.RunningApp.change_handler,
+    "retry": penstock.retry,
+    "DeadLetterLimit": penstock.DeadLetterLimit,
+    "Telemetry": penstock.Telemetry,
+    "TransactionalProducer": penstock.TransactionalProducer,
+    "TransactionalProducer.transaction": penstock.TransactionalProducer.transaction,
+    "Coordinator": penstock.Coordinator,
+    "SqlStore": SqlStore,
+    "FileStore": FileStore,
+    "App.sink": penstock.App.sink,
+    "start_sink": spark_sink.start_sink,
+    "SqlSink": spark_sink.SqlSink,
+    "DeadLetters": spark_sink.DeadLetters,
+    "KafkaSink": spark_sink.KafkaSink,
+    "ParquetSink": spark_sink.ParquetSink,
+    "DeltaSink": spark_sink.DeltaSink,
+    "HandlerSink": spark_sink.HandlerSink,
+}
+#: What changes options of it while an app runs.
+LIVE: Mapping[str, Callable[..., object]] = {
+    "App": penstock.RunningApp.change,
+    "App.handler": penstock.RunningApp.change_handler,
+}
+_UNITS = {"seconds": "s", "bytes": "bytes", "messages": "messages", "threads": "threads"}
+_TYPES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "dict": "table"}
+_TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+_SETTINGS = "Settings outside of the code"
+
+
+def with_tables(page: str) -> str:
+    """Return a page with each table of options as the code has it."""
+    for heading, signature in SIGNATURES.items():
+        page = _replaced(page, f"# `{heading}`\n", partial(_options, heading, signature))
+    return _replaced(page, f"# {_SETTINGS}\n", lambda _: _settings())
+
+
+def _replaced(page: str, heading: str, make: Callable[[str], str]) -> str:
+    before, found, after = page.partition(heading)
+    if not found:
+        return page
+    section = re.split(r"^#+ ", after, maxsplit=1, flags=re.MULTILINE)[0]
+    made = _TABLE.sub(lambda table: make(table[0]), section, count=1)
+    return before + found + made + after.removeprefix(section)
+
+
+def _options(heading: str, signature: Callable[..., object], table: str) -> str:
+    columns, _, *lines = [_cells(line) for line in table.splitlines()]
+    written = {row[0].strip("`"): dict(zip(columns, row, strict=True)) for row in lines}
+    said = _docstring(signature)
+    changes = set(inspect.signature(LIVE[heading]).parameters) - {"self", "topic"} if heading in LIVE else set()
+    rows = []
+    for one in inspect.signature(signature).parameters.values():
+        if one.name == "self":
+            continue
+        unit = next((unit for word, unit in _UNITS.items() if word in said.get(one.name, "")), "")
+        row = {"unit": unit, "meaning": said.get(one.name, "")} | written.get(one.name, {})
+        row |= {"option": f"`{one.name}`", "default": _default(heading, one)}
+        row["environment"] = f"`{PREFIX}{one.name.upper()}`" if one.name in Options.model_fields else ""
+        row["live"] = "yes" if one.name in changes else "no"
+        rows.append([row[column] for column in columns])
+    return _drawn([columns, *rows])
+
+
+def _settings() -> str:
+    rows = [["key", "environment", "type"]]
+    for name, field in Options.model_fields.items():
+        kind = (
+            "table" if name == "config" else next(word for one, word in _TYPES.items() if one in str(field.annotation))
+        )
+        rows.append([f"`{name}`", f"`{PREFIX}{name.upper()}`", kind])
+    return _drawn(rows)
+
+
+def _default(heading: str, parameter: inspect.Parameter) -> str:
+    value = parameter.default
+    if value is inspect.Parameter.empty:
+        return "required"
+    if repr(value) == "<factory>":
+        return "empty"
+    if value is UNCHANGED or (heading in CHANGES and value is None):
+        return "unchanged"
+    plain = value.value if isinstance(value, Enum) else value
+    return f'`"{plain}"`' if isinstance(plain, str) else f"`{plain!r}`"
+
+
+def _docstring(signature: Callable[..., object]) -> dict[str, str]:
+    """Return what the docstring says of each argument."""
+    text = inspect.getdoc(signature) or ""
+    arguments = re.split(r"\n\n(?=\S)", text.partition("Args:\n")[2])[0]
+    found = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE)
+    return {name: " ".join(meaning.split()).rstrip(".").replace("|", "\\|") for name, meaning in found}
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+
+
+def _drawn(rows: list[list[str]]) -> str:
+    head, *body = rows
+    lines = ["".join(f"| {cell} " if cell else "| " for cell in row) + "|" for row in [head, *body]]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
