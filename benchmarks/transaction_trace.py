@@ -73,7 +73,7 @@ class Trace:
         read, decided, begun, committed = _COORDINATOR
         self._wrap(PartitionState, "add_half", lambda _, __, half, *___: self.note(read, half.value, time.time_ns()))
         self._wrap(PartitionState, "_decide", lambda _, one, *__: self.note(decided, one.half.value, time.time_ns()))
-        self._wrap(GroupCommit, "mark", lambda group, *, in_flight: in_flight and self._group(begun, group.decided()))
+        self._wrap(GroupCommit, "_mark", lambda group, *, in_flight: in_flight and self._group(begun, group.decided()))
         self._wrap(GroupCommit, "committed", lambda group: self._group(committed, group.decided()))
         self._wrap(Publisher, "_do", self._step)
         self._wrap(Publisher, "_commit", lambda _: None, functools.partial(self._step, step="commit_transaction"))

@@ -158,9 +158,9 @@ def read(servers: str, topic: str, traced: str = "") -> None:
     consumer.close()
 
 
-def stamped() -> bytes:
-    """Return a value that says when it was made."""
-    return time.time_ns().to_bytes(STAMP, "big") + PADDING
+def stamped(at_ns: int = 0) -> bytes:
+    """Return a value that says when it was made, or was to be."""
+    return (at_ns or time.time_ns()).to_bytes(STAMP, "big") + PADDING
 
 
 def by_futures(wide: int, end: float, submit: Callable[[bytes, bytes], Callable[[], object]]) -> int:
@@ -229,13 +229,13 @@ def by_tasks(wide: int, end: float, producer: TransactionalProducer, topic: str)
 
 def paced(rate: float, end: float, submit: Callable[[bytes, bytes], Callable[[], object]]) -> int:
     """Send at a rate until the time has come, in ticks of a millisecond at the least; return how many were sent."""
-    # A broker that is measured has both compilers of the JVM.
-    os.environ.setdefault("KAFKA_JVM_PERFORMANCE_OPTS", "-XX:+TieredCompilation")
-    count, begin = 0, time.monotonic()
+    count, begin, begin_ns = 0, time.monotonic(), time.time_ns()
     open_ones = deque[Callable[[], object]]()
     while (now := time.monotonic()) < end:
         while count < (now - begin) * rate:
-            open_ones.append(submit(KEYS[count % len(KEYS)], stamped()))
+            # When it was to be sent: what a sender that is late does to those behind counts, too.
+            due_ns = begin_ns + int(count / rate * 1e9)
+            open_ones.append(submit(KEYS[count % len(KEYS)], stamped(due_ns)))
             count += 1
         while len(open_ones) > 10_000:
             open_ones.popleft()()
@@ -507,6 +507,8 @@ def load() -> str:
 @contextmanager
 def a_broker(options: argparse.Namespace) -> Iterator[tuple[str, Path]]:
     """Give the addresses of a broker, and where it keeps its data."""
+    # A broker that is measured has both compilers of the JVM, as RocketMQ's has.
+    os.environ.setdefault("KAFKA_JVM_PERFORMANCE_OPTS", "-XX:+TieredCompilation")
     if options.bootstrap:
         yield options.bootstrap, Path()
         return

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+
 from transaction_tools import Bench
 
+from penstock.transactions.producer.submission import Submission
 from waiting import wait_until
 
 #: More than the coordinator holds of them at a time, by far: what waits in it is a few groups and 500 ms of halves.
@@ -30,3 +34,23 @@ def test_a_backlog_waits_in_the_logs_and_not_in_the_memory(bench: Bench) -> None
     assert len(held) > 10, "it was looked at while it worked"
     assert max(held) <= HELD
     assert len(bench.visible()) == BACKLOG
+
+
+def test_a_producer_that_outruns_the_coordinator_is_paced_by_it(bench: Bench) -> None:
+    coordinator, producer = bench.coordinator(transaction_timeout=600), bench.producer()
+    pace = producer._store._pace  # type: ignore[attr-defined] # the store is Kafka's
+    open_ones, sent, held, deadline = deque[Submission](), 0, 0, time.monotonic() + 120
+
+    while not held and time.monotonic() < deadline:
+        open_ones.append(producer.submit(bench.topic, key=b"%d" % (sent % 1_000), value=b"v"))
+        sent += 1
+        held = len(pace._held)
+        if len(open_ones) >= 64:
+            open_ones.popleft().result(60)
+    for one in open_ones:
+        one.result(60)
+    bench.settled(coordinator, committed=sent)
+
+    assert held, "an answer waited for the publication"
+    assert not pace._held
+    assert len(bench.visible()) == sent

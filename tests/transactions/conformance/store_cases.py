@@ -227,7 +227,15 @@ class KafkaBench(StoreBench):
     checks_allowed = 4
 
     def make_store(self) -> Store:
-        return KafkaStore(self.servers, prefix=self.prefix, partitions=1, config={}, send_timeout_s=30.0, name="test")
+        return KafkaStore(
+            self.servers,
+            prefix=self.prefix,
+            partitions=1,
+            config={},
+            send_timeout_s=30.0,
+            name="test",
+            in_flight=lambda: 0,
+        )
 
     def make_coordinator(self, **options: Any) -> Coordinator:
         return Coordinator(bootstrap_servers=self.servers, prefix=self.prefix, partitions=1, **options)

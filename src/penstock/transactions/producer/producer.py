@@ -129,6 +129,8 @@ class TransactionalProducer(TransactionSender):
                 "prefix, partitions and config are the store's own: give them to it, not beside it"
             )
         self._group = group
+        room_timeout_s = send_timeout if when_full == "block" else 0.0
+        in_flight = InFlightLimit(max_in_flight, max_in_flight_bytes, room_timeout_s)
         self._store: Store = store or KafkaStore(
             bootstrap_servers or "",
             prefix=prefix,
@@ -136,12 +138,12 @@ class TransactionalProducer(TransactionSender):
             config=config or {},
             send_timeout_s=send_timeout,
             name=group,
+            in_flight=lambda: in_flight.count,
         )
-        room_timeout_s = send_timeout if when_full == "block" else 0.0
         self._deadlines = RequestDeadlines(group, math.inf if store is None else send_timeout, publish_timeout)
         self._core = Core(
             self._store,
-            InFlightLimit(max_in_flight, max_in_flight_bytes, room_timeout_s),
+            in_flight,
             self._deadlines,
             has_check=check is not None,
             spans=_spans_of(telemetry, group),

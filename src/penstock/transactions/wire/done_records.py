@@ -100,6 +100,25 @@ def encode_done(notes: Sequence[Note], snapshots: Sequence[Snapshot] = ()) -> by
     return b"".join(parts)
 
 
+def last_settled(value: bytes | None) -> tuple[int, int] | None:
+    """Return the place of the decision that a done record settles last; None: it settles none, or does not read.
+
+    A glance for those who follow the log and want no more of it.
+    """
+    content = value or b""
+    try:
+        version, count, _ = _DONE.unpack_from(content)
+        if version == _VERSION:
+            # Counts of checks stand behind what is settled.
+            for number in range(count - 1, -1, -1):
+                _, _, verdict, *_, op_offset, op_index = _NOTE.unpack_from(content, _DONE.size + number * _NOTE.size)
+                if verdict != Verdict.UNKNOWN:
+                    return op_offset, op_index
+    except struct.error:
+        pass
+    return None
+
+
 def decode_done(value: bytes | None) -> Done:
     """Read the value of a done record."""
     try:

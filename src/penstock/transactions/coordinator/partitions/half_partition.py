@@ -197,6 +197,8 @@ class HalfPartition:
 
     def judge_held(self, batch: CommitBatch) -> None:
         """Have the decisions judged that waited for the end of the Kafka transaction that had a batch."""
+        if not self.state.ahead:
+            return
         for pending in batch.decided:
             self.feed.judge_held(pending.half.transaction_id)
         for snapshot in batch.snapshots:

@@ -116,7 +116,8 @@ class LogFeed:
             self._refuse(half.transaction_id, offset, pending, forged=True)
         if state.payloads.bytes > state.payloads.limit:
             state.payloads.make_room()
-        self.judge_held(half.transaction_id)
+        if state.ahead:
+            self.judge_held(half.transaction_id)
 
     def op(self, message: Message, now: float) -> None:
         """Take a record of the op log in; it was read at `now`, in monotonic seconds."""
@@ -271,9 +272,8 @@ class LogFeed:
 
     def judge_held(self, transaction_id: str) -> None:
         """Have the decisions judged that were held: a half of their transaction came, or what was under way ended."""
-        if self._state.has_ahead:
-            for op_offset, refusal in self._state.join_ahead(transaction_id):
-                self._refuse(transaction_id, op_offset, refusal)
+        for op_offset, refusal in self._state.join_ahead(transaction_id):
+            self._refuse(transaction_id, op_offset, refusal)
 
     def _refuse(self, transaction_id: str, offset: int, refusal: Refusal, *, forged: bool = False) -> None:
         if forged:

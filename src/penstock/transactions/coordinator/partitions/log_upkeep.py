@@ -183,7 +183,7 @@ class LogUpkeep:
         half = look.bounds.get((HALF, number))
         if half is not None and HALF in look.ids:
             partition.feed.half_log_is_intact(asked.op_position)
-        if half is not None and partition.state.has_ahead:
+        if half is not None and partition.state.ahead:
             partition.sweep(half.end, asked.op_position)
         if done is not None:
             partition.mark(done.end)

@@ -42,31 +42,31 @@ class AheadOps:
         self._is_pending = is_pending
         self._waits = waits
         self._judge = judge
-        # By transaction id, in the order of the op log.
-        self._waiting: dict[str, list[Ahead]] = {}
+        #: By transaction id, in the order of the op log. Always this one object: others look whether it is empty.
+        self.waiting: dict[str, list[Ahead]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum(map(len, self.waiting.values()))
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self.waiting)
 
     def __contains__(self, transaction_id: str) -> bool:
-        return transaction_id in self._waiting
+        return transaction_id in self.waiting
 
     def add(self, ahead: Ahead) -> None:
         """Hold a decision, behind those of its transaction."""
-        self._waiting.setdefault(ahead.op.transaction_id, []).append(ahead)
+        self.waiting.setdefault(ahead.op.transaction_id, []).append(ahead)
 
     def lose_places(self) -> None:
         """Take in that the op log was made again: places in the former one mean nothing."""
-        for waiting in self._waiting.values():
+        for waiting in self.waiting.values():
             for ahead in waiting:
                 ahead.offset = _NO_PLACE
 
     def join(self, transaction_id: str, half_position: int) -> list[tuple[int, Refusal]]:
         """Apply the decisions on a half that has just arrived; return the refused ones by op offset."""
-        waiting = self._waiting.pop(transaction_id, None)
+        waiting = self.waiting.pop(transaction_id, None)
         if waiting is None:
             return []
         refused = []
@@ -75,7 +75,7 @@ class AheadOps:
             if is_pending and self._waits(ahead.op):
                 # How far the half log must be read for the rest is not known yet.
                 ahead.limit = None
-                self._waiting.setdefault(transaction_id, []).extend(waiting[at:])
+                self.waiting.setdefault(transaction_id, []).extend(waiting[at:])
                 break
             if not is_pending and ahead.limit is not None and ahead.limit > half_position:
                 # This half was settled long ago; the decision is for a later one with the same id.
@@ -93,9 +93,9 @@ class AheadOps:
         op log; None: all had been read. `stays` tells whether decisions on a transaction are left alone.
         """
         dropped = 0
-        for transaction_id in list(self._waiting):
+        for transaction_id in list(self.waiting):
             kept: list[Ahead] = []
-            for ahead in self._waiting[transaction_id]:
+            for ahead in self.waiting[transaction_id]:
                 if read_to is not None and ahead.offset >= read_to:
                     kept.append(ahead)
                     continue
@@ -108,7 +108,7 @@ class AheadOps:
                     # The transaction may be there in part.
                     dropped += self._judge(ahead) is not None
             if kept:
-                self._waiting[transaction_id] = kept
+                self.waiting[transaction_id] = kept
             else:
-                del self._waiting[transaction_id]
+                del self.waiting[transaction_id]
         return dropped

@@ -10,7 +10,7 @@ ahead of its half and is held until the half arrives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 
 from penstock.transactions.coordinator.state.ahead import Ahead, AheadOps
 from penstock.transactions.coordinator.state.judgement import (
@@ -50,6 +50,8 @@ class PartitionState(PendingTransactions):
         self.now_ms = 0
         self._recovered = RecoveredNotes()
         self._ahead = AheadOps(self.pending.__contains__, self._waits, self._judge_ahead)
+        #: Decisions that are held, by transaction id: an object to look at before `join_ahead`, once for each record.
+        self.ahead: Mapping[str, Sized] = self._ahead.waiting
         # Halves brought back from the discarded topic before it is known here that they went there: place, half, birth.
         self._reborn: dict[str, tuple[int, Half, int]] = {}
 
@@ -229,11 +231,6 @@ class PartitionState(PendingTransactions):
         lost = self.lose(self.snapshotted) if low is None else []
         self.places.lose_done_log(low or 0, self.pending.values())
         return lost
-
-    @property
-    def has_ahead(self) -> bool:
-        """Whether decisions wait for their halves."""
-        return bool(self._ahead)
 
     def _judge(self, pending: Pending, offset: int, index: int, op: Op, appended_ms: int) -> Refusal | None:
         wrong = misfit(pending, op)

@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock.errors import DecisionNotStoredError, StoppedError
 from penstock.transactions.store import DecidedCallback
+from penstock.transactions.stores.kafka.publication_pace import PublicationPace
 from penstock.transactions.wire.ops import Op, encode_ops
 from penstock.transactions.writing.acked_producer import AckedProducer
 
@@ -42,11 +43,12 @@ class _Lane:
 
 
 class OpBatches:
-    """Writes decisions into the op topic. Thread-safe."""
+    """Writes decisions into the op topic. Thread-safe. `pace` says when answers are given."""
 
-    def __init__(self, sends: AckedProducer, topic: str) -> None:
+    def __init__(self, sends: AckedProducer, topic: str, pace: PublicationPace) -> None:
         self._sends = sends
         self._topic = topic
+        self._pace = pace
         # Only grows; setdefault is one step under the interpreter lock.
         self._lanes: dict[tuple[str, int], _Lane] = {}
         # Lanes to look at after the reports under way. Any thread adds, the delivery thread takes.
@@ -86,6 +88,7 @@ class OpBatches:
             with lane.lock:
                 refused = self._flush(lane)
             self._refuse(*refused)
+        self._pace.look()
 
     def _flush(self, lane: _Lane) -> tuple[list[Waiting], str]:
         """Send what waits, as far as may be under way; return what the client library refused, and why."""
@@ -113,13 +116,18 @@ class OpBatches:
             lane.under_way += 1
         return [], ""
 
-    def _report(self, lane: _Lane, batch: list[Waiting], error: KafkaError | None, message: Message) -> None:  # noqa: ARG002 - the client library calls it so
+    def _report(self, lane: _Lane, batch: list[Waiting], error: KafkaError | None, message: Message) -> None:
         with lane.lock:
             lane.under_way -= 1
         self._dirty.append(lane)
         if error is not None:
             self._refuse(batch, self._sends.why(self._topic, error))
             return
+        place = message.partition() or 0, message.offset() or 0
+        self._pace.stored(*place, len(batch), partial(self._complete, batch))
+
+    @staticmethod
+    def _complete(batch: list[Waiting]) -> None:
         for _, callback in batch:
             try:
                 callback(None)

@@ -1,4 +1,4 @@
-"""Callbacks of those who wait until a message is visible: the done log, read as every committed reader reads.
+"""How far publication is, and callbacks of those who wait for it: the done log, read as every committed reader reads.
 
 A note in `done` stands in the same Kafka transaction as the message it speaks of: once a committed reader sees the one,
 it sees the other.
@@ -21,7 +21,8 @@ from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.store import SettledCallback
-from penstock.transactions.wire.done_records import decode_done
+from penstock.transactions.stores.kafka.publication_pace import PublicationPace
+from penstock.transactions.wire.done_records import decode_done, last_settled
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
 
@@ -30,16 +31,21 @@ _log = logging.getLogger("penstock.transactions")
 _POLL_S = 0.1
 _ANSWER_S = 10.0
 _RECORDS = 1_000
+#: Milliseconds between two fetches while much is published: each wakes brokers and this process.
+_FETCH_MS = 5
 
 
 class DoneWatch:
-    """Follows the done log from its end and completes who waits. `add` and `remove` are thread-safe.
+    """Follows the done log from its end, completes who waits, and tells the pace. `add` and `remove` are thread-safe.
 
     Raises `BrokerConnectionError` where that end could not be learnt, `MissingRightError` where it may not be read.
     """
 
-    def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, name: str) -> None:
+    def __init__(
+        self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, name: str, pace: PublicationPace
+    ) -> None:
         self._topics = topics
+        self._pace = pace
         self._right = topic_right(Operation.READ, topics.done)
         self._rights = MissingRights(config)
         self._ration = RationedLog()
@@ -55,6 +61,8 @@ class DoneWatch:
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
                 "fetch.wait.max.ms": 100,
+                "queued.min.messages": 1,
+                "fetch.queue.backoff.ms": _FETCH_MS,
             },
         )
         try:
@@ -113,13 +121,24 @@ class DoneWatch:
                 # It is nobody's member, and needs none.
                 return
             if is_missing_right(error):
-                self._rights.refused(f'{self._topics.done} cannot be read, which wait="published" needs', self._right)
+                if self._waiting:
+                    self._rights.refused(
+                        f'{self._topics.done} cannot be read, which wait="published" needs', self._right
+                    )
             else:
                 text = "%s cannot be read: %s; it is tried again"
                 self._ration.warn("done", text, self._topics.done, reason(error))
             # Errors come back at once: without a pause this would spin.
             time.sleep(_POLL_S)
             return
+        if self._waiting:
+            self._call_back(message)
+        settled = last_settled(message.value())
+        if settled is not None:
+            self._pace.published(message.partition() or 0, settled)
+
+    def _call_back(self, message: Message) -> None:
+        """Complete those who wait for what a record settles."""
         try:
             notes = decode_done(message.value()).notes
         except MessageFormatError as bad:

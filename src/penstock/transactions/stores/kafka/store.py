@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock import clients
 from penstock.clients.rights import Operation, principal_of
-from penstock.errors import HalfNotStoredError, StoppedError, TransactionError
+from penstock.errors import HalfNotStoredError, PenstockError, StoppedError, TransactionError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.topic_settings import mend_settings
 from penstock.transactions.operator.cancelling_in_kafka import cancel
@@ -22,6 +22,7 @@ from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallb
 from penstock.transactions.stores.kafka.check_source import KafkaCheckSource
 from penstock.transactions.stores.kafka.op_batches import OpBatches
 from penstock.transactions.stores.kafka.publication_diagnosis import PublicationDiagnosis, observer_of
+from penstock.transactions.stores.kafka.publication_pace import PublicationPace
 from penstock.transactions.stores.kafka.publication_watch import DoneWatch
 from penstock.transactions.stores.target_topics import TargetTopics
 from penstock.transactions.wire.check_request import CheckRequest
@@ -131,7 +132,8 @@ def _log_lost(error: TransactionError | None) -> None:
 class KafkaStore:
     """Halves in `<prefix>.half`, decisions in `<prefix>.op`. Thread-safe; `start` and `stop` are called once each.
 
-    A half or decision that is not acknowledged within `send_timeout_s` counts as not stored.
+    A half or decision that is not acknowledged within `send_timeout_s` counts as not stored. `in_flight` tells how many
+    transactions the producer has in flight.
     """
 
     def __init__(
@@ -143,6 +145,7 @@ class KafkaStore:
         config: ClientConfig,
         send_timeout_s: float,
         name: str,
+        in_flight: Callable[[], int],
     ) -> None:
         require_prefix(prefix)
         self._bootstrap_servers = bootstrap_servers
@@ -156,10 +159,12 @@ class KafkaStore:
         # These are set by start() before any other call; decisions go to the op topic of these topics.
         self._topics = StoreTopics(prefix, partitions)
         self._half_topic = self._topics.half
-        self._ops = OpBatches(self._sends, self._topics.op)
+        self._pace = PublicationPace(in_flight, self._follow)
+        self._ops = OpBatches(self._sends, self._topics.op, self._pace)
         self._why: PublicationDiagnosis
-        # Made at the first watch, under its lock.
+        # Made at the first watch, under its lock, which guards whether it was stopped, too.
         self._watch: DoneWatch | None = None
+        self._is_stopped = False
         self._watch_lock = threading.Lock()
         self._targets = TargetTopics(self._admin, bootstrap_servers, config, self._topics.may_publish_to)
 
@@ -171,7 +176,7 @@ class KafkaStore:
         )
         mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
         self._half_topic = self._topics.half
-        self._ops = OpBatches(self._sends, self._topics.op)
+        self._ops = OpBatches(self._sends, self._topics.op, self._pace)
         inspection = Inspection(self._bootstrap_servers, self._config, self._topics)
         read = observer_of(self._admin, self._bootstrap_servers, inspection, self._topics)
         self._why = PublicationDiagnosis(read, self._prefix)
@@ -183,6 +188,7 @@ class KafkaStore:
         if self._sends.is_inherited:
             # What is open there is the parent's.
             return
+        self._pace.end()
         deadline = time.monotonic() + timeout_s
         while self._ops.open and time.monotonic() < deadline:
             time.sleep(_STOP_POLL_S)
@@ -192,6 +198,7 @@ class KafkaStore:
         if left:
             _log.warning("%d records of store %s were not acknowledged; checks will settle them", left, self._prefix)
         with self._watch_lock:
+            self._is_stopped = True
             if self._watch is not None:
                 self._watch.stop()
 
@@ -283,10 +290,29 @@ class KafkaStore:
 
     def watch(self, transaction_id: str, callback: SettledCallback) -> None:
         """Call back once a transaction is settled, as soon as a committed reader of the done log sees it."""
+        self._watching().add(transaction_id, callback)
+
+    def _watching(self) -> DoneWatch:
+        """Return what follows the done log, from now on if it does not yet. Raises as `DoneWatch`."""
         with self._watch_lock:
             if self._watch is None:
-                self._watch = DoneWatch(self._bootstrap_servers, self._config, self._topics, self._name)
-            self._watch.add(transaction_id, callback)
+                if self._is_stopped:
+                    raise StoppedError(f"{self._topics.done} is not followed any more: {self._name} was stopped")
+                args = self._bootstrap_servers, self._config, self._topics, self._name
+                self._watch = DoneWatch(*args, self._pace)
+            return self._watch
+
+    def _follow(self) -> None:
+        """Follow the publication, from a thread of its own that may wait for it."""
+
+        def follow() -> None:
+            try:
+                self._watching()
+            except PenstockError as error:
+                # Nobody asked for it: without it the producer is not paced.
+                _log.info("the producer of %s sends at its own pace: %s", self._name, error)
+
+        threading.Thread(target=follow, name=f"penstock-follow-{self._name}", daemon=True).start()
 
     def forget(self, transaction_id: str) -> None:
         """Give a watch up."""
