@@ -8,16 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, fields
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
 from penstock.consumer.handlers.lifespan import Lifespan, enter_all
 from penstock.consumer.inspection.explain_server import explain_server
 from penstock.consumer.inspection.liveness import Liveness
-from penstock.consumer.inspection.parked_keys import ParkedMessage
+from penstock.description import description
 from penstock.errors import ConfigurationError, StoppedError
 from penstock.reports.reporter import MakeReporter, Reporter
 from penstock.spark_sink.monitoring.progress import SinkStatistics
@@ -36,8 +35,6 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 #: Seconds within which a signal that comes twice counts once.
 _SAME_SIGNAL_S = 0.25
-#: Parked keys that are shown of one process.
-_MOST_PARKED = 50
 #: Seconds between two looks at a running app, so that the main thread hears signals.
 LOOK_S = 0.2
 
@@ -54,20 +51,6 @@ def coordinator_of(
         f"coordinator must be True, False or a penstock.Coordinator, but is a {type(given).__name__}; make one with "
         "your arguments and give that"
     )
-
-
-def coordinator_description(coordinator: Coordinator) -> dict[str, object]:
-    """Return what reports show of a coordinator: its counts, and what its pending transactions wait for."""
-    return {"counts": asdict(coordinator.statistics()), "waits": coordinator.waits()}
-
-
-def _fields(one: Explanation | ParkedMessage) -> dict[str, Any]:
-    """Return the fields of a value that has no values within, with its key as text."""
-    # Not `asdict`, which copies deeply: of a thousand partitions that is most of what a report costs.
-    told = {field.name: getattr(one, field.name) for field in fields(one)}
-    key = one.key.decode(errors="backslashreplace") if isinstance(one.key, bytes) else one.key
-    told["key"] = None if key is None else str(key)
-    return told
 
 
 class RunningApp:
@@ -170,16 +153,7 @@ class RunningApp:
 
         Whoever shows it to others takes the keys out.
         """
-        partitions = [{**_fields(one), "text": str(one)} for one in self.explain()]
-        consumer, coordinator = self._consumer, self._coordinator
-        return {
-            "group": name,
-            "partitions": partitions,
-            "parked": [] if consumer is None else [_fields(one) for one in consumer.parked_keys(_MOST_PARKED)],
-            "counts": None if consumer is None else consumer.statistics().counts(),
-            "sinks": [{**asdict(sink), "state": sink.state.value, "text": str(sink)} for sink in self.sinks()],
-            "coordinator": None if coordinator is None else coordinator_description(coordinator),
-        }
+        return description(name, self.explain(), self._consumer, self.sinks(), self._coordinator)
 
     def stacks(self, workers: Iterable[str]) -> dict[str, str]:
         """Return the stacks of the handlers on these workers, by the name of each, the call last."""

@@ -169,6 +169,8 @@ class LaneProcessor:
                 # Of a slow handler's next message it is known that it is a slice of its own.
                 if stop - begun > 1 or time < slot.started + SLICE_S:
                     slot.note_duration(time - slot.started, place - begun)
+                else:
+                    slot.note_latency(time - slot.started, time - slot.started, 1)
                 if outcome is not None:
                     self._complete(run, first, place - 1, slot)
                     item = (fetch, run.indexes[place - 1], record)
@@ -292,6 +294,8 @@ class LaneProcessor:
             if message is None:
                 continue
             outcome = message if isinstance(message, Failed) else (yield message)
+            took_s = self._now() - now
+            slot.note_latency(took_s, took_s, 1)
             if outcome is None:
                 self._admission.done((item,), slot)
             elif isinstance(outcome, Results):
