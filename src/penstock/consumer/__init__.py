@@ -3,6 +3,7 @@
 from penstock.clients.cluster import Clock, Cluster
 from penstock.clients.requests.granted_rights import Rights
 from penstock.clients.rights import Grantable, Operation, Resource, Right
+from penstock.consumer.failures.dead_letter_reasons import DeadLetterReason
 from penstock.consumer.failures.limits import DeadLetterLimit
 from penstock.consumer.handlers.context import Context
 from penstock.consumer.handlers.decoding import Decoder, DecoderSpec
@@ -13,6 +14,7 @@ from penstock.consumer.handlers.middleware import AsyncMiddleware, CallNext, Mid
 from penstock.consumer.handlers.ordering import KeyFunction, Keyless, Order
 from penstock.consumer.handlers.retry_policy import RetryFunction, RetryPolicy, StopFunction, WaitFunction, retry
 from penstock.consumer.handlers.worker_resource import WorkerResource
+from penstock.consumer.inspection.details import ConsumerDetails
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.liveness import InHandler, Liveness
 from penstock.consumer.inspection.parked_keys import ParkedMessage
@@ -30,11 +32,13 @@ __all__ = [
     "ClientConfig",
     "Clock",
     "Cluster",
+    "ConsumerDetails",
     "ConsumerSettings",
     "ConsumerStatistics",
     "Context",
     "DeadLetterFormat",
     "DeadLetterLimit",
+    "DeadLetterReason",
     "Decoder",
     "DecoderSpec",
     "DeferredCompletion",

@@ -20,7 +20,7 @@ from penstock.consumer.handlers.option_checks import check_paced
 from penstock.consumer.handlers.patterns import TopicPatterns, refuse_contested, require_other_target
 from penstock.consumer.handlers.retry_policy import RetryPolicy
 from penstock.consumer.handlers.worker_resource import WorkerResource
-from penstock.consumer.inspection.details import Details, details_of
+from penstock.consumer.inspection.details import ConsumerDetails, details_of
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.liveness import Liveness, liveness_of
 from penstock.consumer.inspection.statistics import ConsumerStatistics
@@ -374,7 +374,7 @@ class LitePushConsumer:
         """
         return self._engine.explain()
 
-    def details(self, most_parked: int) -> Details:
+    def details(self, most_parked: int) -> ConsumerDetails:
         """Return parked keys, at most so many, with the lanes, the latencies and the dead letters of this moment."""
         engine = self._engine
         reasons = engine.dead_letter_publisher.reasons

@@ -9,14 +9,14 @@ from operator import attrgetter
 from penstock.consumer.assignments import Fetch
 from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.failures.dead_letter_reasons import DeadLetterReason, DeadLetterReasons
-from penstock.consumer.inspection.lane_depths import Depths, lane_depths
+from penstock.consumer.inspection.lane_depths import lane_depths
 from penstock.consumer.inspection.parked_keys import ParkedMessage, parked_keys
 from penstock.message import Record
 from penstock.routing import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
-class Details:
+class ConsumerDetails:
     """A consumer at one moment.
 
     Attributes:
@@ -27,7 +27,7 @@ class Details:
     """
 
     parked: Sequence[ParkedMessage]
-    lanes: dict[str, Depths]
+    lanes: dict[str, dict[str, list[float]]]
     latencies: dict[str, list[int]]
     dead_letters: Sequence[tuple[DeadLetterReason, float]]
 
@@ -38,11 +38,11 @@ def details_of(
     reasons: DeadLetterReasons,
     now: float,
     most_parked: int,
-) -> Details:
+) -> ConsumerDetails:
     """Return the details, from live state. Any thread."""
     slots = list(slots)
     counted = {"handler": attrgetter("handler_times"), "done": attrgetter("done_times")}
-    return Details(
+    return ConsumerDetails(
         parked_keys(scheduler, now, most_parked),
         lane_depths(scheduler, now),
         {name: [sum(column) for column in zip(*map(of, slots), strict=True)] for name, of in counted.items()},
