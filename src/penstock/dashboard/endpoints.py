@@ -1,4 +1,4 @@
-"""The endpoints of one process: `/healthz`, `/readyz` and `/metrics`, served on a thread of their own.
+"""The endpoints of one process: `/healthz`, `/readyz`, `/metrics` and its page, served on a thread of their own.
 
 They only read, and the app never waits for them: the thread is a daemon, a collection of metrics runs on a disposable
 thread, and the end waits two seconds at most. What fails here is logged and costs an answer.
@@ -10,13 +10,18 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from penstock.dashboard.address import Address
 from penstock.dashboard.health import Health, HealthLimits, Verdict
 from penstock.dashboard.metrics import PrometheusMetrics
+from penstock.dashboard.page.hub import Hub
+from penstock.dashboard.page.messages import read_message
+from penstock.dashboard.page.routes import page_routes
+from penstock.dashboard.page.sources import OwnSource
 from penstock.dashboard.server import HEADERS, Endpoint, HttpServer, guarded
 from penstock.running import RunningApp, run_until_signal
 
@@ -42,16 +47,34 @@ class Endpoints:
         app: the app; it has not been started.
         address: where to listen. Who reaches it sees names of topics, groups, handlers and hosts.
         limits: what is too long.
+        show_messages: whether the page shows keys, headers and values of messages.
+        actions: routes below `/api/actions`, where the page may do something; they guard themselves.
 
     Raises:
         ConfigurationError: a package is missing, the address cannot be had, or the app's meter provider not be read.
     """
 
-    def __init__(self, app: App, address: Address, limits: HealthLimits | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        address: Address,
+        limits: HealthLimits | None = None,
+        *,
+        show_messages: bool = False,
+        actions: Sequence[BaseRoute] = (),
+    ) -> None:
         self._health = Health(limits or HealthLimits())
         self._server = HttpServer(address, [self._look])
         #: Where it listens: with the port that was free, where any was asked for.
         self.address = self._server.address
+        self._source = OwnSource(app.name, app.config)
+        self._hub = Hub(self._source, {"of": "this process", "messages": show_messages})
+        self._page = page_routes(
+            self._hub,
+            is_loopback=address.is_loopback,
+            read_message=partial(read_message, app.bootstrap_servers, app.config) if show_messages else None,
+            actions=actions,
+        )
         try:
             self._metrics = PrometheusMetrics(app)
         except BaseException:
@@ -61,15 +84,19 @@ class Endpoints:
     def watch(self, running: RunningApp) -> None:
         """Tell of this app from now on; until then the answer is that it starts."""
         self._health.running = running
+        self._source.watch(running)
 
     def __enter__(self) -> Self:
         """Serve."""
-        self._server.start(self._routes())
-        _log.info("/healthz, /readyz and /metrics are at http://%s", self.address)
+        self._hub.__enter__()
+        self._server.start([*self._routes(), *self._page])
+        _log.info("the page, /healthz, /readyz and /metrics are at http://%s", self.address)
         return self
 
     def __exit__(self, *_: object) -> None:
         """End, within seconds, whatever clients do."""
+        # The streams end first: the server waits for them.
+        self._hub.__exit__()
         self._server.stop()
         self._metrics.close()
 
@@ -142,9 +169,11 @@ def _verdict(judge: Callable[[], Verdict], well: str, unwell: str) -> Response:
     return Response(body, 200 if verdict.well else 503, {**HEADERS, "Content-Type": "application/json"})
 
 
-def run_with_endpoints(app: App, address: Address, limits: HealthLimits | None = None) -> None:
+def run_with_endpoints(
+    app: App, address: Address, limits: HealthLimits | None = None, *, show_messages: bool = False
+) -> None:
     """Run an app as `App.run` does, with its endpoints from before its start until after its end. Raises as that."""
-    with Endpoints(app, address, limits) as endpoints:
+    with Endpoints(app, address, limits, show_messages=show_messages) as endpoints:
 
         def start() -> RunningApp:
             running = app.start()
