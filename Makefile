@@ -8,7 +8,7 @@ SIDE_BY_SIDE := --numprocesses 5 --dist loadfile --max-worker-restart 0 \
   -o faulthandler_timeout=700 -o faulthandler_exit_on_timeout=true
 UV_VERSION := 0.13.8
 
-.PHONY: help demo test chaos simulate lint docs format lock bench clean
+.PHONY: help demo test browser chaos simulate lint docs format lock bench clean
 help: ## what can be made here
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
@@ -23,8 +23,18 @@ help: ## what can be made here
 demo: .venv/.installed ## the main job, end to end, on real Kafka and real Spark (ARGS="--all" for the whole year)
 	$(BIN)/penstock demo $(ARGS)
 
-test: .venv/.installed ## all tests, on an embedded Kafka, PostgreSQL and Spark
+test: .venv/.installed browser ## all tests, on an embedded Kafka, PostgreSQL and Spark, and a headless Chromium
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
+
+# The tests of the page need one. Where none is there and none may be installed they are skipped, and say what to do.
+browser:
+	@test -z "$$CHROMIUM" || exit 0; \
+	for one in chromium chromium-browser google-chrome google-chrome-stable; do command -v $$one >/dev/null && exit 0; done; \
+	if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
+	  echo "installing Debian's chromium, for the tests of the page"; \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium; } >/dev/null && exit 0; \
+	fi; \
+	echo "no Chromium: the tests of the page are skipped; apt-get install chromium, or name one by CHROMIUM=/path/to/it"
 
 chaos: .venv/.installed ## what is restarted, killed, frozen and cut off, at length (about three quarters of an hour)
 	$(BIN)/python -m pytest tests -m chaos $(ARGS)
@@ -55,6 +65,7 @@ bench: .venv/.installed ## the figures of docs/performance.md, measured here; th
 	$(BIN)/python benchmarks/publish.py
 	$(BIN)/python benchmarks/transactions.py
 	$(BIN)/python benchmarks/spark.py
+	$(BIN)/python benchmarks/dashboard.py
 	$(BIN)/python benchmarks/side_by_side.py
 
 clean: ## remove what the targets made

@@ -212,6 +212,11 @@ class App(HandlerRegistry, SinkRegistry):
         running.start(self.name)
         return running
 
+    @property
+    def config(self) -> ClientConfig:
+        """Its client settings, by librdkafka's names."""
+        return self._settings.config
+
     def report_to(self, telemetry: Telemetry) -> Telemetry:
         """Report to it where the app was given no telemetry; return where it reports. Before the start."""
         self._settings = replace(self._settings, telemetry=self._settings.telemetry or telemetry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
@@ -13,6 +14,8 @@ from penstock.transactions import Coordinator
 
 #: Parked keys that are shown of one process.
 _MOST_PARKED = 50
+#: Pending transactions that are, the oldest.
+_MOST_TRANSACTIONS = 20
 
 
 def description(
@@ -26,7 +29,7 @@ def description(
     return {
         "group": name,
         "partitions": [{**_fields(one), "text": str(one)} for one in partitions],
-        "parked": [] if consumer is None else [_fields(one) for one in consumer.parked_keys(_MOST_PARKED)],
+        **({"parked": []} if consumer is None else _details(consumer)),
         "counts": None if consumer is None else consumer.statistics().counts(),
         "sinks": [{**asdict(sink), "state": sink.state.value, "text": str(sink)} for sink in sinks],
         "coordinator": None if coordinator is None else coordinator_description(coordinator),
@@ -34,8 +37,36 @@ def description(
 
 
 def coordinator_description(coordinator: Coordinator) -> dict[str, object]:
-    """Return what reports show of a coordinator: its counts, and what its pending transactions wait for."""
-    return {"counts": asdict(coordinator.statistics()), "waits": coordinator.waits()}
+    """Return what reports show of a coordinator: its counts, its oldest transactions, and what those wait for."""
+    return {
+        "counts": asdict(coordinator.statistics()),
+        "waits": coordinator.waits(),
+        "transactions": [
+            {
+                "id": one.transaction_id,
+                "prefix": coordinator.prefix,
+                "group": one.group,
+                "topics": ", ".join(one.topics),
+                "age": one.age_s,
+                "checks": one.check_count,
+                "decided": None if one.decided is None else one.decided.name,
+                "deliver_in": None if one.deliver_at_ms is None else max(0.0, one.deliver_at_ms / 1000 - time.time()),
+                "waits_for": one.waits_for,
+            }
+            for one in coordinator.pending(_MOST_TRANSACTIONS)
+        ],
+    }
+
+
+def _details(consumer: LitePushConsumer) -> dict[str, object]:
+    """Return what reports show of a consumer beside its partitions and counts."""
+    found = consumer.details(_MOST_PARKED)
+    return {
+        "parked": [_fields(one) for one in found.parked],
+        "lanes": found.lanes,
+        "latencies": found.latencies,
+        "dead_letters": [{**asdict(one), "age": age} for one, age in found.dead_letters],
+    }
 
 
 def _fields(one: Explanation | ParkedMessage) -> dict[str, Any]:

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,48 +19,8 @@ from kafka_tools import produce
 from penstock.devbroker import DevBroker
 from penstock.reports.reader import ReportReader
 from penstock.reports.report import Sender, encode_report, key_hash
+from stalls import APP, open_transaction, running
 from waiting import wait_until
-
-APP = """
-import time
-from pathlib import Path
-import penstock
-from tenacity import wait_fixed
-
-app = penstock.App(
-    "{name}", bootstrap_servers="{servers}", workers=4, report=penstock.ReportSettings(topic="{reports}", stacks=True),
-    config={{"message.timeout.ms": 1000, "topic.metadata.refresh.interval.ms": 300}},
-)
-
-@app.handler("{hung}")
-def hangs(message):
-    while not Path("go on").exists():  # until the test says so
-        time.sleep(0.02)
-
-@app.handler("{poison}", retry=penstock.retry(attempts=1000, wait=wait_fixed(3600)))
-def fails(message):
-    if message.key == b"poison key":
-        raise RuntimeError("a secret text")
-
-@app.handler("{refused}", on_failure="dead_letter", retry=penstock.retry(attempts=1))
-def gives_up(message):
-    raise RuntimeError("a secret text")
-"""
-
-
-@contextmanager
-def running(folder: Path, target: str = "shop:app", *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "penstock", "run", target, *options]
-    with subprocess.Popen(command, cwd=folder) as process:
-        try:
-            yield process
-        finally:
-            (folder / "go on").touch()
-            process.terminate()
-            try:
-                process.wait(60)
-            finally:
-                process.kill()
 
 
 def members(broker: DevBroker, topic: str, group: str) -> list[Any]:
@@ -76,14 +35,13 @@ def test_the_true_causes_of_stalls_are_named_elsewhere_within_ten_seconds(
     tmp_path: Path,
     penstock_command: Command,
 ) -> None:
-    hung, poison, refused, reports = new_topic(), new_topic(), new_topic(), f"reports-{os.getpid()}-causes"
-    letters = new_topic()
-    text = APP.format(
-        name=hung, servers=broker.bootstrap_servers, hung=hung, poison=poison, refused=refused, reports=reports
-    ).replace('on_failure="dead_letter",', f'on_failure="dead_letter", dead_letter_topic="{letters}",')
+    hung, poison, refused, held_back, letters = (new_topic() for _ in range(5))
+    reports = f"reports-{os.getpid()}-causes"
+    names = {"hung": hung, "poison": poison, "refused": refused, "held_back": held_back, "letters": letters}
+    text = APP.format(name=hung, servers=broker.bootstrap_servers, reports=reports, **names)
     (tmp_path / "shop.py").write_text(text)
-    with running(tmp_path) as process:
-        wait_until(lambda: any(len(one.report.partitions) == 3 for one in reports_of(broker, reports, hung)))
+    with running(tmp_path) as process, open_transaction(broker.bootstrap_servers, held_back):
+        wait_until(lambda: any(len(one.report.partitions) == 4 for one in reports_of(broker, reports, hung)))
         for future in admin.delete_topics([letters]).values():
             future.result()
         wait_until(lambda: letters not in admin.list_topics(timeout=30).topics)
@@ -93,7 +51,8 @@ def test_the_true_causes_of_stalls_are_named_elsewhere_within_ten_seconds(
 
         def told() -> str:
             _, out, _ = penstock_command("status", hung, *at(broker, reports))
-            return out if all(word in out for word in ("in handler hangs", "parked", "dead letter")) else ""
+            causes = ("in handler hangs", "parked", "dead letter", "is open at offset 0")
+            return out if all(word in out for word in causes) else ""
 
         out = wait_until(told, 30)
         took = time.monotonic() - begun
@@ -109,6 +68,8 @@ def test_the_true_causes_of_stalls_are_named_elsewhere_within_ten_seconds(
     assert "parked (fails)" in out
     assert "after 1 failed tries, next try in 3" in out
     assert letters in next(line for line in out.splitlines() if line.strip().startswith(f"{refused}[0]:"))
+    assert f"{held_back}[0]: lag 1," in out
+    assert f"describe-producers --topic {held_back} --partition 0" in out
     assert f"key hash {key_hash('hung key', hung)}" in out
     assert not [one for one in ("hung key", "poison key", "secret") if one in out + as_json + explained]
     [member] = json.loads(as_json)["members"]

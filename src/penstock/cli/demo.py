@@ -26,6 +26,7 @@ def demo(  # noqa: PLR0917 - typer reads options from parameters; nobody calls t
     keep: Annotated[bool, typer.Option("--keep", help="Keep databases, topics and logs in a folder here.")] = False,
     seed: Annotated[int, typer.Option(help="Chooses the flight that is planted as poison.")] = 2013,
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Whether Spark takes part.")] = True,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Whether a page shows it live meanwhile.")] = True,
 ) -> None:
     """Run the main job end to end on an embedded Kafka, and check every promise against the data itself.
 
@@ -35,5 +36,7 @@ def demo(  # noqa: PLR0917 - typer reads options from parameters; nobody calls t
 
     names = tuple(name.strip() for name in order.split(",") if name.strip())
     columns = Columns(key, names, status, delay, place)
-    options = DemoOptions(whole_year=whole_year, input=input_file, columns=columns, keep=keep, seed=seed, spark=spark)
+    options = DemoOptions(
+        whole_year=whole_year, input=input_file, columns=columns, keep=keep, seed=seed, spark=spark, page=page
+    )
     raise typer.Exit(run(options))

@@ -17,6 +17,7 @@ from penstock.cli.broker import broker
 from penstock.cli.check.command import check
 from penstock.cli.connection import servers_from_settings
 from penstock.cli.coordinator import coordinator
+from penstock.cli.dashboard import dashboard
 from penstock.cli.demo import demo
 from penstock.cli.dlq.command import dlq
 from penstock.cli.doctor import doctor
@@ -39,6 +40,7 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (
     (check, "penstock check orders:app"),
     (explain, "penstock explain"),
     (status, "penstock status sms --watch"),
+    (dashboard, "penstock dashboard --bootstrap-servers 127.0.0.1:9092"),
     (lag, "penstock lag sms"),
     (audit, "penstock audit --follow"),
     (coordinator, "penstock coordinator --bootstrap-servers 127.0.0.1:9092"),

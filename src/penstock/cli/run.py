@@ -42,13 +42,16 @@ def run(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Serve /healthz, /readyz and /metrics there, as on 127.0.0.1:8400; with --processes, each process on "
-            "the next port.",
+            help="Serve a page, /healthz, /readyz and /metrics there, as on 127.0.0.1:8400; with --processes, each "
+            "process on the next port.",
         ),
     ] = None,
     handler_limit: Annotated[
         float, typer.Option(help="With --http: seconds in a handler after which /healthz says that it hangs.")
     ] = _HANDLER_LIMIT_S,
+    show_messages: Annotated[
+        bool, typer.Option("--show-messages", help="With --http: the page shows keys, headers and values of messages.")
+    ] = False,
     report: Annotated[
         bool, typer.Option("--report", help="Report how it does to a topic, for `penstock status`: --set report=true.")
     ] = False,
@@ -65,8 +68,8 @@ def run(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
     start cannot mend ends the run: wrong use at once, with code 2; too many restarts in a row with code 1, or 3 where
     no broker ever answered.
 
-    With --http, probes and Prometheus read the process there: /healthz fails when it hangs, /readyz while it has no
-    partition, does not get on or stops.
+    With --http, a browser sees there what it does, and probes and Prometheus read it: /healthz fails when it hangs,
+    /readyz while it has no partition, does not get on or stops.
 
     Sinks run in the Spark session that the module makes, or else in one of the app's own, which spark-defaults.conf (in
     SPARK_CONF_DIR) and PYSPARK_SUBMIT_ARGS configure.
@@ -86,11 +89,12 @@ def run(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
 
             log_to_stderr()
             passed_on = [] if http is None else [f"--http={http}", f"--handler-limit={handler_limit}"]
+            passed_on += ["--show-messages"] if show_messages and http is not None else []
             raise typer.Exit(run_processes([target, *passed_on], processes, max_restarts))
-        _run(target, http, handler_limit)
+        _run(target, http, handler_limit, show_messages=show_messages)
 
 
-def _run(target: str, http: str | None, handler_limit: float) -> None:
+def _run(target: str, http: str | None, handler_limit: float, *, show_messages: bool) -> None:
     end_with_parent()
     app = load_app(target)
     log_to_stderr()
@@ -101,7 +105,8 @@ def _run(target: str, http: str | None, handler_limit: float) -> None:
         return
     from penstock.dashboard import Address, HealthLimits, run_with_endpoints
 
-    run_with_endpoints(app, Address.parse(http).of_this_process(), HealthLimits(handler=handler_limit))
+    address = Address.parse(http).of_this_process()
+    run_with_endpoints(app, address, HealthLimits(handler=handler_limit), show_messages=show_messages)
 
 
 def find_java_for_spark() -> None:

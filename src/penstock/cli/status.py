@@ -18,6 +18,7 @@ from penstock.errors import PenstockError
 if TYPE_CHECKING:
     from penstock.reports.group_state import Group, Member
     from penstock.reports.reader import ReportReader
+    from penstock.reports.report import Report
 
 #: As in `reports/settings.py`, which imports the client.
 DEFAULT_TOPIC = "penstock.reports"
@@ -158,7 +159,7 @@ def _member_lines(member: Member) -> Iterator[str]:
         yield (
             f"  {_partitions(report.partition_count)}, lag {report.lag}, {rates.get('handled', 0):.0f} messages/s, "
             f"{rates.get('failed', 0):.1f} failed/s, {counts.get('in_flight', 0):.0f} in flight, "
-            f"{counts.get('parked_keys', 0):.0f} keys parked"
+            f"{counts.get('parked_keys', 0):.0f} keys parked{_latency_text(report)}"
             + _nonzero(counts, {"held_keys": "held", "dead_letters": "dead letters", "stalls": "stalls"})
             + _nonzero(counts, {"dead_letter_failures": "dead letters refused", "failed_commits": "commits failed"})
         )
@@ -174,6 +175,7 @@ def _member_lines(member: Member) -> Iterator[str]:
     yield from (f"  {line}" for line in _left_out(report.left_out))
     for one in report.parked[:_MOST_SHOWN]:
         yield f"  {_parked_text(one)}"
+    yield from (f"  {line}" for line in _dead_letter_lines(report.dead_letters))
     yield from (f"  {line}" for line in _sink_lines(report.sinks))
     if report.coordinator is not None:
         of = report.coordinator
@@ -183,6 +185,7 @@ def _member_lines(member: Member) -> Iterator[str]:
             f"{of.get('no_producer', 0):.0f} checks reached no producer"
         )
         yield from (f"    {printable(why)}" for why in report.waits)
+        yield from (f"    {_transaction_text(one)}" for one in report.transactions[:_MOST_SHOWN])
 
 
 def _partitions(count: float) -> str:
@@ -221,6 +224,27 @@ def _parked_text(one: Mapping[str, Any]) -> str:
     if one["due_in"] is not None:
         text += f", next try in {one['due_in']:.1f} s"
     return printable(text)
+
+
+def _latency_text(report: Report) -> str:
+    from penstock.reports.latencies import quantile
+
+    half, most = (quantile(report.latencies.get("done", ()), part) for part in (0.5, 0.99))
+    return "" if half is None or most is None else f", half done within {half:.3g} s and 99 % within {most:.3g} s"
+
+
+def _dead_letter_lines(reasons: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for one in reasons[:_MOST_SHOWN]:
+        last = "" if one["offset"] is None else f", the last was {one['topic']}[{one['partition']}]@{one['offset']}"
+        text = f"{one['count']} dead letters of {one['topic']} in {one['dead_letter_topic']}: {one['error']}{last}"
+        yield printable(text)
+
+
+def _transaction_text(one: Mapping[str, Any]) -> str:
+    waits = one["waits_for"] or "its decision"
+    checks = f" after {one['checks']} checks" if one["checks"] else ""
+    text = f"transaction {one['id']} of {one['group']} for {one['topics']}: {age_text(one['age'] or 0.0)} old{checks}"
+    return printable(f"{text}, waits for {waits}")
 
 
 def _sink_lines(sinks: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from penstock.clients.cluster import Clock, Cluster
 from penstock.clients.requests.granted_rights import Rights
 from penstock.clients.rights import Grantable, Operation, Resource, Right
+from penstock.consumer.failures.dead_letter_reasons import DeadLetterReason
 from penstock.consumer.failures.limits import DeadLetterLimit
 from penstock.consumer.handlers.context import Context
 from penstock.consumer.handlers.deferred import DeferredCompletion
@@ -19,6 +20,7 @@ from penstock.consumer.handlers.options.retry_policy import (
 from penstock.consumer.handlers.serialization.decoding import Decoder, DecoderSpec
 from penstock.consumer.handlers.serialization.encoding import Encoder, EncoderSpec
 from penstock.consumer.handlers.worker_resource import WorkerResource
+from penstock.consumer.inspection.details import ConsumerDetails
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.liveness import InHandler, Liveness
 from penstock.consumer.inspection.parked_keys import ParkedMessage
@@ -36,11 +38,13 @@ __all__ = [
     "ClientConfig",
     "Clock",
     "Cluster",
+    "ConsumerDetails",
     "ConsumerSettings",
     "ConsumerStatistics",
     "Context",
     "DeadLetterFormat",
     "DeadLetterLimit",
+    "DeadLetterReason",
     "Decoder",
     "DecoderSpec",
     "DeferredCompletion",

@@ -15,7 +15,7 @@ from penstock.clients.cluster import Clock, Cluster
 from penstock.clients.renewal import LastingProducer
 from penstock.clients.rights import Right
 from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, Fetch
-from penstock.consumer.execution.executor import Executor, LoopLag, ManualExecutor
+from penstock.consumer.execution.executor import Executor, ManualExecutor
 from penstock.consumer.execution.key_resolver import KeyResolver
 from penstock.consumer.execution.lane_plan import LanePlan
 from penstock.consumer.execution.lane_processor import LaneProcessor
@@ -39,6 +39,7 @@ from penstock.consumer.polling.commits import Commits
 from penstock.consumer.polling.drain import Drain
 from penstock.consumer.polling.fetcher import Fetcher
 from penstock.consumer.polling.health.fetch_errors import FetchErrors
+from penstock.consumer.polling.health.open_transactions import OpenTransactions
 from penstock.consumer.polling.health.recreated_topics import RecreatedTopics
 from penstock.consumer.polling.health.rights_watch import RightsWatch
 from penstock.consumer.polling.health.startup_checks import output_topics, prepare_topics, rights_of, writes_outputs
@@ -168,7 +169,7 @@ class Engine:
             stop_request=self.stop_request,
             begins_at_first=self.routes.begins_at_first,
         )
-        self.watchdog = Watchdog(settings.stall_after, self.slots, self._loop_lag)
+        self.watchdog = Watchdog(settings.stall_after, self.slots, lambda: self.executor.loop_lag())  # noqa: PLW0108 - it is replaced
         self.loop: PollLoop | None = None
 
     def _wake(self, queues: Sequence[int]) -> None:
@@ -185,9 +186,6 @@ class Engine:
         self.results.serve()
         self.results.expedite()
         return self.processor.busy_with(self.slots(), assignments)
-
-    def _loop_lag(self) -> LoopLag:
-        return self.executor.loop_lag()
 
     def slots(self) -> list[ExecutionSlot]:
         """Return where messages may be in a user's function. Any thread."""
@@ -308,6 +306,7 @@ class Engine:
             ),
             topic_search=search,
             topic_watch=topics,
+            open_transactions=OpenTransactions(self.assignments, cluster.ask_readable_ends, self.settings),
             recreated_topics=RecreatedTopics(self.assignments, self.router, self._offset_reset),
             rights_watch=rights,
             watchdog=self.watchdog,
@@ -384,6 +383,7 @@ class Engine:
             loop.topic_watch.trouble,
             loop.rights_watch.trouble,
             self.results.state_of,
+            loop.open_transactions.trouble,
             self.app_pauses.of,
         )
         waiting = no_topic(loop.topic_search.without_topic(), loop.topic_search.when(), loop.topic_search.failures)

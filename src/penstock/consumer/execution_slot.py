@@ -15,6 +15,7 @@ from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, Invoke, MakeResults, Prepare, Route, failure_of
 from penstock.errors import raised
 from penstock.message import Message, Record
+from penstock.reports.latencies import BOUNDARIES_S, BUCKETS
 
 
 class Slice(list[Record]):
@@ -56,6 +57,8 @@ SLICE_S = 0.001
 _MOST = 256
 #: Messages of a slice of slow ones at most: they take longer than a time slice of a thread.
 MOST_SLOW = 32
+#: Of so many quick messages, one slice's latencies are noted for all.
+_SAMPLE = 16
 
 
 def _nothing(*_: object) -> None:
@@ -97,6 +100,10 @@ class ExecutionSlot:
     retried: int = field(default=0, init=False)
     dropped: int = field(default=0, init=False)
     filtered: int = field(default=0, init=False)
+    #: Messages by `BOUNDARIES_S`: of the time in the handler, and of that since they were fetched; quick ones sampled.
+    handler_times: list[int] = field(default_factory=lambda: [0] * BUCKETS, init=False)
+    done_times: list[int] = field(default_factory=lambda: [0] * BUCKETS, init=False)
+    unsampled: int = field(default=0, init=False)
 
     def enter(self, route: Route) -> None:
         """Call what a route calls from now on."""
@@ -116,10 +123,25 @@ class ExecutionSlot:
         else:
             run.refused.append(record.offset())
 
-    def note_duration(self, seconds: float, count: int) -> None:
-        """Note how long so many messages took, to choose how many the next slice has."""
+    def note_duration(self, seconds: float, count: int, now: float) -> None:
+        """Note how long so many messages took, which are just done, to choose how many the next slice has."""
         fitting = _MOST if seconds <= 0.0 else int(SLICE_S * count / seconds)
         self.slice_size = max(1, min(fitting, 2 * self.slice_size, _MOST))
+        self.unsampled += count
+        if self.unsampled >= _SAMPLE:
+            self.note_latency(seconds / count, now, count)
+
+    def note_latency(self, call_s: float, now: float, count: int) -> None:
+        """Count so many messages, which are just done, with those not counted yet, by how long they took.
+
+        A call of the handler took `call_s`.
+        """
+        fetch = self.fetch
+        if fetch is None:
+            return
+        weight, self.unsampled = max(count, self.unsampled), 0
+        self.handler_times[bisect_left(BOUNDARIES_S, call_s)] += weight
+        self.done_times[bisect_left(BOUNDARIES_S, now - fetch.arrived)] += weight
 
     def cut_slice(self, before: float) -> None:
         """End the slice under way if it began before that. Any thread."""

@@ -21,9 +21,9 @@ from penstock.consumer.handlers.options.option_checks import check_paced
 from penstock.consumer.handlers.options.retry_policy import RetryPolicy
 from penstock.consumer.handlers.patterns import TopicPatterns, refuse_contested, require_other_target
 from penstock.consumer.handlers.worker_resource import WorkerResource
+from penstock.consumer.inspection.details import ConsumerDetails, details_of
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.liveness import Liveness, liveness_of
-from penstock.consumer.inspection.parked_keys import ParkedMessage, parked_keys
 from penstock.consumer.inspection.statistics import ConsumerStatistics
 from penstock.consumer.inspection.watchdog import stack_of
 from penstock.consumer.polling.health.startup_checks import Needs, needs_of
@@ -364,9 +364,11 @@ class LitePushConsumer:
         """
         return self._engine.explain()
 
-    def parked_keys(self, most: int) -> list[ParkedMessage]:
-        """Return the parked keys that their handlers hold or that were tried most, at most so many."""
-        return parked_keys(self._engine.scheduler, self._engine.clock.monotonic(), most)
+    def details(self, most_parked: int) -> ConsumerDetails:
+        """Return parked keys, at most so many, with the lanes, the latencies and the dead letters of this moment."""
+        engine = self._engine
+        reasons = engine.dead_letter_publisher.reasons
+        return details_of(engine.scheduler, engine.slots(), reasons, engine.clock.monotonic(), most_parked)
 
     def stacks(self, workers: Iterable[str] | None = None) -> dict[str, str]:
         """Return the stacks of the handlers on these workers, or on all, by the name of each, the call last."""

@@ -145,9 +145,8 @@ class ConsumerSettings:
                 f"config must be a mapping of librdkafka's keys, but is a {type(self.config).__name__}"
             )
         check.reserved(self.config, _OWNED, "penstock")
-        # The client does not mind its case.
-        level = str(self.config.get("isolation.level", "read_committed"))
-        if self.exactly_once and level.lower() != "read_committed":
+        level = self.config.get("isolation.level")
+        if self.exactly_once and not self.reads_committed_only:
             raise ConfigurationError(
                 f"config['isolation.level'] is {level!r}, and with exactly_once a message that was rolled back would "
                 "be handled and its results committed; leave it out"
@@ -158,6 +157,12 @@ class ConsumerSettings:
                 f"config['partition.assignment.strategy'] is {strategy!r}; penstock rebalances cooperatively: leave it "
                 f"out, or use {_COOPERATIVE!r} or group.protocol=consumer"
             )
+
+    @property
+    def reads_committed_only(self) -> bool:
+        """Whether what is not committed is not read."""
+        # The client does not mind its case.
+        return str(self.config.get("isolation.level", "read_committed")).lower() == "read_committed"
 
     def client_config(self, group: str) -> dict[str, Any]:
         """Return the configuration of the Kafka consumer.

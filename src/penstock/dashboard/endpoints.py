@@ -1,4 +1,4 @@
-"""The endpoints of one process: `/healthz`, `/readyz` and `/metrics`, served on a thread of their own.
+"""The endpoints of one process: `/healthz`, `/readyz`, `/metrics` and its page, served on a thread of their own.
 
 They only read, and the app never waits for them: the thread is a daemon, a collection of metrics runs on a disposable
 thread, and the end waits two seconds at most. What fails here is logged and costs an answer.
@@ -10,20 +10,25 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from penstock.dashboard.address import Address
 from penstock.dashboard.health import Health, HealthLimits, Verdict
-from penstock.dashboard.metrics import INSTALL, PrometheusMetrics
-from penstock.errors import ConfigurationError
+from penstock.dashboard.metrics import PrometheusMetrics
+from penstock.dashboard.page.hub import Hub
+from penstock.dashboard.page.messages import read_message
+from penstock.dashboard.page.routes import page_routes
+from penstock.dashboard.page.sources import OwnSource
+from penstock.dashboard.server import HEADERS, Endpoint, HttpServer, guarded
 from penstock.running import RunningApp, run_until_signal
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.routing import BaseRoute
 
     from penstock.app import App
 
@@ -33,14 +38,6 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 5.0
 #: Seconds that a collection of metrics may take.
 _COLLECT_S = 10.0
-#: Seconds that the end waits for answers under way, and then for the thread.
-_ANSWERS_S = 1
-_END_S = 2.0
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'",
-    "X-Content-Type-Options": "nosniff",
-}
 
 
 class Endpoints:
@@ -50,74 +47,55 @@ class Endpoints:
         app: the app; it has not been started.
         address: where to listen. Who reaches it sees names of topics, groups, handlers and hosts.
         limits: what is too long.
+        show_messages: whether the page shows keys, headers and values of messages.
 
     Raises:
         ConfigurationError: a package is missing, the address cannot be had, or the app's meter provider not be read.
     """
 
-    def __init__(self, app: App, address: Address, limits: HealthLimits | None = None) -> None:
-        try:
-            import uvicorn
-        except ImportError as error:
-            raise ConfigurationError(f"endpoints need starlette and uvicorn: {INSTALL}") from error
+    def __init__(
+        self,
+        app: App,
+        address: Address,
+        limits: HealthLimits | None = None,
+        *,
+        show_messages: bool = False,
+    ) -> None:
         self._health = Health(limits or HealthLimits())
-        self._is_loopback = address.is_loopback
-        self._listener = address.listen()
-        host, port = self._listener.getsockname()[:2]
+        self._server = HttpServer(address, [self._look])
         #: Where it listens: with the port that was free, where any was asked for.
-        self.address = Address(str(host), int(port))
+        self.address = self._server.address
+        self._source = OwnSource(app.name, app.config)
+        self._hub = Hub(self._source, {"of": "this process", "messages": show_messages})
+        self._page = page_routes(
+            self._hub,
+            is_loopback=address.is_loopback,
+            read_message=partial(read_message, app.bootstrap_servers, app.config) if show_messages else None,
+        )
         try:
             self._metrics = PrometheusMetrics(app)
-            self._server = uvicorn.Server(
-                uvicorn.Config(
-                    self._application(),
-                    log_config=None,
-                    access_log=False,
-                    lifespan="off",
-                    ws="none",
-                    http="h11",
-                    loop="asyncio",
-                    server_header=False,
-                    timeout_keep_alive=5,
-                    timeout_graceful_shutdown=_ANSWERS_S,
-                )
-            )
         except BaseException:
-            self._listener.close()
+            self._server.stop()
             raise
-        self._thread = threading.Thread(target=self._run, name="penstock-http", daemon=True)
 
     def watch(self, running: RunningApp) -> None:
         """Tell of this app from now on; until then the answer is that it starts."""
         self._health.running = running
+        self._source.watch(running)
 
     def __enter__(self) -> Self:
         """Serve."""
-        self._thread.start()
-        _log.info("/healthz, /readyz and /metrics are at http://%s", self.address)
+        self._hub.__enter__()
+        self._server.start([*self._routes(), *self._page])
+        _log.info("the page, /healthz, /readyz and /metrics are at http://%s", self.address)
         return self
 
     def __exit__(self, *_: object) -> None:
         """End, within seconds, whatever clients do."""
-        self._server.should_exit = True
-        self._thread.join(_END_S)
-        # The thread that still runs is a daemon: it holds nothing up.
-        with suppress(OSError):
-            self._listener.close()
+        # The streams end first: the server waits for them.
+        self._hub.__exit__()
+        self._server.stop()
         self._metrics.close()
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except Exception:  # noqa: BLE001 - see the module's second paragraph
-            _log.exception("the endpoints at http://%s ended; the app runs on", self.address)
-
-    async def _serve(self) -> None:
-        looking = asyncio.create_task(self._look())
-        try:
-            await self._server.serve(sockets=[self._listener])
-        finally:
-            looking.cancel()
 
     async def _look(self) -> None:
         while True:
@@ -127,33 +105,13 @@ class Endpoints:
                 _log.exception("the app's statistics could not be read")
             await asyncio.sleep(_LOOK_S)
 
-    def _application(self) -> Starlette:
-        from starlette.applications import Starlette
+    def _routes(self) -> list[BaseRoute]:
         from starlette.routing import Route
 
-        return Starlette(
-            routes=[
-                Route("/healthz", self._guarded(self._healthz)),
-                Route("/readyz", self._guarded(self._readyz)),
-                Route("/metrics", self._guarded(self._metricsz)),
-            ]
-        )
+        def route(path: str, endpoint: Endpoint) -> BaseRoute:
+            return Route(path, guarded(endpoint, is_loopback=self._server.is_loopback))
 
-    def _guarded(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """Return an endpoint that answers pages of other sites nothing, where only this machine is meant.
-
-        A page may have its own name resolve to the loopback address, and then reads what is there; but it says so.
-        """
-
-        async def guarded(request: Request) -> Response:
-            from starlette.responses import PlainTextResponse
-
-            host = request.url.hostname or ""
-            if self._is_loopback and not Address(host, 0).is_loopback:
-                return PlainTextResponse("this address is for this machine alone\n", 403, _HEADERS)
-            return await answer(request)
-
-        return guarded
+        return [route("/healthz", self._healthz), route("/readyz", self._readyz), route("/metrics", self._metricsz)]
 
     async def _healthz(self, _: Request) -> Response:
         return _verdict(self._health.alive, "alive", "hung")
@@ -174,11 +132,11 @@ class Endpoints:
         try:
             text, media_type = await asyncio.wait_for(collected, _COLLECT_S)
         except TimeoutError:
-            return PlainTextResponse(f"the metrics did not come within {_COLLECT_S:g} s\n", 503, _HEADERS)
+            return PlainTextResponse(f"the metrics did not come within {_COLLECT_S:g} s\n", 503, HEADERS)
         except Exception:  # noqa: BLE001 - a callback may be anybody's
             _log.exception("the metrics could not be collected")
-            return PlainTextResponse("the metrics could not be collected; the log says why\n", 500, _HEADERS)
-        return Response(text, headers={**_HEADERS, "Content-Type": media_type})
+            return PlainTextResponse("the metrics could not be collected; the log says why\n", 500, HEADERS)
+        return Response(text, headers={**HEADERS, "Content-Type": media_type})
 
 
 def _collect(metrics: PrometheusMetrics, accept: str, collected: asyncio.Future[tuple[bytes, str]]) -> None:
@@ -205,12 +163,14 @@ def _verdict(judge: Callable[[], Verdict], well: str, unwell: str) -> Response:
         _log.exception("the app could not be judged")
         verdict = Verdict(well=False, reasons=("the app's state could not be read; the log says why",))
     body = json.dumps({"status": well if verdict.well else unwell, "reasons": verdict.reasons}) + "\n"
-    return Response(body, 200 if verdict.well else 503, {**_HEADERS, "Content-Type": "application/json"})
+    return Response(body, 200 if verdict.well else 503, {**HEADERS, "Content-Type": "application/json"})
 
 
-def run_with_endpoints(app: App, address: Address, limits: HealthLimits | None = None) -> None:
+def run_with_endpoints(
+    app: App, address: Address, limits: HealthLimits | None = None, *, show_messages: bool = False
+) -> None:
     """Run an app as `App.run` does, with its endpoints from before its start until after its end. Raises as that."""
-    with Endpoints(app, address, limits) as endpoints:
+    with Endpoints(app, address, limits, show_messages=show_messages) as endpoints:
 
         def start() -> RunningApp:
             running = app.start()

@@ -9,15 +9,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from penstock.dashboard.server import INSTALL
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
     from penstock.app import App
-
-#: What the endpoints need beside the core.
-INSTALL = "pip install 'penstock[web]'"
 
 
 class PrometheusMetrics:

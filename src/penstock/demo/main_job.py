@@ -23,6 +23,7 @@ from penstock.demo.checks.verdict import Facts, KilledSender, Rates, SparkFacts,
 from penstock.demo.display import display
 from penstock.demo.flights import Flight, write_schedule
 from penstock.demo.options import DemoOptions
+from penstock.demo.page import page
 from penstock.demo.senders.database import FlightBook
 from penstock.demo.senders.plan import Plan, left_unknown, plan
 from penstock.demo.stage import ATTEMPTS, DEAD_LETTERS, PARTITIONS, TOPIC, Stage, Workplace
@@ -85,8 +86,10 @@ def _perform(options: DemoOptions, flights: Sequence[Flight], chosen: Plan, fold
         ensure_topics(admin, place.bootstrap_servers, [TopicSpec(TOPIC, PARTITIONS)])
         write_schedule(place.schedule, flights)
         book = stack.enter_context(FlightBook(place.database))
+        stack.enter_context(page(console, place.bootstrap_servers, wanted=options.page))
         shown = stack.enter_context(display(console, flights=len(flights), departed=departed, spark=options.spark))
-        stage = stack.enter_context(Stage(place, chosen, fold, shown, limit_s=limit_s, spark=options.spark))
+        stage = Stage(place, chosen, fold, shown, limit_s=limit_s, spark=options.spark, reports=options.page)
+        stack.enter_context(stage)
 
         stage.start_senders()
         begun = time.monotonic()

@@ -23,6 +23,8 @@ class DemoOptions:
     seed: int = 2013
     #: Whether the Spark query takes part.
     spark: bool = True
+    #: Whether the page is served meanwhile.
+    page: bool = True
     #: Flights that the app's handler takes without folding them; for a test that wants a red verdict.
     ignored: frozenset[int] = frozenset()
 

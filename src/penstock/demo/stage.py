@@ -16,6 +16,7 @@ from penstock.consumer import retry
 from penstock.demo.checks.fold import FlightFold
 from penstock.demo.children import Child, DemoError
 from penstock.demo.display import Counts, Display
+from penstock.demo.page import REPORTS, coordinator_reporter, spark_reporter
 from penstock.demo.senders.airline import AirlineSettings
 from penstock.demo.senders.plan import SENDERS, Plan
 from penstock.devbroker import spark_environment
@@ -64,13 +65,23 @@ class Stage:
     """The running parts: coordinator, app, senders and Spark, for `limit_s` seconds at most. For the main thread."""
 
     def __init__(
-        self, place: Workplace, plan: Plan, fold: FlightFold, shown: Display, *, limit_s: float, spark: bool
+        self,
+        place: Workplace,
+        plan: Plan,
+        fold: FlightFold,
+        shown: Display,
+        *,
+        limit_s: float,
+        spark: bool,
+        reports: bool = False,
     ) -> None:
         self._place = place
         self._fold = fold
         self._shown = shown
         self._deadline = time.monotonic() + limit_s
         self._limit_s = limit_s
+        #: Whether the parts tell the page how they do.
+        self._reports = reports
         self.coordinator = Coordinator(
             bootstrap_servers=place.bootstrap_servers,
             transaction_timeout=_TRANSACTION_TIMEOUT_S,
@@ -88,6 +99,12 @@ class Stage:
                 opening.enter_context(self.spark)
             opening.enter_context(self.coordinator)
             self._running = opening.enter_context(self._app().start())
+            servers = self._place.bootstrap_servers
+            reporters = [coordinator_reporter(servers, self.coordinator)]
+            reporters += [] if self.spark is None else [spark_reporter(servers, self.spark)]
+            for reporter in reporters if self._reports else ():
+                reporter.start()
+                opening.callback(reporter.stop)
             self._open = opening.pop_all()
         return self
 
@@ -195,7 +212,8 @@ class Stage:
         return Child("Spark", arguments, log, spark_environment())
 
     def _app(self) -> App:
-        app = App("fleet", bootstrap_servers=self._place.bootstrap_servers, workers=WORKERS)
+        report = self._reports and REPORTS
+        app = App("fleet", bootstrap_servers=self._place.bootstrap_servers, workers=WORKERS, report=report)
         policy = retry(attempts=ATTEMPTS, wait=tenacity.wait_fixed(_RETRY_WAIT_S))
         app.handler(TOPIC, order="key", retry=policy, on_failure="dead_letter")(self._fold.handle)
         return app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Self
 
 from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
@@ -60,6 +61,8 @@ class ReportReader:
         self.trouble: str | None = None
         self._partitions: list[TopicPartition] = []
         self._at_end: set[int] = set()
+        # Where the partitions ended at the start. Where many report, the client may never tell that it is at an end.
+        self._ends: dict[int, int] = {}
         self._heard = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -78,6 +81,7 @@ class ReportReader:
             self._partitions = [TopicPartition(self._topic, number, OFFSET_BEGINNING) for number in numbers]
             self._consumer.assign(self._partitions)
             self._heard = time.monotonic()
+            self._ends = self._known_ends()
             while len(self._at_end) < len(self._partitions):
                 self._poll(_POLL_S)
                 self._require_answers()
@@ -116,6 +120,14 @@ class ReportReader:
         """Return all groups by name, at this moment."""
         return self.states.groups(time.monotonic())
 
+    def _known_ends(self) -> dict[int, int]:
+        """Return where the partitions end now, of those that are told in time."""
+        ends = {}
+        for part in self._partitions:
+            with suppress(KafkaException, TypeError):  # the client returns None where it gave up
+                ends[part.partition] = self._consumer.get_watermark_offsets(part, timeout=_ANSWER_S)[1]
+        return ends
+
     def _require_answers(self) -> None:
         if time.monotonic() - self._heard > CONNECT_TIMEOUT_S:
             why = self.trouble or f"nothing of {self._topic} came for {CONNECT_TIMEOUT_S:g} s"
@@ -130,6 +142,9 @@ class ReportReader:
             kind, milliseconds = message.timestamp()
             appended = milliseconds / 1000 if kind == TIMESTAMP_LOG_APPEND_TIME else None
             self._answered()
+            number, offset = message.partition() or 0, message.offset() or 0
+            if offset + 1 >= self._ends.get(number, offset + 2):
+                self._at_end.add(number)
             self.states.take(message.key(), message.value(), appended, self._heard)
 
     def _take_error(self, error: KafkaError, partition: int | None) -> None:

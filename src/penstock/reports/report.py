@@ -9,64 +9,35 @@ by field, and refuses the rest.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 from penstock.errors import MessageFormatError
+from penstock.reports import entries as lists
+from penstock.reports.entries import MOST_TEXT, checked, dump, fitting_list, written_numbers
+from penstock.reports.latencies import BUCKETS
 
 #: A report is no larger than this.
 MOST_BYTES = 64 << 10
 
 _VERSION = 1
-#: Of it, for the parked keys and the sinks together at most.
-_BESIDE_BYTES = 20 << 10
-#: Characters of a text, and of a stack.
-_TEXT = 500
-_STACK = 4_000
+#: Of it, for lists beside the partitions, at most.
+_PARKED_BYTES = 8 << 10
+_SINKS_BYTES = 6 << 10
+_DEAD_LETTERS_BYTES = 4 << 10
+_TRANSACTIONS_BYTES = 6 << 10
+_LANES_BYTES = 6 << 10
 #: Of a key: two texts of which each character is escaped. What is longer does not read when it is cut.
-_MOST_KEY_BYTES = _TEXT * 13
+_MOST_KEY_BYTES = MOST_TEXT * 13
 _MOST_WAITS = 16
 _WAITS_BYTES = 8 << 10
-_MOST_COUNTS = 100
-_MOST_ENTRIES = 2_000
-_MOST_NUMBER = 1 << 63
 #: Seconds between two reports that a reader believes at most: who claims more would be heard of too late.
 MOST_INTERVAL_S = 60.0
-
-_Fields = Mapping[str, type]
-_NAMES: _Fields = {"group": str, "member": str, "host": str}
-_NUMBERS: _Fields = {"process": int, "sequence": int, "interval_s": float, "uptime_s": float}
-#: Of `Explanation` in the consumer, save for the key.
-_PARTITION: _Fields = {
-    **dict.fromkeys(("topic", "paused", "handler", "state", "worker", "detail", "trouble", "key_hash", "stack"), str),
-    **dict.fromkeys(("partition", "watermark", "position", "in_flight", "parked", "bytes_in_flight", "lag"), int),
-    **dict.fromkeys(("gaps", "blocking_offset", "attempt"), int),
-    **dict.fromkeys(("age", "due_in", "rate"), float),
-}
-_PARKED: _Fields = {
-    **dict.fromkeys(("topic", "handler", "state", "key_hash"), str),
-    **dict.fromkeys(("partition", "offset", "attempt"), int),
-    **dict.fromkeys(("age", "due_in"), float),
-}
-#: Of `SinkStatistics` in the Spark engine, without its partitions.
-_SINK: _Fields = {
-    **dict.fromkeys(("name", "state", "last_error"), str),
-    **dict.fromkeys(("batch_id", "batches", "rows", "lag", "restarts"), int),
-    **dict.fromkeys(("rows_per_s", "batch_seconds", "retry_in"), float),
-}
-#: What a partition has that does not say so.
-_DEFAULTS: Mapping[str, Any] = {
-    **dict.fromkeys(("in_flight", "parked", "bytes_in_flight", "gaps", "attempt"), 0),
-    "watermark": -1,
-    "handler": "",
-    "state": "idle",
-}
-_MUST_HAVE = {"partitions": ("topic", "partition"), "parked": ("topic", "partition", "offset"), "sinks": ("name",)}
 #: Where a message is when it moves by itself; all other states need a look.
-_MOVING = frozenset({"idle", "queued", "in handler", "publishing"})
+MOVING = frozenset({"idle", "queued", "in handler", "publishing"})
+_NAMES = ("group", "member", "host")
 
 
 class NewerReportError(MessageFormatError):
@@ -95,6 +66,13 @@ class Report:
         sinks: the Spark queries, as `SinkStatistics` has them, without their partitions.
         coordinator: counts of the transaction coordinator in the process, as `CoordinatorStatistics` has them, or None.
         waits: what the coordinator's pending transactions wait for, in sentences.
+        transactions: the oldest of those, as `PendingTransaction` has them.
+        dead_letters: how many dead letters were written since the start, by topic and class of the error.
+        lanes: of each handler, `depth` (messages) and `age` (seconds since the oldest was fetched) of its lanes, in 64
+            buckets at most.
+        latencies: counts since the start by `BOUNDARIES_S`: `handler`, of the time in a handler, and `done`, of that
+            since the message was fetched.
+        commands: whether it carries out what is asked of it by the topic of commands.
     """
 
     group: str
@@ -113,6 +91,11 @@ class Report:
     sinks: Sequence[Mapping[str, Any]]
     coordinator: Mapping[str, float] | None
     waits: Sequence[str]
+    transactions: Sequence[Mapping[str, Any]] = ()
+    dead_letters: Sequence[Mapping[str, Any]] = ()
+    lanes: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    latencies: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    commands: bool = False
 
     @property
     def lag(self) -> int:
@@ -145,7 +128,7 @@ def read_key(key: bytes | None) -> tuple[str, str]:
     """Return the group and the member that a record's key names; `MessageFormatError` where it is none."""
     try:
         group, member = json.loads((key or b"")[:_MOST_KEY_BYTES])
-        return _checked(group, str), _checked(member, str)
+        return checked(group, str), checked(member, str)
     except (ValueError, TypeError, RecursionError) as error:
         raise MessageFormatError("a report's key that does not read; it is passed over") from error
 
@@ -171,30 +154,42 @@ def encode_report(
     counts = dict(description.get("counts") or {})
     head: dict[str, Any] = {
         "version": _VERSION,
-        "group": sender.group[:_TEXT],
-        "member": sender.member[:_TEXT],
-        "host": sender.host[:_TEXT],
+        "group": sender.group[:MOST_TEXT],
+        "member": sender.member[:MOST_TEXT],
+        "host": sender.host[:MOST_TEXT],
         "process": sender.process,
         **numbers,
-        "counts": _numbers(counts),
-        "pauses": _numbers(counts.get("pauses") or {}),
+        "counts": written_numbers(counts),
+        "pauses": written_numbers(counts.get("pauses") or {}),
         "rates": {name: round(rate, 2) for name, rate in rates.items()},
     }
-    coordinator = description.get("coordinator")
+    if description.get("commands"):
+        head["commands"] = True
+    if description.get("latencies"):
+        head["latencies"] = description["latencies"]
+    if description.get("lanes"):
+        head["lanes"] = lists.fitting_lanes(description["lanes"], _LANES_BYTES)
+    coordinator: Mapping[str, Any] = description.get("coordinator") or {}
     if coordinator:
-        head["coordinator"] = _numbers(coordinator["counts"])
-        head["waits"] = _fitting_texts(coordinator["waits"][:_MOST_WAITS], _WAITS_BYTES)
-    parked, _ = _fitting(sorted(description.get("parked", ()), key=_tried, reverse=True), _PARKED, _BESIDE_BYTES // 2)
-    sinks, _ = _fitting(description.get("sinks", ()), _SINK, _BESIDE_BYTES // 2)
+        head["coordinator"] = written_numbers(coordinator["counts"])
+        head["waits"] = lists.fitting_texts(coordinator["waits"][:_MOST_WAITS], _WAITS_BYTES)
+    parked = sorted(description.get("parked", ()), key=_tried, reverse=True)
     ranked = sorted(description.get("partitions", ()), key=_urgency, reverse=True)
-    start = _dump(head)[:-1]
-    beside = f',"parked":[{",".join(parked)}],"sinks":[{",".join(sinks)}]'
+    start = dump(head)[:-1]
+    beside = f',"parked":{fitting_list(parked, lists.PARKED, _PARKED_BYTES)}'
+    beside += f',"sinks":{fitting_list(description.get("sinks", ()), lists.SINKS, _SINKS_BYTES)}'
+    for name, entries, of, most in (
+        ("dead_letters", description.get("dead_letters"), lists.DEAD_LETTERS, _DEAD_LETTERS_BYTES),
+        ("transactions", coordinator.get("transactions"), lists.TRANSACTIONS, _TRANSACTIONS_BYTES),
+    ):
+        if entries:
+            beside += f',"{name}":{fitting_list(entries, of, most)}'
     room = MOST_BYTES - len((start + beside).encode()) - len(',"partitions":[],"left_out":{}}') - 100
-    shown, left_out = _fitting(ranked, _PARTITION, room)
+    shown, left_out = lists.fitting(ranked, lists.PARTITIONS, room)
     tail = ""
     if left_out:
         sums = {name: sum(one.get(name) or 0 for one in left_out) for name in ("lag", "in_flight")}
-        tail = f',"left_out":{_dump({"partitions": len(left_out), **sums})}'
+        tail = f',"left_out":{dump({"partitions": len(left_out), **sums})}'
     return f'{start}{beside},"partitions":[{",".join(shown)}]{tail}}}'.encode()
 
 
@@ -220,126 +215,41 @@ def _read(value: bytes) -> Report:
     if len(value) > MOST_BYTES:
         raise ValueError("it is too large")
     said = json.loads(value)
-    version = _checked(said["version"], int)
+    version = checked(said["version"], int)
     if version < 1:
         raise ValueError("no version")
     if version > _VERSION:
         raise NewerReportError(f"a report of version {version}, of which this one knows nothing; it is passed over")
-    names: dict[str, Any] = {name: _checked(said[name], kind) for name, kind in _NAMES.items()}
-    numbers: dict[str, Any] = {name: _checked(said[name], kind) for name, kind in _NUMBERS.items()}
-    numbers["interval_s"] = min(MOST_INTERVAL_S, max(0.1, numbers["interval_s"]))
+    names: dict[str, Any] = {name: checked(said[name], str) for name in _NAMES}
     coordinator = said.get("coordinator")
     return Report(
         **names,
-        **numbers,
-        counts=_read_numbers(said.get("counts", {})),
-        rates=_read_numbers(said.get("rates", {})),
-        pauses=_read_numbers(said.get("pauses", {})),
-        left_out=_read_numbers(said.get("left_out", {})),
-        partitions=_read_entries(said, "partitions", _PARTITION, _DEFAULTS),
-        parked=_read_entries(said, "parked", _PARKED, {"state": "parked", "attempt": 0, "handler": ""}),
-        sinks=_read_entries(said, "sinks", _SINK, {"state": "", **dict.fromkeys(("batches", "rows", "restarts"), 0)}),
-        coordinator=None if coordinator is None else _read_numbers(coordinator),
-        waits=tuple(_checked(one, str) for one in said.get("waits", ())[:_MOST_WAITS]),
+        process=checked(said["process"], int),
+        sequence=checked(said["sequence"], int),
+        interval_s=min(MOST_INTERVAL_S, max(0.1, checked(said["interval_s"], float))),
+        uptime_s=checked(said["uptime_s"], float),
+        counts=lists.read_numbers(said.get("counts", {})),
+        rates=lists.read_numbers(said.get("rates", {})),
+        pauses=lists.read_numbers(said.get("pauses", {})),
+        left_out=lists.read_numbers(said.get("left_out", {})),
+        partitions=lists.read_entries(said.get("partitions", ()), lists.PARTITIONS),
+        parked=lists.read_entries(said.get("parked", ()), lists.PARKED),
+        sinks=lists.read_entries(said.get("sinks", ()), lists.SINKS),
+        coordinator=None if coordinator is None else lists.read_numbers(coordinator),
+        waits=tuple(checked(one, str) for one in said.get("waits", ())[:_MOST_WAITS]),
+        transactions=lists.read_entries(said.get("transactions", ()), lists.TRANSACTIONS),
+        dead_letters=lists.read_entries(said.get("dead_letters", ()), lists.DEAD_LETTERS),
+        lanes=lists.read_lanes(said.get("lanes", {})),
+        latencies=lists.read_number_lists(said.get("latencies", {}), BUCKETS),
+        commands=said.get("commands") is True,
     )
-
-
-def _read_entries(said: Any, name: str, fields: _Fields, defaults: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    entries = said.get(name, ())
-    if not isinstance(entries, list | tuple) or len(entries) > _MOST_ENTRIES:
-        raise TypeError("no list, or too long")
-    empty = {**dict.fromkeys(fields), **defaults}
-    found = []
-    for given in entries:
-        # What a later member tells beside it is left out.
-        one = {**empty, **{field: _checked(given[field], kind) for field, kind in fields.items() if field in given}}
-        if any(one[must] is None for must in _MUST_HAVE[name]):
-            raise ValueError("it lacks its name")
-        if fields is _PARTITION and one["position"] is None:
-            one["position"] = one["watermark"]
-        found.append(one)
-    return tuple(found)
-
-
-def _read_numbers(given: Any) -> Mapping[str, float]:
-    if not isinstance(given, dict) or len(given) > _MOST_COUNTS:
-        raise TypeError("no mapping, or too large")
-    return {_checked(name, str): _checked(number, float) for name, number in given.items()}
-
-
-def _checked(value: Any, kind: type) -> Any:
-    """Return a value of that kind; `TypeError` where it is of another, or beyond what any report holds."""
-    if kind is str:
-        if not isinstance(value, str) or len(value) > _STACK:
-            raise TypeError("no text, or too long")
-        return value
-    if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
-        raise TypeError("no number")
-    # NaN is not below anything either.
-    if not -_MOST_NUMBER < value < _MOST_NUMBER:
-        raise TypeError("a number out of its range")
-    return value
-
-
-def _fitting(
-    entries: Iterable[Mapping[str, Any]], fields: _Fields, room: int
-) -> tuple[list[str], list[Mapping[str, Any]]]:
-    """Return as many entries as fit into so many bytes, as JSON, and the others."""
-    fitting: list[str] = []
-    others: list[Mapping[str, Any]] = []
-    for entry in entries:
-        if others or len(fitting) == _MOST_ENTRIES:
-            others.append(entry)
-            continue
-        text = _dump(_slim(entry, fields))
-        room -= len(text.encode()) + 1
-        if room < 0:
-            others.append(entry)
-        else:
-            fitting.append(text)
-    return fitting, others
-
-
-def _fitting_texts(texts: Sequence[str], room: int) -> list[str]:
-    """Return the first texts, cut, that fit into so many bytes."""
-    fitting = []
-    for text in texts:
-        room -= len(_dump(text[:_TEXT])) + 1
-        if room < 0:
-            break
-        fitting.append(text[:_TEXT])
-    return fitting
-
-
-def _slim(entry: Mapping[str, Any], fields: _Fields) -> dict[str, Any]:
-    slim = {}
-    for name, kind in fields.items():
-        value = entry.get(name)
-        if value is None or (fields is _PARTITION and name in _DEFAULTS and value == _DEFAULTS[name]):
-            continue
-        if kind is str:
-            value = value[-_STACK:] if name == "stack" else value[:_TEXT]
-        elif kind is float:
-            value = round(value, 3)
-        slim[name] = value
-    if fields is _PARTITION and slim.get("position") == slim.get("watermark"):
-        slim.pop("position", None)
-    return slim
-
-
-def _numbers(given: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: round(value, 3) if isinstance(value, float) else value
-        for name, value in given.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }
 
 
 def _urgency(one: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:
     """Return what orders partitions: those that will not move by themselves first, then by age and lag."""
     return (
         one.get("trouble") is not None,
-        one.get("state") not in _MOVING,
+        one.get("state") not in MOVING,
         one.get("paused") is not None,
         one.get("age") or 0.0,
         one.get("lag") or 0,
@@ -348,8 +258,3 @@ def _urgency(one: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:
 
 def _tried(one: Mapping[str, Any]) -> tuple[bool, int, float]:
     return one.get("state") == "held", one.get("attempt") or 0, one.get("age") or 0.0
-
-
-def _dump(value: Any) -> str:
-    # What no encoding takes is escaped, as the default does.
-    return json.dumps(value, separators=(",", ":"))

@@ -26,6 +26,7 @@ from penstock.clients.requests.topics import ensure_topics
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import PenstockError
 from penstock.options import PROCESS_VARIABLE, ClientConfig
+from penstock.reports.rates import Rates
 from penstock.reports.report import MOST_INTERVAL_S, Sender, encode_report, key_hash
 from penstock.reports.settings import ReportSettings, topic_spec
 
@@ -45,8 +46,6 @@ _END_S = 2.0
 _LEAST_END_S = 0.5
 #: Stacks in one report.
 _MOST_STACKS = 4
-#: Of the counts, those whose rates are in reports.
-_RATED = ("received", "handled", "failed", "retried", "dead_letters", "published", "committed", "checks")
 _SETTINGS = {
     "linger.ms": 0,
     "compression.type": "zstd",
@@ -130,7 +129,7 @@ class Reporter:
         # All below: the reporter's thread's alone, where delivery callbacks are called, too.
         self._started = time.monotonic()
         self._sequence = 0
-        self._before: tuple[float, Mapping[str, Any]] | None = None
+        self._rates = Rates()
         self._trouble: str | None = None
         self._is_under_way = False
         self._cost_s = 0.0
@@ -190,7 +189,7 @@ class Reporter:
         description = hashed(self._describe(), self.sender.group)
         if self._settings.stacks:
             self._add_stacks(description["partitions"])
-        rates = self._rates(description, time.monotonic())
+        rates = self._rates.of(description, time.monotonic())
         self._sequence += 1
         # What this one takes is known at its end: the next pays for it.
         numbers = {
@@ -219,16 +218,6 @@ class Reporter:
         stacks = self._stacks([one["worker"] for one in held]) if held else {}
         for one in held:
             one["stack"] = stacks.get(one["worker"]) or None
-
-    def _rates(self, description: Mapping[str, Any], now: float) -> dict[str, float]:
-        coordinator = description.get("coordinator") or {"counts": {}}
-        counts = {**coordinator["counts"], **(description.get("counts") or {})}
-        then, self._before = self._before, (now, counts)
-        if then is None or now <= then[0]:
-            return {}
-        return {
-            name: max(0.0, (counts[name] - then[1].get(name, 0)) / (now - then[0])) for name in _RATED if name in counts
-        }
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:
         self._is_under_way = False

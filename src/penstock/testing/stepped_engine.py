@@ -189,7 +189,7 @@ class SteppedConsumer:
         self.require_topics, self.ensure_topics = broker.require_topics, broker.ensure_topics
         self.message_limits = broker.message_limits
         self.ask_topic_ids, self.ask_rights = broker.ask_topic_ids, broker.ask_rights
-        self.in_background = broker.in_background
+        self.in_background, self.ask_readable_ends = broker.in_background, broker.ask_readable_ends
         self.transactional_writer, self.stable_offsets = broker.transactional_writer, broker.stable_offsets
         self.disposable = broker.disposable
         if self.engine.lane_plan.has_threads:

@@ -53,6 +53,8 @@ class BatchProcessor:
         messages, taken = self._gather_freely(lane, runs, route, slot)
         if taken and (len(messages) == route.batch or not runs or runs[0].owner.assignment is not assignment):
             outcome = yield from self._hand_over(messages, taken[0][0].records[taken[0][1]], slot)
+            took_s = self._now() - slot.started
+            slot.note_latency(took_s, took_s, len(messages))
             if outcome is None:
                 for run, first, stop in taken:
                     assignment.tracker.complete(run.owner.block, run.indexes[first:stop])
@@ -64,6 +66,8 @@ class BatchProcessor:
         full = self._admit_each(lane, runs, route, batch, slot)
         if batch:
             outcome = yield from self._hand_over_entries(batch, slot)
+            took_s = self._now() - slot.started
+            slot.note_latency(took_s, took_s, len(batch))
             self._finish_new(lane, batch, outcome, slot)
         return full
 

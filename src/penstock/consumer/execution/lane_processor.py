@@ -176,8 +176,11 @@ class LaneProcessor:
                 # An outcome, a cut, a revocation or the deadline ends a slice before its last record.
                 place = stop if record is records[stop - 1] else place_of(record, run, place) + 1
                 # Slow ones go on as they are.
-                if size > 1 or time - before < SLICE_S * (place - begun):
-                    slot.note_duration(time - before, place - begun)
+                took_s, count = time - before, place - begun
+                if size > 1 or took_s < SLICE_S * count:
+                    slot.note_duration(took_s, count, time)
+                else:
+                    slot.note_latency(took_s / count, time, count)
                 if outcome is not None:
                     self._complete(run, first, place - 1, slot)
                     item = (fetch, run.indexes[place - 1], record)
@@ -302,6 +305,8 @@ class LaneProcessor:
             if message is None:
                 continue
             outcome = message if isinstance(message, Failed) else (yield message)
+            done = self._now()
+            slot.note_latency(done - now, done, 1)
             if outcome is None:
                 self._admission.done((item,), slot)
             elif isinstance(outcome, Results):

@@ -24,6 +24,7 @@ from penstock.clients.cluster import Clock
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import THIS_CLIENT, Operation, missing_right_text, topic_right
 from penstock.consumer.assignments import Assignment, Fetch, Item
+from penstock.consumer.failures.dead_letter_reasons import DeadLetterReasons
 from penstock.consumer.failures.failure_text import failure_text
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
@@ -33,7 +34,7 @@ from penstock.consumer.publishing.outlet import Outlet
 from penstock.consumer.retry_topics import headers as retry_headers
 from penstock.consumer.retry_topics import origin_of, retry_topic, tries_before
 from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, write
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, class_name
 from penstock.message import Record
 
 _log = logging.getLogger(__name__)
@@ -140,6 +141,7 @@ class DeadLetterPublisher:
         self.dropped = 0
         #: Dead letters written, messages written to retry topics, and sends that failed. Written by the poll thread.
         self.dead_letters = 0
+        self.reasons = DeadLetterReasons()
         self.retries = 0
         self.failures = 0
 
@@ -293,6 +295,9 @@ class DeadLetterPublisher:
         self._logged_at.pop(topic, None)
         if one.retry is None:
             self.dead_letters += 1
+            source = one.fetch.assignment.route.source or one.fetch.assignment.topic
+            origin, *place = origin_of(one.record, source)
+            self.reasons.count(origin, topic, class_name(one.error), (place[0], place[1]), self._clock.monotonic())
         else:
             self.retries += 1
         _log.log(

@@ -30,6 +30,8 @@ class Causes:
     missing_rights: Callable[[str], str | None]
     #: Returns where what a handler returned for a message is, or None.
     results: Callable[[Assignment, int], str | None] = lambda _assignment, _offset: None
+    #: Returns that another's open transaction is in the way, in words, or None.
+    open_transaction: Callable[[Assignment], str | None] = lambda _assignment: None
     #: Returns the app's own pause of a partition, or None.
     app_pause: Callable[[Assignment], AppPause | None] = lambda _assignment: None
 

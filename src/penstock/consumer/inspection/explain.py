@@ -48,8 +48,8 @@ class Explanation(PartitionStatistics):
         worker: name of the thread or task that has it.
         detail: what it waits for beside that: for a dead letter, the topic and the broker's words; for a message behind
             a parked one of its key, the place of that, in whatever topic.
-        trouble: what is wrong with the topic: it does not exist, no broker answers, or which right is missing and
-            what gives it; or None.
+        trouble: what is wrong with the topic: it does not exist, no broker answers, another's open transaction is in
+            the way, or which right is missing and what gives it; or None.
     """
 
     handler: str
@@ -139,11 +139,7 @@ def _with_causes(
         explanation = replace(
             explanation, paused=f"{PauseReason.APP} since {when}; {pause.ended_by} lets it go on", lag=None
         )
-    if (trouble := causes.topic_trouble(assignment.topic)) is not None:
-        # What the client last knew of the end of the log means nothing then.
-        explanation = replace(explanation, trouble=trouble, lag=None)
-    if (missing := causes.missing_rights(assignment.topic)) is not None:
-        explanation = replace(explanation, trouble=missing)
+    explanation = _with_trouble(explanation, assignment, causes)
     if explanation.blocking_offset is None:
         return explanation
     place = (assignment, explanation.blocking_offset)
@@ -159,6 +155,18 @@ def _with_causes(
         if (words := causes.publishing.get(first)) is not None:
             detail += f", of which {words}"
         return replace(explanation, state="behind its key", detail=detail)
+    return explanation
+
+
+def _with_trouble(explanation: Explanation, assignment: Assignment, causes: Causes) -> Explanation:
+    """Add what is wrong with its topic."""
+    if (open_transaction := causes.open_transaction(assignment)) is not None:
+        explanation = replace(explanation, trouble=open_transaction)
+    if (trouble := causes.topic_trouble(assignment.topic)) is not None:
+        # What the client last knew of the end of the log means nothing then.
+        explanation = replace(explanation, trouble=trouble, lag=None)
+    if (missing := causes.missing_rights(assignment.topic)) is not None:
+        explanation = replace(explanation, trouble=missing)
     return explanation
 
 

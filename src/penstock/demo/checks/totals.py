@@ -87,7 +87,8 @@ def _run(spark: SparkSession, bootstrap_servers: str, topic: str, folder: Path, 
             if progress.numInputRows:
                 busy_s[progress.batchId] = progress.durationMs["triggerExecution"] / 1000
         stored = sum(total.flights for total in read_totals(folder).values())
-        reporter.report("rows", count=stored, busy_s=sum(busy_s.values()))
+        last_s = busy_s[max(busy_s)] if busy_s else None
+        reporter.report("rows", count=stored, busy_s=sum(busy_s.values()), batches=len(busy_s), last_s=last_s)
     query.stop()
 
 

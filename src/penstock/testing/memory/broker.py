@@ -132,6 +132,11 @@ class TestBroker:
         ids = {topic: known[topic] for topic in wanted if topic in known}
         return Answered(TopicIds(ids, absent, dict.fromkeys(absent, "no such topic")))
 
+    def ask_readable_ends(self, places: Sequence[tuple[str, int]]) -> Answered[Mapping[tuple[str, int], int]]:
+        """Return the answer to where partitions end for readers of committed messages."""
+        with self._lock:
+            return Answered({place: self._topics.log(*place).last_stable for place in places})
+
     def in_background(self, what: str, work: Callable[[], T]) -> Answered[T]:  # noqa: ARG002 - a cluster's method takes it
         """Do it at once."""
         return Answered(work())

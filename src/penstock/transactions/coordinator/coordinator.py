@@ -42,6 +42,7 @@ from penstock.transactions.coordinator.recovery.recoveries import Recoveries
 from penstock.transactions.coordinator.recovery.recovery import RecoveryReader
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit
+from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.status import Status, StatusLog
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.rationed_log import RationedLog
@@ -128,6 +129,7 @@ class KafkaCoordinator:
         self._membership: Membership | None = None
         #: What hinders it, as of its last report. Written by the coordinator's thread, read by any.
         self.status: Status | None = None
+        self._clock = BrokerClock()
         # Made by start() under its lock, then the coordinator's thread's.
         self._payloads: PayloadReader | None = None
 
@@ -169,6 +171,16 @@ class KafkaCoordinator:
 
         return replace(self._counts.statistics(read), missing_rights=tuple(self._rights.missing().values()))
 
+    def pending(self, most: int) -> list[Pending]:
+        """Return the oldest transactions that are pending now, at most so many of each partition. Any thread."""
+        membership = self._membership
+        owned = list(membership.owned.values()) if membership is not None else []
+        return [one for partition in owned for one in partition.oldest(most)]
+
+    def now_ms(self) -> int:
+        """Return the broker's time in milliseconds since the epoch; 0 as long as nothing told it. Any thread."""
+        return self._clock.now_ms(time.monotonic())
+
     def _open(self) -> threading.Thread:
         """Make all parts and return the thread that drives them, not started yet."""
         servers, options, policy = self._bootstrap_servers, self._options, self._options.policy
@@ -176,7 +188,7 @@ class KafkaCoordinator:
         topics = open_topics(self._admin, servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal)
         mend_settings(self._admin, servers, topics, refuses=True, principal=principal)
 
-        clock = BrokerClock()
+        clock = self._clock
 
         def keep_status(status: Status, now: float) -> None:
             self.status = status

@@ -10,7 +10,10 @@ from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.coordinator import KafkaCoordinator
 from penstock.transactions.coordinator.options import CoordinatorOptions
-from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy
+from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.coordinator.status import Status
+from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy, PendingTransaction
+from penstock.transactions.operator.description import described
 from penstock.transactions.operator.obstacles import status_lines
 from penstock.transactions.stores.relay.coordinator import RelayCoordinator
 from penstock.transactions.stores.relay.relayed_store import RelayedStore
@@ -107,6 +110,7 @@ class Coordinator:
                 "prefix, partitions, target_latency, instance and config are for a store in Kafka: give the store its "
                 "own prefix and config, and leave the others out"
             )
+        self._prefix = prefix if store is None else store.prefix
         self._engine: _Engine
         if store is not None:
             if not callable(getattr(store, "open_shards", None)):
@@ -169,6 +173,23 @@ class Coordinator:
         refused = [f"transaction {one} waits for its target to take it: {why}" for one, why in status.refused.items()]
         return [*status_lines([status], time.time() * 1000), *refused]
 
+    @property
+    def prefix(self) -> str:
+        """What the names of the store's topics begin with."""
+        return self._prefix
+
+    def pending(self, most: int) -> list[PendingTransaction]:
+        """Return the oldest pending transactions of this coordinator, at most so many. Safe from any thread.
+
+        Of a store in Kafka, those of the partitions that this coordinator owns. Of another store none, for its
+        database or folder would have to be read for it: `penstock tx ls` does.
+        """
+        if not isinstance(self._engine, KafkaCoordinator):
+            return []
+        status, now_ms = self._engine.status, self._engine.now_ms()
+        found = sorted(self._engine.pending(most), key=lambda one: one.birth_ms)[:most]
+        return [_described(one, now_ms, status) for one in found]
+
     def __enter__(self) -> Self:
         return self.start()
 
@@ -176,3 +197,25 @@ class Coordinator:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _described(pending: Pending, now_ms: int, status: Status | None) -> PendingTransaction:
+    topics = [half.topic for half in pending.halves]
+    obstacle = ""
+    if status is not None:
+        why = [status.targets[topic] for topic in topics if topic in status.targets]
+        why += [status.refused[pending.half.transaction_id]] if pending.half.transaction_id in status.refused else []
+        obstacle = f"its target to take it: {why[0]}" if why else ""
+    return described(
+        pending.half.transaction_id,
+        pending.half.group,
+        topics,
+        birth_ms=pending.birth_ms,
+        now_ms=now_ms,
+        check_count=pending.check_count,
+        verdict=pending.verdict,
+        deliver_at_ms=pending.half.deliver_at_ms,
+        held_by=None,
+        is_complete=pending.is_complete,
+        obstacle=obstacle or ("its turn to be published" if pending.verdict is not None else ""),
+    )

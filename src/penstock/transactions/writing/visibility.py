@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
-from penstock.clients.requests.answers import answered, known_offset
+from penstock.clients.requests.readable_ends import readable_ends
 
 _ANSWER_S = 2.0
 _LOOK_S = 0.002
@@ -59,11 +59,5 @@ class Visibility:
                 time.sleep(_LOOK_S)
 
     def _unseen(self, written: Mapping[Place, int]) -> dict[Place, int]:
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call] # untyped in the library
-        asked = self._admin.list_offsets(
-            {TopicPartition(*place): latest for place in written},
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=_ANSWER_S,
-        )
-        ends = {(one.topic, one.partition): known_offset(answered(future, _ANSWER_S)) for one, future in asked.items()}
+        ends = readable_ends(self._admin, list(written), _ANSWER_S)
         return {place: offset for place, offset in written.items() if ends[place] <= offset}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import islice, takewhile
 
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP, encode_ids
@@ -35,6 +36,8 @@ _IDLE_S = 2.0
 _SNAPSHOT_S = 0.5
 #: Lost transactions that are named in one line of the log.
 _NAMED = 20
+#: Tries to read what is pending while it changes.
+_TRIES = 5
 
 
 class HalfPartition:
@@ -168,6 +171,14 @@ class HalfPartition:
         return PartitionReading(
             self.is_recovered, len(state.pending), self.behind, len(queue.delays), len(queue.set_aside), age_ms
         )
+
+    def oldest(self, most: int) -> list[Pending]:
+        """Return the first that are pending, in the order of the half log, at most so many; safe from any thread."""
+        for _ in range(_TRIES):
+            # The coordinator's thread may add one meanwhile: then the reading begins anew.
+            with suppress(RuntimeError):
+                return list(islice(self.state.pending.values(), most))
+        return []
 
     def settled(self, batch: CommitBatch) -> None:
         """Take in that a batch was committed."""

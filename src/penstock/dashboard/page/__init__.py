@@ -1,0 +1,1 @@
+"""The page: what groups told of themselves, kept for half an hour, and shown live in a browser."""

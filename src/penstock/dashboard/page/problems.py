@@ -1,0 +1,297 @@
+"""What holds a group up, in sentences, the worst first: from reports alone. Pure.
+
+A sentence names the cause and what becomes of it. What many partitions have in common is told once, with their number.
+Texts of reports may be anybody's: they are shown as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from penstock.reports.group_state import Group, Member
+from penstock.reports.report import Report
+
+#: Seconds in a handler after which that is told, and after which it counts as bad.
+_SLOW_S = 3.0
+_HUNG_S = 60.0
+#: Seconds after which a transaction without a decision is told, and the checks after which it counts as bad.
+_UNDECIDED_S = 10.0
+_CHECKS = 3
+_MOST = 60
+
+#: Worst first.
+BAD, WARN, NOTE = "bad", "warn", "note"
+_RANK = {BAD: 0, WARN: 1, NOTE: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that needs a look.
+
+    Attributes:
+        kind: what it is, as "handler", "parked", "dead letter", "trouble", "paused", "silent", "sink", "transaction".
+        level: "bad", "warn" or "note".
+        title: what and where, in a few words.
+        text: the cause in a sentence, with what becomes of it.
+        member: whose, or empty.
+        topic: of the partition, or empty; a dead letter's is its own topic, not that of dead letters.
+        partition: its number, or None.
+        offset: of the message that blocks it, or None.
+        age: seconds since it began, or None.
+        count: how many partitions, members or keys have it.
+        key_hash: what stands for the message's key, or None.
+        stack: of the handler, where reports have it.
+        waiting: messages that wait behind it.
+        transaction: id and prefix of the transaction, as an action wants them.
+    """
+
+    kind: str
+    level: str
+    title: str
+    text: str
+    member: str = ""
+    topic: str = ""
+    partition: int | None = None
+    offset: int | None = None
+    age: float | None = None
+    count: int = 1
+    key_hash: str | None = None
+    stack: str | None = None
+    waiting: int = 0
+    transaction: Mapping[str, str] | None = None
+
+
+def problems_of(group: Group, member: str | None = None) -> list[Problem]:
+    """Return what holds a group or one of its members up, the worst first; at most 60."""
+    found: dict[tuple[Any, ...], Problem] = {}
+    for one in group.members:
+        if member in {None, one.report.member}:
+            for what, problem in _of_member(one):
+                former = found.get(what)
+                found[what] = problem if former is None else _joined(former, problem)
+    return sorted(found.values(), key=_urgency)[:_MOST]
+
+
+def as_json(problem: Problem) -> dict[str, Any]:
+    """Return a problem as JSON has it, without what it has not."""
+    return {name: value for name, value in asdict(problem).items() if value not in (None, "")}
+
+
+def _urgency(one: Problem) -> tuple[int, float, int]:
+    return _RANK[one.level], -(one.age or 0.0), -one.waiting
+
+
+def _joined(one: Problem, other: Problem) -> Problem:
+    longest = one if (one.age or 0.0) >= (other.age or 0.0) else other
+    level = min(one.level, other.level, key=_RANK.__getitem__)
+    return replace(longest, level=level, count=one.count + other.count, waiting=one.waiting + other.waiting)
+
+
+def _of_member(member: Member) -> Iterator[tuple[tuple[Any, ...], Problem]]:
+    report = member.report
+    if member.is_silent:
+        yield (
+            ("silent", report.member),
+            Problem(
+                "silent",
+                BAD,
+                f"{report.member} is silent",
+                f"Nothing came from it for {seconds(member.age_s)}, though it reports every {report.interval_s:g} s: "
+                "it died, is stopped, or reaches no broker. Its partitions go to other members when its session ends.",
+                report.member,
+                age=member.age_s,
+                waiting=report.lag,
+            ),
+        )
+        return
+    held = {(one["topic"], one["partition"], one["blocking_offset"]) for one in report.partitions}
+    for one in report.partitions:
+        if (problem := _of_partition(one, report)) is not None:
+            alone = problem.kind in {"handler", "parked", "held"}
+            place = (one["topic"], one["partition"]) if alone else (one["topic"], problem.text)
+            yield (problem.kind, *place), problem
+    yield from _parked(report, held)
+    yield from _sinks(report)
+    yield from _transactions(report)
+
+
+def _of_partition(one: Mapping[str, Any], report: Report) -> Problem | None:
+    """Return what is the matter with a partition, or None."""
+    place = one["topic"] if one["partition"] < 0 else f"{one['topic']}[{one['partition']}]"
+    common: dict[str, Any] = {
+        "member": report.member,
+        "topic": one["topic"],
+        "partition": one["partition"] if one["partition"] >= 0 else None,
+        "offset": one["blocking_offset"],
+        "age": one["age"],
+        "key_hash": one["key_hash"],
+        "stack": one["stack"],
+        "waiting": one["lag"] or 0,
+    }
+    if one["trouble"] is not None:
+        return Problem("trouble", BAD, f"{place} cannot go on", _sentence(one["trouble"]), **common)
+    if one["partition"] < 0:
+        level = NOTE if one["state"] == "no partition" else BAD
+        return Problem("no partition", level, f"{place}: no partition here", _sentence(one["paused"] or ""), **common)
+    found = _blocked(one, place, common)
+    if found is None and one["paused"] is not None:
+        level = WARN if one["paused"].startswith("by the app") else NOTE
+        return Problem("paused", level, f"{place} is paused", _sentence(f"Paused: {one['paused']}"), **common)
+    return found
+
+
+def _blocked(one: Mapping[str, Any], place: str, common: Mapping[str, Any]) -> Problem | None:
+    """Return what the message that holds a partition waits for, where that is not its turn."""
+    told = _CAUSES.get(one["state"])
+    if one["blocking_offset"] is None or told is None:
+        return None
+    kind, title, tell = told
+    found = tell(one)
+    if found is None:
+        return None
+    level, text = found
+    if kind in {"handler", "held", "parked"} and one["in_flight"] > 1:
+        text += f" {one['in_flight'] - 1} messages taken in wait with it."
+    return Problem(kind, level, f"{place} {title}", text, **common)
+
+
+#: A level and a sentence, or None where it is no problem.
+_Told = tuple[str, str] | None
+
+
+def _in_handler(one: Mapping[str, Any]) -> _Told:
+    age = one["age"] or 0.0
+    text = f"Handler {one['handler']} has had offset {one['blocking_offset']} for {seconds(age)} on {one['worker']}"
+    return None if age < _SLOW_S else (BAD if age >= _HUNG_S else WARN, f"{text} and has not returned.")
+
+
+def _held(one: Mapping[str, Any]) -> _Told:
+    text = f"Offset {one['blocking_offset']} exhausted its tries ({one['attempt']} failed) and handler {one['handler']}"
+    return BAD, f"{text} holds its key: mend the cause and start the app again."
+
+
+def _waits_for_try(one: Mapping[str, Any]) -> _Told:
+    due, times = one["due_in"], one["attempt"]
+    again = "no time is set for the next try" if due is None else f"the next try is in {seconds(due)}"
+    text = f"Handler {one['handler']} failed {_times(times)} at offset {one['blocking_offset']}"
+    return (WARN, f"{text}: its key is parked, and {again}.") if times else None
+
+
+def _put_off(one: Mapping[str, Any]) -> _Told:
+    age = one["age"] or 0.0
+    text = f"Handler {one['handler']} put the completion of offset {one['blocking_offset']} off {seconds(age)} ago"
+    return None if age < _SLOW_S else (WARN, f"{text}, and it has not come.")
+
+
+def _dead_letter(one: Mapping[str, Any]) -> _Told:
+    # Without the offset: so all of a topic are told as one.
+    return BAD, f"A message was given up: {one['detail'] or 'it is on its way to another topic'}. Its offset is held."
+
+
+def _behind(one: Mapping[str, Any]) -> _Told:
+    return WARN, _sentence(one["detail"] or "it waits for a parked message of its key")
+
+
+def _by_rate(one: Mapping[str, Any]) -> _Told:
+    return NOTE, f"Offset {one['blocking_offset']} waits for the rate of {one['handler']}, {one['rate'] or 0:g}/s."
+
+
+def _publishing(one: Mapping[str, Any]) -> _Told:
+    return (WARN, _sentence(one["detail"])) if one["detail"] else None
+
+
+_CAUSES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], _Told]]] = {
+    "in handler": ("handler", "waits for its handler", _in_handler),
+    "held": ("held", "holds a key for good", _held),
+    "parked": ("parked", "waits for a parked key", _waits_for_try),
+    "put off": ("handler", "waits for a completion", _put_off),
+    "dead letter": ("dead letter", "cannot write a dead letter", _dead_letter),
+    "behind its key": ("parked", "waits behind a parked key", _behind),
+    "held by rate": ("rate", "is held by a rate", _by_rate),
+    "publishing": ("publishing", "waits for its results", _publishing),
+}
+
+
+def _parked(report: Report, held: Iterable[tuple[str, int, int | None]]) -> Iterator[tuple[tuple[Any, ...], Problem]]:
+    """Return parked keys whose head does not hold a watermark, for those are told already: one for each handler."""
+    for one in report.parked:
+        if (one["topic"], one["partition"], one["offset"]) in held or not one["attempt"]:
+            continue
+        due = one["due_in"]
+        again = "is held" if one["state"] == "held" else "waits" if due is None else f"is tried in {seconds(due)}"
+        yield (
+            ("keys", one["topic"], one["handler"], one["state"]),
+            Problem(
+                "keys",
+                BAD if one["state"] == "held" else NOTE,
+                f"{one['handler']} has keys of {one['topic']} parked",
+                f"Offset {one['offset']} of {one['topic']}[{one['partition']}] failed {_times(one['attempt'])} and "
+                f"{again}; other keys go on.",
+                report.member,
+                one["topic"],
+                one["partition"],
+                one["offset"],
+                one["age"],
+                key_hash=one["key_hash"],
+            ),
+        )
+
+
+def _sinks(report: Report) -> Iterator[tuple[tuple[Any, ...], Problem]]:
+    for one in report.sinks:
+        if one["state"] in {"waiting", "failed"}:
+            then = "it is not started again" if one["state"] == "failed" else "it is started again"
+            if one["retry_in"] is not None:
+                then += f" in {seconds(one['retry_in'])}"
+            why = f": {one['last_error']}" if one["last_error"] else ""
+            text = f"Its query failed{why}; {then}."
+            level = BAD if one["state"] == "failed" else WARN
+            title = f"Spark query {one['name']} is {one['state']}"
+            yield ("sink", one["name"]), Problem("sink", level, title, text, report.member, waiting=one["lag"] or 0)
+
+
+def _transactions(report: Report) -> Iterator[tuple[tuple[Any, ...], Problem]]:
+    for why in report.waits:
+        yield ("waits", why), Problem("transaction", BAD, "Transactions wait", _sentence(why), report.member)
+    for one in report.transactions:
+        age = one["age"] or 0.0
+        if one["decided"] is not None or age < _UNDECIDED_S:
+            continue
+        text = (
+            f"A transaction of {one['group']} for {one['topics']} has no decision after {seconds(age)} and "
+            f"{one['checks']} checks: its producer neither commits nor rolls back, nor decides when it is asked."
+        )
+        yield (
+            ("undecided", one["group"]),
+            Problem(
+                "transaction",
+                BAD if one["checks"] >= _CHECKS else WARN,
+                f"{one['group']} leaves a transaction undecided",
+                text,
+                report.member,
+                age=age,
+                transaction={"id": one["id"], "prefix": one["prefix"]},
+            ),
+        )
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def _sentence(text: str) -> str:
+    """Return a text with a capital and a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+def seconds(number: float) -> str:
+    """Return a duration as people write it."""
+    below, part, unit = next(one for one in _UNITS if number < one[0])
+    return f"{number / part:.{1 if below in _PRECISE else 0}f} {unit}"
+
+
+#: Durations below so many seconds are told in parts of so many, of that name; some with a decimal.
+_UNITS = ((10.0, 1, "s"), (120.0, 1, "s"), (7_200.0, 60, "min"), (float("inf"), 3_600, "h"))
+_PRECISE = frozenset({10.0, float("inf")})

@@ -1,0 +1,218 @@
+"""What the page shows, as JSON has it: of all groups a little, of the one that is looked at its details. Pure.
+
+Bounded: a list has so many entries, the ones first that most need somebody, and how many there are in all.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from penstock.dashboard.page.history import History
+from penstock.dashboard.page.problems import BAD, WARN, as_json, problems_of
+from penstock.reports.group_state import Group, Member
+from penstock.reports.latencies import quantile
+from penstock.reports.report import MOVING, Report
+
+_MOST_GROUPS = 300
+_MOST_MEMBERS = 300
+_MOST_PARTITIONS = 250
+_MOST_ENTRIES = 60
+#: Problems of a group that stand beside it among all groups.
+_NAMED = 5
+
+_COUNTS = ("in_flight", "parked_keys", "held_keys", "dead_letters", "dead_letter_failures", "stalls", "failed_commits")
+
+
+def overview(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return all groups, those with the worst problems first."""
+    shown = [_of_group(group) for group in groups]
+    shown.sort(key=lambda one: (-one["bad"], -one["warn"], -one["silent"], one["name"]))
+    return {"groups": shown[:_MOST_GROUPS], "count": len(shown)}
+
+
+def group_view(group: Group, history: History, member: str | None = None) -> dict[str, Any]:
+    """Return a group with its members, or, by name, one of them alone with all of its partitions."""
+    members = [one for one in group.members if member in {None, one.report.member}]
+    living = [one.report for one in members if not one.is_silent]
+    problems = [as_json(one) for one in problems_of(group, member)]
+    partitions = [(one, report) for report in living for one in report.partitions]
+    worst = heapq.nlargest(_MOST_PARTITIONS, partitions, key=lambda pair: _urgency(pair[0]))
+    parked = [{**one, "member": report.member} for report in living for one in report.parked]
+    parked.sort(key=lambda one: (one["state"] == "held", one["attempt"] or 0, one["age"] or 0.0), reverse=True)
+    transactions = [{**one, "member": report.member} for report in living for one in report.transactions]
+    transactions.sort(key=lambda one: -(one["age"] or 0.0))
+    return {
+        "name": group.name,
+        "member": member,
+        **_sums(members),
+        "problems": problems,
+        "members": [_of_member(one) for one in sorted(members, key=_need)[:_MOST_MEMBERS]],
+        "member_count": len(members),
+        "partitions": [_partition(one, report.member) for one, report in worst],
+        "partition_count": sum(report.partition_count for report in living),
+        "left_out": sum(report.left_out.get("partitions", 0) for report in living),
+        "parked": [_slim(one) for one in parked[:_MOST_ENTRIES]],
+        "parked_count": sum(int(report.counts.get("parked_keys", 0)) for report in living),
+        "lanes": _lanes(living),
+        "pauses": _summed(report.pauses for report in living),
+        "paused": _paused(living),
+        "dead_letters": _dead_letters(living),
+        "transactions": [_slim(one) for one in transactions[:_MOST_ENTRIES]],
+        "coordinators": [
+            {"member": one.member, "counts": one.coordinator, "waits": one.waits}
+            for one in living
+            if one.coordinator is not None
+        ][:_MOST_ENTRIES],
+        "sinks": [{**_slim(one), "member": report.member} for report in living for one in report.sinks][:_MOST_ENTRIES],
+        "latencies": _latencies(history.latencies(group.name)),
+    }
+
+
+def group_history(group: str, history: History, member: str | None = None) -> dict[str, Any]:
+    """Return the series of a group, or of one of its members, and of its Spark queries."""
+    series = history.of_group(group) if member is None else history.of_member(group, member)
+    return {"series": series, "sinks": history.of_sinks(group)}
+
+
+def overview_history(groups: Iterable[str], history: History, every: int = 6) -> dict[str, Any]:
+    """Return the messages handled a second of each group, of every so-many-th point."""
+    series = {}
+    for name in list(groups)[:_MOST_GROUPS]:
+        points = history.of_group(name).get("handled", [])
+        series[name] = points[len(points) % every :: every] if len(points) > 4 * every else points
+    return {"handled": series}
+
+
+def _of_group(group: Group) -> dict[str, Any]:
+    problems = problems_of(group)
+    levels = [one.level for one in problems]
+    return {
+        "name": group.name,
+        **_sums(group.members),
+        "bad": levels.count(BAD),
+        "warn": levels.count(WARN),
+        "problems": [as_json(one) for one in problems[:_NAMED]],
+        "sinks": sum(len(one.report.sinks) for one in group.members),
+        "pending": sum((one.report.coordinator or {}).get("pending", 0) for one in group.members),
+    }
+
+
+def _sums(members: Sequence[Member]) -> dict[str, Any]:
+    """Return the sums of those that live; of counts that were not told, 0."""
+    living = [one.report for one in members if not one.is_silent]
+    sums: dict[str, Any] = {name: sum(one.counts.get(name, 0) for one in living) for name in _COUNTS}
+    return {
+        **sums,
+        "living": len(living),
+        "silent": len(members) - len(living),
+        "partitions": sum(one.partition_count for one in living),
+        "lag": sum(one.lag for one in living),
+        "rate": round(sum(_rate(one, "handled") for one in living), 1),
+        "failed_rate": round(sum(one.rates.get("failed", 0.0) for one in living), 2),
+        "commands": any(one.commands for one in living),
+    }
+
+
+def _rate(report: Report, name: str) -> float:
+    # A coordinator alone publishes in place of handling.
+    return report.rates.get(name, report.rates.get("committed", 0.0))
+
+
+def _of_member(member: Member) -> dict[str, Any]:
+    report, counts = member.report, member.report.counts
+    return {
+        "member": report.member,
+        "host": report.host,
+        "process": report.process,
+        "silent": member.is_silent,
+        "age": round(member.age_s, 1),
+        "uptime": report.uptime_s,
+        "partitions": report.partition_count,
+        "lag": report.lag,
+        "rate": round(_rate(report, "handled"), 1),
+        "failed_rate": report.rates.get("failed", 0.0),
+        "busy": counts.get("busy_workers"),
+        "workers": counts.get("workers"),
+        "commands": report.commands,
+        **{name: counts.get(name, 0) for name in _COUNTS},
+    }
+
+
+def _need(member: Member) -> tuple[bool, int, str]:
+    return not member.is_silent, -member.report.lag, member.report.member
+
+
+def _urgency(one: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:
+    return (
+        one["trouble"] is not None,
+        one["state"] not in MOVING,
+        one["paused"] is not None,
+        one["age"] or 0.0,
+        one["lag"] or 0,
+    )
+
+
+def _slim(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in one.items() if value not in (None, "")}
+
+
+def _partition(one: Mapping[str, Any], member: str) -> dict[str, Any]:
+    return {**_slim({name: value for name, value in one.items() if name != "stack"}), "member": member}
+
+
+def _lanes(reports: Sequence[Report]) -> list[dict[str, Any]]:
+    """Return the lanes by handler: those of all members laid over one another, depths added, the oldest age."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name in sorted({name for report in reports for name in report.lanes})[:_MOST_ENTRIES]:
+        told = [report.lanes[name] for report in reports if name in report.lanes]
+        buckets = max(len(one["depth"]) for one in told)
+        depth, age = [0.0] * buckets, [0.0] * buckets
+        for one in told:
+            # A member with fewer lanes has each in the first of the buckets that it stands for.
+            for number, (deep, old) in enumerate(zip(one["depth"], one["age"], strict=True)):
+                at = number * buckets // len(one["depth"])
+                depth[at], age[at] = depth[at] + deep, max(age[at], old)
+        found[name] = {"depth": depth, "age": age}
+    return [{"handler": name, **one} for name, one in found.items()]
+
+
+def _summed(mappings: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for mapping in mappings:
+        for name, number in mapping.items():
+            sums[name] = sums.get(name, 0) + number
+    return {name: number for name, number in sums.items() if number}
+
+
+def _paused(reports: Iterable[Report]) -> dict[str, int]:
+    """Return how many partitions are paused now, by why."""
+    found: dict[str, int] = {}
+    for report in reports:
+        for one in report.partitions:
+            if one["paused"] is not None and one["partition"] >= 0:
+                found[one["paused"]] = found.get(one["paused"], 0) + 1
+    return dict(sorted(found.items(), key=lambda item: -item[1])[:_MOST_ENTRIES])
+
+
+def _dead_letters(reports: Iterable[Report]) -> list[dict[str, Any]]:
+    """Return dead letters by topic and error, those of all members added up, the last one's place."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for report in reports:
+        for one in report.dead_letters:
+            place = (one["topic"], one["dead_letter_topic"], one["error"])
+            former = found.get(place)
+            if former is None:
+                found[place] = dict(one)
+                continue
+            count = former["count"] + one["count"]
+            if (one["age"] or 0.0) < (former["age"] or 0.0):
+                found[place] = former = dict(one)
+            former["count"] = count
+    return sorted(found.values(), key=lambda one: -one["count"])[:_MOST_ENTRIES]
+
+
+def _latencies(counts: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float | None]]:
+    parts = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    return {name: {title: quantile(of, part) for title, part in parts.items()} for name, of in counts.items()}

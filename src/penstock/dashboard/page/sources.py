@@ -1,0 +1,150 @@
+"""Where the page's groups come from: the topic of reports, or the app of this process, in the same form.
+
+All methods are for the hub's thread, save `watch`. Nothing here ends it: what is wrong is told by `trouble`, and tried
+again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Protocol
+
+from penstock.errors import PenstockError, TopicNotFoundError
+from penstock.options import ClientConfig
+from penstock.reports.group_state import Group, Member
+from penstock.reports.rates import Rates
+from penstock.reports.reader import ReportReader
+from penstock.reports.report import decode_report, encode_report
+from penstock.reports.reporter import hashed, sender_of
+from penstock.running import RunningApp
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two tries to read the topic.
+_AGAIN_S = 2.0
+#: Seconds that an app of this process says between two looks at it: for who judges whether it is silent.
+_OWN_INTERVAL_S = 5.0
+
+
+class Source(Protocol):
+    """Tells of groups."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing newer is known, or None."""
+
+    @property
+    def ignored(self) -> Mapping[str, int]:
+        """Records that were passed over, by why."""
+
+    def follow(self, timeout: float) -> None:
+        """Wait for news, at most `timeout` seconds."""
+
+    def groups(self) -> Sequence[Group]:
+        """Return all groups by name, at this moment."""
+
+    def close(self) -> None:
+        """Read no more."""
+
+
+class ReportSource:
+    """All groups, from the topic of reports. It waits for a topic or a broker that is not there yet.
+
+    Args:
+        bootstrap_servers: addresses of the brokers.
+        config: client settings by librdkafka's names.
+        topic: name of the topic.
+    """
+
+    def __init__(self, bootstrap_servers: str, config: ClientConfig, topic: str) -> None:
+        self._made_of = (bootstrap_servers, config, topic)
+        self._reader: ReportReader | None = None
+        self._reading = ExitStack()
+        self._trouble: str | None = "nothing was read yet"
+        self._last: Sequence[Group] = ()
+
+    @property
+    def trouble(self) -> str | None:
+        """As `Source` says."""
+        return self._trouble if self._reader is None else self._reader.trouble
+
+    @property
+    def ignored(self) -> Mapping[str, int]:
+        """As `Source` says."""
+        return {} if self._reader is None else self._reader.states.ignored
+
+    def follow(self, timeout: float) -> None:
+        """As `Source` says."""
+        try:
+            if self._reader is None:
+                self._reader = self._reading.enter_context(ReportReader(*self._made_of))
+                self._trouble = None
+            else:
+                self._reader.follow(timeout)
+        except PenstockError as error:
+            # A broker or a right is gone, or the topic is not there yet.
+            if str(error) != self._trouble:
+                _log.log(logging.INFO if isinstance(error, TopicNotFoundError) else logging.WARNING, "%s", error)
+            self.close()
+            self._trouble = str(error)
+            time.sleep(min(timeout, _AGAIN_S))
+
+    def groups(self) -> Sequence[Group]:
+        """As `Source` says; what was known last, while nothing can be read."""
+        if self._reader is not None:
+            self._last = self._reader.groups()
+        return self._last
+
+    def close(self) -> None:
+        """As `Source` says."""
+        self._reader = None
+        self._reading.close()
+
+
+class OwnSource:
+    """The app of this process. Its state is taken when it is asked for, by the way a report takes.
+
+    Args:
+        name: of the app.
+        config: the app's, for its name among the members.
+    """
+
+    def __init__(self, name: str, config: ClientConfig) -> None:
+        self._sender = sender_of(name, config)
+        self._running: RunningApp | None = None
+        self._rates = Rates()
+        self._sequence = 0
+        self._begun = time.monotonic()
+        self._stopping = threading.Event()
+        self.trouble: str | None = None
+        self.ignored: Mapping[str, int] = {}
+
+    def watch(self, running: RunningApp) -> None:
+        """Tell of this app from now on. Any thread."""
+        self._running = running
+
+    def follow(self, timeout: float) -> None:
+        """As `Source` says."""
+        self._stopping.wait(timeout)
+
+    def groups(self) -> Sequence[Group]:
+        """As `Source` says."""
+        running, name = self._running, self._sender.group
+        if running is None:
+            self.trouble = "the app is starting"
+            return ()
+        self.trouble = "the app is stopping" if running.is_stopping else None
+        now = time.monotonic()
+        description = hashed(running.explanation(name), name)
+        self._sequence += 1
+        numbers = {"sequence": self._sequence, "interval_s": _OWN_INTERVAL_S, "uptime_s": round(now - self._begun, 3)}
+        value = encode_report(self._sender, description, self._rates.of(description, now), numbers)
+        return (Group(name, (Member(decode_report(self._sender.key, value), 0.0, is_silent=False),)),)
+
+    def close(self) -> None:
+        """As `Source` says."""
+        self._stopping.set()

@@ -1,0 +1,61 @@
+"""A headless Chromium for tests of the page, one for the run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+#: Names under which systems install it.
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def chromium() -> str | None:
+    """Return where a Chromium is, by CHROMIUM or on the path; None where there is none."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """The browser. `make test` installs Debian's where it may; elsewhere these tests are skipped."""
+    from playwright.sync_api import sync_playwright
+
+    found = chromium()
+    if found is None:
+        pytest.skip("no Chromium: apt-get install chromium, or name one by CHROMIUM=/path/to/it")
+    with sync_playwright() as started:
+        # As root, as in a container, it runs without its own sandbox only.
+        running = started.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Return a function that opens an address: `open_page(url, width=1280, scheme="light")`.
+
+    The test fails where the page's script raises, or the browser refuses something by the page's content policy.
+    """
+    contexts, errors = [], []
+
+    def opened(url: str, *, width: int = 1280, scheme: str = "light") -> Page:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+        context.set_default_timeout(30_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("dialog", lambda dialog: errors.append(f"a script opened {dialog.message}"))
+        page.on("console", lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None)
+        page.goto(url)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert errors == []
