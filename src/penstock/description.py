@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
 from penstock.consumer import Explanation, LitePushConsumer
 from penstock.consumer.inspection.parked_keys import ParkedMessage
+from penstock.options import ClientConfig
+from penstock.reports.reporter import Reporter, sender_of
+from penstock.reports.settings import ReportSettings
 from penstock.spark_sink.monitoring.progress import SinkStatistics
 from penstock.transactions import Coordinator
 
@@ -56,6 +59,21 @@ def coordinator_description(coordinator: Coordinator) -> dict[str, object]:
             for one in coordinator.pending(_MOST_TRANSACTIONS)
         ],
     }
+
+
+def coordinator_reporter(
+    group: str,
+    coordinator: Coordinator,
+    bootstrap_servers: str,
+    config: ClientConfig,
+    settings: ReportSettings | None = None,
+) -> Reporter:
+    """Return what reports a coordinator that is no app's, not started yet, under the name of a group."""
+
+    def describe() -> Mapping[str, Any]:
+        return {"coordinator": coordinator_description(coordinator)}
+
+    return Reporter(sender_of(group, config), describe, bootstrap_servers, config, settings or ReportSettings())
 
 
 def _details(consumer: LitePushConsumer) -> dict[str, object]:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import inspect
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
 from commands import Command
-from penstock import App, Coordinator, transactions
+from penstock import App, Coordinator, TransactionalProducer, clients, transactions
 from penstock.cli.coordinator import coordinator
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.message import Message
+from penstock.reports.group_state import Group
+from penstock.reports.reader import ReportReader
+from penstock.reports.settings import DEFAULT_TOPIC
 from penstock.transactions import FileStore, SqlStore
+from waiting import wait_until
 
 #: Arguments of `Coordinator` that a command line cannot give.
 NOT_GIVEN = {"self", "check_timeout", "telemetry", "store"}
@@ -49,8 +57,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_the_command_has_every_argument_of_a_coordinator_with_its_default() -> None:
     of_class = inspect.signature(Coordinator.__init__).parameters
     of_command = dict(inspect.signature(coordinator).parameters)
-    # Where more of `config` stands, and what names a store.
-    for name in ("config_file", "sql", "file"):
+    # Where more of `config` stands, what names a store, and what is not the coordinator's own.
+    for name in ("config_file", "sql", "file", "report"):
         del of_command[name]
 
     assert set(of_command) == set(of_class) - NOT_GIVEN
@@ -155,3 +163,43 @@ def test_an_app_is_told_what_is_no_coordinator() -> None:
 
     with pytest.raises(ConfigurationError, match=r"coordinator must be .* but is a dict"):
         app.start()
+
+
+def test_a_coordinator_that_reports_shows_its_pending_transaction_and_takes_itself_out_at_its_end(
+    broker: DevBroker, new_topic: Callable[..., str], topic_numbers: Iterator[int]
+) -> None:
+    topic, prefix = new_topic(), f"reporting-{next(topic_numbers)}"
+    command = [sys.executable, "-m", "penstock", "coordinator", "--report", "--prefix", prefix]
+    process = subprocess.Popen([*command, "--bootstrap-servers", broker.bootstrap_servers])
+    try:
+        with (
+            TransactionalProducer("shop", bootstrap_servers=broker.bootstrap_servers, prefix=prefix) as producer,
+            producer.transaction(topic, value=b"paid?") as pending,
+        ):
+            pending.unknown()
+        wait_until(lambda: _reporting(broker), 90)
+        with ReportReader(broker.bootstrap_servers) as reader:
+
+            def transactions() -> list[str]:
+                reader.follow(1.0)
+                found = [one for one in reader.groups() if one.name == f"{prefix}.coordinator"]
+                return [told["id"] for group in found for one in group.members for told in one.report.transactions]
+
+            seen = wait_until(transactions, 90)
+            process.send_signal(signal.SIGTERM)
+            ended = process.wait(60)
+            wait_until(lambda: reader.follow(1.0) and f"{prefix}.coordinator" not in map(_name, reader.groups()), 60)
+    finally:
+        process.kill()
+        process.wait()
+
+    assert seen == [pending.transaction_id]
+    assert ended == 0
+
+
+def _reporting(broker: DevBroker) -> bool:
+    return DEFAULT_TOPIC in clients.admin(broker.bootstrap_servers, {}).list_topics(timeout=10).topics
+
+
+def _name(group: Group) -> str:
+    return group.name

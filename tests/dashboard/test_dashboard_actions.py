@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.commands.audit import AuditRecord, Kind, Outcome
 from penstock.commands.audit_log import audit_records
 from penstock.commands.settings import CommandSettings
+from penstock.dashboard import Address, Dashboard
 from penstock.dashboard.actions import ActionSettings
 from penstock.devbroker import DevBroker
 from waiting import wait_until
@@ -250,3 +251,37 @@ def test_a_transaction_is_settled_and_a_discarded_one_brought_back(shop: Shop) -
     assert resumed[1]["said"] == f"transaction {ids[1]}: 1 message brought back; its group is asked again"
     assert ended[1]["said"] == f"transaction {ids[1]}: rolled back"
     assert [one.outcome for one in shop.audit(resumed[1]["id"])] == [None, Outcome.DONE]
+
+
+def test_the_dashboard_knows_from_reports_which_members_listen_and_asks_them(
+    broker: DevBroker, new_topic: Callable[..., str], topic_numbers: Iterator[int]
+) -> None:
+    topic, number = new_topic(), next(topic_numbers)
+    reports = penstock.ReportSettings(f"listeners-reports-{number}", interval=0.5)
+    commands = CommandSettings(f"listeners-commands-{number}", f"listeners-audit-{number}", OF_COMMANDS)
+    app = penstock.App(
+        topic,
+        bootstrap_servers=broker.bootstrap_servers,
+        report=reports,
+        commands=commands,
+        config={"group.instance.id": "one"},
+    )
+    app.handler(topic)(lambda _: None)
+    page = Dashboard(
+        broker.bootstrap_servers, Address("127.0.0.1", 0), topic=reports.topic, token=TOKEN, commands=commands
+    )
+
+    with app.start() as running, page:
+        address = f"http://{page.address}"
+        listens = f"{topic} would be paused for all members of {topic} that listen (one)"
+        wait_until(
+            lambda: act(address, "pause", group=topic, topic=topic, dry_run=True)[1]["said"].startswith(listens), 90
+        )
+        wait_until(lambda: any(one.partition == 0 for one in running.explain()), 90)
+        status, paused = act(address, "pause", group=topic, topic=topic)
+        reasons = [one.paused for one in running.explain()]
+        wrong = act(address, "resume", "wrong" * 5, group=topic, topic=topic)[0]
+
+    assert (status, paused["outcome"], wrong) == (200, "done", 401)
+    assert reasons
+    assert all("by the app" in str(reason) for reason in reasons)

@@ -57,6 +57,10 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
         float,
         typer.Option(help="Seconds after which one that fell silent loses its partitions; a broker's least is 6."),
     ] = 6.0,
+    report: Annotated[
+        bool,
+        typer.Option("--report", help="Report how it does to the topic of reports, as PREFIX.coordinator."),
+    ] = False,
     config: ClientSettings = None,
     config_file: ConfigFile = None,
 ) -> None:
@@ -65,6 +69,7 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
     Any number may run: they share the work, save on a file store. For a discard policy that is a function, run a
     `penstock.Coordinator` in a program of yours. Exit codes: 0 ended in order, 1 failed, 2 wrong use, 3 no broker.
     """
+    from penstock.description import coordinator_reporter
     from penstock.transactions import Coordinator
 
     log_to_stderr()
@@ -88,8 +93,14 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
     ):
         name = repr(prefix) if store is None else store.label
         typer.echo(f"The coordinator of {name} runs at {bootstrap_servers}; Ctrl-C stops it.")
-        while not running.wait(_POLL_S):
-            pass  # leaving the block raises what ended it
+        reporter = coordinator_reporter(f"{prefix}.coordinator", running, bootstrap_servers, settings)
+        if report:
+            reporter.start()
+        try:
+            while not running.wait(_POLL_S):
+                pass  # leaving the block raises what ended it
+        finally:
+            reporter.stop()
 
 
 def _store(

@@ -9,11 +9,9 @@ from typing import Any
 from rich.console import Console
 
 from penstock.demo.children import Child
-from penstock.description import coordinator_description
 from penstock.errors import ConfigurationError
 from penstock.reports.reporter import Reporter, sender_of
 from penstock.reports.settings import ReportSettings
-from penstock.transactions import Coordinator
 
 #: Where it is, where that is free.
 _PORT = 8400
@@ -40,15 +38,6 @@ def page(console: Console, bootstrap_servers: str, *, wanted: bool) -> Iterator[
     with made:
         console.print(f"The page: http://{made.address}", soft_wrap=True)
         yield
-
-
-def coordinator_reporter(bootstrap_servers: str, coordinator: Coordinator) -> Reporter:
-    """Return what reports the coordinator's transactions."""
-
-    def describe() -> Mapping[str, Any]:
-        return {"coordinator": coordinator_description(coordinator)}
-
-    return Reporter(sender_of("coordinator", {}), describe, bootstrap_servers, {}, REPORTS)
 
 
 def spark_reporter(bootstrap_servers: str, spark: Child) -> Reporter:

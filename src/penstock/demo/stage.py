@@ -16,9 +16,10 @@ from penstock.consumer import retry
 from penstock.demo.checks.fold import FlightFold
 from penstock.demo.children import Child, DemoError
 from penstock.demo.display import Counts, Display
-from penstock.demo.page import REPORTS, coordinator_reporter, spark_reporter
+from penstock.demo.page import REPORTS, spark_reporter
 from penstock.demo.senders.airline import AirlineSettings
 from penstock.demo.senders.plan import SENDERS, Plan
+from penstock.description import coordinator_reporter
 from penstock.devbroker import spark_environment
 from penstock.running import RunningApp
 from penstock.transactions import Coordinator
@@ -100,7 +101,7 @@ class Stage:
             opening.enter_context(self.coordinator)
             self._running = opening.enter_context(self._app().start())
             servers = self._place.bootstrap_servers
-            reporters = [coordinator_reporter(servers, self.coordinator)]
+            reporters = [coordinator_reporter("coordinator", self.coordinator, servers, {}, REPORTS)]
             reporters += [] if self.spark is None else [spark_reporter(servers, self.spark)]
             for reporter in reporters if self._reports else ():
                 reporter.start()
