@@ -17,7 +17,7 @@ from penstock.devbroker import DevBroker
 from waiting import wait_until
 
 #: Commands that run until they are stopped, and one that writes JSON anyway.
-WITHOUT = {"run", "demo", "broker", "coordinator", "offsets export"}
+WITHOUT = {"run", "demo", "broker", "coordinator", "dashboard", "offsets export"}
 
 
 def leaves(command: Any, name: str = "") -> dict[str, click.Command]:

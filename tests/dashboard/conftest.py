@@ -1,4 +1,4 @@
-"""A headless Chromium for tests of the page, one for the run."""
+"""A headless Chromium for tests of the page, one for each file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ def chromium() -> str | None:
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The browser. `make test` installs Debian's where it may; elsewhere these tests are skipped."""
+    """The browser. `make test` installs Debian's where it may; elsewhere these tests are skipped.
+
+    It ends with its file: until then playwright runs an event loop in this thread, beside which no other can run.
+    """
     from playwright.sync_api import sync_playwright
 
     found = chromium()

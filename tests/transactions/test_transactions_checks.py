@@ -219,7 +219,7 @@ def test_a_check_that_raises_whatever_it_is_has_said_unknown_and_the_next_is_ans
 
 
 def test_a_check_that_hangs_does_not_keep_the_producer_from_stopping() -> None:
-    store, began = Answers(), threading.Event()
+    store, began, others = Answers(), threading.Event(), set(threading.enumerate())
 
     def check(half: HalfMessage) -> TransactionState:
         began.set()
@@ -233,7 +233,8 @@ def test_a_check_that_hangs_does_not_keep_the_producer_from_stopping() -> None:
 
     checker.stop(1.0)
 
-    wait_until(lambda: not any(t.name.startswith("penstock-checks-") for t in threading.enumerate()), 20)
+    new = lambda: {t.name for t in set(threading.enumerate()) - others}  # noqa: E731 - asked again and again
+    wait_until(lambda: not any(name.startswith("penstock-checks-") for name in new()), 60)
 
 
 def test_a_source_that_fails_in_any_way_is_asked_again() -> None:

@@ -7,7 +7,7 @@ Texts of reports may be anybody's: they are shown as text.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from penstock.reports.group_state import Group, Member
@@ -58,7 +58,7 @@ class Problem:
     age: float | None = None
     count: int = 1
     key_hash: str | None = None
-    stack: str | None = None
+    stack: str | None = field(default=None, repr=False)
     waiting: int = 0
     transaction: Mapping[str, str] | None = None
 

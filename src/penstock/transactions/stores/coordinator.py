@@ -110,12 +110,12 @@ class Coordinator:
                 "prefix, partitions, target_latency, instance and config are for a store in Kafka: give the store its "
                 "own prefix and config, and leave the others out"
             )
-        self._prefix = prefix if store is None else store.prefix
         self._engine: _Engine
         if store is not None:
             if not callable(getattr(store, "open_shards", None)):
                 raise ConfigurationError(f"store must be a SqlStore or FileStore, but is a {type(store).__name__}")
             self._engine = RelayCoordinator(store, options)
+            self._prefix = store.prefix
         else:
             self._engine = KafkaCoordinator(
                 bootstrap_servers or "",
@@ -126,6 +126,7 @@ class Coordinator:
                 instance=instance,
                 config=config,
             )
+            self._prefix = prefix
 
     def start(self) -> Self:
         """Connect, create what is absent, and begin to settle. May be repeated.
