@@ -110,7 +110,9 @@ class Membership:
         """
         try:
             self.client.close()
-        except (KafkaException, RuntimeError) as error:
+        except (KafkaException, RuntimeError, SystemError) as error:
+            # SystemError: the library mixes up what it raises (2.16.1, seen once while its broker was killed;
+            # confluentinc/confluent-kafka-python#865 is near).
             why = reason(error) if isinstance(error, KafkaException) else str(error)
             _log.warning("leaving the group: %s; what was not committed is handled again", why)
 
