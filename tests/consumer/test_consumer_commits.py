@@ -119,6 +119,53 @@ def test_a_commit_that_fails_is_counted_and_made_again() -> None:
     assert commits.failed == 1
 
 
+class Moved:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_a_commit_that_fails_is_made_again_soon_however_long_the_interval_is_and_ever_less_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assignments, consumer, clock = Assignments(), client(position=15), Moved()
+    an_assignment(assignments)
+    commits = Commits(assignments, 3600.0, clock)  # type: ignore[arg-type]
+    consumer.fails = True
+    failed_at = []
+    for _ in range(1200):
+        failed = commits.failed
+        commits.tick(consumer, clock.now)
+        if commits.failed > failed:
+            failed_at.append(clock.now - 100.0)
+        clock.now += 0.125
+
+    gaps = [round(later - one, 1) for one, later in pairwise(failed_at)]
+    assert gaps[:6] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
+    assert set(gaps[6:]) == {16.0}
+    assert "it is made again in 0.5 s" in caplog.text
+
+
+def test_a_commit_that_is_refused_at_the_end_of_a_drain_is_made_again_soon() -> None:
+    # As with group.protocol=consumer, where a commit of an epoch ago is refused: the next is taken.
+    assignments, consumer, clock = Assignments(), client(position=15), Moved()
+    an_assignment(assignments)
+    commits = Commits(assignments, 3600.0, clock)  # type: ignore[arg-type]
+    for _ in range(8):
+        assert not commits.commit_drained(consumer, clock.now)
+        commits.on_commit(KafkaError(KafkaError.STALE_MEMBER_EPOCH), [TopicPartition("topic", 0, 15)])
+        clock.now += 0.6
+    assert not commits.commit_drained(consumer, clock.now)
+    commits.on_commit(None, [TopicPartition("topic", 0, 15)])
+
+    assert commits.commit_drained(consumer, clock.now)
+    assert consumer.sent == [15] * 9
+
+
 def test_an_asynchronous_refusal_is_made_again_too() -> None:
     assignments, consumer = Assignments(), client(position=15)
     an_assignment(assignments)

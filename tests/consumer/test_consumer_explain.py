@@ -14,9 +14,9 @@ from penstock.message import Message
 from penstock.testing import TestApp, TestBroker
 
 
-def app_of(*topics: str, attempts: int = 5, on_failure: str = "stop") -> penstock.App:
+def app_of(*topics: str, attempts: int = 5, on_failure: str = "stop", commit_interval: float = 1.0) -> penstock.App:
     """An app that fails every message of the value `poison`, and is tried again after a minute."""
-    app = penstock.App("app", bootstrap_servers="memory:0")
+    app = penstock.App("app", bootstrap_servers="memory:0", commit_interval=commit_interval)
 
     @app.handler(*topics, retry=penstock.retry(attempts, wait=tenacity.wait_fixed(60)), on_failure=on_failure)
     def handle(message: Message) -> None:
@@ -28,6 +28,17 @@ def app_of(*topics: str, attempts: int = 5, on_failure: str = "stop") -> penstoc
 
 def of_topic(test: TestApp, topic: str) -> Explanation:
     return next(one for one in test.explain() if one.topic == topic)
+
+
+def test_the_lag_is_known_within_a_second_however_long_the_commit_interval_is() -> None:
+    with TestApp(app_of("orders", commit_interval=3600)) as test:
+        test.settle()
+        test.send("orders", "poison", key="k")
+        test.send("orders", "fine", key="k")
+        test.settle()
+        test.advance(1.1)
+
+        assert of_topic(test, "orders").lag == 2
 
 
 def test_a_key_that_is_parked_in_another_topic_is_named() -> None:

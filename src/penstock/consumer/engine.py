@@ -39,6 +39,7 @@ from penstock.consumer.polling.commits import Commits
 from penstock.consumer.polling.drain import Drain
 from penstock.consumer.polling.fetcher import Fetcher
 from penstock.consumer.polling.health.fetch_errors import FetchErrors
+from penstock.consumer.polling.health.log_ends import LogEnds
 from penstock.consumer.polling.health.open_transactions import OpenTransactions
 from penstock.consumer.polling.health.recreated_topics import RecreatedTopics
 from penstock.consumer.polling.health.rights_watch import RightsWatch
@@ -306,6 +307,7 @@ class Engine:
             ),
             topic_search=search,
             topic_watch=topics,
+            log_ends=LogEnds(self.assignments),
             open_transactions=OpenTransactions(self.assignments, cluster.ask_readable_ends, self.settings),
             recreated_topics=RecreatedTopics(self.assignments, self.router, self._offset_reset),
             rights_watch=rights,

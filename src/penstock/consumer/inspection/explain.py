@@ -139,6 +139,9 @@ def _with_causes(
         explanation = replace(
             explanation, paused=f"{PauseReason.APP} since {when}; {pause.ended_by} lets it go on", lag=None
         )
+    elif assignment.paused is PauseReason.APP:
+        # It was resumed; the poll thread tells the client in its next step.
+        explanation = replace(explanation, paused=None)
     explanation = _with_trouble(explanation, assignment, causes)
     if explanation.blocking_offset is None:
         return explanation

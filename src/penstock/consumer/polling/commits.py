@@ -1,7 +1,7 @@
 """Commits: what is sent to the group, when, and what happens when that fails. On the poll thread only.
 
 A commit point is computed once and is one value with its offset map. A commit that fails is counted, logged
-and made again at the next tick: it never ends the poll thread.
+and soon made again, whatever the interval is: it never ends the poll thread.
 
 One commit is under way at a time. The client repeats a commit whose broker went away, and a repeated older commit
 that arrives after a newer one takes the group back, with success reported for both. Where an answer stays out too long
@@ -37,6 +37,10 @@ _LATE_S = 0.5
 #: Seconds after which a commit is repeated though nothing has changed: only its answer shows that the right to commit
 #: was taken away, for a refused heartbeat shows nothing until the session ends.
 _IDLE_S = 4.0
+#: Seconds after which a commit that failed is made again; as often as it fails again they double, up to the most. While
+#: a drain waits for it they do not grow.
+_RETRY_S = 0.5
+_MOST_RETRY_S = 16.0
 #: Characters below which a map is not worth writing: seven are its envelope.
 _SHORTEST_MAP = 16
 
@@ -70,8 +74,8 @@ class Commits:
         self._under_way = 0
         self._sent_at = clock.monotonic()
         self._overtaken = False
-        # Whether the last answer was a failure, and whether the end of a drain has begun to commit.
-        self._failing = False
+        # How many commits have failed since the last that did not, and whether the end of a drain has begun to commit.
+        self._failures = 0
         self._draining = False
         # Characters of an offset map that the broker is believed to take.
         self._map_chars = MAX_METADATA_CHARS
@@ -93,11 +97,6 @@ class Commits:
         if self._under_way and now - self._sent_at < _ANSWER_S:
             return
         assignments = self._assignments.all()
-        for assignment in assignments:
-            # As of the client's last fetch: no request is made.
-            known = client.get_watermark_offsets(TopicPartition(assignment.topic, assignment.partition), cached=True)
-            if known is not None and known[1] >= 0:
-                assignment.end = known[1]
         self._advance_idle(client, assignments)
         self._commit(client, assignments, now, self._map_chars)
 
@@ -141,7 +140,7 @@ class Commits:
         """
         now = self._clock.monotonic()
         late = self._under_way > 0 and now - self._sent_at > _LATE_S
-        end = now if late or self._failing else now + wait_s
+        end = now if late or self._failures else now + wait_s
         sent = self._commit(client, assignments, now, self._map_chars)
         missing = self._not_taken(client, sent, end)
         if missing and any(one.committed.metadata for one in missing):
@@ -246,7 +245,7 @@ class Commits:
             self._note_failure(error, [one for one in partitions if one.error is not None])
         else:
             self.succeeded += 1
-            self._failing = self._refusal_logged = False
+            self._failures, self._refusal_logged = 0, False
             if self.on_result is not None:
                 self.on_result(partitions, None)
         for one in partitions:
@@ -267,7 +266,7 @@ class Commits:
         if error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
             self._shorten(partitions)
             return
-        self._failing = True
+        again_s = self._retry_soon()
         if is_missing_right(error):
             self.on_missing_right()
             if self._refusal_logged:
@@ -275,7 +274,15 @@ class Commits:
             # The callback asks which right it is, and logs that.
             self._refusal_logged = True
         places = ", ".join(f"{one.topic}[{one.partition}]" for one in partitions)
-        _log.warning("the commit of %s failed: %s; it is made again in %g s", places, why, self.interval_s)
+        _log.warning("the commit of %s failed: %s; it is made again in %g s", places, why, again_s)
+
+    def _retry_soon(self) -> float:
+        """See to it that the next commit does not wait for the interval where that is long; return the seconds."""
+        wait_s = _RETRY_S if self._draining else min(_RETRY_S * 2**self._failures, _MOST_RETRY_S)
+        self._failures = min(self._failures + 1, 10)
+        now = self._clock.monotonic()
+        self._next = min(self._next, now + min(wait_s, self.interval_s))
+        return max(0.0, self._next - now)
 
     def _shorten(self, partitions: Sequence[TopicPartition]) -> None:
         """Commit again at once, with a shorter map: the broker took none of this length."""

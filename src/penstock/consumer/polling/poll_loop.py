@@ -19,6 +19,7 @@ from penstock.consumer.inspection.watchdog import Watchdog
 from penstock.consumer.polling.commits import Commits
 from penstock.consumer.polling.drain import Drain
 from penstock.consumer.polling.fetcher import SATURATED_S, Fetcher
+from penstock.consumer.polling.health.log_ends import LogEnds
 from penstock.consumer.polling.health.open_transactions import OpenTransactions
 from penstock.consumer.polling.health.recreated_topics import RecreatedTopics
 from penstock.consumer.polling.health.rights_watch import RightsWatch
@@ -58,6 +59,7 @@ class PollLoop:
     drain: Drain
     topic_search: TopicSearch
     topic_watch: TopicWatch
+    log_ends: LogEnds
     open_transactions: OpenTransactions
     recreated_topics: RecreatedTopics
     rights_watch: RightsWatch
@@ -98,6 +100,7 @@ class PollLoop:
         if self.topic_watch.all_same:
             self.commits.repeat(client, now)
         self.recreated_topics.restart(client, recreated)
+        self.log_ends.note(client, now)
         self.open_transactions.check(now)
         self.rights_watch.check(now)
         self.membership.renew_ended_client(now)
