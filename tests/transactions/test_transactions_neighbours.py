@@ -22,8 +22,9 @@ from penstock.transactions.operator.kafka_operator import Effect, KafkaAdministr
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
-#: Seconds within which publishing goes on after a broker is back; wanted are 10, on a machine with nothing else to do.
-SOON_S = 30.0
+#: Seconds within which publishing goes on after a broker is back; and on a machine that has other things to do.
+BACK_S = 10.0
+BUSY_BACK_S = 30.0
 FROZEN_S = 20.0
 
 
@@ -66,11 +67,14 @@ def fragile(fragile_broker: DevBroker, topic_numbers: Iterator[int]) -> Iterator
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "faults",
-    [("killed",), pytest.param(("clean", "killed", "frozen") * 3 + ("clean",), marks=pytest.mark.chaos)],
+    ("faults", "within_s"),
+    [
+        (("killed",), BUSY_BACK_S),
+        pytest.param(("clean", "killed", "frozen") * 3 + ("clean",), BACK_S, marks=pytest.mark.chaos),
+    ],
 )
 def test_publishing_goes_on_after_each_restart_of_the_broker(
-    fragile: Bench, fragile_broker: DevBroker, faults: tuple[str, ...]
+    fragile: Bench, fragile_broker: DevBroker, faults: tuple[str, ...], within_s: float
 ) -> None:
     coordinator = fragile.coordinator(transaction_timeout=600)
     producer = fragile.producer(send_timeout=120)
@@ -93,14 +97,14 @@ def test_publishing_goes_on_after_each_restart_of_the_broker(
             wait_until(lambda: coordinator.statistics().committed > before + 20)  # noqa: B023 - waited for here
             restarted(fragile_broker, how)
             back, stood = time.monotonic(), coordinator.statistics().committed
-            wait_until(lambda: coordinator.statistics().committed > stood + 20, 4 * SOON_S)  # noqa: B023 - as above
+            wait_until(lambda: coordinator.statistics().committed > stood + 20, 4 * BUSY_BACK_S)  # noqa: B023 - as above
             took.append(time.monotonic() - back)
     finally:
         stopping.set()
         thread.join()
     fragile.settled(coordinator, 120, committed=len(sent))
 
-    assert max(took) < SOON_S, took
+    assert max(took) < within_s, took
     seen = Counter(value for _, value in fragile.visible())
     assert seen == Counter(sent), "each is there, and once"
 

@@ -133,6 +133,8 @@ def test_row_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator, producer = bench.coordinator(), bench.producer()
     producer.send(bench.topic, key=b"k", value=b"first")
     bench.settled(coordinator, committed=1)
+    # The group tells positions once their marker is written, which the end of the transaction does not wait for.
+    wait_until(lambda: max(bench.positions("read_uncommitted", *logs)) > 0)
     before = bench.positions("read_uncommitted", *logs)
     holding.set()
 

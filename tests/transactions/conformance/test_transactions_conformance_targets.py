@@ -246,10 +246,10 @@ def test_one_dead_target_slows_nobody_else_down(bench: StoreBench, new_topic: Ma
     # A disk that is busy for some seconds slows the sending down; a dead target would do so each time.
     for _ in range(3):
         beside_dead, lag_beside_s = published_while_sending(with_dead=True)
-        if beside_dead >= 0.7 * alone:
+        if beside_dead >= 0.9 * alone:
             break
 
-    assert beside_dead >= 0.7 * alone
+    assert beside_dead >= 0.9 * alone
     assert lag_beside_s < max(10 * lag_s, 2.0)
     if isinstance(bench, SqlBench):
         # Leases were renewed on time, whatever Kafka did.
