@@ -137,6 +137,9 @@ class MemoryTransactionalProducer:
             self._abortable = error
         raise KafkaException(error)
 
+    def list_topics(self, topic: str, timeout: float) -> None:
+        """Connect, which a simulated network always has."""
+
     def init_transactions(self, timeout: float) -> None:
         """Take the id over."""
 

@@ -32,6 +32,7 @@ from penstock.clients.rights import Operation, Right, topic_right
 from penstock.clients.transactional.end_watch import EndWatch, UnknownEndError
 from penstock.clients.transactional.errors import GivenUpError, IdLostError, NotOpenedError
 from penstock.clients.transactional.faults import AddWatch, Blame, is_forbidden
+from penstock.clients.transactional.initialisation import initialise
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.producer_settings import producer_settings
 from penstock.options import ClientConfig
@@ -167,7 +168,7 @@ class TransactionalWriter:
         while True:
             self._step("init_transactions")
             try:
-                producer.init_transactions(try_s)
+                initialise(producer, self._log_topic, try_s)
             except KafkaException as error:
                 self._serve_log()
                 if error.args[0].code() == KafkaError.CONCURRENT_TRANSACTIONS or self._added.is_concurrent:

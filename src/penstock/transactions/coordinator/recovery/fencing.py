@@ -19,6 +19,7 @@ from confluent_kafka import KafkaException
 from penstock import clients
 from penstock.clients.bounded_calls import Disposable, LeftBehind
 from penstock.clients.kafka_errors import reason
+from penstock.clients.transactional.initialisation import initialise
 from penstock.clients.transactional.producer_settings import TRANSACTION_TIMEOUT_MS
 from penstock.options import ClientConfig
 from penstock.transactions.wire.topics import StoreTopics
@@ -110,7 +111,7 @@ class Fence:
         try:
             producer = clients.producer(self._bootstrap_servers, {**self._settings, "transactional.id": name})
             try:
-                producer.init_transactions(_INIT_TIMEOUT_S)
+                initialise(producer, self._topics.done, _INIT_TIMEOUT_S)
             finally:
                 producer.close()
         except KafkaException as error:
