@@ -16,6 +16,7 @@ from kafka_tools import limit, read_all
 from penstock.clients.rights import transactional_right
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.devbroker import DevBroker
 from penstock.errors import MessageFormatError
 from penstock.transactions.stores.relay.done_log import (
@@ -299,6 +300,33 @@ def test_after_a_topic_took_no_markers_others_are_published_with_another_id_by_t
     with pytest.raises(InDoubtError):
         first.publish([bench.entry("late")])
     assert bench.visible() == ["before", "well", "more"]
+
+
+def test_markers_that_a_topic_does_not_take_are_not_waited_for(
+    bench: Bench, new_topic: Callable[..., str], admin: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The brokers are asked, long before it is supposed.
+    monkeypatch.setattr("penstock.transactions.stores.relay.outbound._MARKERS_S", 300.0)
+    sick, commit = new_topic(), TransactionalWriter.commit
+
+    def spoiled(writer: TransactionalWriter) -> None:
+        limit(admin, sick, 10)
+        commit(writer)
+
+    outbound = bench.outbound()
+    outbound.open()
+    outbound.publish([bench.entry("before")])
+    with monkeypatch.context() as spoiling:
+        spoiling.setattr(TransactionalWriter, "commit", spoiled)
+        # Its end is acknowledged, and its markers are never written.
+        outbound.publish([bench.entry("sick", topic=sick)])
+    well = bench.entry("well")
+
+    outcome = outbound.publish([well])
+
+    assert outcome.published == ids([well])
+    assert outbound.opened == 1
+    assert bench.visible() == ["before", "well"]
 
 
 def test_topics_that_take_no_markers_one_after_the_other_cost_others_an_id_each_and_no_opening(

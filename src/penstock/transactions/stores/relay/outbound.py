@@ -49,9 +49,10 @@ _log = logging.getLogger("penstock.transactions")
 _ROOM_S = 10.0
 #: Seconds after which it is looked what a transaction waits for, and between two looks.
 _LOOK_S = 1.5
-#: Seconds after which another id is used, where the last transaction still waits for its markers. Usual are
-#: milliseconds.
+#: Seconds after which another id is used, where the last transaction still waits for its markers; and after which the
+#: brokers are asked once whether a topic takes none, for then that need not be waited for. Usual are milliseconds.
 _MARKERS_S = 0.5
+_ASK_FOR_MARKERS_S = 0.1
 #: Seconds until another transactional id is tried again, while there is one.
 _REFILL_S = 10.0
 #: Ids in one record of the done log: an eighth of a megabyte.
@@ -344,13 +345,15 @@ class Outbound:
 
         Raises `_MarkersMissingError` where the transaction before does not end.
         """
-        look_at_s = _LOOK_S
+        look_at_s, is_asked = _LOOK_S, False
 
         def look(waited_s: float) -> None:
-            nonlocal look_at_s
+            nonlocal look_at_s, is_asked
             self._goes_on()
-            if waited_s > _MARKERS_S and writer.waits_for_markers:
-                raise _MarkersMissingError
+            if waited_s > _ASK_FOR_MARKERS_S and writer.waits_for_markers:
+                asks, is_asked = not is_asked, True
+                if waited_s > _MARKERS_S or (asks and self._probe.take_no_markers(topics | self._found)):
+                    raise _MarkersMissingError
             if waited_s > look_at_s and not writer.blame.cause:
                 look_at_s += _LOOK_S
                 for topic, fault in self._probe.missing(writer.producer, topics).items():
