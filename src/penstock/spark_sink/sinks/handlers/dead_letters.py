@@ -14,7 +14,7 @@ from penstock.clients.cluster import ProducerClient
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import MissingRightError, Operation, Resource, Right, principal_of, topic_right
 from penstock.consumer.failures.limits import DeadLetterLimit
-from penstock.consumer.handlers.handler import OnFailure
+from penstock.consumer.handlers.options.handler_options import OnFailure
 from penstock.consumer.handlers.route import Route
 from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, write
 from penstock.errors import SinkError

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.consumer.execution.batches import failures
-from penstock.consumer.handlers.handler import OnFailure
+from penstock.consumer.handlers.options.handler_options import OnFailure
 from penstock.consumer.handlers.options.ordering import Order
 from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, Route
