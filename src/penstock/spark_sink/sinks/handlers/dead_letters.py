@@ -134,13 +134,7 @@ class TaskDeadLetters:
             return
         self._in_a_row = self._in_a_row + 1 if counts.handled == self._handled_then else 1
         self._handled_then = counts.handled
-        lost = counts.dead_letters + counts.dropped + 1
-        done = lost + counts.handled
-        why = None
-        if limit.consecutive is not None and self._in_a_row > limit.consecutive:
-            why = f"{limit.consecutive} messages were given up in a row with none handled in between"
-        elif limit.ratio is not None and done >= limit.at_least and lost > limit.ratio * done:
-            why = f"{lost - 1} of {done - 1} messages were given up, and the limit is {limit.ratio:g} of all"
+        why = limit.exceeded(self._in_a_row, counts.dead_letters + counts.dropped + 1, counts.handled)
         if why is not None:
             raise SinkError(
                 f"{why}: {place} is not given up, the query ends and the batch comes again; find what fails every "
