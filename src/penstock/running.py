@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from penstock.commands.carrying_out import Member
 from penstock.commands.listener import MakeListener
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
-from penstock.consumer.handlers.lifespan import Lifespan, enter_all
+from penstock.consumer.handlers.environment.lifespan import Lifespan, enter_all
 from penstock.consumer.inspection.explain_server import explain_server
 from penstock.consumer.inspection.liveness import Liveness
 from penstock.consumer.settings import UNCHANGED_SETTINGS, LiveSettings

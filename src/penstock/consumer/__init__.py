@@ -7,8 +7,15 @@ from penstock.consumer.failures.dead_letter_reasons import DeadLetterReason
 from penstock.consumer.failures.limits import DeadLetterLimit
 from penstock.consumer.handlers.context import Context
 from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.environment.middleware import (
+    AsyncMiddleware,
+    CallNext,
+    Middleware,
+    MiddlewareSpec,
+    PlainMiddleware,
+)
+from penstock.consumer.handlers.environment.worker_resource import WorkerResource
 from penstock.consumer.handlers.handler import Handler, HandlerFunction, Kind, handler
-from penstock.consumer.handlers.middleware import AsyncMiddleware, CallNext, Middleware, MiddlewareSpec, PlainMiddleware
 from penstock.consumer.handlers.options.handler_options import Filter, HandlerOptions, OnFailure
 from penstock.consumer.handlers.options.ordering import KeyFunction, Keyless, Order
 from penstock.consumer.handlers.options.retry_policy import (
@@ -20,7 +27,6 @@ from penstock.consumer.handlers.options.retry_policy import (
 )
 from penstock.consumer.handlers.serialization.decoding import Decoder, DecoderSpec
 from penstock.consumer.handlers.serialization.encoding import Encoder, EncoderSpec
-from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.details import ConsumerDetails
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.liveness import InHandler, Liveness

@@ -15,12 +15,12 @@ from penstock.consumer.engine import Engine
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.context import ContextFactory
+from penstock.consumer.handlers.environment.middleware import MiddlewareSpec, middlewares_of
+from penstock.consumer.handlers.environment.worker_resource import WorkerResource
 from penstock.consumer.handlers.handler import Handler, require_own_topics
-from penstock.consumer.handlers.middleware import MiddlewareSpec, middlewares_of
 from penstock.consumer.handlers.options.option_checks import check_paced, policy_of
 from penstock.consumer.handlers.options.retry_policy import RetryPolicy
 from penstock.consumer.handlers.patterns import TopicPatterns, refuse_contested, require_other_target
-from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.details import ConsumerDetails, details_of
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.liveness import Liveness, liveness_of

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
+from penstock.consumer.handlers.environment.lifespan import Lifespan
+from penstock.consumer.handlers.environment.middleware import MiddlewareSpec, wrap
+from penstock.consumer.handlers.environment.worker_resource import WorkerResource
 from penstock.consumer.handlers.functions import require_yield
 from penstock.consumer.handlers.handler import Handler, handler
-from penstock.consumer.handlers.lifespan import Lifespan
-from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
 from penstock.consumer.handlers.options.handler_options import DEFAULTS, HandlerOptions
 from penstock.consumer.handlers.patterns import register_pattern, topics_or_pattern
-from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.errors import ConfigurationError
 from penstock.option_list import takes_options
 

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from penstock.consumer.execution.batches import failures
+from penstock.consumer.execution.lanes.batches import failures
 from penstock.consumer.handlers.options.handler_options import OnFailure
 from penstock.consumer.handlers.options.ordering import Order
 from penstock.consumer.handlers.results import Results

@@ -25,9 +25,9 @@ from penstock.clients.requests.granted_rights import require_rights
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.clients.rights import MissingRightError, Operation, Right, principal_of, topic_right
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, MiddlewareSpec, OnFailure, WorkerResource
+from penstock.consumer.handlers.environment.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.functions import name_of
 from penstock.consumer.handlers.handler import Kind, orderings_of, require_own_topics
-from penstock.consumer.handlers.middleware import middlewares_of, wrap
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in

@@ -12,9 +12,9 @@ from confluent_kafka import KafkaException, TopicPartition
 from penstock.clients.cluster import Clock, ConsumerClient
 from penstock.clients.kafka_errors import reason
 from penstock.consumer.assignments import Assignments
-from penstock.consumer.polling.commits import Commits
+from penstock.consumer.polling.committing.commits import Commits
+from penstock.consumer.polling.group.rebalance import Rebalance
 from penstock.consumer.polling.health.rights_watch import RightsWatch
-from penstock.consumer.polling.rebalance import Rebalance
 from penstock.consumer.polling.stop_request import StopRequest
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from penstock.clients.cluster import Clock, ConsumerClient
 from penstock.consumer.assignments import Assignment, Assignments
-from penstock.consumer.polling.commits import Commits
+from penstock.consumer.polling.committing.commits import Commits
 from penstock.consumer.publishing.transaction import Places
 from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
 from penstock.offsets import CommitPoint

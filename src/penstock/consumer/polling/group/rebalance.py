@@ -16,8 +16,8 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 from penstock.clients.cluster import Clock, ConsumerClient
 from penstock.clients.kafka_errors import reason
 from penstock.consumer.assignments import Assignment, Assignments
-from penstock.consumer.polling.back_pressure import BackPressure
-from penstock.consumer.polling.commits import Commits
+from penstock.consumer.polling.committing.commits import Commits
+from penstock.consumer.polling.flow_control.back_pressure import BackPressure
 from penstock.consumer.polling.stop_request import StopRequest
 
 _log = logging.getLogger(__name__)

@@ -21,11 +21,11 @@ from functools import partial
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerRun, ConsumerThrottled, Fetch
-from penstock.consumer.execution.admission import Admission
-from penstock.consumer.execution.batch_processor import BatchProcessor
-from penstock.consumer.execution.batches import available
-from penstock.consumer.execution.parked_key_processor import ParkedKeyProcessor
-from penstock.consumer.execution.throttling import Throttling
+from penstock.consumer.execution.lanes.admission import Admission
+from penstock.consumer.execution.lanes.batch_processor import BatchProcessor
+from penstock.consumer.execution.lanes.batches import available
+from penstock.consumer.execution.lanes.parked_key_processor import ParkedKeyProcessor
+from penstock.consumer.execution.lanes.throttling import Throttling
 from penstock.consumer.execution_slot import (
     MOST_SLOW,
     SLICE_S,

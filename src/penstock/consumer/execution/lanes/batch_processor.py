@@ -15,8 +15,8 @@ from itertools import islice
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerParked, ConsumerRun, Item
-from penstock.consumer.execution.admission import AFTER_BATCH, Admission
-from penstock.consumer.execution.batches import failures
+from penstock.consumer.execution.lanes.admission import AFTER_BATCH, Admission
+from penstock.consumer.execution.lanes.batches import failures
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.failures.parking import FailedBatch, Parking
 from penstock.consumer.handlers.deferred import DeferredCompletion

@@ -6,9 +6,9 @@ from collections.abc import Generator, Hashable
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Item
-from penstock.consumer.execution.admission import Admission
-from penstock.consumer.execution.batch_processor import BatchProcessor
-from penstock.consumer.execution.throttling import Throttling
+from penstock.consumer.execution.lanes.admission import Admission
+from penstock.consumer.execution.lanes.batch_processor import BatchProcessor
+from penstock.consumer.execution.lanes.throttling import Throttling
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.failures.parking import NotDue, Parking
 from penstock.consumer.handlers.deferred import DeferredCompletion
