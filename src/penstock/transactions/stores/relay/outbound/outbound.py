@@ -37,10 +37,10 @@ from penstock.clients.transactional.producer_settings import DELIVERY_S
 from penstock.clients.transactional.writer import PublicationSpans, TransactionalWriter
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
-from penstock.transactions.stores.relay.done_log import DoneLog, encode_ids
+from penstock.transactions.stores.relay.outbound.done_log import DoneLog, encode_ids
+from penstock.transactions.stores.relay.outbound.target_probe import ASK_S, TargetProbe
+from penstock.transactions.stores.relay.outbound.writer_pool import WriterPool
 from penstock.transactions.stores.relay.publishable import Outcome, Publishable, divide
-from penstock.transactions.stores.relay.target_probe import ASK_S, TargetProbe
-from penstock.transactions.stores.relay.writer_pool import WriterPool
 from penstock.transactions.writing.visibility import Place, Visibility
 
 _log = logging.getLogger("penstock.transactions")

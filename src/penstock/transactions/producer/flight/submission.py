@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.errors import PenstockError
 from penstock.transactions.model import TransactionResult, TransactionState
-from penstock.transactions.producer.flight import Flight
+from penstock.transactions.producer.flight.flight import Flight
 
 _COMMIT = TransactionState.COMMIT
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import StoppedError
 from penstock.transactions.model import ProducerStatistics
-from penstock.transactions.producer.deadlines import RequestDeadlines
-from penstock.transactions.producer.in_flight import InFlightLimit
+from penstock.transactions.producer.flight.deadlines import RequestDeadlines
+from penstock.transactions.producer.flight.in_flight import InFlightLimit
 from penstock.transactions.store import Store
 from penstock.transactions.wire.half import Half
 

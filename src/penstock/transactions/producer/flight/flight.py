@@ -22,8 +22,8 @@ from penstock.errors import (
     TransactionRefusedError,
 )
 from penstock.transactions.model import TransactionResult, TransactionState, Wait
-from penstock.transactions.producer.core import Core
-from penstock.transactions.producer.futures import ResultFuture
+from penstock.transactions.producer.flight.core import Core
+from penstock.transactions.producer.flight.futures import ResultFuture
 from penstock.transactions.store import Prepared
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict

@@ -7,7 +7,7 @@ import time
 
 from penstock.errors import BufferFullError
 from penstock.transactions.model import TransactionState
-from penstock.transactions.producer.futures import in_callback
+from penstock.transactions.producer.flight.futures import in_callback
 
 # Members of enumerations are dear to look up, and this is the way of every message.
 _COMMIT, _UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN

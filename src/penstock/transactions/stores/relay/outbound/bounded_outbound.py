@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from penstock.clients.bounded_calls import Call, Disposable, LeftBehind, NotAnsweredError
-from penstock.transactions.stores.relay.outbound import Outbound
+from penstock.transactions.stores.relay.outbound.outbound import Outbound
 
 _log = logging.getLogger("penstock.transactions")
 

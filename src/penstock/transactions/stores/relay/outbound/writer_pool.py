@@ -31,7 +31,7 @@ from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.producer_settings import DELIVERY_S
 from penstock.clients.transactional.writer import PublicationSpans, TransactionalWriter
 from penstock.options import ClientConfig
-from penstock.transactions.stores.relay.done_log import DoneLog, encode_numbers
+from penstock.transactions.stores.relay.outbound.done_log import DoneLog, encode_numbers
 
 _log = logging.getLogger("penstock.transactions")
 
