@@ -24,7 +24,7 @@ from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, Route
 from penstock.errors import PenstockError, SinkError
 from penstock.message import Message, Record
-from penstock.spark_sink.sinks.handlers.report import Counts
+from penstock.spark_sink.sinks.handlers.execution.report import Counts
 
 _log = logging.getLogger("penstock.handler_sink")
 

@@ -19,7 +19,7 @@ from penstock.consumer.handlers.route import Route
 from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, write
 from penstock.errors import SinkError
 from penstock.message import Record
-from penstock.spark_sink.sinks.handlers.report import Counts
+from penstock.spark_sink.sinks.handlers.execution.report import Counts
 
 _log = logging.getLogger("penstock.handler_sink")
 

@@ -18,7 +18,7 @@ from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.results import ResultError
 from penstock.consumer.handlers.route import Failed
 from penstock.errors import SinkError, raised
-from penstock.spark_sink.sinks.handlers.key_queues import HandlerCall, KeyQueues, Outcome
+from penstock.spark_sink.sinks.handlers.execution.key_queues import HandlerCall, KeyQueues, Outcome
 
 Now = Callable[[], float]
 
