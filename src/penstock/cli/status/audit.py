@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
+from penstock.cli.options.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
 from penstock.cli.output import print_error, printable
 from penstock.cli.signals import until_signal
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.connection import on_command_line
+from penstock.cli.options.connection import on_command_line
 from penstock.cli.output import debugging
 from penstock.errors import ConfigurationError
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.app_options import AppServers, Settings, Target, app_settings, load_app
-from penstock.cli.connection import ClientSettings, ConfigFile
+from penstock.cli.options.app_options import AppServers, Settings, Target, app_settings, load_app
+from penstock.cli.options.connection import ClientSettings, ConfigFile
 from penstock.cli.output import log_to_stderr
 from penstock.errors import ConfigurationError, DevBrokerError
 from penstock.supervisor.lifeline import end_with_parent
@@ -81,7 +81,7 @@ def run(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
         if reload:
             if processes is not None:
                 raise ConfigurationError("--reload runs one process; leave --processes out")
-            from penstock.cli.reload import run_again_on_change
+            from penstock.cli.run.reload import run_again_on_change
 
             raise typer.Exit(run_again_on_change(target))
         if processes is not None:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.connection import SERVERS_OPTION, ClientSettings, ConfigFile, client_settings
-from penstock.cli.status import DEFAULT_TOPIC, ReportTopic, explain_members
+from penstock.cli.options.connection import SERVERS_OPTION, ClientSettings, ConfigFile, client_settings
+from penstock.cli.status.command import DEFAULT_TOPIC, ReportTopic, explain_members
 from penstock.errors import ConfigurationError, PenstockError
 
 

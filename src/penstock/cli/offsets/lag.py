@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
-from penstock.cli.offsets import GroupName, Topics
+from penstock.cli.offsets.command import GroupName, Topics
+from penstock.cli.options.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
 from penstock.cli.output import print_error
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def lag(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
 
     Exit codes: 0 done, 1 failed, or some ages are not known, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.offsets_text import lag_lines, print_lag
+    from penstock.cli.offsets.text import lag_lines, print_lag
     from penstock.group_offsets.group import Group
     from penstock.group_offsets.moving import looked_at
     from penstock.group_offsets.oldest import oldest_not_done

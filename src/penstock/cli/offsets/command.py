@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
+from penstock.cli.options.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
 from penstock.cli.output import AsJson, print_json
 from penstock.errors import ConfigurationError, PenstockError
 
@@ -59,7 +59,7 @@ def ls(  # noqa: PLR0917 - as `reset`
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.offsets_text import position_lines, positions_as_json, print_positions
+    from penstock.cli.offsets.text import position_lines, positions_as_json, print_positions
     from penstock.group_offsets.group import Group
     from penstock.group_offsets.moving import looked_at
 
@@ -120,7 +120,7 @@ def export(  # noqa: PLR0917 - as `reset`
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
-    from penstock.cli.offsets_text import position_lines
+    from penstock.cli.offsets.text import position_lines
     from penstock.group_offsets.exchange import to_json
     from penstock.group_offsets.group import Group
     from penstock.group_offsets.moving import looked_at
@@ -179,7 +179,7 @@ def import_(  # noqa: PLR0917 - as `reset`
 
 def _change(known: Group, state: GroupState, changes: Sequence[Change], *, dry_run: bool, as_json: bool) -> None:
     """Show a change, and make it."""
-    from penstock.cli.offsets_text import change_lines, changes_as_json, print_changes
+    from penstock.cli.offsets.text import change_lines, changes_as_json, print_changes
     from penstock.group_offsets.moving import move
 
     if not as_json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
+from penstock.cli.options.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
 from penstock.cli.output import age_text, print_error, printable
 from penstock.cli.signals import until_signal
 from penstock.errors import PenstockError
