@@ -16,7 +16,7 @@ from penstock.transactions.coordinator.publishing.group_commit import GroupCommi
 from penstock.transactions.coordinator.publishing.publisher import Publisher
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.state_machine import PartitionState
-from penstock.transactions.producer.flight import Flight
+from penstock.transactions.producer.flight.flight import Flight
 
 #: Bytes of send time at the start of each value, in nanoseconds.
 STAMP = 8

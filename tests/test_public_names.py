@@ -9,7 +9,7 @@ import pkgutil
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -93,9 +93,9 @@ def signatures(package: str) -> Iterator[tuple[str, str, set[str]]]:
                 yield where, owner.__module__, {*named_in(part), *raised_by(part)}
 
 
-def written(found: object) -> ast.stmt:
+def written(found: Callable[..., object]) -> ast.stmt:
     """Return where a class or a function is defined."""
-    tree = ast.parse(Path(inspect.getfile(found)).read_text())
+    tree = ast.parse(Path(inspect.getfile(inspect.unwrap(found))).read_text())
     return next(one for one in tree.body if getattr(one, "name", None) == found.__name__)
 
 

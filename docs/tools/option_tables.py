@@ -52,7 +52,8 @@ LIVE: Mapping[str, Callable[..., object]] = {
     "App.handler": penstock.RunningApp.change_handler,
 }
 _UNITS = {"seconds": "s", "bytes": "bytes", "messages": "messages", "threads": "threads"}
-_TYPES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "dict": "table"}
+#: Words for the types of settings.
+TYPES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "dict": "table"}
 _TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 _SETTINGS = "Settings outside of the code"
 
@@ -73,15 +74,39 @@ def _replaced(page: str, heading: str, make: Callable[[str], str]) -> str:
     return before + found + made + after.removeprefix(section)
 
 
+def listed(heading: str) -> list[inspect.Parameter]:
+    """Return the options that a table has rows of."""
+    return [one for one in inspect.signature(SIGNATURES[heading]).parameters.values() if one.name != "self"]
+
+
+def changeable(heading: str) -> set[str]:
+    """Return the options in a table that may change while an app runs."""
+    return set(inspect.signature(LIVE[heading]).parameters) - {"self", "topic"} if heading in LIVE else set()
+
+
+def default_in_words(heading: str, parameter: inspect.Parameter) -> str | None:
+    """Return the word that stands for a default; None where its value is shown."""
+    if parameter.default is inspect.Parameter.empty:
+        return "required"
+    if repr(parameter.default) == "<factory>":
+        return "empty"
+    if parameter.default is UNCHANGED or (heading in CHANGES and parameter.default is None):
+        return "unchanged"
+    return None
+
+
+def kind_of_setting(annotation: object) -> str:
+    """Return the word for the type of a setting."""
+    return next(word for kind, word in TYPES.items() if kind in str(annotation))
+
+
 def _options(heading: str, signature: Callable[..., object], table: str) -> str:
     columns, _, *lines = [_cells(line) for line in table.splitlines()]
     written = {row[0].strip("`"): dict(zip(columns, row, strict=True)) for row in lines}
     said = _docstring(signature)
-    changes = set(inspect.signature(LIVE[heading]).parameters) - {"self", "topic"} if heading in LIVE else set()
+    changes = changeable(heading)
     rows = []
-    for one in inspect.signature(signature).parameters.values():
-        if one.name == "self":
-            continue
+    for one in listed(heading):
         unit = next((unit for word, unit in _UNITS.items() if word in said.get(one.name, "")), "")
         row = {"unit": unit, "meaning": said.get(one.name, "")} | written.get(one.name, {})
         row |= {"option": f"`{one.name}`", "default": _default(heading, one)}
@@ -94,23 +119,16 @@ def _options(heading: str, signature: Callable[..., object], table: str) -> str:
 def _settings() -> str:
     rows = [["key", "environment", "type"]]
     for name, field in Options.model_fields.items():
-        kind = (
-            "table" if name == "config" else next(word for one, word in _TYPES.items() if one in str(field.annotation))
-        )
+        kind = "table" if name == "config" else kind_of_setting(field.annotation)
         rows.append([f"`{name}`", f"`{PREFIX}{name.upper()}`", kind])
     return _drawn(rows)
 
 
 def _default(heading: str, parameter: inspect.Parameter) -> str:
     value = parameter.default
-    if value is inspect.Parameter.empty:
-        return "required"
-    if repr(value) == "<factory>":
-        return "empty"
-    if value is UNCHANGED or (heading in CHANGES and value is None):
-        return "unchanged"
     plain = value.value if isinstance(value, Enum) else value
-    return f'`"{plain}"`' if isinstance(plain, str) else f"`{plain!r}`"
+    shown = f'`"{plain}"`' if isinstance(plain, str) else f"`{plain!r}`"
+    return default_in_words(heading, parameter) or shown
 
 
 def _docstring(signature: Callable[..., object]) -> dict[str, str]:

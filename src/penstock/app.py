@@ -18,9 +18,9 @@ from penstock.consumer import (
     MiddlewareSpec,
     WorkerResource,
 )
+from penstock.consumer.handlers.environment.lifespan import Lifespan
+from penstock.consumer.handlers.environment.middleware import middlewares_of
 from penstock.consumer.handlers.handler_registry import HandlerRegistry
-from penstock.consumer.handlers.lifespan import Lifespan
-from penstock.consumer.handlers.middleware import middlewares_of
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
 from penstock.reports.reporter import reporter_maker, sender_of

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from penstock.errors import ConfigurationError
 
 EnumT = TypeVar("EnumT", bound=Enum)
+SettingsT = TypeVar("SettingsT")
 
 #: Client configuration: librdkafka's keys as they are.
 ClientConfig = Mapping[str, Any]
@@ -99,6 +100,19 @@ def choice(option: str, value: str | EnumT, kind: type[EnumT]) -> EnumT:
     except ValueError:
         choices = ", ".join(repr(member.value) for member in kind)
         raise ConfigurationError(f"{option} must be one of {choices}, but is {value!r}") from None
+
+
+def switched(option: str, value: bool | SettingsT, kind: type[SettingsT]) -> SettingsT | None:
+    """Return the settings of what is off with False, on with True, and on as settings of `kind` say; None for off."""
+    if value is True:
+        return kind()
+    if value is False:
+        return None
+    if not isinstance(value, kind):
+        raise ConfigurationError(
+            f"{option} must be True, False or penstock.{kind.__name__}(...), but is a {type(value).__name__}"
+        )
+    return value
 
 
 def reserved(config: ClientConfig, owned: Mapping[str, str], owner: str) -> None:

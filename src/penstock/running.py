@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from penstock.commands.carrying_out import Member
 from penstock.commands.listener import MakeListener
 from penstock.consumer import UNCHANGED, ConsumerStatistics, Explanation, LitePushConsumer, RetryPolicy, Unchanged
-from penstock.consumer.handlers.lifespan import Lifespan, enter_all
+from penstock.consumer.handlers.environment.lifespan import Lifespan, enter_all
 from penstock.consumer.inspection.explain_server import explain_server
 from penstock.consumer.inspection.liveness import Liveness
+from penstock.consumer.settings import UNCHANGED_SETTINGS, LiveSettings
 from penstock.description import description
 from penstock.errors import ConfigurationError, StoppedError
+from penstock.option_list import takes_options
 from penstock.reports.reporter import MakeReporter, Reporter
 from penstock.spark_sink.monitoring.progress import SinkStatistics
 from penstock.spark_sink.queries.app_sinks import AppSinks
@@ -169,17 +171,8 @@ class RunningApp:
         """Return the stacks of the handlers on these workers, or on all, by the name of each, the call last."""
         return {} if self._consumer is None else self._consumer.stacks(workers)
 
-    def change(
-        self,
-        *,
-        workers: int | None = None,
-        max_concurrency: int | None = None,
-        max_in_flight: int | None = None,
-        max_in_flight_bytes: int | None = None,
-        max_parked: int | None = None,
-        max_parked_bytes: int | None = None,
-        commit_interval: float | None = None,
-    ) -> None:
+    @takes_options(LiveSettings, UNCHANGED_SETTINGS)
+    def change(self, **settings: Unpack[LiveSettings]) -> None:
         """Change settings while the app runs; those left out stay. No message is lost and no order broken by it.
 
         Raises:
@@ -187,15 +180,7 @@ class RunningApp:
         """
         if self._consumer is None:
             raise ConfigurationError("nothing of the app can change while it runs: it has sinks only")
-        self._consumer.change(
-            workers=workers,
-            max_concurrency=max_concurrency,
-            max_in_flight=max_in_flight,
-            max_in_flight_bytes=max_in_flight_bytes,
-            max_parked=max_parked,
-            max_parked_bytes=max_parked_bytes,
-            commit_interval=commit_interval,
-        )
+        self._consumer.change(**settings)
 
     def change_handler(
         self,

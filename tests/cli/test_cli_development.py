@@ -14,7 +14,7 @@ import pytest
 
 from commands import Command
 from penstock.cli.output import print_table
-from penstock.cli.reload import run_again_on_change
+from penstock.cli.run.reload import run_again_on_change
 from settings_tools import clean_settings
 from waiting import wait_until
 

@@ -14,7 +14,7 @@ from penstock.consumer import handler
 from penstock.consumer.assignments import Assignment, PauseReason
 from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
 from penstock.consumer.handlers.route import Route
-from penstock.consumer.polling.back_pressure import GRACE_S, BackPressure
+from penstock.consumer.polling.flow_control.back_pressure import GRACE_S, BackPressure
 from penstock.message import Message
 from penstock.offsets import MAX_METADATA_CHARS, Block, decode
 

@@ -15,7 +15,7 @@ from penstock.consumer import handler
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
 from penstock.consumer.handlers.route import Route
-from penstock.consumer.polling.commits import Commits
+from penstock.consumer.polling.committing.commits import Commits
 from penstock.offsets import decode
 
 

@@ -13,7 +13,7 @@ import penstock
 import penstock as renamed
 from penstock.consumer import handler
 from penstock.consumer.handlers.context import ContextFactory
-from penstock.consumer.handlers.middleware import wrap
+from penstock.consumer.handlers.environment.middleware import wrap
 from penstock.errors import ConfigurationError
 from penstock.testing import TestApp
 

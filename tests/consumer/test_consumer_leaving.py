@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from penstock.consumer.polling.membership import Membership
+from penstock.consumer.polling.group.membership import Membership
 
 
 @pytest.mark.parametrize(

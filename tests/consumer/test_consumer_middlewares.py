@@ -16,7 +16,7 @@ import penstock
 from kafka_tools import produce
 from penstock.app import App
 from penstock.consumer import CallNext, Middleware, handler, retry
-from penstock.consumer.handlers.middleware import wrap
+from penstock.consumer.handlers.environment.middleware import wrap
 from penstock.devbroker import DevBroker
 from penstock.errors import BatchError, ConfigurationError, PenstockError
 from penstock.message import Message

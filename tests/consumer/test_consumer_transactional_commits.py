@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.consumer.assignments import Assignments
-from penstock.consumer.polling.transactional_commits import TransactionalCommits
+from penstock.consumer.polling.committing.transactional_commits import TransactionalCommits
 
 
 class Clock:

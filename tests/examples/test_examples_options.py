@@ -10,10 +10,10 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
-from option_tables import CHANGES, SIGNATURES
+from option_tables import CHANGES, SIGNATURES, TYPES, default_in_words, kind_of_setting, listed
 
 import penstock
-from penstock.consumer import UNCHANGED, ConsumerSettings
+from penstock.consumer import ConsumerSettings
 from penstock.consumer.settings import _DEFAULTS, _OWNED
 from penstock.errors import ConfigurationError
 from penstock.settings.model import Options
@@ -33,13 +33,7 @@ def rows(heading: str) -> dict[str, list[str]]:
 def shown(heading: str, parameter: inspect.Parameter) -> object:
     """Return a parameter's default as the table must have it: a word, or the value."""
     default = parameter.default
-    if default is inspect.Parameter.empty:
-        return "required"
-    if repr(default) == "<factory>":
-        return "empty"
-    if default is UNCHANGED or (heading in CHANGES and default is None):
-        return "unchanged"
-    return (default.value if isinstance(default, Enum) else default,)
+    return default_in_words(heading, parameter) or (default.value if isinstance(default, Enum) else default,)
 
 
 def written(cell: str) -> object:
@@ -49,12 +43,10 @@ def written(cell: str) -> object:
 
 @pytest.mark.parametrize("heading", SIGNATURES)
 def test_the_options_table_has_every_option_with_its_default(heading: str) -> None:
-    parameters = [one for one in inspect.signature(SIGNATURES[heading]).parameters.values() if one.name != "self"]
-
     table = rows(f"`{heading}`")
 
     assert {name: written(cells[0]) for name, cells in table.items()} == {
-        one.name: shown(heading, one) for one in parameters
+        one.name: shown(heading, one) for one in listed(heading)
     }
 
 
@@ -109,16 +101,14 @@ def test_the_options_table_has_the_client_settings_that_are_refused() -> None:
 
 
 def test_the_settings_table_has_every_option_with_its_variable_and_its_type() -> None:
-    words = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "dict": "table"}
-    types = {name: str(one.annotation) for name, one in Options.model_fields.items()}
+    types = {name: one.annotation for name, one in Options.model_fields.items()}
 
     table = rows("Settings outside of the code")
 
     assert table == {
-        name: [f"`PENSTOCK_{name.upper()}`", next(word for kind, word in words.items() if kind in types[name])]
-        for name in types
-        if name != "config"
+        name: [f"`PENSTOCK_{name.upper()}`", kind_of_setting(types[name])] for name in types if name != "config"
     } | {"config": ["`PENSTOCK_CONFIG`", "table"]}
+    assert TYPES == {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "dict": "table"}
 
 
 def test_the_table_of_the_source_has_every_option_that_it_takes() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.status import _group_lines, _member_json
+from penstock.cli.status.command import _group_lines, _member_json
 from penstock.consumer.inspection.explain import Explanation
 from penstock.errors import ConfigurationError, MessageFormatError
 from penstock.reports.group_state import Group, GroupStates, Member

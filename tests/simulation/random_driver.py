@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from confluent_kafka import KafkaError
 
-from penstock.consumer.handlers.handler import OnFailure
+from penstock.consumer.handlers.options.handler_options import OnFailure
 from penstock.testing.memory import codes
 from simulation.group_simulation import Simulation
 from simulation.instance import Instance, State

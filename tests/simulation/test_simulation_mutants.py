@@ -14,16 +14,16 @@ from typing import Any, cast
 import pytest
 
 from penstock.consumer.assignments import Assignments
-from penstock.consumer.execution.lane_processor import LaneProcessor
+from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.options.ordering import Ordering
-from penstock.consumer.polling import commits
-from penstock.consumer.polling.back_pressure import BackPressure
-from penstock.consumer.polling.commits import Commits
-from penstock.consumer.polling.rebalance import Rebalance
+from penstock.consumer.polling.committing import commits
+from penstock.consumer.polling.committing.commits import Commits
+from penstock.consumer.polling.flow_control.back_pressure import BackPressure
+from penstock.consumer.polling.group.rebalance import Rebalance
 from penstock.offsets import CommitPoint, OffsetMap, Tracker
 from penstock.routing import Scheduler
 from simulation.invariant_checker import InvariantBroken

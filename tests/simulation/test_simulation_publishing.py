@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import KafkaException
 
 from penstock.clients.transactional.end_watch import EndWatch
-from penstock.consumer.polling.transactional_commits import TransactionalCommits
+from penstock.consumer.polling.committing.transactional_commits import TransactionalCommits
 from penstock.consumer.publishing.result_publisher import ResultPublisher, Unpublished
 from penstock.consumer.publishing.transaction import Transaction
 from penstock.consumer.publishing.transaction_runner import TransactionRunner

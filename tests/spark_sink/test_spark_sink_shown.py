@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.consumer import handler
 from penstock.spark_sink import DeadLetters, DeltaSink, KafkaSink, SqlSink
 from penstock.spark_sink.ledger.kafka_target import Row, Target
-from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings
+from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
 from penstock.spark_sink.source.options.options import SourceOptions

@@ -16,8 +16,8 @@ from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.sinks.sql import batch_transaction
 from penstock.spark_sink.sinks.sql import sink as sql_sink
-from penstock.spark_sink.sinks.sql.databases import postgresql
 from penstock.spark_sink.sinks.sql.databases.errors import is_transient, refused
+from penstock.spark_sink.sinks.sql.databases.postgresql import PostgreSql
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_database_that_goes_on_failing_ends_the_batch(server: TestDatabase) ->
 def test_a_task_that_loses_its_connection_has_the_batch_staged_anew(
     server: TestDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage, lost = postgresql.stage, [True]
+    stage, lost = PostgreSql.stage, [True]
 
     def lose(*what: Any) -> None:
         if lost:
@@ -89,7 +89,7 @@ def test_a_task_that_loses_its_connection_has_the_batch_staged_anew(
             raise sa.exc.DBAPIError("COPY", None, psycopg.OperationalError("the connection is lost"))
         stage(*what)
 
-    monkeypatch.setattr(postgresql, "stage", lose)
+    monkeypatch.setattr(PostgreSql, "stage", lose)
 
     SqlSink(server.url, "events")(frame(PRICES, BATCH), 0)
 

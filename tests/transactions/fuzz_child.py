@@ -35,7 +35,7 @@ from penstock.telemetry.spans import propagation
 from penstock.transactions.coordinator.recovery.fencing import decode_claim
 from penstock.transactions.operator.audit import _audited
 from penstock.transactions.operator.inspection import _discarded
-from penstock.transactions.stores.relay.done_log import decode_ids, decode_numbers, encode_ids, encode_numbers
+from penstock.transactions.stores.relay.outbound.done_log import decode_ids, decode_numbers, encode_ids, encode_numbers
 from penstock.transactions.wire.check_request import CheckRequest, decode_check_request, encode_check_request
 from penstock.transactions.wire.discarded import decode_discarded, encode_discarded
 from penstock.transactions.wire.done_records import Note, Snapshot, SnapshotHalf, decode_done, encode_done

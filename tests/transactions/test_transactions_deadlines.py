@@ -16,7 +16,7 @@ import pytest
 
 from penstock.errors import DecisionNotStoredError, HalfNotStoredError, PublicationNotSeenError
 from penstock.transactions import TransactionalProducer
-from penstock.transactions.producer.deadlines import RequestDeadlines
+from penstock.transactions.producer.flight.deadlines import RequestDeadlines
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half

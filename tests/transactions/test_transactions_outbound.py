@@ -19,7 +19,7 @@ from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.devbroker import DevBroker
 from penstock.errors import MessageFormatError
-from penstock.transactions.stores.relay.done_log import (
+from penstock.transactions.stores.relay.outbound.done_log import (
     DoneLog,
     create_done_log,
     decode_ids,
@@ -27,9 +27,9 @@ from penstock.transactions.stores.relay.done_log import (
     encode_ids,
     encode_numbers,
 )
-from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound
+from penstock.transactions.stores.relay.outbound.outbound import InDoubtError, Outbound
+from penstock.transactions.stores.relay.outbound.writer_pool import WriterPool
 from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
-from penstock.transactions.stores.relay.writer_pool import WriterPool
 from penstock.transactions.wire.ids import new_id
 from waiting import wait_until
 

@@ -7,7 +7,7 @@ from collections import deque
 
 from transaction_tools import Bench
 
-from penstock.transactions.producer.submission import Submission
+from penstock.transactions.producer.flight.submission import Submission
 from waiting import wait_until
 
 #: More than the coordinator holds of them at a time, by far: what waits in it is a few groups and 500 ms of halves.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
+from penstock.cli.options.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
 from penstock.cli.output import log_to_stderr
 from penstock.cli.signals import until_signal
 from penstock.cli.tx.store_location import Sql

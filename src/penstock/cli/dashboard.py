@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
+from penstock.cli.options.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
 from penstock.cli.output import log_to_stderr, print_error
 from penstock.cli.signals import until_signal
-from penstock.cli.status import DEFAULT_TOPIC, ReportTopic
+from penstock.cli.status.command import DEFAULT_TOPIC, ReportTopic
 
 DEFAULT_ADDRESS = "127.0.0.1:8400"
 #: Seconds between two looks whether a signal came.

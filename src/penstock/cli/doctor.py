@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.connection import ClientSettings, ConfigFile, client_settings
+from penstock.cli.options.connection import ClientSettings, ConfigFile, client_settings
 from penstock.cli.output import AsJson, print_json, print_table
 from penstock.errors import BrokerConnectionError, PenstockError
 

@@ -12,22 +12,22 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.audit import audit
 from penstock.cli.broker import broker
 from penstock.cli.check.command import check
-from penstock.cli.connection import servers_from_settings
 from penstock.cli.coordinator import coordinator
 from penstock.cli.dashboard import dashboard
 from penstock.cli.demo import demo
 from penstock.cli.dlq.command import dlq
 from penstock.cli.doctor import doctor
-from penstock.cli.explain import explain
-from penstock.cli.lag import lag
 from penstock.cli.new.command import new
-from penstock.cli.offsets import offsets
+from penstock.cli.offsets.command import offsets
+from penstock.cli.offsets.lag import lag
+from penstock.cli.options.connection import servers_from_settings
 from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
-from penstock.cli.run import run
-from penstock.cli.status import status
+from penstock.cli.run.command import run
+from penstock.cli.status.audit import audit
+from penstock.cli.status.command import status
+from penstock.cli.status.explain import explain
 from penstock.cli.tx.command import tx
 from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError
 from penstock.settings.sources import PROFILE_VARIABLE

@@ -54,13 +54,7 @@ class CommandSettings:
 
 def command_settings(given: bool | CommandSettings) -> CommandSettings | None:
     """Return the settings that a user gave as `commands`, or None; `ConfigurationError` where it is neither."""
-    if given is True:
-        return CommandSettings()
-    if given is False or isinstance(given, CommandSettings):
-        return given or None
-    raise ConfigurationError(
-        f"commands must be True, False or penstock.CommandSettings(...), but is a {type(given).__name__}"
-    )
+    return check.switched("commands", given, CommandSettings)
 
 
 def commands_spec(name: str) -> TopicSpec:

@@ -7,8 +7,16 @@ from penstock.consumer.failures.dead_letter_reasons import DeadLetterReason
 from penstock.consumer.failures.limits import DeadLetterLimit
 from penstock.consumer.handlers.context import Context
 from penstock.consumer.handlers.deferred import DeferredCompletion
-from penstock.consumer.handlers.handler import Filter, Handler, HandlerFunction, Kind, OnFailure, handler
-from penstock.consumer.handlers.middleware import AsyncMiddleware, CallNext, Middleware, MiddlewareSpec, PlainMiddleware
+from penstock.consumer.handlers.environment.middleware import (
+    AsyncMiddleware,
+    CallNext,
+    Middleware,
+    MiddlewareSpec,
+    PlainMiddleware,
+)
+from penstock.consumer.handlers.environment.worker_resource import WorkerResource
+from penstock.consumer.handlers.handler import Handler, HandlerFunction, Kind, handler
+from penstock.consumer.handlers.options.handler_options import Filter, HandlerOptions, OnFailure
 from penstock.consumer.handlers.options.ordering import KeyFunction, Keyless, Order
 from penstock.consumer.handlers.options.retry_policy import (
     RetryFunction,
@@ -19,7 +27,6 @@ from penstock.consumer.handlers.options.retry_policy import (
 )
 from penstock.consumer.handlers.serialization.decoding import Decoder, DecoderSpec
 from penstock.consumer.handlers.serialization.encoding import Encoder, EncoderSpec
-from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.details import ConsumerDetails
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.liveness import InHandler, Liveness
@@ -27,7 +34,7 @@ from penstock.consumer.inspection.parked_keys import ParkedMessage
 from penstock.consumer.inspection.statistics import ConsumerStatistics, PartitionStatistics
 from penstock.consumer.lite_push import LitePushConsumer
 from penstock.consumer.polling.health.startup_checks import Needs
-from penstock.consumer.settings import UNCHANGED, ConsumerSettings, Unchanged
+from penstock.consumer.settings import UNCHANGED, ConsumerSettings, LiveSettings, Unchanged
 from penstock.dead_letters.headers import DeadLetterFormat
 from penstock.options import ClientConfig
 
@@ -55,11 +62,13 @@ __all__ = [
     "Grantable",
     "Handler",
     "HandlerFunction",
+    "HandlerOptions",
     "InHandler",
     "KeyFunction",
     "Keyless",
     "Kind",
     "LitePushConsumer",
+    "LiveSettings",
     "Liveness",
     "Middleware",
     "MiddlewareSpec",

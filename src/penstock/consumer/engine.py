@@ -18,14 +18,14 @@ from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane,
 from penstock.consumer.execution.executor import Executor, ManualExecutor
 from penstock.consumer.execution.key_resolver import KeyResolver
 from penstock.consumer.execution.lane_plan import LanePlan
-from penstock.consumer.execution.lane_processor import LaneProcessor
+from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.context import ContextFactory
+from penstock.consumer.handlers.environment.middleware import MiddlewareSpec
 from penstock.consumer.handlers.handler import Handler
-from penstock.consumer.handlers.middleware import MiddlewareSpec
 from penstock.consumer.handlers.options.ordering import calls_key_function
 from penstock.consumer.handlers.patterns import TopicPatterns
 from penstock.consumer.inspection.causes import NO_PARTITION, Causes
@@ -33,11 +33,14 @@ from penstock.consumer.inspection.drain_report import DrainLog
 from penstock.consumer.inspection.explain import Explanation, explain, no_topic, shut_out
 from penstock.consumer.inspection.statistics import ConsumerStatistics, partition_statistics
 from penstock.consumer.inspection.watchdog import Watchdog
-from penstock.consumer.polling.app_pauses import AppPauses
-from penstock.consumer.polling.back_pressure import BackPressure
-from penstock.consumer.polling.commits import Commits
+from penstock.consumer.polling.committing.commits import Commits
+from penstock.consumer.polling.committing.transactional_commits import TransactionalCommits
 from penstock.consumer.polling.drain import Drain
 from penstock.consumer.polling.fetcher import Fetcher
+from penstock.consumer.polling.flow_control.app_pauses import AppPauses
+from penstock.consumer.polling.flow_control.back_pressure import BackPressure
+from penstock.consumer.polling.group.membership import Membership
+from penstock.consumer.polling.group.rebalance import Rebalance
 from penstock.consumer.polling.health.fetch_errors import FetchErrors
 from penstock.consumer.polling.health.log_ends import LogEnds
 from penstock.consumer.polling.health.open_transactions import OpenTransactions
@@ -46,12 +49,9 @@ from penstock.consumer.polling.health.rights_watch import RightsWatch
 from penstock.consumer.polling.health.startup_checks import output_topics, prepare_topics, rights_of, writes_outputs
 from penstock.consumer.polling.health.topic_search import TopicSearch
 from penstock.consumer.polling.health.topic_watch import TopicWatch
-from penstock.consumer.polling.membership import Membership
 from penstock.consumer.polling.poll_loop import PollLoop
-from penstock.consumer.polling.rebalance import Rebalance
 from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
-from penstock.consumer.polling.transactional_commits import TransactionalCommits
 from penstock.consumer.publishing.outlet import Outlet, ProducerOutlet
 from penstock.consumer.publishing.result_publisher import Publisher, RefusedResults, ResultPublisher
 from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher

@@ -15,7 +15,7 @@ from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.engine import Engine
 from penstock.consumer.failures.give_ups import GiveUp
 from penstock.consumer.failures.parking import GIVEABLE
-from penstock.consumer.handlers.handler import OnFailure
+from penstock.consumer.handlers.options.handler_options import OnFailure
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.parked_keys import head_of
 from penstock.consumer.polling.health.startup_checks import create_outputs

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from penstock import options as check
 from penstock.clients.cluster import Cluster, KafkaCluster
@@ -15,12 +15,12 @@ from penstock.consumer.engine import Engine
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.context import ContextFactory
+from penstock.consumer.handlers.environment.middleware import MiddlewareSpec, middlewares_of
+from penstock.consumer.handlers.environment.worker_resource import WorkerResource
 from penstock.consumer.handlers.handler import Handler, require_own_topics
-from penstock.consumer.handlers.middleware import MiddlewareSpec, middlewares_of
-from penstock.consumer.handlers.options.option_checks import check_paced
+from penstock.consumer.handlers.options.option_checks import check_paced, policy_of
 from penstock.consumer.handlers.options.retry_policy import RetryPolicy
 from penstock.consumer.handlers.patterns import TopicPatterns, refuse_contested, require_other_target
-from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.consumer.inspection.details import ConsumerDetails, details_of
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.liveness import Liveness, liveness_of
@@ -28,8 +28,9 @@ from penstock.consumer.inspection.statistics import ConsumerStatistics
 from penstock.consumer.inspection.watchdog import stack_of
 from penstock.consumer.polling.health.startup_checks import Needs, needs_of
 from penstock.consumer.polling.poll_loop import PollLoop
-from penstock.consumer.settings import UNCHANGED, ConsumerSettings, Unchanged
+from penstock.consumer.settings import UNCHANGED, UNCHANGED_SETTINGS, ConsumerSettings, LiveSettings, Unchanged
 from penstock.errors import ConfigurationError, StoppedError
+from penstock.option_list import takes_options
 
 _log = logging.getLogger(__name__)
 
@@ -168,17 +169,8 @@ class LitePushConsumer:
         """
         return self._executor.run_async(awaitable)
 
-    def change(
-        self,
-        *,
-        workers: int | None = None,
-        max_concurrency: int | None = None,
-        max_in_flight: int | None = None,
-        max_in_flight_bytes: int | None = None,
-        max_parked: int | None = None,
-        max_parked_bytes: int | None = None,
-        commit_interval: float | None = None,
-    ) -> None:
+    @takes_options(LiveSettings, UNCHANGED_SETTINGS)
+    def change(self, **settings: Unpack[LiveSettings]) -> None:
         """Change settings while it runs; those left out stay. No message is lost and no order broken by it.
 
         Workers that are too many end after their time slice. A limit below what is in flight pauses for as long.
@@ -186,19 +178,15 @@ class LitePushConsumer:
         Raises:
             ConfigurationError: a value is wrong, or cannot change: no handler is of that kind, or lanes are pinned.
         """
-        limits = {
-            "max_in_flight": max_in_flight,
-            "max_in_flight_bytes": max_in_flight_bytes,
-            "max_parked": max_parked,
-            "max_parked_bytes": max_parked_bytes,
-        }
-        for option, value in {"workers": workers, "max_concurrency": max_concurrency, **limits}.items():
+        commit_interval = settings["commit_interval"]
+        counts: dict[str, Any] = {option: value for option, value in settings.items() if option != "commit_interval"}
+        for option, value in counts.items():
             if value is not None:
                 check.positive_int(option, value)
         if commit_interval is not None:
             check.positive("commit_interval", commit_interval)
-        self._executor.resize(workers, max_concurrency)
-        for option, value in limits.items():
+        self._executor.resize(counts.pop("workers"), counts.pop("max_concurrency"))
+        for option, value in counts.items():
             if value is not None:
                 setattr(self._engine.back_pressure, option, value)
         if commit_interval is not None:
@@ -233,11 +221,10 @@ class LitePushConsumer:
         if not isinstance(key_rate, Unchanged) and key_rate is not None:
             check.positive("key_rate", key_rate)
             check_paced(routes[0].handler.order)
-        if retry is not None and not isinstance(retry, RetryPolicy):
-            raise ConfigurationError(f"retry must be made by penstock.retry(...), but is a {type(retry).__name__}")
+        policy = None if retry is None else policy_of(retry)
         for route in routes:
             route.change(
-                retry=retry,
+                retry=policy,
                 rate=route.token_bucket.rate if isinstance(rate, Unchanged) else rate,
                 key_rate=route.key_rate_limiter.rate if isinstance(key_rate, Unchanged) else key_rate,
             )

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.handlers.context import ContextFactory
+from penstock.consumer.handlers.environment.middleware import MiddlewareSpec, wrap
 from penstock.consumer.handlers.handler import Handler, Kind, SpaceNumbers, ordering_of
-from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
 from penstock.consumer.handlers.options.rate_limits import TokenBucket
 from penstock.consumer.handlers.results import ResultMaker, with_results
 from penstock.consumer.handlers.route import Invoke, Route

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
 
@@ -53,6 +53,22 @@ class Unchanged:
 
 #: Stands for an option that is left as it is, where None means something.
 UNCHANGED = Unchanged()
+
+
+class LiveSettings(TypedDict, total=False):
+    """The settings of a consumer that may change while it runs; None, and what is left out, stays as it is."""
+
+    workers: int | None
+    max_concurrency: int | None
+    max_in_flight: int | None
+    max_in_flight_bytes: int | None
+    max_parked: int | None
+    max_parked_bytes: int | None
+    commit_interval: float | None
+
+
+#: What counts for a setting that is left out.
+UNCHANGED_SETTINGS: Final[Mapping[str, None]] = dict.fromkeys(LiveSettings.__annotations__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,13 +39,7 @@ class ReportSettings:
 
 def report_settings(given: bool | ReportSettings) -> ReportSettings | None:
     """Return the settings that a user gave as `report`, or None for none; `ConfigurationError` where it is neither."""
-    if given is True:
-        return ReportSettings()
-    if given is False or isinstance(given, ReportSettings):
-        return given or None
-    raise ConfigurationError(
-        f"report must be True, False or penstock.ReportSettings(...), but is a {type(given).__name__}"
-    )
+    return check.switched("report", given, ReportSettings)
 
 
 def topic_spec(name: str) -> TopicSpec:

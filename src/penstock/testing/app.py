@@ -21,8 +21,8 @@ from penstock.consumer.execution.threads import call
 from penstock.consumer.execution_slot import Outcome
 from penstock.consumer.giving_up import GivingUp
 from penstock.consumer.handlers.context import ContextFactory
+from penstock.consumer.handlers.environment.lifespan import enter_all
 from penstock.consumer.handlers.handler import Kind
-from penstock.consumer.handlers.lifespan import enter_all
 from penstock.consumer.handlers.patterns import TopicPatterns
 from penstock.errors import ConfigurationError, PenstockError, StoppedError
 from penstock.message import Message

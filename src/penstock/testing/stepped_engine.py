@@ -18,12 +18,12 @@ from penstock.consumer.engine import Engine
 from penstock.consumer.execution.executor import ManualExecutor
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, SteppedProcessing, Work, message_by_message
 from penstock.consumer.handlers.context import ContextFactory
+from penstock.consumer.handlers.environment.middleware import MiddlewareSpec
 from penstock.consumer.handlers.handler import Handler, Kind
-from penstock.consumer.handlers.middleware import MiddlewareSpec
 from penstock.consumer.handlers.patterns import TopicPatterns
 from penstock.consumer.inspection.explain import Explanation
 from penstock.consumer.inspection.statistics import ConsumerStatistics
-from penstock.consumer.polling.back_pressure import GRACE_S
+from penstock.consumer.polling.flow_control.back_pressure import GRACE_S
 from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import PenstockError

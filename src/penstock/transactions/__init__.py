@@ -19,6 +19,7 @@ from penstock.transactions.model import (
     Wait,
 )
 from penstock.transactions.producer.check_responder import Check
+from penstock.transactions.producer.flight.submission import Submission
 from penstock.transactions.producer.listeners import (
     LocalTransactionExecutor,
     Run,
@@ -27,7 +28,6 @@ from penstock.transactions.producer.listeners import (
 )
 from penstock.transactions.producer.producer import TransactionalProducer
 from penstock.transactions.producer.sender import AsyncExecute, Execute
-from penstock.transactions.producer.submission import Submission
 from penstock.transactions.producer.transaction import Transaction, TransactionOfSeveral
 from penstock.transactions.store import Store
 from penstock.transactions.stores.coordinator import Coordinator

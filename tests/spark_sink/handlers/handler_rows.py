@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from penstock.consumer import DeadLetterLimit, Handler
 from penstock.spark_sink.ledger.kafka_target import Row as Published
-from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings
+from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings
+from penstock.spark_sink.sinks.handlers.execution.report import TaskReport
+from penstock.spark_sink.sinks.handlers.execution.rows import LANE
 from penstock.spark_sink.sinks.handlers.publishing.result_rows import ORDER, ResultRows, published_rows, report_of
-from penstock.spark_sink.sinks.handlers.report import TaskReport
-from penstock.spark_sink.sinks.handlers.rows import LANE
 from penstock.spark_sink.sinks.handlers.task import TaskWork
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

@@ -10,7 +10,7 @@ from penstock.consumer import Handler, retry
 from penstock.consumer.handlers.handler import orderings_of
 from penstock.consumer.handlers.route import Route
 from penstock.message import FixedRecord, Record
-from penstock.spark_sink.sinks.handlers.key_queues import KeyQueues
+from penstock.spark_sink.sinks.handlers.execution.key_queues import KeyQueues
 
 Place = tuple[str, int]
 

@@ -12,8 +12,8 @@ from penstock.consumer import DeferredCompletion, handler, retry
 from penstock.consumer.handlers.route import Failed
 from penstock.errors import BatchError, PenstockError, RetryLater, SinkError
 from penstock.message import DecodedMessage, Message, Record
-from penstock.spark_sink.sinks.handlers import runners
-from penstock.spark_sink.sinks.handlers.key_queues import KeyQueues
+from penstock.spark_sink.sinks.handlers.execution import runners
+from penstock.spark_sink.sinks.handlers.execution.key_queues import KeyQueues
 
 
 class Bench:

@@ -12,8 +12,8 @@ from penstock.consumer.handlers.handler import orderings_of
 from penstock.message import Message
 from penstock.spark_sink import HandlerSink
 from penstock.spark_sink.sinks.frames import tasks_of
+from penstock.spark_sink.sinks.handlers.execution.rows import RowRecord
 from penstock.spark_sink.sinks.handlers.lanes import lane_column
-from penstock.spark_sink.sinks.handlers.rows import RowRecord
 
 LANES = 1_000
 COLUMNS = "topic STRING, partition INT, offset BIGINT, key BINARY, value BINARY"

@@ -14,8 +14,8 @@ from penstock.consumer import Handler, handler
 from penstock.consumer.handlers.route import Failed
 from penstock.errors import BatchError
 from penstock.message import Message
-from penstock.spark_sink.sinks.handlers import runners
-from penstock.spark_sink.sinks.handlers.key_queues import HandlerCall
+from penstock.spark_sink.sinks.handlers.execution import runners
+from penstock.spark_sink.sinks.handlers.execution.key_queues import HandlerCall
 
 
 def places_of(call: HandlerCall) -> list[Place]:

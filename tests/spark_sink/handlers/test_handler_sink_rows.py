@@ -11,8 +11,8 @@ from handler_rows import Row, batches_of
 
 from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
 from penstock.errors import SinkError
-from penstock.spark_sink.sinks.handlers import rows as rows_module
-from penstock.spark_sink.sinks.handlers.rows import RowRecord, lane_numbers, records
+from penstock.spark_sink.sinks.handlers.execution import rows as rows_module
+from penstock.spark_sink.sinks.handlers.execution.rows import RowRecord, lane_numbers, records
 
 
 def columns_of(rows: list[Row]) -> dict[str, pa.Array]:

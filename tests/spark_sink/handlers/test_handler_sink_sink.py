@@ -18,9 +18,9 @@ from penstock.consumer import CallNext, Handler, WorkerResource, handler, retry
 from penstock.errors import ConfigurationError, SinkError
 from penstock.message import Message
 from penstock.spark_sink.queries.restarts import is_permanent
+from penstock.spark_sink.sinks.handlers.execution.report import BatchReport, TaskReport
 from penstock.spark_sink.sinks.handlers.kill_timeout import seconds_until_killed
 from penstock.spark_sink.sinks.handlers.pickling import pack, unpack
-from penstock.spark_sink.sinks.handlers.report import BatchReport, TaskReport
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.handlers.spark_settings import refuse_double_runs
 from penstock.telemetry import Telemetry

@@ -18,7 +18,7 @@ from penstock.consumer import CallNext, Context, DeadLetterLimit, DeferredComple
 from penstock.errors import BatchError, SinkError
 from penstock.message import Message
 from penstock.spark_sink.sinks.handlers import task as task_module
-from penstock.spark_sink.sinks.handlers.senders import MOST_SENDERS
+from penstock.spark_sink.sinks.handlers.execution.senders import MOST_SENDERS
 
 ONCE = retry(1)
 

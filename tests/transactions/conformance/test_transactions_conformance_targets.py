@@ -259,7 +259,7 @@ def test_one_dead_target_slows_nobody_else_down(bench: StoreBench, new_topic: Ma
 def test_a_call_that_never_comes_back_is_named_and_left_behind_and_the_next_one_goes_on(
     bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.relay.bounded_outbound.STEP_LIMIT_S", 4.0)
+    monkeypatch.setattr("penstock.transactions.stores.relay.outbound.bounded_outbound.STEP_LIMIT_S", 4.0)
     hanging, go_on = threading.Event(), threading.Event()
 
     def hang(writer: TransactionalWriter) -> None:
@@ -299,7 +299,7 @@ def test_a_coordinator_stops_in_time_though_a_call_never_comes_back(
     coordinator = bench.make_coordinator(**NO_CHECKS)
     coordinator.start()
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.transactions.stores.relay.outbound.Outbound._commit", hang)
+        patch.setattr("penstock.transactions.stores.relay.outbound.outbound.Outbound._commit", hang)
         bench.send(COMMIT, bench.half(b"v"))
         assert hanging.wait(30)
         begun = time.monotonic()

@@ -37,7 +37,7 @@ from penstock.transactions.stores.file.log.journal import Change, Settle
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.log.writer import ChangedCallback, Writer
 from penstock.transactions.stores.file.reader import read_pending
-from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound
+from penstock.transactions.stores.relay.outbound.outbound import InDoubtError, Outbound
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from confluent_kafka import Producer
 
 from penstock.transactions import Coordinator
-from penstock.transactions.stores.relay.outbound import Outbound
+from penstock.transactions.stores.relay.outbound.outbound import Outbound
 from penstock.transactions.stores.sql import SqlStore
 from penstock.transactions.stores.sql.shards.relay_queries import RelayQueries, Settled
 

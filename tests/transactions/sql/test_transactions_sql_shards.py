@@ -22,7 +22,7 @@ from transaction_tools import child, kill, line_of
 from databases import TestDatabase
 from kafka_tools import read_all
 from penstock.devbroker import DevBroker
-from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound
+from penstock.transactions.stores.relay.outbound.outbound import InDoubtError, Outbound
 from penstock.transactions.stores.relay.publishable import Outcome, Publishable
 from penstock.transactions.wire.ops import Verdict
 from telemetry_tools import Recorded

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.app_options import AppServers, Settings, Target, loaded
-from penstock.cli.connection import ClientSettings, ConfigFile
+from penstock.cli.options.app_options import AppServers, Settings, Target, loaded
+from penstock.cli.options.connection import ClientSettings, ConfigFile
 from penstock.cli.output import AsJson, print_json, print_table
 
 if TYPE_CHECKING:

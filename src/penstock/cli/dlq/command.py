@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
+from penstock.cli.options.connection import BootstrapServers, ClientSettings, ConfigFile, client_settings
 from penstock.cli.output import AsJson, log_to_stderr, print_json, print_table
 from penstock.errors import ConfigurationError, PenstockError
 

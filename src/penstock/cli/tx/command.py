@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.connection import ClientSettings, ConfigFile, client_settings
+from penstock.cli.options.connection import ClientSettings, ConfigFile, client_settings
 from penstock.cli.output import AsJson, log_to_stderr, print_json, print_table
 from penstock.cli.tx.store_location import File, Prefix, Servers, Sql, StoreLocation
 from penstock.errors import ConfigurationError, PenstockError, TransactionError

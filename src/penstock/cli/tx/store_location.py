@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from penstock.cli.connection import SERVERS_OPTION
+from penstock.cli.options.connection import SERVERS_OPTION
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TypeVar, cast
 
 from penstock.consumer.assignments import ConsumerLane, Fetch
 from penstock.consumer.execution.executor import LoopLag
-from penstock.consumer.execution.lane_processor import LaneProcessor
+from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outcome, Slice, Work
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind

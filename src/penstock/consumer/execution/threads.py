@@ -20,7 +20,7 @@ from queue import SimpleQueue
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, Fetch
-from penstock.consumer.execution.lane_processor import LaneProcessor
+from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Slice
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind

@@ -11,7 +11,7 @@ from penstock.consumer.assignments import Fetch
 from penstock.consumer.execution.event_loop import TaskPool
 from penstock.consumer.execution.executor import Executor, LoopLag
 from penstock.consumer.execution.lane_plan import LanePlan
-from penstock.consumer.execution.lane_processor import LaneProcessor
+from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.threads import WorkerPool
 from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.settings import ConsumerSettings

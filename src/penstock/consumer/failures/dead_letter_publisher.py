@@ -28,7 +28,7 @@ from penstock.consumer.failures.dead_letter_reasons import DeadLetterReasons
 from penstock.consumer.failures.failure_text import failure_text
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
-from penstock.consumer.handlers.handler import OnFailure
+from penstock.consumer.handlers.options.handler_options import OnFailure
 from penstock.consumer.handlers.results import Result
 from penstock.consumer.publishing.outlet import Outlet
 from penstock.consumer.retry_topics import headers as retry_headers

@@ -39,6 +39,21 @@ class DeadLetterLimit:
                 raise ConfigurationError(f"ratio must lie above 0 and at most at 1, but is {self.ratio!r}")
         check.positive_int("at_least", self.at_least)
 
+    def exceeded(self, in_a_row: int, given_up: int, handled: int) -> str | None:
+        """Return why one more message may not be given up, in words; None where it may. It is in the counts.
+
+        Args:
+            in_a_row: messages given up with none handled in between.
+            given_up: messages given up in all.
+            handled: messages handled in all.
+        """
+        done = given_up + handled
+        if self.consecutive is not None and in_a_row > self.consecutive:
+            return f"{self.consecutive} messages were given up in a row with none handled in between"
+        if self.ratio is not None and done >= self.at_least and given_up > self.ratio * done:
+            return f"{given_up - 1} of {done - 1} messages were given up, and the limit is {self.ratio:g} of all"
+        return None
+
 
 class DeadLetterLimits:
     """Counts what is given up against a limit. Thread-safe: the poll thread counts dead letters, lane holders drops."""
@@ -66,12 +81,7 @@ class DeadLetterLimits:
             self._handled_then = handled
             self._count += 1
             count = self._count
-        done = count + handled
-        why = None
-        if limit.consecutive is not None and in_a_row > limit.consecutive:
-            why = f"{limit.consecutive} messages were given up in a row with none handled in between"
-        elif limit.ratio is not None and done >= limit.at_least and count > limit.ratio * done:
-            why = f"{count - 1} of {done - 1} messages were given up, and the limit is {limit.ratio:g} of all"
+        why = limit.exceeded(in_a_row, count, handled)
         if why is not None:
             raise PenstockError(
                 f"{why}: {place} is not given up and the consumer stops; find what fails every message, then start "

@@ -20,7 +20,7 @@ from penstock.consumer.failures.failure_text import failure_text
 from penstock.consumer.failures.give_ups import GiveUps
 from penstock.consumer.failures.timers import Timer, Timers
 from penstock.consumer.handlers.deferred import DeferredCompletion
-from penstock.consumer.handlers.handler import OnFailure
+from penstock.consumer.handlers.options.handler_options import OnFailure
 from penstock.consumer.handlers.results import ResultError
 from penstock.consumer.handlers.route import Failed, Route
 from penstock.consumer.message_sizes import size_in_bytes

@@ -2,50 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Unpack
 
 from penstock import options as check
 from penstock.consumer.handlers.context import takes_context
 from penstock.consumer.handlers.functions import collected, is_async, is_async_generator, name_of, require_parameters
+from penstock.consumer.handlers.options.handler_options import DEFAULTS, Filter, HandlerOptions, OnFailure
 from penstock.consumer.handlers.options.option_checks import (
     check_batch,
     check_plain,
     check_rates,
     delays_of,
+    policy_of,
     warn_without_keys,
 )
 from penstock.consumer.handlers.options.ordering import KeyFunction, Keyless, Order, Ordering, key_function
-from penstock.consumer.handlers.options.retry_policy import RetryPolicy, retry
-from penstock.consumer.handlers.serialization.decoding import Decoder, DecoderSpec, decoder_of
-from penstock.consumer.handlers.serialization.encoding import Encoder, EncoderSpec, encoder_of
+from penstock.consumer.handlers.options.retry_policy import RetryPolicy
+from penstock.consumer.handlers.serialization.decoding import Decoder, decoder_of
+from penstock.consumer.handlers.serialization.encoding import Encoder, encoder_of
 from penstock.consumer.retry_topics import retry_topics
 from penstock.dead_letters.headers import DeadLetterFormat, default_topic
 from penstock.errors import ConfigurationError
-from penstock.message import Message
+from penstock.option_list import takes_options
 
 #: Called with a message, or with a list of messages where `batch` is more than one, and with a `Context` where its
 #: second parameter is annotated so; may be an `async def`.
 HandlerFunction = Callable[..., object]
-#: Says whether a message is to be handled; where not, it is done at once.
-Filter = Callable[[Message], bool]
 #: The numbers of key spaces: by name, or by the one handler that has it.
 SpaceNumbers = dict[str | int, int]
-
-
-class OnFailure(Enum):
-    """What becomes of a message whose retries are exhausted."""
-
-    #: It is written to the dead-letter topic; then its offset is done.
-    DEAD_LETTER = "dead_letter"
-    #: It is logged and counted; then its offset is done.
-    DROP = "drop"
-    #: Its key stays parked and its offset open, and everything else goes on. The log, `statistics().held_keys` and
-    #: `explain()` say so. The next owner of its partition tries it again.
-    HOLD = "hold"
-    #: The app stops, and the offset stays open.
-    STOP = "stop"
 
 
 class Kind(Enum):
@@ -93,33 +80,15 @@ class Handler:
         return name_of(self.function)
 
 
+@takes_options(HandlerOptions, DEFAULTS)
 def handler(
-    function: HandlerFunction,
-    *,
-    order: str | Order = Order.KEY,
-    keyless: str | Keyless = Keyless.PARTITION,
-    key: str | KeyFunction | None = None,
-    key_space: str | None = None,
-    filter: Filter | None = None,  # noqa: A002 - the word of the field
-    decoder: DecoderSpec = None,
-    to: str | None = None,
-    encoder: EncoderSpec = None,
-    batch: int = 1,
-    linger: float = 0.0,
-    retry_policy: RetryPolicy | None = None,
-    retry_delays: Sequence[float] = (),
-    on_failure: str | OnFailure = OnFailure.STOP,
-    dead_letter_topic: str | None = None,
-    dead_letter_format: str | DeadLetterFormat = DeadLetterFormat.KAFKA,
-    rate: float | None = None,
-    key_rate: float | None = None,
-    deferred_timeout: float | None = None,
+    function: HandlerFunction, *, retry_policy: RetryPolicy | None = None, **options: Unpack[HandlerOptions]
 ) -> Handler:
     """Check what a user gave for a handler and return it in one piece.
 
     `function` is called with each message, on a worker thread, or on the event loop where it is an `async def`. What it
     raises is a failure. What it returns is published, or it is a `DeferredCompletion`. The options are
-    those of `App.handler`, where they are explained; `retry_policy` is called `retry` there.
+    those of `App.handler`, where they are explained; `retry_policy` is another name of `retry`.
 
     Raises:
         ConfigurationError: one of them is wrong.
@@ -128,25 +97,25 @@ def handler(
     asks = takes_context(function)
     what, beside = ("a message and its context", "") if asks else ("a message", ", or a second one as penstock.Context")
     require_parameters("handler", function, what, 2 if asks else 1, may_yield=True, beside=beside)
-    check_plain({"filter": filter, "decoder": decoder, "key": key, "encoder": encoder})
-    if filter is not None:
-        check.a_callable("filter", filter)
+    policy = policy_of(options["retry"] if retry_policy is None else retry_policy)
+    key, key_space, to = options["key"], options["key_space"], options["to"]
+    check_plain({option: options[option] for option in ("filter", "decoder", "key", "encoder")})
+    if options["filter"] is not None:
+        check.a_callable("filter", options["filter"])
     if to is not None:
         check.not_empty("to", to)
     if key_space is not None:
         check.not_empty("key_space", key_space)
-    if retry_policy is not None and not isinstance(retry_policy, RetryPolicy):
-        raise ConfigurationError(
-            f"retry must be made by penstock.retry(...), but is a {type(retry_policy).__name__}; "
-            "pass tenacity's stop, wait and retry objects to penstock.retry"
-        )
-    order, keyless = check.choice("order", order, Order), check.choice("keyless", keyless, Keyless)
+    order, keyless = (
+        check.choice("order", options["order"], Order),
+        check.choice("keyless", options["keyless"], Keyless),
+    )
     about_keys = {"key": key is not None, "key_space": key_space is not None}
     about_keys["keyless"] = keyless is not Keyless.PARTITION
     warn_without_keys(name_of(function), order, about_keys)
-    check_batch(batch, linger, deferred_timeout)
-    check_rates(order, rate, key_rate)
-    fate, written_to, letter_format = _on_failure(on_failure, dead_letter_topic, dead_letter_format)
+    check_batch(options["batch"], options["linger"], options["deferred_timeout"])
+    check_rates(order, options["rate"], options["key_rate"])
+    fate, written_to, letter_format = _on_failure(options)
     return Handler(
         function=collected(function),
         takes_context=asks,
@@ -155,29 +124,28 @@ def handler(
         keyless=keyless,
         key=key_function(key),
         key_space=key_space,
-        filter=filter,
-        decoder=decoder_of(decoder),
+        filter=options["filter"],
+        decoder=decoder_of(options["decoder"]),
         to=to,
-        encoder=encoder_of(encoder),
-        batch=batch,
-        linger=linger,
-        retry=retry_policy or retry(),
-        retry_delays=delays_of(retry_delays),
+        encoder=encoder_of(options["encoder"]),
+        batch=options["batch"],
+        linger=options["linger"],
+        retry=policy,
+        retry_delays=delays_of(options["retry_delays"]),
         on_failure=fate,
         dead_letter_topic=written_to,
         dead_letter_format=letter_format,
-        rate=rate,
-        key_rate=key_rate,
-        deferred_timeout=deferred_timeout,
+        rate=options["rate"],
+        key_rate=options["key_rate"],
+        deferred_timeout=options["deferred_timeout"],
     )
 
 
-def _on_failure(
-    given: str | OnFailure, topic: str | None, letter_format: str | DeadLetterFormat
-) -> tuple[OnFailure, str, DeadLetterFormat]:
+def _on_failure(options: HandlerOptions) -> tuple[OnFailure, str, DeadLetterFormat]:
     """Return what becomes of messages that are given up, where dead letters go and how they are written."""
-    fate = check.choice("on_failure", given, OnFailure)
-    chosen = check.choice("dead_letter_format", letter_format, DeadLetterFormat)
+    fate = check.choice("on_failure", options["on_failure"], OnFailure)
+    chosen = check.choice("dead_letter_format", options["dead_letter_format"], DeadLetterFormat)
+    topic = options["dead_letter_topic"]
     written_to = default_topic(chosen) if topic is None else topic
     check.not_empty("dead_letter_topic", written_to)
     if fate is not OnFailure.DEAD_LETTER:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
+from penstock.consumer.handlers.environment.lifespan import Lifespan
+from penstock.consumer.handlers.environment.middleware import MiddlewareSpec, wrap
+from penstock.consumer.handlers.environment.worker_resource import WorkerResource
 from penstock.consumer.handlers.functions import require_yield
-from penstock.consumer.handlers.handler import Filter, Handler, OnFailure, handler
-from penstock.consumer.handlers.lifespan import Lifespan
-from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
-from penstock.consumer.handlers.options.ordering import KeyFunction, Keyless, Order
-from penstock.consumer.handlers.options.retry_policy import RetryPolicy
+from penstock.consumer.handlers.handler import Handler, handler
+from penstock.consumer.handlers.options.handler_options import DEFAULTS, HandlerOptions
 from penstock.consumer.handlers.patterns import register_pattern, topics_or_pattern
-from penstock.consumer.handlers.serialization.decoding import DecoderSpec
-from penstock.consumer.handlers.serialization.encoding import EncoderSpec
-from penstock.consumer.handlers.worker_resource import WorkerResource
-from penstock.dead_letters.headers import DeadLetterFormat
 from penstock.errors import ConfigurationError
+from penstock.option_list import takes_options
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 ResourceT = TypeVar("ResourceT")
@@ -36,28 +33,9 @@ class HandlerRegistry:
     _consumed: dict[str, Handler]
     _patterns: dict[str, Handler]
 
+    @takes_options(HandlerOptions, DEFAULTS)
     def handler(
-        self,
-        *topics: str,
-        pattern: str | None = None,
-        order: str | Order = Order.KEY,
-        keyless: str | Keyless = Keyless.PARTITION,
-        key: str | KeyFunction | None = None,
-        key_space: str | None = None,
-        filter: Filter | None = None,  # noqa: A002 - the word of the field
-        decoder: DecoderSpec = None,
-        to: str | None = None,
-        encoder: EncoderSpec = None,
-        batch: int = 1,
-        linger: float = 0.0,
-        retry: RetryPolicy | None = None,
-        retry_delays: Sequence[float] = (),
-        on_failure: str | OnFailure = OnFailure.STOP,
-        dead_letter_topic: str | None = None,
-        dead_letter_format: str | DeadLetterFormat = DeadLetterFormat.KAFKA,
-        rate: float | None = None,
-        key_rate: float | None = None,
-        deferred_timeout: float | None = None,
+        self, *topics: str, pattern: str | None = None, **options: Unpack[HandlerOptions]
     ) -> Callable[[FunctionT], FunctionT]:
         """Register a function for the messages of one topic or several. The function itself is returned unchanged.
 
@@ -108,27 +86,7 @@ class HandlerRegistry:
         names = topics_or_pattern(topics, pattern)
 
         def register(function: FunctionT) -> FunctionT:
-            one = handler(
-                function,
-                order=order,
-                keyless=keyless,
-                key=key,
-                key_space=key_space,
-                filter=filter,
-                decoder=decoder,
-                to=to,
-                encoder=encoder,
-                batch=batch,
-                linger=linger,
-                retry_policy=retry,
-                retry_delays=retry_delays,
-                on_failure=on_failure,
-                dead_letter_topic=dead_letter_topic,
-                dead_letter_format=dead_letter_format,
-                rate=rate,
-                key_rate=key_rate,
-                deferred_timeout=deferred_timeout,
-            )
+            one = handler(function, **options)
             wrap(one, self._middlewares)  # to refuse what does not fit where it is written
             if pattern is not None:
                 register_pattern(self._patterns, pattern, one)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from penstock import options as check
-from penstock.consumer.handlers.handler import Handler, OnFailure
+from penstock.consumer.handlers.handler import Handler
+from penstock.consumer.handlers.options.handler_options import OnFailure
 from penstock.consumer.retry_topics import is_retry_topic
 from penstock.errors import ConfigurationError
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any
 
-from penstock.consumer.handlers.handler import Filter, Handler, Kind
+from penstock.consumer.handlers.handler import Handler, Kind
+from penstock.consumer.handlers.options.handler_options import Filter
 from penstock.consumer.handlers.options.ordering import Ordering
 from penstock.consumer.handlers.options.rate_limits import KeyRateLimiter, TokenBucket
 from penstock.consumer.handlers.options.retry_policy import RetryPolicy

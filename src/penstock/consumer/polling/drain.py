@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from penstock.clients.cluster import Clock, ConsumerClient
 from penstock.consumer.assignments import Assignments, Fetch, PauseReason
-from penstock.consumer.execution.lane_processor import LaneProcessor
+from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.handlers.options.rate_limits import TokenBucket
 from penstock.consumer.inspection.drain_report import DrainLog
-from penstock.consumer.polling.back_pressure import BackPressure
-from penstock.consumer.polling.commits import Commits
+from penstock.consumer.polling.committing.commits import Commits
+from penstock.consumer.polling.flow_control.back_pressure import BackPressure
 from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
 from penstock.consumer.publishing.result_publisher import Publisher

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from penstock.clients.cluster import Clock, ConsumerClient
 from penstock.clients.gc_pause import CollectionThreshold, collection_put_off
 from penstock.consumer.assignments import Assignments
-from penstock.consumer.polling.back_pressure import BackPressure
+from penstock.consumer.polling.flow_control.back_pressure import BackPressure
+from penstock.consumer.polling.group.membership import Membership
 from penstock.consumer.polling.health.fetch_errors import FetchErrors
-from penstock.consumer.polling.membership import Membership
 from penstock.consumer.polling.router import Router
 
 if TYPE_CHECKING:

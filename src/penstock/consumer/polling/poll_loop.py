@@ -16,16 +16,16 @@ from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.options.rate_limits import TokenBucket
 from penstock.consumer.inspection.watchdog import Watchdog
-from penstock.consumer.polling.commits import Commits
+from penstock.consumer.polling.committing.commits import Commits
 from penstock.consumer.polling.drain import Drain
 from penstock.consumer.polling.fetcher import SATURATED_S, Fetcher
+from penstock.consumer.polling.group.membership import Membership
 from penstock.consumer.polling.health.log_ends import LogEnds
 from penstock.consumer.polling.health.open_transactions import OpenTransactions
 from penstock.consumer.polling.health.recreated_topics import RecreatedTopics
 from penstock.consumer.polling.health.rights_watch import RightsWatch
 from penstock.consumer.polling.health.topic_search import TopicSearch
 from penstock.consumer.polling.health.topic_watch import TopicWatch
-from penstock.consumer.polling.membership import Membership
 from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
 from penstock.consumer.publishing.result_publisher import Publisher

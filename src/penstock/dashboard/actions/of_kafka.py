@@ -120,21 +120,30 @@ class ReplayLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class SettleTransaction:
-    """Decides a pending transaction, as an operator."""
+class _OfTransaction:
+    """What is done to one transaction of a store in Kafka."""
 
     prefix: str
     transaction_id: str
-    verdict: Verdict
 
     @property
     def group(self) -> str:
         """The store."""
         return self.prefix
 
+    def _store(self, around: Surroundings) -> KafkaAdministration:
+        return KafkaAdministration(around.bootstrap_servers, self.prefix, around.config)
+
+
+@dataclass(frozen=True, slots=True)
+class SettleTransaction(_OfTransaction):
+    """Decides a pending transaction, as an operator."""
+
+    verdict: Verdict
+
     def plan(self, around: Surroundings) -> Result:
         """Say what it waits for, and what would be decided; REFUSED where it is not pending."""
-        with KafkaAdministration(around.bootstrap_servers, self.prefix, around.config) as store:
+        with self._store(around) as store:
             found = store.show(self.transaction_id)
         if found is None:
             return Result(Outcome.REFUSED, f"transaction {self.transaction_id} is not pending in {self.prefix}")
@@ -147,27 +156,19 @@ class SettleTransaction:
 
     def run(self, around: Surroundings, asked: Asked, sender: CommandSender) -> Result:  # noqa: ARG002 - an action's
         """Decide it. The store has an audit of its own, where it stands, too."""
-        with KafkaAdministration(around.bootstrap_servers, self.prefix, around.config) as store:
+        with self._store(around) as store:
             decided = store.decide(self.transaction_id, self.verdict, asked.by, asked.id, _EFFECT_S)
         outcome = {Effect.DONE: Outcome.DONE, Effect.REFUSED: Outcome.REFUSED, Effect.WAITS: Outcome.SENT}
         return Result(outcome[decided.effect], f"transaction {self.transaction_id}: {decided.text(self.verdict)}")
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeTransaction:
+class ResumeTransaction(_OfTransaction):
     """Brings a discarded transaction back, undecided."""
-
-    prefix: str
-    transaction_id: str
-
-    @property
-    def group(self) -> str:
-        """The store."""
-        return self.prefix
 
     def plan(self, around: Surroundings) -> Result:
         """Say what would be brought back; REFUSED where it is not among the discarded."""
-        with KafkaAdministration(around.bootstrap_servers, self.prefix, around.config) as store:
+        with self._store(around) as store:
             found = [one for one in store.discarded() if one.half.transaction_id == self.transaction_id]
         if not found:
             return Result(Outcome.REFUSED, f"transaction {self.transaction_id} is not among the discarded")
@@ -179,7 +180,7 @@ class ResumeTransaction:
 
     def run(self, around: Surroundings, asked: Asked, sender: CommandSender) -> Result:  # noqa: ARG002 - an action's
         """Bring it back."""
-        with KafkaAdministration(around.bootstrap_servers, self.prefix, around.config) as store:
+        with self._store(around) as store:
             count = store.resume(self.transaction_id, asked.by, asked.id)
         said = f"transaction {self.transaction_id}: {_counted(count, 'message')} brought back; its group is asked again"
         return Result(Outcome.DONE, said)

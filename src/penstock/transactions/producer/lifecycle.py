@@ -8,8 +8,8 @@ from enum import Enum
 
 from penstock.errors import StoppedError
 from penstock.transactions.producer.check_responder import CheckResponder
-from penstock.transactions.producer.deadlines import RequestDeadlines
-from penstock.transactions.producer.futures import in_callback
+from penstock.transactions.producer.flight.deadlines import RequestDeadlines
+from penstock.transactions.producer.flight.futures import in_callback
 from penstock.transactions.store import Store
 
 

@@ -23,9 +23,9 @@ from penstock.transactions.messages import encoded
 from penstock.transactions.model import Order, ProducerStatistics, Wait
 from penstock.transactions.producer.arguments import WAITS, check_of, one_of
 from penstock.transactions.producer.check_responder import CHECK_TIMEOUT_S, Check, CheckResponder, TimedCheck
-from penstock.transactions.producer.core import Core
-from penstock.transactions.producer.deadlines import RequestDeadlines
-from penstock.transactions.producer.in_flight import InFlightLimit
+from penstock.transactions.producer.flight.core import Core
+from penstock.transactions.producer.flight.deadlines import RequestDeadlines
+from penstock.transactions.producer.flight.in_flight import InFlightLimit
 from penstock.transactions.producer.lifecycle import ProducerLifecycle
 from penstock.transactions.producer.listeners import TransactionCheckListener, TransactionListener
 from penstock.transactions.producer.sender import TransactionSender

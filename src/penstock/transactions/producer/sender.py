@@ -18,8 +18,8 @@ from penstock.outgoing import Outgoing, UserHeaders
 from penstock.transactions.messages import Terms, a_half, encoded, terms
 from penstock.transactions.model import TransactionResult, TransactionState, Wait
 from penstock.transactions.producer.arguments import WAITS, one_of
+from penstock.transactions.producer.flight.submission import Submission
 from penstock.transactions.producer.listeners import LocalTransactionExecutor, Run, TransactionListener, executing
-from penstock.transactions.producer.submission import Submission
 from penstock.transactions.producer.transaction import ProducerContext, Transaction, TransactionOfSeveral
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id

@@ -15,9 +15,9 @@ from penstock.errors import BufferFullError, PublicationNotSeenError, Transactio
 from penstock.outgoing import Outgoing, UserHeaders
 from penstock.transactions.messages import Terms, halves
 from penstock.transactions.model import HalfMessage, TransactionResult, TransactionState, Wait
-from penstock.transactions.producer.core import Core
-from penstock.transactions.producer.flight import Flight, FlightCallback
-from penstock.transactions.producer.futures import ResultFuture
+from penstock.transactions.producer.flight.core import Core
+from penstock.transactions.producer.flight.flight import Flight, FlightCallback
+from penstock.transactions.producer.flight.futures import ResultFuture
 from penstock.transactions.wire.half import Half
 
 _log = logging.getLogger("penstock.transactions")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from penstock import options as check
 from penstock.consumer.handlers.functions import is_async
 from penstock.consumer.handlers.options.ordering import Order
+from penstock.consumer.handlers.options.retry_policy import RetryPolicy, retry
 from penstock.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)
@@ -56,6 +57,16 @@ def check_paced(order: Order) -> None:
             f"key_rate lets the messages of a key wait for each other, which order={order.value!r} does not; take "
             "order='key' (the default), or rate= for all messages of the handler"
         )
+
+
+def policy_of(given: RetryPolicy | None) -> RetryPolicy:
+    """Return the policy for failures: the default one where none is given."""
+    if given is not None and not isinstance(given, RetryPolicy):
+        raise ConfigurationError(
+            f"retry must be made by penstock.retry(...), but is a {type(given).__name__}; "
+            "pass tenacity's stop, wait and retry objects to penstock.retry"
+        )
+    return given or retry()
 
 
 def delays_of(given: Sequence[float]) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.spark_sink.sinks.handlers.report import BatchReport
+from penstock.spark_sink.sinks.handlers.execution.report import BatchReport
 from penstock.telemetry import Telemetry
 from penstock.telemetry.names import CONSUMER_GROUP_NAME, DURATION_BOUNDARIES_S
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from pyspark import cloudpickle
 
+from penstock.consumer.handlers.environment.worker_resource import WorkerResource
 from penstock.consumer.handlers.serialization.serdes import RecordDecoder, RecordEncoder, record_decoder, record_encoder
-from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.errors import ConfigurationError, SinkError
 
 #: Module and name of the class whose method decodes where a handler's decoder is a msgspec struct.

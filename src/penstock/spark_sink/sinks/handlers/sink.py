@@ -25,16 +25,18 @@ from penstock.clients.requests.granted_rights import require_rights
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.clients.rights import MissingRightError, Operation, Right, principal_of, topic_right
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, MiddlewareSpec, OnFailure, WorkerResource
+from penstock.consumer.handlers.environment.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.functions import name_of
 from penstock.consumer.handlers.handler import Kind, orderings_of, require_own_topics
-from penstock.consumer.handlers.middleware import middlewares_of, wrap
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
 from penstock.spark_sink.ledger.kafka_target import Target, least_rights
 from penstock.spark_sink.sinks.frames import tasks_of
 from penstock.spark_sink.sinks.handlers import kill_timeout
-from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings
+from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings
+from penstock.spark_sink.sinks.handlers.execution.report import BatchReport, TaskReport
+from penstock.spark_sink.sinks.handlers.execution.rows import COLUMNS, LANE, REQUIRED
 from penstock.spark_sink.sinks.handlers.kept_options import refuse_what_cannot_be_kept
 from penstock.spark_sink.sinks.handlers.lanes import has_order, lane_column
 from penstock.spark_sink.sinks.handlers.metrics import HandlerMetrics
@@ -42,8 +44,6 @@ from penstock.spark_sink.sinks.handlers.pickling import made_by, pack, require_p
 from penstock.spark_sink.sinks.handlers.publishing.publication import Publication
 from penstock.spark_sink.sinks.handlers.publishing.result_rows import RESULT_DDL
 from penstock.spark_sink.sinks.handlers.publishing.target import portable, require_publishing, target_of
-from penstock.spark_sink.sinks.handlers.report import BatchReport, TaskReport
-from penstock.spark_sink.sinks.handlers.rows import COLUMNS, LANE, REQUIRED
 from penstock.spark_sink.sinks.handlers.spark_settings import refuse_double_runs
 from penstock.spark_sink.sinks.handlers.task import REPORT_DDL, TaskWork, handling, routing
 from penstock.spark_sink.sinks.kafka_publication import LEDGER_TOPIC, ledger_of, require_target

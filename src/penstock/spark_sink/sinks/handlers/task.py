@@ -21,21 +21,21 @@ from penstock.clients.cluster import ProducerClient
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.consumer.execution.event_loop import new_event_loop
 from penstock.consumer.handlers.context import ContextFactory
+from penstock.consumer.handlers.environment.lifespan import enter_all
+from penstock.consumer.handlers.environment.middleware import MiddlewareSpec, wrap
+from penstock.consumer.handlers.environment.worker_resource import WorkerResource
 from penstock.consumer.handlers.handler import Handler, Kind, orderings_of
-from penstock.consumer.handlers.lifespan import enter_all
-from penstock.consumer.handlers.middleware import MiddlewareSpec, wrap
 from penstock.consumer.handlers.options.ordering import Ordering
 from penstock.consumer.handlers.route import Route
-from penstock.consumer.handlers.worker_resource import WorkerResource
 from penstock.errors import SinkError
-from penstock.spark_sink.sinks.handlers import runners
-from penstock.spark_sink.sinks.handlers.dead_letters import DeadLetterSettings, TaskDeadLetters
-from penstock.spark_sink.sinks.handlers.key_queues import KeyQueues, refuse_results
+from penstock.spark_sink.sinks.handlers.execution import runners
+from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings, TaskDeadLetters
+from penstock.spark_sink.sinks.handlers.execution.key_queues import KeyQueues, refuse_results
+from penstock.spark_sink.sinks.handlers.execution.report import TaskReport
+from penstock.spark_sink.sinks.handlers.execution.rows import lane_numbers, records
+from penstock.spark_sink.sinks.handlers.execution.senders import noting_senders
 from penstock.spark_sink.sinks.handlers.pickling import unpack
 from penstock.spark_sink.sinks.handlers.publishing.result_rows import ResultRows
-from penstock.spark_sink.sinks.handlers.report import TaskReport
-from penstock.spark_sink.sinks.handlers.rows import lane_numbers, records
-from penstock.spark_sink.sinks.handlers.senders import noting_senders
 from penstock.spark_sink.sinks.reports import report_schema
 
 #: The columns of a task's report, as Spark declares them.

@@ -11,9 +11,10 @@ from penstock.errors import SinkError
 from penstock.spark_sink.ledger.sql_ledger import Owner, advance_ledger
 from penstock.spark_sink.ledger.state import LedgerState, advanced, refuse_late, warn_replayed
 from penstock.spark_sink.sinks.position import POSITION
+from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_row
 from penstock.spark_sink.sinks.sql.databases.upsert import NUMBER, Upsert, numbered, remove_messages
 from penstock.spark_sink.sinks.sql.rows.deduplication import BatchStatistics
-from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected, RowRefusedError, concerns_a_row, in_halves
+from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected, RowRefusedError, in_halves
 from penstock.spark_sink.sinks.sql.settings import ORDERED, SqlSinkSettings
 
 _log = logging.getLogger("penstock.spark_sink")
@@ -85,7 +86,7 @@ class BatchTransaction:
 
         A message is stored whole or not at all: its dead letter may be sent again.
         """
-        ordered, count = numbered(connection, staged, ORDERED)
+        ordered, count = numbered(upsert.database, connection, staged, ORDERED)
         remove_messages(connection, ordered, {one.place for one in before})
         rejected: list[Rejected] = []
         while True:
@@ -153,6 +154,4 @@ def _upsert_at_once(connection: sa.Connection, upsert: Upsert, staged: sa.FromCl
 
 def _apply(connection: sa.Connection, upsert: Upsert, staged: sa.FromClause) -> None:
     upsert.apply(connection, staged)
-    if connection.dialect.name == "postgresql":
-        # What would be refused at the commit is refused here, where it can be found which row it was.
-        connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
+    upsert.database.check_constraints(connection)

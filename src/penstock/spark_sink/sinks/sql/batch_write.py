@@ -24,19 +24,18 @@ from penstock.spark_sink.ledger.sql_ledger import ledger_table, lock_ledger, rea
 from penstock.spark_sink.ledger.state import LedgerState
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction, Tables
-from penstock.spark_sink.sinks.sql.databases.databases import Database
+from penstock.spark_sink.sinks.sql.databases.database import Database
+from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_row
 from penstock.spark_sink.sinks.sql.databases.schema import (
     add_columns,
-    casts_of,
     columns_of,
     lacks_columns,
     require_fitting,
-    whole_sums,
 )
 from penstock.spark_sink.sinks.sql.databases.upsert import Upsert
 from penstock.spark_sink.sinks.sql.rows import staging
 from penstock.spark_sink.sinks.sql.rows.deduplication import BatchStatistics, Deduplication, deduplicated, staged_schema
-from penstock.spark_sink.sinks.sql.rows.row_validator import RowRefusedError, RowValidator, concerns_a_row
+from penstock.spark_sink.sinks.sql.rows.row_validator import RowRefusedError, RowValidator
 from penstock.spark_sink.sinks.sql.settings import STAGING, SqlSinkSettings
 
 if TYPE_CHECKING:
@@ -73,8 +72,8 @@ class BatchWrite:
         target = sa.Table(
             quoted_name(settings.table, quote=True),
             metadata,
-            *columns_of(self.frame, stored, settings.key, settings.sum_columns),
-            *(whole_sums(self.frame, settings.sum_columns) if self.url.get_backend_name() == "sqlite" else ()),
+            *columns_of(self.database, self.frame, stored, settings.key, settings.sum_columns),
+            *self.database.constraints(self.frame, settings.sum_columns),
             schema=None if settings.schema is None else quoted_name(settings.schema, quote=True),
         )
         ledger = ledger_table(settings.ledger_table, metadata, settings.schema)
@@ -89,8 +88,8 @@ class BatchWrite:
             # The one who had the lock before may have added them: they are looked for again.
             self.database.lock_schema(connection)
             add_columns(connection, target)
-        require_fitting(connection, target, settings.key, settings.sum_columns)
-        casts = casts_of(connection, target)
+        require_fitting(self.database, connection, target, settings.key, settings.sum_columns)
+        casts = self.database.casts(connection, target)
         return Tables(Upsert(self.database, target, settings.key, settings.sum_columns, settings.delete, casts), ledger)
 
     def store(self, batch: DataFrame) -> None:
@@ -99,7 +98,7 @@ class BatchWrite:
         After a `SinkError` nothing was stored; after a `LostTaskError` neither, and another try may help. Nor was it
         after an error of SQLAlchemy's, unless that came at the commit: then it is not known.
         """
-        if self.settings.staging == "executors" and self.settings.is_postgresql:
+        if self.settings.staging == "executors" and self.database.stages_on_executors:
             self.from_executors(batch, self.settings.max_connections)
         else:
             self.from_driver(batch)
@@ -117,13 +116,9 @@ class BatchWrite:
                     tables = self.prepare(connection)
                     state = lock_ledger(connection, self.database.insert, tables.ledger, self.transaction.owner, parts)
                     deduplication = self._deduplication(state, exact=exact)
-                    staged = sa.Table(
-                        STAGING,
-                        sa.MetaData(),
-                        *columns_of(deduplication.schema, deduplication.schema.names, summed=self.settings.sum_columns),
-                        prefixes=["TEMPORARY"],
-                        postgresql_on_commit="DROP",  # SQLite's ends with the connection
-                    )
+                    schema, summed = deduplication.schema, self.settings.sum_columns
+                    columns = columns_of(self.database, schema, schema.names, summed=summed)
+                    staged = self.database.temporary_table(STAGING, *columns)
                     staged.create(connection, checkfirst=False)
                     statistics = BatchStatistics()
                     for piece in deduplicated(deduplication, rows.to_batches(), statistics):
@@ -142,8 +137,9 @@ class BatchWrite:
             raise RowRefusedError from None
 
     def from_executors(self, batch: DataFrame, max_connections: int) -> None:
-        """Copy the batch into a staging table from executors and merge it from the driver. PostgreSQL only.
+        """Copy the batch into a staging table from executors and merge it from the driver.
 
+        Where the database stages on executors.
         Raises as `store` does.
         """
         settings = self.settings
@@ -153,12 +149,12 @@ class BatchWrite:
         with self.database.session(self.url) as connection:
             with connection.begin():
                 tables = self.prepare(connection)
-            staging.remove_left_over(connection, prefix, settings.schema, schema)
+            staging.remove_left_over(self.database, connection, prefix, settings.schema, schema)
             exact = False
             for _ in range(_RACES):
                 with connection.begin():
                     state = read_ledger(connection, tables.ledger, self.transaction.owner)
-                stage = staging.create_stage(connection, prefix, settings.schema, schema)
+                stage = staging.create_stage(self.database, connection, prefix, settings.schema, schema)
                 task = staging.StagingTask(
                     self.url.render_as_string(hide_password=False),
                     str(stage.name),
@@ -215,8 +211,8 @@ class BatchWrite:
         settings = self.settings
         validator = RowValidator(
             settings.key,
-            no_nan=() if settings.is_postgresql else self.frame.names,
-            no_nul=settings.is_postgresql,
+            no_nan=() if self.database.knows_nan else self.frame.names,
+            no_nul=not self.database.takes_nul,
         )
         schema = staged_schema(self.frame, settings.sum_columns)
         return Deduplication(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
-import sqlalchemy as sa
 
 from penstock.database_url import parse_database_url
 from penstock.errors import ConfigurationError
@@ -15,8 +14,9 @@ from penstock.options import names, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.position import POSITION, require_columns, require_position_types
 from penstock.spark_sink.sinks.sink import arrow_schema
+from penstock.spark_sink.sinks.sql.databases.database import Database
+from penstock.spark_sink.sinks.sql.databases.databases import database_of
 from penstock.spark_sink.sinks.sql.databases.rights import NeededRights
-from penstock.spark_sink.sinks.sql.databases.schema import SQLITE_DIGITS
 from penstock.spark_sink.sinks.sql.rows.dead_letters import DeadLetters
 from penstock.spark_sink.sinks.sql.rows.staging import ATTEMPT
 
@@ -29,9 +29,6 @@ ORDERED = "penstock_ordered"
 
 #: Beginning of the names of columns and tables that the sink makes for itself.
 _OWN = ATTEMPT.partition("_")[0] + "_"
-
-#: Bytes of a name in PostgreSQL.
-_LONGEST_NAME = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +81,9 @@ class SqlSinkSettings:
 
     def __post_init__(self) -> None:
         """Check the settings; a `ConfigurationError` names a wrong one."""
-        url = parse_database_url(self.url)
+        database = self.database
         not_empty("table", self.table)
-        self._split_table(url)
+        self._split_table(database)
         not_empty("ledger_table", self.ledger_table)
         if self.name is not None:
             not_empty("name", self.name)
@@ -107,20 +104,20 @@ class SqlSinkSettings:
         self._check_delete()
         if self.schema is not None:
             not_empty("schema", self.schema)
-            if url.get_backend_name() == "sqlite":
-                raise ConfigurationError("schema is set, but an SQLite file has none; leave it out")
+            if database.without_schemas is not None:
+                raise ConfigurationError(f"schema is set, but {database.without_schemas} has none; leave it out")
         positive_int("max_rejects", self.max_rejects)
         positive_int("max_connections", self.max_connections)
         positive_int("tries", self.tries)
         if self.staging not in ("executors", "driver"):
             raise ConfigurationError(f"staging must be 'executors' or 'driver', but is {self.staging!r}")
 
-    def _split_table(self, url: sa.URL) -> None:
+    def _split_table(self, database: Database) -> None:
         """Take `schema.table` for what everybody means by it; with `schema` set, a dot is a part of the name."""
         if self.schema is not None or "." not in self.table:
             return
         schema, _, table = self.table.partition(".")
-        if url.get_backend_name() == "sqlite" or not schema or not table or "." in table:
+        if database.without_schemas is not None or not schema or not table or "." in table:
             raise ConfigurationError(
                 f"table is {self.table!r}, which is no name of a table and a schema; for PostgreSQL give schema and "
                 "table apart, for SQLite a name without a dot"
@@ -146,22 +143,20 @@ class SqlSinkSettings:
         return 0 if self.dead_letters is None else self.max_rejects
 
     @property
-    def is_postgresql(self) -> bool:
-        """Whether the database is PostgreSQL, not SQLite."""
-        return parse_database_url(self.url).get_backend_name() == "postgresql"
+    def database(self) -> Database:
+        """The kind of database that it writes to."""
+        return database_of(parse_database_url(self.url))
 
     def arrow_frame(self, schema: StructType) -> pa.Schema:
         """Return the Arrow columns of such frames, or raise `SchemaMismatchError` where the sink cannot use them."""
         frame = arrow_schema(schema)
         self._require_columns(frame)
-        if self.is_postgresql:
-            self._require_short_names(frame)
-        else:
-            self._require_sums_of_sqlite(frame)
+        names_of_tables = (self.schema or "", self.table, self.ledger_table)
+        self.database.require_storable(frame, self.table, names_of_tables, self.sum_columns)
         return frame
 
     def needed_rights(self) -> NeededRights:
-        """Return what the sink needs to be allowed in PostgreSQL."""
+        """Return what the sink needs to be allowed in the database."""
         of_target = ["INSERT"] if not self.key else ["SELECT", "INSERT", "UPDATE"]
         if self.delete is not None:
             of_target.append("DELETE")
@@ -195,23 +190,6 @@ class SqlSinkSettings:
         if gone and not pa.types.is_boolean(schema.field(gone[0]).type):
             raise SchemaMismatchError(
                 f"delete names {gone[0]}, which is not boolean; select a condition such as value IS NULL"
-            )
-
-    def _require_sums_of_sqlite(self, schema: pa.Schema) -> None:
-        decimals = [name for name in self.sum_columns if pa.types.is_decimal(schema.field(name).type)]
-        if decimals:
-            raise SchemaMismatchError(
-                f"sum_columns names {', '.join(decimals)}, a decimal of the frame, and SQLite adds decimals as floats "
-                f"of {SQLITE_DIGITS} digits; cast it to a whole number of its smallest unit, or to a double"
-            )
-
-    def _require_short_names(self, schema: pa.Schema) -> None:
-        given = (self.schema or "", self.table, self.ledger_table, *schema.names)
-        long = [name for name in given if len(name.encode()) > _LONGEST_NAME]
-        if long:
-            raise SchemaMismatchError(
-                f"PostgreSQL cuts names at {_LONGEST_NAME} bytes, so table {self.table} cannot take the frame with "
-                f"{', '.join(long)}; give shorter names"
             )
 
 

@@ -21,9 +21,8 @@ from penstock.spark_sink.ledger.sql_ledger import Owner, ledger_table, read_ledg
 from penstock.spark_sink.sinks.sink import Origin, origin_of
 from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction
 from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
-from penstock.spark_sink.sinks.sql.databases.databases import database_of
 from penstock.spark_sink.sinks.sql.databases.errors import LostTaskError, facts_of, is_transient, refused
-from penstock.spark_sink.sinks.sql.databases.rights import is_forbidden, require_rights
+from penstock.spark_sink.sinks.sql.databases.rights import is_forbidden
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
 from penstock.spark_sink.source.offsets.planning import Offsets
 
@@ -76,7 +75,7 @@ class SqlSink(SqlSinkSettings):
         try:
             with write.database.session(write.url) as connection, connection.begin():
                 write.prepare(connection)
-                require_rights(connection, f"table {self.table} cannot be written", self.needed_rights())
+                write.database.require_rights(connection, f"table {self.table} cannot be written", self.needed_rights())
         except sa.exc.SQLAlchemyError as error:
             # Not chained: drivers quote keys and values in their texts, which end in Spark's log.
             raise self._refused(error, self.table, None) from None
@@ -127,7 +126,7 @@ class SqlSink(SqlSinkSettings):
         url = parse_database_url(self.url)
         ledger = ledger_table(self.ledger_table, sa.MetaData(), self.schema)
         try:
-            with database_of(url).session(url) as connection, connection.begin():
+            with self.database.session(url) as connection, connection.begin():
                 if not sa.inspect(connection).has_table(self.ledger_table, schema=self.schema):
                     return {}
                 require_ledger(connection, ledger)
@@ -143,8 +142,8 @@ class SqlSink(SqlSinkSettings):
             if batch_id is not None:
                 what = f"batch {batch_id} cannot be stored in table {self.table}, and nothing of it was"
             try:
-                with database_of(url).session(url) as connection, connection.begin():
-                    require_rights(connection, what, self.needed_rights(), refused=True)
+                with self.database.session(url) as connection, connection.begin():
+                    self.database.require_rights(connection, what, self.needed_rights(), refused=True)
             except MissingRightError as missing:
                 return missing
             except sa.exc.SQLAlchemyError:
@@ -154,4 +153,4 @@ class SqlSink(SqlSinkSettings):
     def _batch_write(self, schema: StructType, origin: Origin, batch_id: int) -> BatchWrite:
         url = parse_database_url(self.url)
         transaction = BatchTransaction(self, Owner(origin.query, self.table), batch_id, origin.run)
-        return BatchWrite(self, url, database_of(url), self.arrow_frame(schema), transaction)
+        return BatchWrite(self, url, self.database, self.arrow_frame(schema), transaction)

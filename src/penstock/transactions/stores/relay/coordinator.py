@@ -25,8 +25,8 @@ from penstock.transactions.coordinator.metrics import observe, publication_spans
 from penstock.transactions.coordinator.options import CoordinatorOptions
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.stores.relay.backlog import Backlog
-from penstock.transactions.stores.relay.done_log import DoneLog, create_done_log
-from penstock.transactions.stores.relay.outbound import Outbound
+from penstock.transactions.stores.relay.outbound.done_log import DoneLog, create_done_log
+from penstock.transactions.stores.relay.outbound.outbound import Outbound
 from penstock.transactions.stores.relay.relay import Relay
 from penstock.transactions.stores.relay.relayed_store import CheckTerms, RelayedStore, StoreShards
 from penstock.transactions.wire.topics import KEPT, ROOM

@@ -25,8 +25,8 @@ from penstock.clients.kafka_errors import reason
 from penstock.errors import BrokerConnectionError
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.stores.relay.backlog import Backlog
-from penstock.transactions.stores.relay.bounded_outbound import BoundedOutbound
-from penstock.transactions.stores.relay.outbound import InDoubtError, Outbound
+from penstock.transactions.stores.relay.outbound.bounded_outbound import BoundedOutbound
+from penstock.transactions.stores.relay.outbound.outbound import InDoubtError, Outbound
 from penstock.transactions.stores.relay.publishable import Outcome, Publishable
 from penstock.transactions.stores.relay.quarantine import Quarantine
 

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.spark_sink.ledger.kafka_target import Target
+from penstock.spark_sink.sinks.handlers.execution.report import TaskReport
 from penstock.spark_sink.sinks.handlers.publishing.result_rows import ORDER, published_rows, report_of
-from penstock.spark_sink.sinks.handlers.report import TaskReport
 from penstock.spark_sink.sinks.kafka_publication import (
     COMMIT_MESSAGE_DDL,
     WriterCommitMessage,

@@ -19,9 +19,9 @@ from penstock.consumer.handlers.results import Result, Results
 from penstock.errors import SinkError
 from penstock.message import Record
 from penstock.spark_sink.ledger.kafka_target import Row
-from penstock.spark_sink.sinks.handlers.key_queues import HandlerCall
-from penstock.spark_sink.sinks.handlers.report import TaskReport
-from penstock.spark_sink.sinks.handlers.rows import steps
+from penstock.spark_sink.sinks.handlers.execution.key_queues import HandlerCall
+from penstock.spark_sink.sinks.handlers.execution.report import TaskReport
+from penstock.spark_sink.sinks.handlers.execution.rows import steps
 from penstock.spark_sink.sinks.position import offset_spans
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 

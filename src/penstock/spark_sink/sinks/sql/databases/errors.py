@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from penstock.errors import SinkError
 from penstock.spark_sink.errors import SchemaMismatchError
+from penstock.spark_sink.sinks.sql.databases.databases import DATABASES
 from penstock.spark_sink.sinks.sql.databases.rights import is_forbidden
 
 #: SQLSTATE of a type that a column does not take.
@@ -18,8 +19,15 @@ _CONNECTION_CLASS = "08"
 #: Serialization failure, deadlock, a lock not to be had, too many connections, a server that goes, fell or is not ready
 #: yet, and one that takes no changes, as it is in the middle of a failover.
 _TRANSIENT = frozenset({"40001", "40P01", "55P03", "53300", "57P01", "57P02", "57P03", "25006"})
-#: What psycopg raises, without a SQLSTATE, where a connection cannot be made or is lost.
-_LOST_CONNECTION = frozenset({"psycopg.OperationalError", "psycopg.InterfaceError"})
+#: Classes of SQLSTATE that speak of a row's values: data, constraints, a view's check.
+_ROW_CLASSES = ("22", "23", "44")
+#: A trigger's RAISE, two rows that the table holds for one key though the frame does not, which pass one by one, and a
+#: row that is too long for the table or for an index.
+_ROW_STATES = ("P0001", "21000", "54000")
+
+#: What drivers raise without a SQLSTATE: for a row, and where a connection cannot be made or is lost.
+_ROW_ERRORS = frozenset[str]().union(*(one.row_errors for one in DATABASES.values()))
+_CONNECTION_ERRORS = frozenset[str]().union(*(one.connection_errors for one in DATABASES.values()))
 
 #: How PostgreSQL says that a column does not take a type; the text names no value.
 _MISMATCH = re.compile(r'column "(.+)" is of type (.+) but expression is of type (.+)')
@@ -52,8 +60,21 @@ def is_transient(error: BaseException) -> bool:
     state = getattr(error.orig, "sqlstate", None)
     if state is not None:
         return str(state).startswith(_CONNECTION_CLASS) or state in _TRANSIENT
-    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error.orig).__mro__}
-    return error.connection_invalidated or not kinds.isdisjoint(_LOST_CONNECTION)
+    kinds = {_name_of(kind) for kind in type(error.orig).__mro__}
+    return error.connection_invalidated or not kinds.isdisjoint(_CONNECTION_ERRORS)
+
+
+def concerns_a_row(error: sa.exc.SQLAlchemyError) -> bool:
+    """Tell whether an answer of the database is about the values of a row, and not about the database or the table."""
+    origin = getattr(error, "orig", None)
+    state = getattr(origin, "sqlstate", None)
+    if state is not None:
+        return str(state).startswith(_ROW_CLASSES) or state in _ROW_STATES
+    return _name_of(type(origin)) in _ROW_ERRORS
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 class LostTaskError(Exception):

@@ -107,13 +107,7 @@ def is_forbidden(error: sa.exc.SQLAlchemyError) -> bool:
 
 
 def require_rights(connection: sa.Connection, what: str, needed: NeededRights, *, refused: bool = False) -> None:
-    """Raise `MissingRightError` naming all rights that a sink lacks; other databases than PostgreSQL know none.
-
-    The transaction is the caller's. `what` cannot be done without, as the beginning of a sentence. Where the server has
-    `refused` something, what is needed only now and then is looked at, too.
-    """
-    if connection.dialect.name != "postgresql":
-        return
+    """Raise `MissingRightError` naming all rights that a sink lacks in PostgreSQL; see `Database.require_rights`."""
     missing = needed.missing(connection)
     if refused and not missing:
         missing = needed.ownership(connection)

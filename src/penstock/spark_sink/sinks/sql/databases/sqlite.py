@@ -7,13 +7,17 @@ rows are refused before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.pool import NullPool
+
+from penstock.spark_sink.errors import SchemaMismatchError
+from penstock.spark_sink.sinks.sql.databases.database import Database
 
 #: Seconds to wait for another writer's transaction to end.
 LOCK_TIMEOUT_S = 60.0
@@ -22,39 +26,86 @@ LOCK_TIMEOUT_S = 60.0
 _ROWS_AT_ONCE = 10_000
 
 
-@contextmanager
-def session(url: sa.URL) -> Iterator[sa.Connection]:
-    """Open a connection whose transactions take the write lock at once.
+#: Digits that a number keeps, which is a float. Decimals of more are texts.
+_DIGITS = 15
 
-    A transaction that reads first and writes later can be refused its lock at the first write, when another
-    has written in between; one that begins IMMEDIATE waits for the lock before it reads the ledger.
-    """
-    # isolation_level None keeps the driver from opening transactions by its own rules.
-    engine = sa.create_engine(
-        url,
-        poolclass=NullPool,
-        hide_parameters=True,
-        connect_args={"timeout": LOCK_TIMEOUT_S, "isolation_level": None},
-    )
-    sa.event.listen(engine, "begin", _begin_immediate)
-    with engine.connect() as connection:
-        yield connection
+
+class Sqlite(Database):
+    """A file of SQLite, by Python's own driver."""
+
+    name = "sqlite"
+    title = "SQLite"
+    without_schemas = "an SQLite file"
+    knows_nan = False
+    booleans_are_numbers = True
+    digits = _DIGITS
+    row_errors = frozenset({"sqlite3.IntegrityError", "sqlite3.DataError"})
+
+    @contextmanager
+    def session(self, url: sa.URL) -> Iterator[sa.Connection]:
+        """Open a connection whose transactions take the write lock at once.
+
+        A transaction that reads first and writes later can be refused its lock at the first write, when another
+        has written in between; one that begins IMMEDIATE waits for the lock before it reads the ledger.
+        """
+        # isolation_level None keeps the driver from opening transactions by its own rules.
+        engine = sa.create_engine(
+            url,
+            poolclass=NullPool,
+            hide_parameters=True,
+            connect_args={"timeout": LOCK_TIMEOUT_S, "isolation_level": None},
+        )
+        sa.event.listen(engine, "begin", _begin_immediate)
+        with engine.connect() as connection:
+            yield connection
+
+    def lock_schema(self, _connection: sa.Connection) -> None:
+        """Do nothing: the write lock is the whole file's, and tables are part of the transaction."""
+
+    def insert(self, table: sa.Table) -> sqlite.Insert:
+        """Return SQLite's `INSERT`."""
+        return sqlite.insert(table)
+
+    def stage(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
+        """Insert rows through the driver's `executemany`, a bounded number of them at a time."""
+        statement = str(table.insert().compile(dialect=connection.dialect))
+        for chunk in rows.select([str(column.name) for column in table.columns]).to_batches(_ROWS_AT_ONCE):
+            values = [_storable(column) for column in chunk.columns]
+            connection.exec_driver_sql(statement, list(zip(*values, strict=True)))
+
+    def require_storable(self, frame: pa.Schema, _table: str, _names: Sequence[str], summed: Collection[str]) -> None:
+        """Refuse sums of decimals."""
+        decimals = [name for name in summed if pa.types.is_decimal(frame.field(name).type)]
+        if decimals:
+            raise SchemaMismatchError(
+                f"sum_columns names {', '.join(decimals)}, a decimal of the frame, and SQLite adds decimals as floats "
+                f"of {_DIGITS} digits; cast it to a whole number of its smallest unit, or to a double"
+            )
+
+    def constraints(self, frame: pa.Schema, summed: Collection[str]) -> list[sa.CheckConstraint]:
+        """Return what keeps it from turning whole sums that have become too large into floats."""
+        whole = [name for name in summed if pa.types.is_integer(frame.field(name).type)]
+        return [sa.CheckConstraint(sa.func.typeof(sa.column(name)).in_(["integer", "null"])) for name in whole]
+
+    def keeps(self, stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any], *, is_sum: bool) -> bool:
+        """Tell whether a number is kept: any is, a fraction in an integer column too, save in a column of floats.
+
+        That would keep 53 bits of a whole number, and say nothing.
+        """
+        return is_sum or not (isinstance(stored, sa.Float) and isinstance(arriving, sa.BigInteger))
+
+    def numbered_column(self, connection: sa.Connection, inspector: sa.Inspector, table: sa.Table) -> str | None:
+        """Return the column that it numbers by itself: an INTEGER primary key, which stands for the row's own id."""
+        if "sqlite_with_rowid" in inspector.get_table_options(table.name):
+            return None
+        found = connection.execute(
+            sa.text("SELECT name, type FROM pragma_table_info(:name) WHERE pk > 0"), {"name": table.name}
+        ).all()
+        return found[0][0] if len(found) == 1 and found[0][1].upper() == "INTEGER" else None
 
 
 def _begin_immediate(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def lock_schema(_connection: sa.Connection) -> None:
-    """Do nothing: the write lock is the whole file's, and tables are part of the transaction."""
-
-
-def stage(connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
-    """Insert rows through the driver's `executemany`, a bounded number of them at a time."""
-    statement = str(table.insert().compile(dialect=connection.dialect))
-    for chunk in rows.select([str(column.name) for column in table.columns]).to_batches(_ROWS_AT_ONCE):
-        values = [_storable(column) for column in chunk.columns]
-        connection.exec_driver_sql(statement, list(zip(*values, strict=True)))
 
 
 def _storable(column: pa.Array) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.spark_sink.sinks.position import POSITION
-from penstock.spark_sink.sinks.sql.databases.databases import Database
+from penstock.spark_sink.sinks.sql.databases.database import Database
 from penstock.spark_sink.sinks.sql.databases.schema import ROW, Named
 
 #: Number of a staged row in the order in which a plain loop would apply it.
@@ -94,18 +94,15 @@ class Upsert:
         return sa.cast(staged.c[name], Named(self.casts[name])) if name in self.casts else staged.c[name]
 
 
-def numbered(connection: sa.Connection, staged: sa.FromClause, name: str) -> tuple[sa.Table, int]:
+def numbered(database: Database, connection: sa.Connection, staged: sa.FromClause, name: str) -> tuple[sa.Table, int]:
     """Put staged rows into a temporary table in the order in which a plain loop would apply them.
 
     Returns it, with the rows numbered from 1 on in the column `NUMBER`, and the number of rows.
     """
-    ordered = sa.Table(
+    ordered = database.temporary_table(
         name,
-        sa.MetaData(),
         sa.Column(NUMBER, sa.BigInteger, primary_key=True, autoincrement=False),
         *(sa.Column(column.name, column.type) for column in staged.c),
-        prefixes=["TEMPORARY"],
-        postgresql_on_commit="DROP",  # SQLite's ends with the connection
     )
     ordered.create(connection, checkfirst=False)
     number = sa.func.row_number().over(order_by=[staged.c[one] for one in ("offset", "partition", "topic", ROW)])

@@ -12,15 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
 
-from penstock.spark_sink.sinks.sql.databases.errors import facts_of
-
-#: Classes of SQLSTATE that speak of a row's values: data, constraints, a view's check.
-_ROW_CLASSES = ("22", "23", "44")
-#: A trigger's RAISE, two rows that the table holds for one key though the frame does not, which pass one by one, and a
-#: row that is too long for the table or for an index.
-_ROW_STATES = ("P0001", "21000", "54000")
-#: What Python's SQLite driver raises for a row.
-_SQLITE_ROW_ERRORS = ("IntegrityError", "DataError")
+from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_row, facts_of
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,15 +43,6 @@ class Rejected:
 
 class RowRefusedError(Exception):
     """The database refused a row among many; the batch is to be stored again in pieces, to find it."""
-
-
-def concerns_a_row(error: sa.exc.SQLAlchemyError) -> bool:
-    """Tell whether an answer of the database is about the values of a row, and not about the database or the table."""
-    origin = getattr(error, "orig", None)
-    state = getattr(origin, "sqlstate", None)
-    if state is not None:
-        return str(state).startswith(_ROW_CLASSES) or state in _ROW_STATES
-    return type(origin).__module__ == "sqlite3" and type(origin).__name__ in _SQLITE_ROW_ERRORS
 
 
 def in_halves(

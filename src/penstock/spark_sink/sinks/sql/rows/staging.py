@@ -25,11 +25,12 @@ from penstock.errors import SinkError
 from penstock.spark_sink.errors import errors_in
 from penstock.spark_sink.ledger.state import Span
 from penstock.spark_sink.sinks.reports import report_schema
-from penstock.spark_sink.sinks.sql.databases import postgresql
-from penstock.spark_sink.sinks.sql.databases.errors import LostTaskError, is_transient, refused
+from penstock.spark_sink.sinks.sql.databases.database import Database
+from penstock.spark_sink.sinks.sql.databases.databases import database_of
+from penstock.spark_sink.sinks.sql.databases.errors import LostTaskError, concerns_a_row, is_transient, refused
 from penstock.spark_sink.sinks.sql.databases.schema import columns_of
 from penstock.spark_sink.sinks.sql.rows.deduplication import BatchStatistics, Deduplication, deduplicated
-from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected, concerns_a_row, in_halves
+from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected, in_halves
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -113,15 +114,16 @@ class StagingTask:
         statistics = BatchStatistics()
         copied = 0
         url = sa.make_url(self.url)
-        stage = stage_table(self.table, self.schema, self.deduplication.schema)
+        database = database_of(url)
+        stage = stage_table(database, self.table, self.schema, self.deduplication.schema)
         try:
             for piece in deduplicated(self.deduplication, iter(batches), statistics):
                 marked = piece.append_column(ATTEMPT, pa.repeat(pa.scalar(attempt, pa.int64()), piece.num_rows))
-                with postgresql.session(url) as connection, connection.begin():
+                with database.session(url) as connection, connection.begin():
                     if self.deduplication.exact:
-                        copied += _copy_in_halves(connection, stage, marked, statistics.rejected, self.most)
+                        copied += _copy_in_halves(database, connection, stage, marked, statistics.rejected, self.most)
                     else:
-                        postgresql.stage(connection, stage, marked)
+                        database.stage(connection, stage, marked)
                         copied += marked.num_rows
         except sa.exc.SQLAlchemyError as error:
             if not self.deduplication.exact and concerns_a_row(error):
@@ -132,15 +134,15 @@ class StagingTask:
         return copied, statistics, None
 
 
-def _copy_in_halves(
-    connection: sa.Connection, stage: sa.Table, rows: pa.Table, rejected: list[Rejected], most: int
+def _copy_in_halves(  # noqa: PLR0917 - a piece, and where it goes
+    database: Database, connection: sa.Connection, stage: sa.Table, rows: pa.Table, rejected: list[Rejected], most: int
 ) -> int:
-    """Copy what PostgreSQL takes, set the rest aside, and return how many rows were copied."""
+    """Copy what the database takes, set the rest aside, and return how many rows were copied."""
     places = rows.select(["topic", "partition", "offset"])
     before = len(rejected)
 
     def put(first: int, last: int) -> None:
-        postgresql.stage(connection, stage, rows.slice(first - 1, last - first + 1))
+        database.stage(connection, stage, rows.slice(first - 1, last - first + 1))
 
     def set_aside(number: int, reason: str) -> bool:
         rejected.append(Rejected(**places.slice(number - 1, 1).to_pylist()[0], reason=reason))
@@ -186,12 +188,12 @@ def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Repo
     return report
 
 
-def stage_table(name: str, schema: str | None, columns: pa.Schema) -> sa.Table:
+def stage_table(database: Database, name: str, schema: str | None, columns: pa.Schema) -> sa.Table:
     """Return the staging table as SQLAlchemy knows it."""
     return sa.Table(
         quoted_name(name, quote=True),
         sa.MetaData(),
-        *columns_of(columns, columns.names),
+        *columns_of(database, columns, columns.names),
         sa.Column(ATTEMPT, sa.BigInteger),
         prefixes=["UNLOGGED"],
         schema=None if schema is None else quoted_name(schema, quote=True),
@@ -203,12 +205,14 @@ def stage_prefix(target: str, ledger: str) -> str:
     return _PREFIX + hashlib.sha256(f"{target}\0{ledger}".encode()).hexdigest()[:12] + "_"
 
 
-def create_stage(connection: sa.Connection, prefix: str, schema: str | None, columns: pa.Schema) -> sa.Table:
+def create_stage(
+    database: Database, connection: sa.Connection, prefix: str, schema: str | None, columns: pa.Schema
+) -> sa.Table:
     """Make a staging table with a new name, locked by this session until it ends or `remove_stage` is called."""
     name = prefix + secrets.token_hex(4)
     with connection.begin():
         connection.execute(sa.select(sa.func.pg_advisory_lock(_lock_number(name))))
-        stage = stage_table(name, schema, columns)
+        stage = stage_table(database, name, schema, columns)
         stage.create(connection, checkfirst=False)
     return stage
 
@@ -228,7 +232,9 @@ def remove_stage(connection: sa.Connection, stage: sa.Table) -> None:
         _log.debug("the session of the staging table %s has ended, and its lock with it", stage.name)
 
 
-def remove_left_over(connection: sa.Connection, prefix: str, schema: str | None, columns: pa.Schema) -> None:
+def remove_left_over(
+    database: Database, connection: sa.Connection, prefix: str, schema: str | None, columns: pa.Schema
+) -> None:
     """Remove the staging tables of drivers that are gone: those whose lock nobody holds."""
     with connection.begin():
         found = [name for name in sa.inspect(connection).get_table_names(schema=schema) if name.startswith(prefix)]
@@ -237,7 +243,7 @@ def remove_left_over(connection: sa.Connection, prefix: str, schema: str | None,
             free = connection.execute(sa.select(sa.func.pg_try_advisory_lock(_lock_number(name)))).scalar_one()
         if free:
             _log.warning("the staging table %s was left by a driver that is gone; it is removed", name)
-            remove_stage(connection, stage_table(name, schema, columns))
+            remove_stage(connection, stage_table(database, name, schema, columns))
 
 
 def _lock_number(name: str) -> sa.ColumnElement[int]:

@@ -1,0 +1,1 @@
+"""The commands that show a group's offsets and move them."""

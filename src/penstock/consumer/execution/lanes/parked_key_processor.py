@@ -1,0 +1,134 @@
+"""The parked key processor: it tries the head of a parked key that was woken, and goes on with what waits behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable
+
+from penstock.clients.cluster import Clock
+from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Item
+from penstock.consumer.execution.lanes.admission import Admission
+from penstock.consumer.execution.lanes.batch_processor import BatchProcessor
+from penstock.consumer.execution.lanes.throttling import Throttling
+from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
+from penstock.consumer.failures.parking import NotDue, Parking
+from penstock.consumer.handlers.deferred import DeferredCompletion
+from penstock.consumer.handlers.results import Results
+from penstock.consumer.handlers.route import Failed, RateLimited
+from penstock.consumer.publishing.result_publisher import Publisher, Tries
+from penstock.message import Message
+from penstock.routing.lanes import WAITING, KeyState
+
+
+class ParkedKeyProcessor:
+    """Thread-safe: each call is for a lane that the caller holds."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        admission: Admission,
+        parking: Parking,
+        throttling: Throttling,
+        *,
+        batches: BatchProcessor,
+        results: Publisher,
+    ) -> None:
+        self._now = clock.monotonic
+        self._admission = admission
+        self._parking = parking
+        self._throttling = throttling
+        self._batches = batches
+        self._results = results
+
+    def process(
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, slot: ExecutionSlot, deadline: float
+    ) -> Generator[Work, Outcome, bool]:
+        """Try the head, and on success what waits behind it. Returns False when the lane is to be given back."""
+        while parked.waiting:
+            item = fetch, _, record = parked.waiting[0]
+            slot.fetch = fetch
+            if parked.state is not WAITING or not fetch.assignment.active:
+                if self._goes_on(lane, key, parked, slot):
+                    continue
+                return True
+            now, route = self._now(), fetch.assignment.route
+            # A head that waits for its first try waits for a limit, which may have changed.
+            if now < parked.due_at and (parked.attempts or isinstance(key, NotDue)):
+                return True
+            if isinstance(key, NotDue):
+                not_due, key = key, key.key
+                if not _join_own_key(lane, not_due, parked, item):
+                    return True
+            if now >= deadline or route.kind is not slot.kind:
+                lane.due.insert(0, key)
+                return False
+            slot.started, slot.record = now, record
+            answer = self._admission.readmit(route, key, record, now, parked.tries)
+            if isinstance(answer, (float, RateLimited)):
+                self._wait_for_limit(lane, key, parked, answer, now)
+                return True
+            if answer is None:
+                self._admission.filtered(item, slot)
+                self._parking.next_head(parked, slot)
+                continue
+            slot.enter(route)
+            yield from self._try_head(lane, key, parked, answer, slot)
+        del lane.parked[key]
+        return True
+
+    def _goes_on(self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, slot: ExecutionSlot) -> bool:
+        """Act on a head that does not wait, or whose assignment is gone; return whether the key goes on."""
+        if parked.is_out:
+            # Also where its assignment is gone: who resolves it must find this head, and the key is not handled twice
+            # at once.
+            return False
+        if parked.is_finished or not parked.waiting[0][0].assignment.active:
+            slot.handled += parked.state is KeyState.HANDLED
+            self._parking.next_head(parked, slot)
+            return True
+        if parked.state is KeyState.FAILED:
+            self._parking.fail_head(lane, key, parked, Failed(parked.take_error()), slot)
+            return True
+        return False
+
+    def _wait_for_limit(
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, limit: float | RateLimited, now: float
+    ) -> None:
+        """Let the head wait for the time at which its key is free, or for a token."""
+        if isinstance(limit, RateLimited):
+            parked.due_at = now
+            self._throttling.await_token_for_key(lane, key, parked)
+        elif limit != parked.due_at:
+            parked.due_at = limit
+            self._parking.wake_at(limit, lane, key)
+
+    def _try_head(
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, answer: Message | Failed, slot: ExecutionSlot
+    ) -> Generator[Work, Outcome, None]:
+        """Give the head to its handler, alone or in a batch, and decide by the outcome what becomes of it."""
+        item = parked.waiting[0]
+        slot.retried += parked.attempts > 0
+        if parked.attempts == 0:
+            parked.since = slot.started
+        if isinstance(answer, Message) and item[0].assignment.route.batch > 1:
+            yield from self._batches.process_parked(lane, key, parked, answer, slot)
+            return
+        outcome = answer if isinstance(answer, Failed) else (yield answer)
+        if isinstance(outcome, Failed):
+            self._parking.fail_head(lane, key, parked, outcome, slot)
+        elif isinstance(outcome, Results):
+            self._results.submit(lane, (item,), outcome.messages, (Tries(parked.attempts, parked.since),))
+            self._parking.next_head(parked, slot)
+        elif isinstance(outcome, DeferredCompletion):
+            self._parking.defer_head(lane, key, parked, outcome, slot)
+        else:
+            self._admission.done((item,), slot)
+            self._parking.next_head(parked, slot)
+
+
+def _join_own_key(lane: ConsumerLane, not_due: NotDue, parked: ConsumerParked, item: Item) -> bool:
+    """Park a message of a retry topic under its own key, now that it is due; return whether it is the head there."""
+    del lane.parked[not_due]
+    own = lane.parked.setdefault(not_due.key, parked)
+    if own is not parked:
+        own.waiting.append(item)
+    return own is parked

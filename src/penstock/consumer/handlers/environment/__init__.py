@@ -1,0 +1,1 @@
+"""What runs around handlers: middlewares, lifespans, and what each worker has one of."""

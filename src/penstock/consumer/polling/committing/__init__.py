@@ -1,0 +1,1 @@
+"""How offsets are committed: by the consumer, or in the transactions of results."""

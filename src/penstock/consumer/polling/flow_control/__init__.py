@@ -1,0 +1,1 @@
+"""Which partitions are paused: by back-pressure, and by the app."""

@@ -1,0 +1,136 @@
+"""Membership: the client that is this process's member of the group. It is joined, replaced and closed here."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from confluent_kafka import KafkaException, TopicPartition
+
+from penstock.clients.cluster import Clock, ConsumerClient
+from penstock.clients.kafka_errors import reason
+from penstock.consumer.assignments import Assignments
+from penstock.consumer.polling.committing.commits import Commits
+from penstock.consumer.polling.group.rebalance import Rebalance
+from penstock.consumer.polling.health.rights_watch import RightsWatch
+from penstock.consumer.polling.stop_request import StopRequest
+
+_log = logging.getLogger(__name__)
+
+#: Seconds until a new client takes the place of one that has ended, and between two.
+_RENEW_S = 5.0
+#: Seconds that leaving the group may take beyond the time that running handlers have.
+_LEAVE_S = 5.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
+class Membership:
+    """On the poll thread only, save where it says otherwise."""
+
+    make_client: Callable[[], ConsumerClient]
+    topics: list[str]
+    group: str
+    clock: Clock
+    assignments: Assignments
+    rebalance: Rebalance
+    commits: Commits
+    rights_watch: RightsWatch
+    stop_request: StopRequest
+    #: The budget of the revocation that leaving begins with, in seconds.
+    revoke_timeout: float
+    #: The client that is the member now.
+    client: ConsumerClient = field(init=False)
+    #: Set when nothing is left to do but to leave the group.
+    leaving: threading.Event = field(default_factory=threading.Event, init=False)
+    # When a new client takes the place of one that has ended, on the engine's clock; None where none has.
+    _renew_at: float | None = field(default=None, init=False)
+    # When leaving was seen to have begun, and whether it was logged that nobody waits for its end. Both by the thread
+    # that waits for it.
+    _leaving_since: float | None = field(default=None, init=False)
+    _abandoned: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.client = self.make_client()
+
+    def consume(self, topics: list[str]) -> None:
+        """Subscribe to these topics in place of those before; what is in both stays where it is."""
+        self.topics = topics
+        if self._renew_at is not None:
+            return  # the client that follows joins with them
+        try:
+            if topics:
+                self.join()
+            else:
+                self.client.unsubscribe()
+        except KafkaException as error:
+            # It has ended: `poll` says so, and why.
+            _log.warning("the topics of group %s could not be subscribed to: %s", self.group, reason(error))
+
+    def join(self) -> None:
+        """Ask to join the group, as soon as there is a topic to consume."""
+        if not self.topics:
+            return
+        self.client.subscribe(
+            self.topics,
+            on_assign=self.rebalance.on_assign,
+            on_revoke=self.rebalance.on_revoke,
+            on_lost=self.rebalance.on_lost,
+        )
+
+    def client_ended(self) -> None:
+        """Give up what a client had that has ended: nothing of that can be committed any more."""
+        if self._renew_at is not None:
+            return
+        self._renew_at = self.clock.monotonic() + _RENEW_S
+        assigned = [TopicPartition(one.topic, one.partition) for one in self.assignments.all()]
+        if assigned:
+            self.rebalance.on_lost(self.client, assigned)
+
+    def renew_ended_client(self, now: float) -> None:
+        """Join with a new client where the last has ended for want of a right, once that is not missing."""
+        if self._renew_at is None or now < self._renew_at:
+            return
+        self._renew_at = now + _RENEW_S
+        if self.rights_watch.is_shut_out:
+            return
+        # The destructor of a client waits for its threads, so it runs on a thread that nobody waits for. Its callbacks
+        # do not come from there: those are called by `close` only.
+        former, self.client = [self.client], self.make_client()
+        threading.Thread(target=former.clear, name="penstock-ended-consumer", daemon=True).start()
+        self.commits.forget_answers()
+        self._renew_at = None
+        self.join()
+
+    def leave(self) -> None:
+        """Leave the group and close the client, which waits for an absent coordinator and knows no bound but its own.
+
+        Closing revokes: running handlers are waited for, and all that is done is committed there.
+        """
+        try:
+            self.client.close()
+        except (KafkaException, RuntimeError, SystemError) as error:
+            # SystemError: the library mixes up what it raises (2.16.1, seen once while its broker was killed;
+            # confluentinc/confluent-kafka-python#865 is near).
+            why = reason(error) if isinstance(error, KafkaException) else str(error)
+            _log.warning("leaving the group: %s; what was not committed is handled again", why)
+
+    def leaving_takes_too_long(self) -> bool:
+        """Tell whether leaving takes so long that nobody should wait for it. By the thread that waits; logged once."""
+        if not self.leaving.is_set():
+            return False
+        now = self.clock.monotonic()
+        if self._leaving_since is None:
+            self._leaving_since = now
+        begun = self._leaving_since
+        if now < min(begun + self.revoke_timeout, max(begun, self.stop_request.end_by)) + _LEAVE_S:
+            return False
+        if not self._abandoned:
+            self._abandoned = True
+            _log.warning(
+                "%s cannot leave its group: the coordinator does not answer; the client goes on trying while the "
+                "process lives, and what was not committed is handled again",
+                self.group,
+            )
+        return True

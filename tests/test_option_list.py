@@ -1,0 +1,87 @@
+"""An option list that several functions take: each shows it, fills in what is left out, and refuses other names."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TypedDict, Unpack
+
+import pytest
+
+import penstock
+from penstock.consumer import ConsumerSettings, LitePushConsumer, LiveSettings, handler
+from penstock.consumer.handlers.options.handler_options import DEFAULTS, HandlerOptions
+from penstock.errors import ConfigurationError
+from penstock.option_list import takes_options
+
+
+class Tea(TypedDict, total=False):
+    """Options of a test."""
+
+    leaf: str
+    minutes: float
+
+
+@takes_options(Tea, {"leaf": "green", "minutes": 3.0})
+def brew(cup: str, *, hot: bool = True, **options: Unpack[Tea]) -> tuple[str, bool, Tea]:
+    """Return what it was given."""
+    return cup, hot, options
+
+
+def app() -> penstock.App:
+    return penstock.App("a", bootstrap_servers="127.0.0.1:1")
+
+
+def test_what_is_left_out_has_its_default_and_what_is_given_counts() -> None:
+    assert brew("a") == ("a", True, {"leaf": "green", "minutes": 3.0})
+    assert brew("a", minutes=5.0, hot=False) == ("a", False, {"leaf": "green", "minutes": 5.0})
+
+
+def test_the_signature_lists_the_options_one_by_one() -> None:
+    assert str(inspect.signature(brew)) == (
+        "(cup: 'str', *, hot: 'bool' = True, leaf: 'str' = 'green', minutes: 'float' = 3.0) -> 'tuple[str, bool, Tea]'"
+    )
+    assert brew.__doc__ == "Return what it was given."
+
+
+def test_another_name_is_refused_with_the_one_that_was_meant() -> None:
+    with pytest.raises(TypeError, match=re.escape("brew() got an unexpected keyword argument 'minute'. Did you mean")):
+        brew("a", minute=5)  # type: ignore[call-arg] # on purpose
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'xyzzy'$"):
+        brew("a", xyzzy=5)  # type: ignore[call-arg] # on purpose
+
+
+def test_an_app_and_the_engine_under_it_list_the_same_options_of_a_handler() -> None:
+    of_app = dict(inspect.signature(penstock.App.handler).parameters)
+    of_engine = dict(inspect.signature(handler).parameters)
+
+    for own in ("self", "topics", "pattern"):
+        del of_app[own]
+    for own in ("function", "retry_policy"):
+        del of_engine[own]
+
+    assert of_app == of_engine
+    assert list(of_app) == list(HandlerOptions.__annotations__) == list(DEFAULTS)
+
+
+def test_an_unknown_option_of_a_handler_is_refused_where_it_is_written() -> None:
+    with pytest.raises(TypeError, match=r"handler\(\) got an unexpected keyword argument 'ordr'. Did you mean 'order'"):
+        app().handler("t", ordr="key")  # type: ignore[call-arg] # on purpose
+
+
+def test_a_retry_policy_has_two_names_in_the_engine() -> None:
+    policy = penstock.retry(attempts=2)
+
+    assert handler(print, retry=policy).retry is policy
+    assert handler(print, retry_policy=policy).retry is policy
+    with pytest.raises(ConfigurationError, match=r"retry must be made by penstock\.retry"):
+        handler(print, retry=3)  # type: ignore[arg-type] # on purpose
+
+
+def test_what_may_change_while_it_runs_is_listed_by_the_app_and_by_its_consumer() -> None:
+    of_app = inspect.signature(penstock.RunningApp.change).parameters
+    of_consumer = inspect.signature(LitePushConsumer.change).parameters
+
+    assert of_app == of_consumer
+    assert list(of_app) == ["self", *LiveSettings.__annotations__]
+    assert set(LiveSettings.__annotations__) <= set(inspect.signature(ConsumerSettings).parameters)
