@@ -15,7 +15,7 @@ from confluent_kafka import TopicPartition
 from penstock import clients
 from penstock.clients.bounded_calls import BackgroundCall, Disposable, LeftBehind
 from penstock.clients.requests.granted_rights import AskedRights, Rights
-from penstock.clients.requests.readable_ends import readable_ends
+from penstock.clients.requests.log_ends import log_ends
 from penstock.clients.requests.topic_ids import AskedTopicIds, TopicIds
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, message_limits, partition_counts, require_topics
 from penstock.clients.rights import Right, principal_of, transactional_right
@@ -293,7 +293,7 @@ class KafkaCluster:
     def ask_readable_ends(self, places: Sequence[tuple[str, int]]) -> Answer[Mapping[tuple[str, int], int]]:
         """As `Cluster` says."""
         admin = self._lasting_admin()
-        return self.in_background("the readable ends of logs", lambda: readable_ends(admin, places, _ANSWER_S))
+        return self.in_background("the readable ends of logs", lambda: log_ends(admin, places, _ANSWER_S))
 
     def ask_rights(self, needed: Iterable[Right]) -> Answer[Rights]:
         """As `Cluster` says."""
