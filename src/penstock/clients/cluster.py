@@ -14,6 +14,7 @@ from confluent_kafka import TopicPartition
 
 from penstock import clients
 from penstock.clients.bounded_calls import BackgroundCall, Disposable, LeftBehind
+from penstock.clients.reading import reading_settings
 from penstock.clients.requests.granted_rights import AskedRights, Rights
 from penstock.clients.requests.log_ends import log_ends
 from penstock.clients.requests.topic_ids import AskedTopicIds, TopicIds
@@ -261,8 +262,7 @@ class KafkaCluster:
         Not by an admin client: its question to a group whose broker goes away may end the process (librdkafka 2.16,
         issue 4605), and this one is asked when brokers are away.
         """
-        settings = {"group.id": group, "enable.auto.commit": False, "isolation.level": "read_committed"}
-        asking = clients.consumer(self._bootstrap_servers, {**self._config, **settings})
+        asking = clients.consumer(self._bootstrap_servers, reading_settings(self._config, group))
         try:
             return asking.committed(partitions, timeout=_ANSWER_S)
         finally:
