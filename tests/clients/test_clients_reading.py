@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from fixed_consumer import FixedConsumer, end, failed, record
 from penstock.clients import factory
 from penstock.clients.kafka_errors import ErrorKind, kind_of
-from penstock.clients.reading import PartitionReader, Place, ReadingEndedLateError, reading_settings
+from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place, reading_settings
 from penstock.devbroker import DevBroker
 
 FIRST, SECOND = ("orders", 0), ("orders", 1)
@@ -128,7 +128,7 @@ def test_nothing_is_asked_where_nothing_is_to_be_read(reader: Callable[..., Part
 def test_what_is_not_read_in_time_is_named_with_what_hindered_it(reader: Callable[..., PartitionReader]) -> None:
     reading = reader(FixedConsumer(record(0), failed(KafkaError.NOT_LEADER_FOR_PARTITION)))
 
-    with pytest.raises(ReadingEndedLateError, match=r"within 0.3 s: orders\[0\] to 1 of 9 \(.*NOT_LEADER"):
+    with pytest.raises(NotReadInTimeError, match=r"within 0.3 s: orders\[0\] to 1 of 9 \(.*NOT_LEADER"):
         offsets(reading.read({FIRST: 0}, {FIRST: 9}, limit_s=0.3))
 
 
@@ -142,7 +142,7 @@ def test_a_log_that_falls_silent_ends_reading_and_one_that_is_read_slowly_does_n
     client._given.append(record(1))
 
     assert offsets([next(batches)]) == [1]
-    with pytest.raises(ReadingEndedLateError):
+    with pytest.raises(NotReadInTimeError):
         next(batches)
 
 

@@ -13,7 +13,7 @@ from typing import Self, cast
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from penstock.clients.kafka_errors import ErrorKind, concerns_a_group, is_missing_right, reason
-from penstock.clients.reading import PartitionReader, Place, ReadingEndedLateError
+from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.requests.answers import CONNECT_TIMEOUT_S
 from penstock.clients.rights import MissingRightError, Operation, group_right, principal_of, topic_right
 from penstock.dead_letters.headers import HEADERS_LOST, DeadLetterOrigin, HeaderList, read
@@ -78,7 +78,7 @@ class DeadLetterLog:
         try:
             for batch in self._reader.read({place: start}, {place: end}, silence_s=CONNECT_TIMEOUT_S, most=BATCH):
                 yield [_letter(message) for message in batch]
-        except ReadingEndedLateError as error:
+        except NotReadInTimeError as error:
             raise self._unanswered(f"{topic}[{partition}]", f"nothing for {CONNECT_TIMEOUT_S:g} s") from error
 
     def at(self, topic: str, partition: int, offset: int) -> DeadLetter | None:

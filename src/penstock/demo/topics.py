@@ -10,7 +10,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException
 
 from penstock import clients
 from penstock.clients.kafka_errors import ErrorKind, reason
-from penstock.clients.reading import PartitionReader, Place, ReadingEndedLateError
+from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.requests.topics import require_topics
 from penstock.demo.flights import Flight
 from penstock.errors import BrokerConnectionError
@@ -38,7 +38,7 @@ def read_to_end(bootstrap_servers: str, topic: str) -> list[Flight]:
             starts = dict.fromkeys(places, OFFSET_BEGINNING)
             records = chain.from_iterable(reader.read(starts, ends, silence_s=_SILENCE_S))
             return [Flight.from_json(record.value() or b"") for record in records]
-        except (ReadingEndedLateError, KafkaException) as error:
+        except (NotReadInTimeError, KafkaException) as error:
             why = reason(error) if isinstance(error, KafkaException) else str(error)
             raise BrokerConnectionError(
                 f"topic {topic} was not read to its end: {why}; look at the broker's log"

@@ -32,7 +32,7 @@ _PAUSE_S = 0.1
 _LEAST_S = 0.001
 
 
-class ReadingEndedLateError(TimeoutError):
+class NotReadInTimeError(TimeoutError):
     """Not all was read in time; the text says how far reading came."""
 
 
@@ -157,7 +157,7 @@ class PartitionReader:
         """Yield the records of partitions, each from its start to before its end, in lists that are not empty.
 
         `step` is called between fetches with the partitions that are behind, and the seconds for which nothing came; it
-        may raise. Raises `ReadingEndedLateError` where all took over `limit_s` seconds, or nothing came for `silence_s`
+        may raise. Raises `NotReadInTimeError` where all took over `limit_s` seconds, or nothing came for `silence_s`
         seconds; and as `poll`.
         """
         behind = {place for place, start in starts.items() if start < ends[place]}
@@ -169,7 +169,7 @@ class PartitionReader:
             while behind:
                 now = time.monotonic()
                 if now > deadline or now - self.heard_at > silence_s:
-                    raise ReadingEndedLateError(self._text_of_late(limit_s if now > deadline else silence_s))
+                    raise NotReadInTimeError(self._text_of_late(limit_s if now > deadline else silence_s))
                 step(behind, now - self.heard_at)
                 records = [
                     message
@@ -195,7 +195,7 @@ class PartitionReader:
                 return record if record.offset() == offset else None
             if self.exhausted:
                 return None
-        raise ReadingEndedLateError(self._text_of_late(limit_s))
+        raise NotReadInTimeError(self._text_of_late(limit_s))
 
     def note_answer(self) -> None:
         """Note that brokers answer; who asks them something beside reading may note it, too."""

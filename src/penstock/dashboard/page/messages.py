@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.clients.reading import PartitionReader, ReadingEndedLateError
+from penstock.clients.reading import NotReadInTimeError, PartitionReader
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.options import ClientConfig
 
@@ -30,7 +30,7 @@ def read_message(bootstrap_servers: str, config: ClientConfig, topic: str, parti
     with PartitionReader(bootstrap_servers, config, _GROUP, isolation=isolation) as reader:
         try:
             message = reader.record_at((topic, partition), offset, _LIMIT_S)
-        except ReadingEndedLateError as error:
+        except NotReadInTimeError as error:
             raise BrokerConnectionError(f"{place} did not come in time: {reader.trouble or 'no answer'}") from error
     if message is None:
         raise PenstockError(f"there is no message at {place}: it was deleted, or is not committed")

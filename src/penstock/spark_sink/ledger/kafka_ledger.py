@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from penstock import clients
 from penstock.clients.kafka_errors import ErrorKind
-from penstock.clients.reading import PartitionReader, Place, ReadingEndedLateError
+from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.requests.log_ends import log_ends
 from penstock.errors import MessageFormatError, SinkError
 from penstock.spark_sink.ledger.kafka_target import Target
@@ -86,7 +86,7 @@ class KafkaLedger:
             ):
                 for record in records:
                     self._take(record)
-        except ReadingEndedLateError as late:
+        except NotReadInTimeError as late:
             raise SinkError(
                 f"the ledger {self._target.ledger}[{partition}] was not read to offset {end} within "
                 f"{_LEDGER_TIMEOUT_S:g} s: a transaction holds it back at {self._reader.positions[place]}; find its "

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from penstock import clients
 from penstock.clients.kafka_errors import ErrorKind, concerns_a_group, is_missing_right, reason
-from penstock.clients.reading import PartitionReader, Place, ReadingEndedLateError
+from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.requests.answers import asked_until_ready
 from penstock.clients.rights import MissingRightError, Operation, group_right, principal_of, topic_right
 from penstock.clients.transactional.missing_rights import is_group_forbidden
@@ -257,7 +257,7 @@ class Inspection:
             try:
                 for records in reader.read(begins, ends, limit_s=_READ_S):
                     yield from records
-            except ReadingEndedLateError as error:
+            except NotReadInTimeError as error:
                 raise BrokerConnectionError(
                     f"{topic} at {self._bootstrap_servers} was not read to its end: {error}; check that all brokers "
                     "run, and try again"

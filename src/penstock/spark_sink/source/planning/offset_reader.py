@@ -24,7 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, is_transient, reason
-from penstock.clients.reading import PartitionReader, ReadingEndedLateError, reading_settings
+from penstock.clients.reading import NotReadInTimeError, PartitionReader, reading_settings
 from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, first_answer, known_offset
 from penstock.clients.requests.topic_ids import described, id_of
 from penstock.clients.requests.topics import partition_counts
@@ -161,7 +161,7 @@ class OffsetReader:
             PartitionReader(
                 self._options.bootstrap_servers, client, client["group.id"], isolation="read_uncommitted"
             ) as reader,
-            suppress(ReadingEndedLateError),
+            suppress(NotReadInTimeError),
         ):
             for record in chain.from_iterable(reader.read(offsets, ends, limit_s=_RECORDS_TIMEOUT_S)):
                 found[record.topic() or "", record.partition() or 0] = record.timestamp()[1]

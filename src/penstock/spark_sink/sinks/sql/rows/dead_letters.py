@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from penstock import clients
 from penstock.clients.kafka_errors import ErrorKind, is_transient, reason
-from penstock.clients.reading import PartitionReader, Place, ReadingEndedLateError
+from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.requests.granted_rights import require_rights
 from penstock.clients.requests.topic_ids import described
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
@@ -184,7 +184,7 @@ def _read(reader: PartitionReader, topic: str, partition: int, offset: int) -> R
     """Return the message of a place, or a record without key and value where there is none any more."""
     try:
         found = reader.record_at((topic, partition), offset, _READ_S)
-    except ReadingEndedLateError as late:
+    except NotReadInTimeError as late:
         why = "" if reader.trouble is None else f" ({reader.trouble})"
         raise SinkError(
             f"{topic}[{partition}] offset {offset}: the message of a refused row did not come within {_READ_S:g} "
