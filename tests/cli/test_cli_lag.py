@@ -171,7 +171,7 @@ def test_a_record_that_does_not_arrive_in_time_is_said(
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"v")])
     commit(broker.bootstrap_servers, f"g-{topic}", topic, 0, 0)
-    monkeypatch.setattr("penstock.clients.factory.Consumer.consume", lambda *_: [])
+    monkeypatch.setattr("penstock.clients.factory.Consumer.poll", lambda *_: None)
 
     outcome = lag(f"g-{topic}", "--timeout", "0.2")
 

@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from kafka_tools import read_all, transactional
 from penstock.clients import factory as making
+from penstock.clients.reading import PartitionReader
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
@@ -212,15 +213,15 @@ def test_the_ledger_is_read_past_what_others_have_open_in_it(bench: Bench, monke
     own = Producer({"bootstrap.servers": bench.target.servers})
     own.produce(bench.target.ledger, b'{"next_offset": 9}', key, kafka_ledger.ledger_partition(key))
     assert own.flush(30) == 0
-    looks, fetched = [0], kafka_ledger._fetched
+    looks, poll = [0], PartitionReader.poll
 
-    def look(consumer: Any) -> Any:
+    def look(self: PartitionReader, *how: Any) -> Any:
         looks[0] += 1
         if looks[0] == 8:
             other.commit_transaction(30)
-        return fetched(consumer)
+        return poll(self, *how)
 
-    monkeypatch.setattr(kafka_ledger, "_fetched", look)
+    monkeypatch.setattr(PartitionReader, "poll", look)
     applied = bench.publish(bench.rows(5, 10))
 
     assert looks[0] >= 8  # it waited

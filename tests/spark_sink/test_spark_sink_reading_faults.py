@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import TIMESTAMP_CREATE_TIME, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicCollection
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from fixed_consumer import FixedConsumer, end, failed, record
 from penstock.clients import factory as making
+from penstock.clients.reading import PartitionReader
 from penstock.clients.rights import MissingRightError
 from penstock.errors import SinkError, SourceError
 from penstock.spark_sink.sinks.sql.rows import dead_letters
@@ -25,46 +26,6 @@ SCHEMA = to_arrow_schema(source_schema(include_headers=False), timezone="UTC")
 PASSING = [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TRANSPORT, KafkaError.UNKNOWN_TOPIC_OR_PART]
 
 
-def record(offset: int) -> Message:
-    return Message(
-        topic="orders", partition=0, offset=offset, key=None, value=b"x", timestamp=(TIMESTAMP_CREATE_TIME, 1_000)
-    )
-
-
-def failed(code: int) -> Message:
-    return Message(topic="orders", partition=0, error=KafkaError(code))
-
-
-class FixedConsumer:
-    """A consumer that gives what it was told to, and then nothing."""
-
-    def __init__(self, *given: Message, first_offset: Iterable[object] = ()) -> None:
-        self._given = list(given)
-        self._first_offset = list(first_offset)
-        self.assigned: list[TopicPartition] = []
-
-    def assign(self, parts: list[TopicPartition]) -> None:
-        self.assigned += parts
-
-    def consume(self, count: int, _timeout: float) -> list[Message]:
-        taken, self._given = self._given[:count], self._given[count:]
-        return taken
-
-    def poll(self, timeout: float) -> Message | None:
-        taken = self.consume(1, timeout)
-        return taken[0] if taken else None
-
-    def get_watermark_offsets(self, _part: TopicPartition, *, timeout: float) -> tuple[int, int]:
-        assert timeout > 0
-        answer: Any = self._first_offset.pop(0)
-        if isinstance(answer, KafkaException):
-            raise answer
-        return answer, 100
-
-    def close(self) -> None:
-        pass
-
-
 def offsets_read(monkeypatch: pytest.MonkeyPatch, consumer: FixedConsumer, end: int, **options: str) -> list[int]:
     monkeypatch.setattr(making, "Consumer", lambda _: consumer)
     settings = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "fetchOffset.retryIntervalMs": "0"}
@@ -72,6 +33,13 @@ def offsets_read(monkeypatch: pytest.MonkeyPatch, consumer: FixedConsumer, end: 
         SourceOptions.parse({**settings, **options}), SCHEMA, [OffsetRange("orders", 0, 0, end)]
     )
     return [offset for batch in batches for offset in batch["offset"].to_pylist()]
+
+
+def letter(monkeypatch: pytest.MonkeyPatch, consumer: FixedConsumer) -> bytes | None:
+    """Return the value of the message at offset 5, as a dead letter has it."""
+    monkeypatch.setattr(making, "Consumer", lambda _: consumer)
+    reader = PartitionReader("127.0.0.1:1", {}, "letters", dead_letters._not_read)
+    return dead_letters._read(reader, "orders", 0, 5).value()
 
 
 @pytest.mark.parametrize("code", PASSING)
@@ -107,8 +75,7 @@ def test_a_group_that_the_client_asks_for_without_need_may_be_refused(monkeypatc
     consumer: Any = FixedConsumer(failed(refused), record(0), failed(refused), record(1))
 
     assert offsets_read(monkeypatch, consumer, 2) == [0, 1]
-    letter: Any = FixedConsumer(failed(refused), record(5))
-    assert dead_letters._read(letter, "orders", 0, 5).value() == b"x"
+    assert letter(monkeypatch, FixedConsumer(failed(refused), record(5))) == b"x"
 
 
 def test_where_a_log_begins_is_asked_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -122,18 +89,26 @@ def test_where_a_log_begins_is_asked_again(monkeypatch: pytest.MonkeyPatch, capl
 
 
 @pytest.mark.parametrize("code", PASSING)
-def test_the_message_for_a_dead_letter_is_waited_for(code: int) -> None:
-    consumer: Any = FixedConsumer(failed(code), failed(code), record(5))
+def test_the_message_for_a_dead_letter_is_waited_for(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    assert letter(monkeypatch, FixedConsumer(failed(code), failed(code), record(5))) == b"x"
 
-    assert dead_letters._read(consumer, "orders", 0, 5).value() == b"x"
+
+@pytest.mark.parametrize("found", [failed(KafkaError.OFFSET_OUT_OF_RANGE), end(5), record(6)])
+def test_the_message_for_a_dead_letter_that_is_gone_has_no_value(
+    monkeypatch: pytest.MonkeyPatch, found: Message
+) -> None:
+    assert letter(monkeypatch, FixedConsumer(found)) is None
+
+
+def test_a_message_that_may_not_be_read_becomes_no_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
+        letter(monkeypatch, FixedConsumer(failed(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
 
 
 def test_a_dead_letter_whose_message_does_not_come_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_letters, "_READ_S", 0.05)
-    consumer: Any = FixedConsumer(failed(KafkaError.LEADER_NOT_AVAILABLE))
-
     with pytest.raises(SinkError, match=r"did not come within 0.05 s \(.*LEADER_NOT_AVAILABLE\)"):
-        dead_letters._read(consumer, "orders", 0, 5)
+        letter(monkeypatch, FixedConsumer(failed(KafkaError.LEADER_NOT_AVAILABLE)))
 
 
 class FixedTopics:

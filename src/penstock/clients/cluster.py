@@ -14,8 +14,9 @@ from confluent_kafka import TopicPartition
 
 from penstock import clients
 from penstock.clients.bounded_calls import BackgroundCall, Disposable, LeftBehind
+from penstock.clients.reading import reading_settings
 from penstock.clients.requests.granted_rights import AskedRights, Rights
-from penstock.clients.requests.readable_ends import readable_ends
+from penstock.clients.requests.log_ends import log_ends
 from penstock.clients.requests.topic_ids import AskedTopicIds, TopicIds
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, message_limits, partition_counts, require_topics
 from penstock.clients.rights import Right, principal_of, transactional_right
@@ -261,8 +262,7 @@ class KafkaCluster:
         Not by an admin client: its question to a group whose broker goes away may end the process (librdkafka 2.16,
         issue 4605), and this one is asked when brokers are away.
         """
-        settings = {"group.id": group, "enable.auto.commit": False, "isolation.level": "read_committed"}
-        asking = clients.consumer(self._bootstrap_servers, {**self._config, **settings})
+        asking = clients.consumer(self._bootstrap_servers, reading_settings(self._config, group))
         try:
             return asking.committed(partitions, timeout=_ANSWER_S)
         finally:
@@ -293,7 +293,7 @@ class KafkaCluster:
     def ask_readable_ends(self, places: Sequence[tuple[str, int]]) -> Answer[Mapping[tuple[str, int], int]]:
         """As `Cluster` says."""
         admin = self._lasting_admin()
-        return self.in_background("the readable ends of logs", lambda: readable_ends(admin, places, _ANSWER_S))
+        return self.in_background("the readable ends of logs", lambda: log_ends(admin, places, _ANSWER_S))
 
     def ask_rights(self, needed: Iterable[Right]) -> Answer[Rights]:
         """As `Cluster` says."""

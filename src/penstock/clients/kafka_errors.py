@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
+
 from confluent_kafka import KafkaError, KafkaException
 
 #: What passes by itself: a leader moves, a broker starts or is away for a moment, metadata has not come round yet, an
@@ -47,6 +49,46 @@ _REFUSALS = frozenset(
         KafkaError.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
     }
 )
+
+#: The topic or the partition is not there: for a moment, where brokers have not heard of it yet, or for ever.
+_GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})  # noqa: SLF001 - as above
+
+#: Where the next offset is not in the log, and the consumer may choose none by itself: it stands still until assigned.
+_OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})  # noqa: SLF001 - as above
+
+
+class ErrorKind(Enum):
+    """What an error says that a consumer returns in place of a record."""
+
+    #: The consumer is at the end of a partition: for a reader of committed records, as far as those may be read.
+    END = auto()
+    #: The log does not have the offset that is to be read next.
+    OUT_OF_RANGE = auto()
+    #: A broker refused a group. Who joined none reads all the same.
+    GROUP = auto()
+    #: Somebody has to give a right.
+    MISSING_RIGHT = auto()
+    #: The topic or the partition is not there; what is new may not be known to all brokers for a moment.
+    GONE = auto()
+    #: The client mends it by itself.
+    PASSING = auto()
+    #: Nothing mends it.
+    FATAL = auto()
+
+
+def kind_of(error: KafkaError) -> ErrorKind:
+    """Return what an error says that a consumer returned in place of a record."""
+    if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - as above
+        return ErrorKind.END
+    if error.code() in _OUT_OF_RANGE:
+        return ErrorKind.OUT_OF_RANGE
+    if concerns_a_group(error):
+        return ErrorKind.GROUP
+    if is_missing_right(error):
+        return ErrorKind.MISSING_RIGHT
+    if error.code() in _GONE:
+        return ErrorKind.GONE
+    return ErrorKind.PASSING if is_transient(error) and not error.fatal() else ErrorKind.FATAL
 
 
 def _inner(error: KafkaException | KafkaError) -> object:

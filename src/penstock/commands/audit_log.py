@@ -14,7 +14,7 @@ from penstock.clients.requests.topics import ensure_topics
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.commands.audit import AuditRecord, decode_audit, encode_audit
 from penstock.commands.fields import SIGNATURE, signature
-from penstock.commands.follower import NOT_TAKEN, TopicFollower
+from penstock.commands.follower import TopicFollower
 from penstock.commands.settings import CommandSettings, audit_spec, commands_spec
 from penstock.errors import BrokerConnectionError, MessageFormatError, PenstockError
 from penstock.options import ClientConfig
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 HeaderList = list[tuple[str, str | bytes | None]]
 
 _SETTINGS = {"linger.ms": 0, "enable.idempotence": False, "acks": "all", "message.timeout.ms": 8_000}
+#: Of the user's settings, those that are for his own producers alone.
+_NOT_TAKEN = ("transactional.id", "transaction.timeout.ms", "delivery.timeout.ms", "on_delivery", "stats_cb")
 #: Seconds that a record may take, a little longer than the client tries.
 _WRITE_S = 10.0
 _POLL_S = 0.05
@@ -46,7 +48,7 @@ class RecordWriter:
     """Writes single records and waits until brokers have them. For one thread."""
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, settings: CommandSettings) -> None:
-        taken = {name: value for name, value in config.items() if name not in NOT_TAKEN}
+        taken = {name: value for name, value in config.items() if name not in _NOT_TAKEN}
         self._producer = clients.producer(bootstrap_servers, {**taken, **_SETTINGS})
         self._servers = bootstrap_servers
         self._principal = principal_of(config)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 
 from penstock import clients
-from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, is_transient, reason
+from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
+from penstock.clients.reading import PartitionReader, Place
 from penstock.clients.requests.topics import require_topics
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import BrokerConnectionError, PenstockError
@@ -17,27 +18,8 @@ from penstock.options import ClientConfig
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-#: Over the user's own, which are for his own clients: the group is asked for nothing.
-_SETTINGS = {
-    "group.id": "penstock-commands",
-    "enable.auto.commit": False,
-    "auto.offset.reset": "latest",
-    "isolation.level": "read_uncommitted",
-    "fetch.wait.max.ms": 100,
-}
-#: Of the user's settings, those that are for his own clients alone.
-NOT_TAKEN = frozenset(
-    {
-        "group.instance.id",
-        "transactional.id",
-        "transaction.timeout.ms",
-        "delivery.timeout.ms",
-        "on_commit",
-        "on_delivery",
-        "stats_cb",
-    }
-)
-_BATCH = 100
+#: The group is asked for nothing.
+_GROUP = "penstock-commands"
 _ANSWER_S = 10.0
 
 
@@ -63,46 +45,44 @@ class TopicFollower:
         bootstrap_servers: str,
         config: ClientConfig,
         topic: str,
-        positions: Mapping[int, int] | None = None,
+        positions: Mapping[Place, int] | None = None,
         *,
         back: int = 0,
     ) -> None:
+        self._servers = bootstrap_servers
         self._topic = topic
         self._principal = principal_of(config)
         admin = clients.admin(bootstrap_servers, config)
         counts = require_topics(admin, bootstrap_servers, [topic], principal=self._principal)
-        taken = {name: value for name, value in config.items() if name not in NOT_TAKEN}
-        self._consumer = clients.consumer(bootstrap_servers, {**taken, **_SETTINGS})
-        #: Why nothing comes now, or None.
-        self.trouble: str | None = None
-        #: The next offset of each partition, and the end that it had at the beginning.
-        self.positions: dict[int, int] = {}
-        self.ends: dict[int, int] = {}
+        self._reader = PartitionReader(
+            bootstrap_servers,
+            config,
+            _GROUP,
+            self._not_read,
+            isolation="read_uncommitted",
+            given={"fetch.wait.max.ms": 100, "auto.offset.reset": "latest"},
+        )
         try:
-            for number in range(counts[topic]):
-                start, end = self._bounds(number, bootstrap_servers)
-                self.ends[number] = end
-                at = (positions or {}).get(number, max(start, end - back))
+            starts, ends = {}, {}
+            for number, (start, end) in self._bounds(counts[topic]).items():
+                place = topic, number
+                at = (positions or {}).get(place, max(start, end - back))
                 # A topic that was made anew has other offsets.
-                self.positions[number] = at if start <= at <= end else end
-            places = [TopicPartition(topic, number, offset) for number, offset in self.positions.items()]
-            self._consumer.assign(places)
+                starts[place], ends[place] = at if start <= at <= end else end, end
+            self._reader.start(starts, ends)
         except BaseException:
-            self._consumer.close()
+            self._reader.close()
             raise
 
-    def _bounds(self, number: int, bootstrap_servers: str) -> tuple[int, int]:
+    def _bounds(self, count: int) -> dict[int, tuple[int, int]]:
         try:
-            found = self._consumer.get_watermark_offsets(TopicPartition(self._topic, number), timeout=_ANSWER_S)
+            return self._reader.bounds(self._topic, range(count), _ANSWER_S)
         except KafkaException as error:
             if is_missing_right(error):
                 raise self._missing() from error
             raise BrokerConnectionError(
-                f"no broker at {bootstrap_servers} tells where {self._topic}[{number}] ends: {reason(error)}"
+                f"no broker at {self._servers} tells where {self._topic} ends: {reason(error)}"
             ) from error
-        if found is None:
-            raise BrokerConnectionError(f"no broker at {bootstrap_servers} tells where {self._topic}[{number}] ends")
-        return found
 
     def _missing(self) -> MissingRightError:
         return MissingRightError(
@@ -110,9 +90,19 @@ class TopicFollower:
         )
 
     @property
+    def trouble(self) -> str | None:
+        """Why nothing comes now, or None."""
+        return self._reader.trouble
+
+    @property
+    def positions(self) -> Mapping[Place, int]:
+        """The next offset of each partition, as it is at any time."""
+        return self._reader.positions
+
+    @property
     def has_caught_up(self) -> bool:
         """Whether all was taken that was there at the beginning."""
-        return all(self.positions[number] >= end for number, end in self.ends.items())
+        return not self._reader.behind
 
     def poll(self, timeout: float) -> list[Message]:
         """Return what came, within `timeout` seconds; `trouble` says why nothing does.
@@ -121,29 +111,14 @@ class TopicFollower:
             MissingRightError: the right to read was taken away.
             PenstockError: the topic is gone, or the client has failed: begin anew.
         """
-        found = []
-        for message in self._consumer.consume(_BATCH, timeout=timeout):
-            error = message.error()
-            if error is not None:
-                self._take_error(error)
-                continue
-            self.trouble = None
-            number, offset = message.partition(), message.offset()
-            if number is not None and offset is not None:
-                self.positions[number] = offset + 1
-            found.append(message)
-        return found
+        return self._reader.poll(timeout)
 
-    def _take_error(self, error: KafkaError) -> None:
-        if concerns_a_group(error):
-            return
-        if is_missing_right(error):
+    def _not_read(self, kind: ErrorKind, error: KafkaError, _place: Place) -> None:
+        if kind is ErrorKind.MISSING_RIGHT:
             raise self._missing()
-        gone = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001 - public codes of the library
-        if error.fatal() or error.code() in gone or not is_transient(error):
+        if kind not in {ErrorKind.PASSING, ErrorKind.GROUP}:
             raise PenstockError(f"{self._topic} cannot be followed: {reason(error)}")
-        self.trouble = reason(error)
 
     def close(self) -> None:
         """End it."""
-        self._consumer.close()
+        self._reader.close()

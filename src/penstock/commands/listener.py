@@ -12,12 +12,13 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException
 
 from penstock.clients.kafka_errors import reason
+from penstock.clients.reading import Place
 from penstock.commands.audit import AuditRecord, Kind, Outcome
 from penstock.commands.audit_log import AuditWriter, prepare_topics
 from penstock.commands.carrying_out import Answer, Member, carry_out
@@ -96,7 +97,7 @@ class CommandListener:
         self.is_listening = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-commands-{group}", daemon=True)
         # All below: the listener's thread's alone.
-        self._positions: dict[int, int] = {}
+        self._positions: Mapping[Place, int] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._trouble: str | None = None
         self._passed_over_at = -_LOG_AGAIN_S

@@ -6,15 +6,14 @@ with the offset map in their metadata: what was sent from above the commit point
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from penstock import clients
-from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
+from penstock.clients.kafka_errors import ErrorKind, concerns_a_group, is_missing_right, reason
+from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.requests.answers import CONNECT_TIMEOUT_S
 from penstock.clients.rights import MissingRightError, Operation, group_right, principal_of, topic_right
 from penstock.dead_letters.headers import HEADERS_LOST, DeadLetterOrigin, HeaderList, read
@@ -27,11 +26,6 @@ from penstock.options import ClientConfig
 REPLAY_GROUP = "penstock-dlq-replay"
 #: Dead letters handed over in one go, at most. A replay that is killed repeats so many.
 BATCH = 500
-_POLL_S = 0.5
-#: The client mends these by itself; where it does not, nothing arrives for too long.
-_PASSING = frozenset(
-    {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT}  # noqa: SLF001 - the library's public codes begin so
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +56,7 @@ class DeadLetterLog:
     def __init__(self, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
         self._bootstrap_servers = bootstrap_servers
         self._principal = principal_of(config or {})
-        self._consumer = clients.consumer(
-            bootstrap_servers,
-            {
-                **(config or {}),
-                "group.id": REPLAY_GROUP,
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-                "isolation.level": "read_committed",
-                "enable.partition.eof": True,
-            },
-        )
+        self._reader = PartitionReader(bootstrap_servers, config or {}, REPLAY_GROUP, self._not_read)
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the first offset of a partition and the one after its last.
@@ -80,42 +64,22 @@ class DeadLetterLog:
         Raises `BrokerConnectionError`, and `MissingRightError` where this user may not know of the topic.
         """
         try:
-            found = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=CONNECT_TIMEOUT_S)
+            return self._reader.bounds(topic, [partition], CONNECT_TIMEOUT_S)[partition]
         except KafkaException as error:
             self._require_right(error.args[0], f"the ends of {topic}[{partition}] are not told", topic)
             raise self._unanswered(f"the ends of {topic}[{partition}]", reason(error)) from error
-        if found is None:
-            raise self._unanswered(f"the ends of {topic}[{partition}]", "no answer in time")
-        return found
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[list[DeadLetter]]:
         """Read what lies from `start` to before `end`, in batches that are not empty. One reading at a time.
 
         Raises `BrokerConnectionError` where nothing arrived for too long, `PenstockError` where the broker refused.
         """
-        if start >= end:
-            return
-        self._consumer.assign([TopicPartition(topic, partition, start)])
+        place = topic, partition
         try:
-            heard, ended = time.monotonic(), False
-            while not ended:
-                batch: list[DeadLetter] = []
-                for message in self._consumer.consume(BATCH, timeout=_POLL_S):
-                    if self._at_end(message, topic, partition, end):
-                        ended = True
-                    elif message.error() is None:
-                        letter = _letter(message)
-                        batch.append(letter)
-                        ended = letter.offset + 1 >= end
-                    if ended:
-                        break
-                if batch:
-                    yield batch
-                    heard = time.monotonic()
-                elif time.monotonic() - heard > CONNECT_TIMEOUT_S:
-                    raise self._unanswered(f"{topic}[{partition}]", f"nothing for {CONNECT_TIMEOUT_S:g} s")
-        finally:
-            self._consumer.unassign()
+            for batch in self._reader.read({place: start}, {place: end}, silence_s=CONNECT_TIMEOUT_S, most=BATCH):
+                yield [_letter(message) for message in batch]
+        except NotReadInTimeError as error:
+            raise self._unanswered(f"{topic}[{partition}]", f"nothing for {CONNECT_TIMEOUT_S:g} s") from error
 
     def at(self, topic: str, partition: int, offset: int) -> DeadLetter | None:
         """Return the letter at an offset, or None when there is none. Errors as `read`."""
@@ -148,7 +112,7 @@ class DeadLetterLog:
         """
         what = f"what was replayed of {topic}[{partition}] is not told by group {REPLAY_GROUP}"
         try:
-            (found,) = self._consumer.committed([TopicPartition(topic, partition)], timeout=CONNECT_TIMEOUT_S)
+            (found,) = self._reader.consumer.committed([TopicPartition(topic, partition)], timeout=CONNECT_TIMEOUT_S)
         except KafkaException as error:
             self._require_right(error.args[0], what, topic)
             raise self._unanswered(f"the offsets of group {REPLAY_GROUP}", reason(error)) from error
@@ -167,7 +131,7 @@ class DeadLetterLog:
         what = f"what was sent of {topic}[{partition}] could not be written down in group {REPLAY_GROUP}"
         repeated = f"the last {BATCH} messages at most are sent again by the next replay"
         try:
-            answer = self._consumer.commit(offsets=[place], asynchronous=False) or ()
+            answer = self._reader.consumer.commit(offsets=[place], asynchronous=False) or ()
             error = next((one.error for one in answer if one.error is not None), None)
         except KafkaException as refused:
             error = refused.args[0]
@@ -177,7 +141,7 @@ class DeadLetterLog:
 
     def close(self) -> None:
         """Close the connections."""
-        self._consumer.close()
+        self._reader.close()
 
     def __enter__(self) -> Self:
         return self
@@ -185,16 +149,11 @@ class DeadLetterLog:
     def __exit__(self, *_raised: object) -> None:
         self.close()
 
-    def _at_end(self, message: Message, topic: str, partition: int, end: int) -> bool:
-        """Tell whether a message says that the reading is over; raise what cannot pass by itself."""
-        error = message.error()
-        if error is None:
-            return (message.offset() or 0) >= end
-        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - a public code of the library
-            return True
-        # To read takes no group; what was replayed is asked for elsewhere, and says what that lacks.
-        if error.code() in _PASSING or concerns_a_group(error):
-            return False
+    def _not_read(self, kind: ErrorKind, error: KafkaError, place: Place) -> None:
+        """Raise what does not pass; what was replayed is asked for elsewhere, and says what that lacks."""
+        if kind in {ErrorKind.PASSING, ErrorKind.GROUP}:
+            return
+        topic, partition = place
         what = f"{topic}[{partition}] at {self._bootstrap_servers} cannot be read"
         self._require_right(error, what, topic)
         raise PenstockError(f"{what}: {reason(error)}; check that the topic is still there")

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from itertools import chain
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException
 
 from penstock import clients
-from penstock.clients.kafka_errors import reason
+from penstock.clients.kafka_errors import ErrorKind, reason
+from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.requests.topics import require_topics
 from penstock.demo.flights import Flight
 from penstock.errors import BrokerConnectionError
 
-_BATCH = 1_000
+#: The client wants one; nothing is committed under it.
+_GROUP = "penstock-demo-reader"
 
 #: Seconds to wait for records before looking whether to stop.
 _POLL_S = 0.2
+
+#: Seconds in which brokers say where a topic ends.
+_ANSWER_S = 10.0
 
 #: Seconds without a record or an end of a partition after which a reading to the end gives up.
 _SILENCE_S = 30.0
@@ -26,25 +30,19 @@ _SILENCE_S = 30.0
 
 def read_to_end(bootstrap_servers: str, topic: str) -> list[Flight]:
     """Return every committed record of a topic of flights, up to the end it has now."""
-    flights: list[Flight] = []
-    with _whole_topic(bootstrap_servers, topic) as (consumer, partitions):
-        open_partitions = set(range(partitions))
-        heard = time.monotonic()
-        while open_partitions:
-            messages = consumer.consume(_BATCH, _POLL_S)
-            if messages:
-                heard = time.monotonic()
-            elif time.monotonic() > heard + _SILENCE_S:
-                raise BrokerConnectionError(
-                    f"topic {topic} gave no record and no end for {_SILENCE_S:g} s, partitions "
-                    f"{sorted(open_partitions)} are unread; look at the broker's log"
-                )
-            for message in messages:
-                if _is_end(message, topic):
-                    open_partitions.discard(message.partition() or 0)
-                else:
-                    flights.append(Flight.from_json(message.value() or b""))
-    return flights
+    places = _places(bootstrap_servers, topic)
+    with _reader(bootstrap_servers) as reader:
+        try:
+            bounds = reader.bounds(topic, [number for _, number in places], _ANSWER_S)
+            ends = {(topic, number): end for number, (_, end) in bounds.items()}
+            starts = dict.fromkeys(places, OFFSET_BEGINNING)
+            records = chain.from_iterable(reader.read(starts, ends, silence_s=_SILENCE_S))
+            return [Flight.from_json(record.value() or b"") for record in records]
+        except (NotReadInTimeError, KafkaException) as error:
+            why = reason(error) if isinstance(error, KafkaException) else str(error)
+            raise BrokerConnectionError(
+                f"topic {topic} was not read to its end: {why}; look at the broker's log"
+            ) from error
 
 
 class PublishedFlights:
@@ -73,40 +71,25 @@ class PublishedFlights:
 
     def _read(self) -> None:
         try:
-            with _whole_topic(self._bootstrap_servers, self._topic) as (consumer, _):
+            places = _places(self._bootstrap_servers, self._topic)
+            with _reader(self._bootstrap_servers) as reader:
+                reader.start(dict.fromkeys(places, OFFSET_BEGINNING))
                 while not self._stopping.is_set():
-                    for message in consumer.consume(_BATCH, _POLL_S):
-                        if not _is_end(message, self._topic):
-                            self.sequences.add(Flight.from_json(message.value() or b"").sequence)
+                    for record in reader.poll(_POLL_S):
+                        self.sequences.add(Flight.from_json(record.value() or b"").sequence)
         except Exception as error:  # noqa: BLE001 - handed to the thread that waits for this one
             self._failed(error)
 
 
-@contextmanager
-def _whole_topic(bootstrap_servers: str, topic: str) -> Iterator[tuple[Consumer, int]]:
-    partitions = require_topics(clients.admin(bootstrap_servers, {}), bootstrap_servers, [topic])[topic]
-    consumer = clients.consumer(
-        bootstrap_servers,
-        {
-            "group.id": "penstock-demo-reader",  # needed by the client; nothing is committed under it
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 100,
-        },
-    )
-    try:
-        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(partitions)])
-        yield consumer, partitions
-    finally:
-        consumer.close()
+def _reader(bootstrap_servers: str) -> PartitionReader:
+    return PartitionReader(bootstrap_servers, {}, _GROUP, _not_read, given={"fetch.wait.max.ms": 100})
 
 
-def _is_end(message: Message, topic: str) -> bool:
-    error = message.error()
-    if error is None:
-        return False
-    if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's public name for it
-        return True
-    raise BrokerConnectionError(f"topic {topic} cannot be read: {reason(error)}; look at the broker's log")
+def _places(bootstrap_servers: str, topic: str) -> list[Place]:
+    admin = clients.admin(bootstrap_servers, {})
+    return [(topic, number) for number in range(require_topics(admin, bootstrap_servers, [topic])[topic])]
+
+
+def _not_read(kind: ErrorKind, error: KafkaError, place: Place) -> None:
+    if kind is not ErrorKind.PASSING:
+        raise BrokerConnectionError(f"topic {place[0]} cannot be read: {reason(error)}; look at the broker's log")

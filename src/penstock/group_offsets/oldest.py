@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, Message
 
-from penstock import clients
-from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, is_transient, reason
+from penstock.clients.kafka_errors import ErrorKind, reason
+from penstock.clients.reading import PartitionReader
 from penstock.clients.rights import Operation, missing_right_text, principal_of, topic_right
 from penstock.group_offsets.positions import Part, Position
 from penstock.options import ClientConfig
@@ -51,40 +51,31 @@ def oldest_not_done(
     All of it takes `limit_s` seconds at most; what has not arrived by then is a failure. `ConfigurationError`
     where the client library refused a setting.
     """
-    reading = _Reading([one for one in positions if one.left])
+    reading = _Reading([one for one in positions if one.left], principal_of(config))
     if not reading.left:
         return OldestFound({})
-    consumer = clients.consumer(
+    # The group is not joined: the client library wants a name, and this user may look at this group.
+    with PartitionReader(
         bootstrap_servers,
-        {
-            "isolation.level": "read_committed",
-            **config,
-            # It is not joined: the client library wants a name, and this user may look at this group.
-            "group.id": group,
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            # One record of each is wanted.
-            "queued.min.messages": 1,
-            "fetch.message.max.bytes": 65_536,
-            "fetch.wait.max.ms": 100,
-        },
-    )
-    try:
-        consumer.assign([TopicPartition(*part, offset) for part, offset in reading.left.items()])
+        config,
+        group,
+        reading.take_error,
+        isolation=config.get("isolation.level", "read_committed"),
+        # One record of each is wanted.
+        given={"queued.min.messages": 1, "fetch.message.max.bytes": 65_536},
+    ) as reader:
+        reader.start(reading.left)
         deadline = time.monotonic() + limit_s
         while reading.left and (rest := deadline - time.monotonic()) > 0:
-            for message in consumer.consume(100, min(rest, _POLL_S)):
+            before = set(reading.left)
+            for message in reader.poll(min(rest, _POLL_S), 100):
                 part = (message.topic() or "", message.partition() or 0)
-                again = reading.take(part, message, principal_of(config))
+                again = reading.take(part, message)
                 if again is not None:
-                    consumer.seek(TopicPartition(*part, again))
-                elif part not in reading.left and part not in reading.paused:
-                    # What else it holds would keep the others' records from coming.
-                    reading.paused.add(part)
-                    consumer.pause([TopicPartition(*part)])
-    finally:
-        consumer.close()
+                    reader.move(part, again)
+            for part in reader.exhausted & reading.left.keys():
+                reading.end(part, None)
+            reader.pause(before - reading.left.keys())
     late = ", ".join(f"{topic}[{partition}]" for topic, partition in sorted(reading.left))
     failures = [f"no record of {late} arrived within {limit_s:g} s, so its age is not known"] if late else []
     return OldestFound(reading.found, (*sorted(reading.failures), *failures))
@@ -93,45 +84,41 @@ def oldest_not_done(
 class _Reading:
     """What is still looked for, and where."""
 
-    def __init__(self, positions: Iterable[Position]) -> None:
+    def __init__(self, positions: Iterable[Position], principal: str) -> None:
+        self._principal = principal
         self._positions = {one.part: one for one in positions}
         #: The offset from which on a record is looked for, by partition.
         self.left = {part: _first(one) for part, one in self._positions.items()}
-        self.paused: set[Part] = set()
         self.found: dict[Part, Oldest | None] = {}
         self.failures: set[str] = set()
 
-    def take(self, part: Part, message: Message, principal: str) -> int | None:
-        """Take a record, an end or an error; return where to look on, if that is elsewhere."""
-        if part not in self.left:
-            return None
-        error = message.error()
-        if error is None:
-            return self._take_record(part, message)
-        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - a public code of the library
-            self._end(part, None)
-        elif is_missing_right(error) and not concerns_a_group(error):
+    def take_error(self, kind: ErrorKind, error: KafkaError, part: Part) -> None:
+        """Give up a partition that cannot be read."""
+        if kind is ErrorKind.MISSING_RIGHT:
             what = f"the age of messages of {part[0]} is not known"
-            self.failures.add(missing_right_text(what, [topic_right(Operation.READ, part[0])], principal))
-            del self.left[part]
-        elif not is_transient(error) and not concerns_a_group(error):
-            self.failures.add(f"{part[0]}[{part[1]}] cannot be read: {reason(error)}; so its age is not known")
-            del self.left[part]
-        return None
+            text = missing_right_text(what, [topic_right(Operation.READ, part[0])], self._principal)
+        elif kind is ErrorKind.FATAL:
+            text = f"{part[0]}[{part[1]}] cannot be read: {reason(error)}; so its age is not known"
+        else:
+            return
+        if self.left.pop(part, None) is not None:
+            self.failures.add(text)
 
-    def _take_record(self, part: Part, message: Message) -> int | None:
+    def take(self, part: Part, message: Message) -> int | None:
+        """Take a record; return where to look on, if that is elsewhere."""
         offset = message.offset() or 0
-        if offset < self.left[part]:
+        if part not in self.left or offset < self.left[part]:
             return None  # fetched before the place was changed
         following = self._positions[part].next_not_done(offset)
         if following > offset:
             self.left[part] = following
             return following
         kind, milliseconds = message.timestamp()
-        self._end(part, Oldest(offset, milliseconds if kind else None))
+        self.end(part, Oldest(offset, milliseconds if kind else None))
         return None
 
-    def _end(self, part: Part, oldest: Oldest | None) -> None:
+    def end(self, part: Part, oldest: Oldest | None) -> None:
+        """Note what was found of a partition."""
         self.found[part] = oldest
         del self.left[part]
 

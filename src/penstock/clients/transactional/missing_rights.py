@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Consumer
 
+from penstock.clients.kafka_errors import concerns_a_group
 from penstock.clients.rights import Right, lacking_text, missing_right_text, principal_of
 from penstock.options import ClientConfig
 
@@ -82,4 +83,4 @@ def is_group_forbidden(consumer: Consumer) -> bool:
     process in that: an assertion on `eonce->refcnt`.)
     """
     heard = (message.error() for message in consumer.consume(_HEARD, _HEAR_S))
-    return any(error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED for error in heard)
+    return any(error is not None and concerns_a_group(error) for error in heard)

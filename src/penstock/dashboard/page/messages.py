@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from confluent_kafka import KafkaError, TopicPartition
-
-from penstock import clients
-from penstock.clients.kafka_errors import reason
+from penstock.clients.reading import NotReadInTimeError, PartitionReader
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.options import ClientConfig
 
-_SETTINGS = {
-    "group.id": "penstock-page",  # the client wants one; nothing is asked of it
-    "enable.auto.commit": False,
-    "auto.offset.reset": "error",
-    "enable.partition.eof": True,
-}
-_NOTHING_THERE = (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET)  # noqa: SLF001 - public codes begin so
+#: The client wants one; nothing is asked of it.
+_GROUP = "penstock-page"
 #: Seconds that it may take.
 _LIMIT_S = 6.0
 #: Characters that are shown of a key, a header and a value, and how many headers.
@@ -35,28 +26,15 @@ def read_message(bootstrap_servers: str, config: ClientConfig, topic: str, parti
         BrokerConnectionError: no broker answered in time.
     """
     place = f"{topic}[{partition}]@{offset}"
-    consumer = clients.consumer(bootstrap_servers, {**config, **_SETTINGS})
-    try:
-        consumer.assign([TopicPartition(topic, partition, offset)])
-        deadline = time.monotonic() + _LIMIT_S
-        trouble = ""
-        while time.monotonic() < deadline:
-            message = consumer.poll(0.2)
-            if message is None:
-                continue
-            error = message.error()
-            if error is None:
-                if message.offset() != offset:
-                    break
-                return _shown(message)
-            if error.code() in _NOTHING_THERE:
-                break
-            trouble = reason(error)
-        else:
-            raise BrokerConnectionError(f"{place} did not come in time: {trouble or 'no answer'}")
+    isolation = config.get("isolation.level", "read_committed")
+    with PartitionReader(bootstrap_servers, config, _GROUP, isolation=isolation) as reader:
+        try:
+            message = reader.record_at((topic, partition), offset, _LIMIT_S)
+        except NotReadInTimeError as error:
+            raise BrokerConnectionError(f"{place} did not come in time: {reader.trouble or 'no answer'}") from error
+    if message is None:
         raise PenstockError(f"there is no message at {place}: it was deleted, or is not committed")
-    finally:
-        consumer.close()
+    return _shown(message)
 
 
 def _shown(message: Any) -> dict[str, Any]:

@@ -7,28 +7,21 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    Consumer,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicPartition,
-)
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
+from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaError, KafkaException, Message
+from confluent_kafka.admin import AdminClient
 from xxhash import xxh3_64_intdigest
 
 from penstock import clients
-from penstock.clients.requests.answers import answered, known_offset
+from penstock.clients.kafka_errors import ErrorKind
+from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
+from penstock.clients.requests.log_ends import log_ends
 from penstock.errors import MessageFormatError, SinkError
 from penstock.spark_sink.ledger.kafka_target import Target
 from penstock.spark_sink.source.offsets import planning
-from penstock.spark_sink.source.options.consumer_settings import GROUP, assigned_consumer
+from penstock.spark_sink.source.options.options import GROUP
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -57,7 +50,7 @@ class KafkaLedger:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._consumer: Consumer | None = None
+        self._reader: PartitionReader | None = None
         self._admin: AdminClient | None = None
         self._positions: dict[int, int] = {}
         self._known: dict[bytes, Entry] = {}
@@ -76,31 +69,30 @@ class KafkaLedger:
 
     def close(self) -> None:
         """Let the connection go."""
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
         self._admin = None
 
     def _catch_up(self, partition: int) -> None:
-        position, end = self._positions.get(partition, 0), self._end(partition)
+        place, position, end = (self._target.ledger, partition), self._positions.get(partition, 0), self._end(partition)
         if position >= end:
             return
-        if self._consumer is None:
-            settings = assigned_consumer(
-                self._target.config, group_id=GROUP, auto_offset_reset="earliest", isolation_level="read_committed"
-            )
-            self._consumer = clients.consumer(self._target.servers, settings)
-        self._consumer.assign([TopicPartition(self._target.ledger, partition, position or OFFSET_BEGINNING)])
-        deadline = time.monotonic() + _LEDGER_TIMEOUT_S
-        while position < end:
-            if time.monotonic() > deadline:
-                raise SinkError(
-                    f"the ledger {self._target.ledger}[{partition}] was not read to offset {end} within "
-                    f"{_LEDGER_TIMEOUT_S:g} s: a transaction holds it back at {position}; find its producer and stop it"
-                )
-            for record in _fetched(self._consumer):
-                position = max(position, self._taken(record, partition))
-        self._positions[partition] = position
+        if self._reader is None:
+            self._reader = PartitionReader(self._target.servers, self._target.config, GROUP, _not_read)
+        try:
+            for records in self._reader.read(
+                {place: position or OFFSET_BEGINNING}, {place: end}, limit_s=_LEDGER_TIMEOUT_S
+            ):
+                for record in records:
+                    self._take(record)
+        except NotReadInTimeError as late:
+            raise SinkError(
+                f"the ledger {self._target.ledger}[{partition}] was not read to offset {end} within "
+                f"{_LEDGER_TIMEOUT_S:g} s: a transaction holds it back at {self._reader.positions[place]}; find its "
+                "producer and stop it"
+            ) from late
+        self._positions[partition] = self._reader.positions[place]
 
     def _end(self, partition: int) -> int:
         """Return where a partition of the ledger ends: behind what is open in it, too.
@@ -110,25 +102,12 @@ class KafkaLedger:
         """
         if self._admin is None:
             self._admin = clients.admin(self._target.servers, self._target.config)
-        where = TopicPartition(self._target.ledger, partition)
-        asked = {where: OffsetSpec.latest()}  # type: ignore[no-untyped-call] # untyped in the library
-        answer = self._admin.list_offsets(
-            asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=ANSWER_S
-        )
-        return known_offset(answered(answer[where], ANSWER_S))
+        place = self._target.ledger, partition
+        return log_ends(self._admin, [place], ANSWER_S, IsolationLevel.READ_UNCOMMITTED)[place]
 
-    def _taken(self, record: Message, partition: int) -> int:
-        """Note what a record says, and return the position after it; 0 where it says nothing of this partition's."""
-        error = record.error()
-        if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's name for it
-            if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED or error.fatal():
-                raise KafkaException(error)
-            return 0  # the client tries again by itself, or the deadline tells
-        if record.partition() != partition:
-            return 0  # one that comes late, of the partition that was read before
-        if error is not None:
-            return record.offset() or 0
-        key, value, offset = record.key(), record.value(), record.offset() or 0
+    def _take(self, record: Message) -> None:
+        """Note what a record says."""
+        key, value = record.key(), record.value()
         if key is not None and value is None:
             self._known.pop(key, None)  # somebody has taken it back: all of that partition applies anew
         elif key is not None:
@@ -136,10 +115,15 @@ class KafkaLedger:
                 self._known[key] = decode_entry(value)
             except MessageFormatError as bad:
                 raise SinkError(
-                    f"{self._target.ledger}[{record.partition()}] offset {offset} is no record of a ledger; give the "
-                    "sink a ledger_topic of its own"
+                    f"{self._target.ledger}[{record.partition()}] offset {record.offset()} is no record of a ledger; "
+                    "give the sink a ledger_topic of its own"
                 ) from bad
-        return offset + 1
+
+
+def _not_read(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
+    if kind in {ErrorKind.MISSING_RIGHT, ErrorKind.FATAL}:
+        raise KafkaException(error)
+    # The client tries again by itself, or the deadline tells.
 
 
 def decode_entry(value: bytes | None) -> Entry:
@@ -150,11 +134,6 @@ def decode_entry(value: bytes | None) -> Entry:
     # A number may be infinite, and lists may nest too deep to be read.
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise MessageFormatError(f"no record of a ledger: {type(error).__name__}") from error
-
-
-def _fetched(consumer: Consumer) -> list[Message]:
-    # The first call waits for one record, the second takes what is there.
-    return consumer.consume(1, POLL_S) + consumer.consume(1_000, 0)
 
 
 def ledger_key(name: str, source: planning.TopicPartition) -> bytes:

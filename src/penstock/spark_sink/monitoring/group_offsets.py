@@ -16,13 +16,13 @@ from confluent_kafka.admin import AdminClient
 
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.reading import reading_settings
 from penstock.clients.requests.answers import answered
 from penstock.clients.requests.granted_rights import missing_rights
 from penstock.clients.rights import Operation, Right, group_right, missing_right_text, principal_of, topic_right
 from penstock.options import ClientConfig, not_empty
 from penstock.spark_sink.source.offsets.planning import Offsets
 from penstock.spark_sink.source.offsets.planning import TopicPartition as Part
-from penstock.spark_sink.source.options.consumer_settings import without_group
 
 T = TypeVar("T")
 
@@ -65,10 +65,7 @@ class GroupOffsets:
         # Reads what the group has, and joins nothing. The admin client's way of asking ends the process where the
         # group's coordinator is new or moves (librdkafka 2.16: rd_kafka_handle_OffsetFetch has no group to tell;
         # confluent-kafka-python 1982, confluent-kafka-javascript 374).
-        own = without_group(config or {})
-        self._reader: Consumer = clients.consumer(
-            bootstrap_servers, {**own, "group.id": group, "enable.auto.commit": False}
-        )
+        self._reader: Consumer = clients.consumer(bootstrap_servers, reading_settings(config or {}, group))
         #: Kinds of complaints that were made since it last went well.
         self._warned: set[str] = set()
 

@@ -12,13 +12,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock.clients import require_travelling
+from penstock.clients.reading import without_membership
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, a_callable, names, not_empty
 from penstock.spark_sink.queries.restarts import lacking_package
 from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.queries.starting_offsets import is_remembered, refuse_forgetful, starting_options
 from penstock.spark_sink.sinks.sink import OfQuery
-from penstock.spark_sink.source.options.consumer_settings import without_group
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import OffsetReader
 from penstock.spark_sink.source.session import is_classic
@@ -150,7 +150,7 @@ def source_config(config: ClientConfig) -> dict[str, Any]:
     """
     return {
         key: value
-        for key, value in without_group(config).items()
+        for key, value in without_membership(config).items()
         if (not callable(value) or key == "oauth_cb") and key != "logger"
     }
 

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from penstock import clients
 from penstock.clients.gc_pause import collection_put_off
-from penstock.clients.kafka_errors import concerns_a_group, is_transient, reason
+from penstock.clients.kafka_errors import ErrorKind, is_transient, kind_of, reason
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import PenstockError, SourceError
 from penstock.spark_sink.errors import DataLossError
@@ -176,14 +176,16 @@ def _settle(
             error = message.error()
             if error is None:
                 records.append(message)
-            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's name for the constant
+                continue
+            kind = kind_of(error)
+            if kind is ErrorKind.END:
                 position = max(position, message.offset() or 0)
-            elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):  # noqa: SLF001 - as above
+            elif kind is ErrorKind.OUT_OF_RANGE:
                 position, is_resumed = max(position, _after_gap(consumer, options, wanted, position)), True
-            elif is_transient(error):
+            elif kind in {ErrorKind.PASSING, ErrorKind.GONE}:  # Spark looks for topics that are gone for good
                 hindrance = error
-            elif not concerns_a_group(error):
-                raise _failure(error, options, wanted, position)
+            elif kind is not ErrorKind.GROUP:
+                raise _failure(error, kind, options, wanted, position)
     if records:
         position = max(position, (records[-1].offset() or 0) + 1)
         if position > wanted.end:
@@ -192,9 +194,11 @@ def _settle(
     return records, hindrance, is_resumed
 
 
-def _failure(error: KafkaError, options: SourceOptions, wanted: OffsetRange, position: int) -> PenstockError:
+def _failure(
+    error: KafkaError, kind: ErrorKind, options: SourceOptions, wanted: OffsetRange, position: int
+) -> PenstockError:
     """Return the text of an error that does not pass."""
-    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+    if kind is ErrorKind.MISSING_RIGHT:
         right = topic_right(Operation.READ, wanted.topic)
         return MissingRightError(f"{_name(wanted)} cannot be read", [right], principal_of(options.client))
     return SourceError(

@@ -17,14 +17,13 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.gc_pause import collection_put_off
-from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
+from penstock.clients.kafka_errors import ErrorKind, kind_of, reason
 from penstock.clients.requests.topics import hidden_topics, partition_counts
 from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
 from penstock.transactions.coordinator.partitions.counts import Counts
 from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
-from penstock.transactions.coordinator.partitions.log_reader import is_out_of_range
 from penstock.transactions.coordinator.partitions.log_upkeep import LogUpkeep
 from penstock.transactions.coordinator.partitions.membership import Membership
 from penstock.transactions.coordinator.publishing.group_commit import Flight, FlightState, GroupCommit
@@ -245,8 +244,10 @@ class CoordinatorLoop:
         for message in records:
             error = message.error()
             if error is not None:
-                self._report_not_read(message.topic() or "", error)
-                if is_out_of_range(error):
+                kind = kind_of(error)
+                self._report_not_read(message.topic() or "", error, kind)
+                if kind is ErrorKind.OUT_OF_RANGE:
+                    # The reader stands still until it is assigned where to go on.
                     self._upkeep.stands_still(message, now)
                 continue
             partition = self._owned.get(message.partition() or 0)
@@ -259,9 +260,9 @@ class CoordinatorLoop:
         for partition in self._owned.values():
             partition.note_progress(now)
 
-    def _report_not_read(self, topic: str, error: KafkaError) -> None:
-        if is_missing_right(error):
-            is_group = concerns_a_group(error)
+    def _report_not_read(self, topic: str, error: KafkaError, kind: ErrorKind) -> None:
+        if kind in {ErrorKind.MISSING_RIGHT, ErrorKind.GROUP}:
+            is_group = kind is ErrorKind.GROUP
             right = group_right(self._topics.coordinators) if is_group else topic_right(Operation.READ, topic)
             self._rights.refused(f"the log {topic or self._topics.half} cannot be read", right)
         else:

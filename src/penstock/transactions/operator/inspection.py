@@ -16,7 +16,8 @@ from typing import TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
-from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
+from penstock.clients.kafka_errors import ErrorKind, concerns_a_group, is_missing_right, reason
+from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.requests.answers import asked_until_ready
 from penstock.clients.rights import MissingRightError, Operation, group_right, principal_of, topic_right
 from penstock.clients.transactional.missing_rights import is_group_forbidden
@@ -34,7 +35,6 @@ from penstock.transactions.coordinator.recovery.recovered_partition import (
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.coordinator.status import STALE_S, Status, decode_status
-from penstock.transactions.end_reader import EndReader
 from penstock.transactions.model import PendingTransaction
 from penstock.transactions.operator.description import described
 from penstock.transactions.operator.obstacles import Obstacle, obstacles
@@ -125,7 +125,7 @@ class Inspection:
         self._bootstrap_servers = bootstrap_servers
         self._topics = topics
         self._principal = principal_of(config)
-        self._reader = EndReader(bootstrap_servers, config, topics.coordinators)
+        self._reader = partial(PartitionReader, bootstrap_servers, config, topics.coordinators)
         self._admin = clients.admin(bootstrap_servers, config)
 
     def pending(self) -> list[Found]:
@@ -234,33 +234,34 @@ class Inspection:
 
         Where it is about no topics, it is about the three logs.
         """
-        consumer = self._reader.consumer("read_uncommitted")
-        try:
-            return asked_until_ready(lambda: question(consumer), _ANSWER_S)
-        except KafkaException as error:
-            if is_missing_right(error):
-                raise self._lacking(error.args[0], *topics) from error
-            raise self._gone(error) from error
-        finally:
-            consumer.close()
+        with self._reader(isolation="read_uncommitted") as reader:
+            try:
+                return asked_until_ready(lambda: question(reader.consumer), _ANSWER_S)
+            except KafkaException as error:
+                if is_missing_right(error):
+                    raise self._lacking(error.args[0], *topics) from error
+                raise self._gone(error) from error
 
     def read(self, topic: str, starts: Mapping[int, int]) -> Iterator[Message]:
         """Yield the committed records of partitions, each from its start to the end it has now."""
         bounds = self._bounds(topic, starts)
-        begins = {number: max(starts[number], low) for number, (low, _) in bounds.items()}
-        ends = {number: end for number, (_, end) in bounds.items()}
+        begins = {(topic, number): max(starts[number], low) for number, (low, _) in bounds.items()}
+        ends = {(topic, number): end for number, (_, end) in bounds.items()}
 
-        def failed(error: KafkaError) -> None:
+        def failed(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
             # All else the client mends by itself, or the time limit tells.
-            if is_missing_right(error):
+            if kind in {ErrorKind.MISSING_RIGHT, ErrorKind.GROUP}:
                 raise self._lacking(error, topic)
 
-        try:
-            yield from self._reader.read(topic, begins, ends, failed=failed, limit_s=_READ_S)
-        except TimeoutError as error:
-            raise BrokerConnectionError(
-                f"{error} at {self._bootstrap_servers}; check that all brokers run, and try again"
-            ) from error
+        with self._reader(failed) as reader:
+            try:
+                for records in reader.read(begins, ends, limit_s=_READ_S):
+                    yield from records
+            except NotReadInTimeError as error:
+                raise BrokerConnectionError(
+                    f"{topic} at {self._bootstrap_servers} was not read to its end: {error}; check that all brokers "
+                    "run, and try again"
+                ) from error
 
     def _lacking(self, error: KafkaError, *topics: str) -> MissingRightError:
         """Return the error of a client that may not ask, or not read."""

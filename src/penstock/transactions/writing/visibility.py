@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from penstock.clients.requests.readable_ends import readable_ends
+from penstock.clients.requests.log_ends import log_ends
 
 _ANSWER_S = 2.0
 _LOOK_S = 0.002
@@ -59,5 +59,5 @@ class Visibility:
                 time.sleep(_LOOK_S)
 
     def _unseen(self, written: Mapping[Place, int]) -> dict[Place, int]:
-        ends = readable_ends(self._admin, list(written), _ANSWER_S)
+        ends = log_ends(self._admin, list(written), _ANSWER_S)
         return {place: offset for place, offset in written.items() if ends[place] <= offset}

@@ -18,7 +18,6 @@ from penstock.options import nearest
 from penstock.spark_sink.source.offsets.planning import LATEST
 from penstock.spark_sink.source.offsets.positions import Position, Since, ending_position, starting_position
 from penstock.spark_sink.source.offsets.selection import Selection, parse_selection
-from penstock.spark_sink.source.options.consumer_settings import GROUP
 from penstock.spark_sink.source.options.java_names import translated
 
 #: The options of the source, as documented, beside `kafka.*`.
@@ -47,6 +46,8 @@ OPTION_NAMES = (
 )
 
 _KAFKA = "kafka."
+#: The library wants the name of a group that is never joined.
+GROUP = "penstock-spark"
 
 #: `kafka.` keys the source holds itself, with what to do in place of them.
 OWNED = {

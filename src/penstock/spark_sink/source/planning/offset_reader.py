@@ -7,9 +7,10 @@ asked of the admin side: one question for all partitions, with either isolation.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import tenacity
@@ -23,6 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, is_transient, reason
+from penstock.clients.reading import NotReadInTimeError, PartitionReader, reading_settings
 from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, first_answer, known_offset
 from penstock.clients.requests.topic_ids import described, id_of
 from penstock.clients.requests.topics import partition_counts
@@ -31,7 +33,6 @@ from penstock.errors import BrokerConnectionError, ConfigurationError, SourceErr
 from penstock.spark_sink.source.offsets import planning
 from penstock.spark_sink.source.offsets.planning import Offsets
 from penstock.spark_sink.source.options.client_names import nearest
-from penstock.spark_sink.source.options.consumer_settings import assigned_consumer
 from penstock.spark_sink.source.options.options import SourceOptions
 
 #: Seconds that records which only explain a wait may take to arrive, all together.
@@ -154,23 +155,16 @@ class OffsetReader:
     def timestamps_ms(self, offsets: Offsets) -> dict[planning.TopicPartition, int]:
         """Return the timestamps of the records at these offsets, committed or not, of those that come in time."""
         found: dict[planning.TopicPartition, int] = {}
-        deadline = time.monotonic() + _RECORDS_TIMEOUT_S
-        consumer = clients.consumer(
-            self._options.bootstrap_servers, {**consumer_config(self._options), "isolation.level": "read_uncommitted"}
-        )
-        try:
-            consumer.assign([TopicPartition(*part, offset) for part, offset in offsets.items()])
-            while offsets.keys() - found.keys() and (left := deadline - time.monotonic()) > 0:
-                for record in consumer.consume(1, left):
-                    part = (record.topic() or "", record.partition() or 0)
-                    if record.error() is not None or part not in offsets:
-                        continue
-                    if record.offset() == offsets[part]:
-                        found[part] = record.timestamp()[1]
-                    # Nothing more of it: what else it holds would keep the others' first records from coming.
-                    consumer.pause([TopicPartition(*part)])
-        finally:
-            consumer.close()
+        ends = {part: offset + 1 for part, offset in offsets.items()}
+        client = self._options.client
+        with (
+            PartitionReader(
+                self._options.bootstrap_servers, client, client["group.id"], isolation="read_uncommitted"
+            ) as reader,
+            suppress(NotReadInTimeError),
+        ):
+            for record in chain.from_iterable(reader.read(offsets, ends, limit_s=_RECORDS_TIMEOUT_S)):
+                found[record.topic() or "", record.partition() or 0] = record.timestamp()[1]
         return found
 
     def _offsets(
@@ -226,8 +220,13 @@ def consumer_config(options: SourceOptions) -> dict[str, Any]:
     # What the library fetches ahead is memory beside the Arrow batch: 16 MB a task. And it is fetched past the end of a
     # range, for nothing: with the library's 100,000 messages, ranges of 60,000 took half as much processor time again.
     # So many are read in some 20 ms, in which more comes.
-    ahead = {"queued.max.messages.kbytes": 16 * 1024, "queued.min.messages": 10_000}
-    return assigned_consumer({**ahead, **options.client})
+    ahead: dict[str, Any] = {"queued.max.messages.kbytes": 16 * 1024, "queued.min.messages": 10_000}
+    client = {**ahead, **options.client}
+    # Offsets that are gone must be named, never jumped over.
+    given: dict[str, Any] = {"auto.offset.reset": "error"}
+    given |= {name: client[name] for name in ("fetch.wait.max.ms", "fetch.queue.backoff.ms") if name in client}
+    # What is said of a group's member is judged by the library, too, and means nothing.
+    return {**client, **reading_settings(client, client["group.id"], client["isolation.level"], given)}
 
 
 def _may_only_be_seen(description: TopicDescription) -> bool:

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from weakref import WeakSet, ref
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
 from penstock import clients
 from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
-from penstock.clients.kafka_errors import reason
+from penstock.clients.kafka_errors import ErrorKind, reason
+from penstock.clients.reading import PartitionReader, Place
 from penstock.errors import MessageFormatError, PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.logs.log_bounds import Bounds, LogBounds, Look
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF
 from penstock.transactions.coordinator.state.pending.payloads import PAYLOAD_BYTES
-from penstock.transactions.end_reader import take
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot, decode_done
 from penstock.transactions.wire.half import Half, decode_half
@@ -92,22 +92,10 @@ class PayloadReader:
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, left: LeftBehind) -> None:
         self._topics = topics
-        settings: dict[str, Any] = {
-            # Single records are read, here and there.
-            "fetch.wait.max.ms": 10,
-            "fetch.message.max.bytes": 1 << 20,
-            "queued.max.messages.kbytes": 4_096,
-            **config,
-            "group.id": topics.coordinators,
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-        }
-        # This consumer is nobody's member.
-        settings.pop("group.instance.id", None)
-        new_consumer = partial(clients.consumer, bootstrap_servers, settings)
-        self._new_clients = partial(_Clients, new_consumer, partial(clients.admin, bootstrap_servers, config), topics)
+        # Single records are read, here and there.
+        settings = {"fetch.message.max.bytes": 1 << 20, "queued.max.messages.kbytes": 4_096, **config}
+        new_reader = partial(PartitionReader, bootstrap_servers, settings, topics.coordinators, _not_read)
+        self._new_clients = partial(_Clients, new_reader, partial(clients.admin, bootstrap_servers, config), topics)
         self._left = left
         self._ration = RationedLog()
         self._thread: Disposable | None = None
@@ -188,19 +176,19 @@ class _Clients:
     """Clients that are made when they are needed first. Used by the reader's thread."""
 
     def __init__(
-        self, new_consumer: Callable[[], Consumer], new_admin: Callable[[], AdminClient], topics: StoreTopics
+        self, new_reader: Callable[[], PartitionReader], new_admin: Callable[[], AdminClient], topics: StoreTopics
     ) -> None:
-        self._new_consumer = new_consumer
+        self._new_reader = new_reader
         self._new_admin = new_admin
         self._topics = topics
-        self._consumer: Consumer | None = None
+        self._reader: PartitionReader | None = None
         self._bounds: LogBounds | None = None
 
     @property
-    def consumer(self) -> Consumer:
-        if self._consumer is None:
-            self._consumer = self._new_consumer()
-        return self._consumer
+    def reader(self) -> PartitionReader:
+        if self._reader is None:
+            self._reader = self._new_reader()
+        return self._reader
 
     @property
     def bounds(self) -> LogBounds:
@@ -209,24 +197,24 @@ class _Clients:
         return self._bounds
 
     def close(self) -> None:
-        consumer, self._consumer, self._bounds = self._consumer, None, None
-        if consumer is not None:
-            consumer.close()
+        reader, self._reader, self._bounds = self._reader, None, None
+        if reader is not None:
+            reader.close()
 
 
 def _read(clients: _Clients, topics: StoreTopics, wanted: Wanted) -> Read:
     """Read what is wanted, as far as time allows; runs in the reader's thread."""
-    look, consumer, read = clients.bounds.look(wanted.partition), clients.consumer, Read()
+    look, reader, read = clients.bounds.look(wanted.partition), clients.reader, Read()
     deadline = time.monotonic() + _READ_S
     try:
         if wanted.halves:
-            _read_halves(consumer, topics.half, wanted, read, _bounds(look, HALF, wanted), deadline)
+            _read_halves(reader, topics.half, wanted, read, _bounds(look, HALF, wanted), deadline)
         if wanted.snapshots:
             # Some of it, even if the halves took all the time.
             deadline = max(deadline, time.monotonic() + _READ_S / 2)
-            _read_snapshots(consumer, topics.done, wanted, read, _bounds(look, DONE, wanted), deadline)
+            _read_snapshots(reader, topics.done, wanted, read, _bounds(look, DONE, wanted), deadline)
     finally:
-        consumer.unassign()
+        reader.start({})
     return read
 
 
@@ -244,7 +232,7 @@ def _bounds(look: Look, log: str, wanted: Wanted) -> Bounds:
 
 
 def _read_halves(  # noqa: PLR0917 - what one read is made of
-    consumer: Consumer, topic: str, wanted: Wanted, read: Read, bounds: Bounds, deadline: float
+    reader: PartitionReader, topic: str, wanted: Wanted, read: Read, bounds: Bounds, deadline: float
 ) -> None:
     read.gone.update(offset for offset in wanted.halves if not bounds.low <= offset < bounds.end)
     offsets = sorted(wanted.halves - read.gone, reverse=True)
@@ -252,11 +240,10 @@ def _read_halves(  # noqa: PLR0917 - what one read is made of
     while offsets and time.monotonic() < deadline:
         if offsets[-1] - position >= _NEAR:
             position = offsets[-1]
-            consumer.assign([TopicPartition(topic, wanted.partition, position)])
-        most = min(_MESSAGES, offsets[0] + 1 - position)
-        for offset, message in _records(consumer, most):
-            # What comes before is of a former assignment.
-            if offset < position or message is None:
+            reader.start({(topic, wanted.partition): position})
+        for message in reader.poll(_POLL_S, min(_MESSAGES, offsets[0] + 1 - position)):
+            offset = message.offset() or 0
+            if offset < position:  # of a former assignment
                 continue
             while offsets and offsets[-1] < offset:
                 read.gone.add(offsets.pop())
@@ -270,28 +257,30 @@ def _read_halves(  # noqa: PLR0917 - what one read is made of
 
 
 def _read_snapshots(  # noqa: PLR0917 - as for halves
-    consumer: Consumer, topic: str, wanted: Wanted, read: Read, bounds: Bounds, deadline: float
+    reader: PartitionReader, topic: str, wanted: Wanted, read: Read, bounds: Bounds, deadline: float
 ) -> None:
+    place = topic, wanted.partition
     begins = dict(sorted(wanted.snapshots.items(), key=lambda one: one[1]))
     position = -_NEAR
     while begins and time.monotonic() < deadline:
         first = max(bounds.low, next(iter(begins.values())))
         if first - position >= _NEAR:
             position = first
-            consumer.assign([TopicPartition(topic, wanted.partition, position)])
-        for offset, message in _records(consumer, _MESSAGES):
+            reader.start({place: position})
+        for message in reader.poll(_POLL_S, _MESSAGES):
+            offset = message.offset() or 0
             if offset < position:
                 continue
-            # Markers are no records: the end of what may be read now tells how far it came.
-            position = offset if message is None else offset + 1
-            if message is None:
-                deadline = 0.0
-                break
+            position = offset + 1
             for snapshot in _snapshots(message):
                 transaction_id = snapshot.note.transaction_id
                 if begins.get(transaction_id, position) < position:
                     del begins[transaction_id]
                     read.snapshots[transaction_id] = offset, snapshot
+        if place in reader.exhausted:
+            # Markers are no records: the end of what may be read now tells how far it came.
+            position = max(position, reader.positions[place])
+            break
     read.absent = {transaction_id: position for transaction_id, begin in begins.items() if begin <= position}
     # What was snapshotted when the end was asked for lay below it, and no open transaction hides it.
     read.gone_snapshots.update(read.absent if position >= bounds.end else ())
@@ -305,13 +294,7 @@ def _snapshots(message: Message) -> Sequence[Snapshot | UnloadedSnapshot]:
         return []
 
 
-def _records(consumer: Consumer, most: int) -> Iterator[tuple[int, Message | None]]:
-    """Yield records that are there, each with its offset; None stands for the end of the log."""
-    for message in take(consumer, _POLL_S, most):
-        error = message.error()
-        if error is None:
-            yield message.offset() or 0, message
-        elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's public constants look so
-            yield message.offset() or 0, None
-        elif error.code() != KafkaError._TRANSPORT:  # noqa: SLF001 - the library's public constants look so
-            raise KafkaException(error)
+def _not_read(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
+    """Raise what the client does not mend by itself."""
+    if kind not in {ErrorKind.PASSING, ErrorKind.GROUP}:
+        raise KafkaException(error)

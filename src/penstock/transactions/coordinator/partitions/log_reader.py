@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import chain
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
+from penstock.clients.reading import take
 from penstock.transactions.coordinator.logs.log_identity import HALF, OP
-from penstock.transactions.end_reader import take
 from penstock.transactions.wire.ops import DECISION_BYTES
 from penstock.transactions.wire.topics import StoreTopics
 
-#: Errors of a reader whose next offset is not there: it stands still until it is assigned where to go on.
-_OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})  # noqa: SLF001 - the library's public constants look so
 #: How large op records are taken for before one was seen: the first comes alone.
 _FIRST_OP_BYTES = 1 << 20
 
@@ -105,8 +103,3 @@ class LogReader:
     @staticmethod
     def _known_end(reader: Consumer, topic: str, number: int) -> int:
         return reader.get_watermark_offsets(TopicPartition(topic, number), cached=True)[1]
-
-
-def is_out_of_range(error: KafkaError) -> bool:
-    """Tell whether a reader stands still because the log does not have the offset that it wants."""
-    return error.code() in _OUT_OF_RANGE

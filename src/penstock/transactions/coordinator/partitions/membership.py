@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from penstock import clients
 from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
+from penstock.clients.reading import reading_settings
 from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import PenstockError
@@ -69,7 +70,6 @@ class Membership:
         self._was_cut_off = False
         # The user's own.
         self._error_cb: Callable[[KafkaError], object] | None = config.get("error_cb")
-        common = {**config, "group.id": topics.coordinators, "enable.auto.commit": False}
         member: dict[str, Any] = {
             "topic.metadata.refresh.interval.ms": 10_000,
             "session.timeout.ms": int(session_timeout_s * 1000),
@@ -78,7 +78,9 @@ class Membership:
             # may not see that their sessions end (Kafka 4.2, seen). The loop polls many times a second.
             "max.poll.interval.ms": int(max(session_timeout_s, _REBALANCE_S) * 1000),
             "partition.assignment.strategy": "cooperative-sticky",
-            **common,
+            **config,
+            "group.id": topics.coordinators,
+            "enable.auto.commit": False,
             # The member reads nothing: the end is a place without records.
             "auto.offset.reset": "latest",
             "error_cb": self._hear,
@@ -92,15 +94,14 @@ class Membership:
             # apart, and a fetch for each small batch of a producer would cost the broker more than all the rest.
             "queued.min.messages": 1,
             "fetch.queue.backoff.ms": _FETCH_MS,
-            **common,
             # A log that does not have the next offset was cut or made again: that is looked into, never read past.
             "auto.offset.reset": "error",
-            "isolation.level": "read_uncommitted",
+            "enable.partition.eof": False,
         }
-        reader.pop("group.instance.id", None)
+        settings = reading_settings(config, topics.coordinators, "read_uncommitted", reader)
         self._member = clients.consumer(bootstrap_servers, member)
         #: The logs of the partitions owned.
-        self.logs = LogReader(lambda: clients.consumer(bootstrap_servers, reader), topics)
+        self.logs = LogReader(lambda: clients.consumer(bootstrap_servers, settings), topics)
 
     def join(self) -> None:
         """Join the group of coordinators."""

@@ -17,11 +17,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import chain
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from penstock import clients
-from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
+from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
+from penstock.clients.reading import PartitionReader, Place
 from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights, is_group_forbidden
 from penstock.errors import MessageFormatError, StoppedError
@@ -37,7 +39,6 @@ from penstock.transactions.coordinator.recovery.recovered_partition import (
     report_log,
 )
 from penstock.transactions.coordinator.state.recovered_state import without_payloads
-from penstock.transactions.end_reader import EndReader
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.done_records import decode_done
 from penstock.transactions.wire.topics import StoreTopics
@@ -80,7 +81,7 @@ class RecoveryReader:
         self._rights = rights
         self._stopping = stopping
         self._ration = RationedLog()
-        self._reader = EndReader(bootstrap_servers, config, topics.coordinators)
+        self._reader = partial(PartitionReader, bootstrap_servers, config, topics.coordinators, self._not_read)
         self._unreadable = f"it cannot be read how far the transactions of {topics.prefix} are settled"
 
     def recover(self, partitions: Iterable[int], step: Step) -> dict[int, RecoveredPartition]:
@@ -105,14 +106,12 @@ class RecoveryReader:
 
     def await_coordinator(self) -> None:
         """Return once the coordinator of the group answers, or raise `KafkaException`: it does not; try again."""
-        consumer = self._reader.consumer("read_uncommitted")
-        try:
-            answer = consumer.committed([TopicPartition(self._topics.half, 0)], _COORDINATOR_S)[0]
-        except KafkaException:
-            self._look_for_right(consumer)
-            raise
-        finally:
-            consumer.close()
+        with self._reader(isolation="read_uncommitted") as reader:
+            try:
+                answer = reader.consumer.committed([TopicPartition(self._topics.half, 0)], _COORDINATOR_S)[0]
+            except KafkaException:
+                self._look_for_right(reader.consumer)
+                raise
         if answer.error is not None:
             raise KafkaException(answer.error)
 
@@ -122,8 +121,8 @@ class RecoveryReader:
         # been let through before the group changed hands, and write to the done log still.
         topics = [*self._names.values(), self._topics.discarded]
         places = [TopicPartition(topic, p) for p in partitions for topic in topics]
-        consumer = self._reader.consumer("read_committed")
-        try:
+        with self._reader() as reader:
+            consumer = reader.consumer
             found: dict[tuple[str, int], Committed] = {}
             begun = time.monotonic()
             wait_until = begun + _UNDISTURBED_S
@@ -143,8 +142,6 @@ class RecoveryReader:
                     if time.monotonic() - begun >= _HELD_S:
                         self._report_held(held)
             return found
-        finally:
-            consumer.close()
 
     def _report_held(self, partitions: Iterable[int]) -> None:
         """Say that positions are held for longer than any transaction of ours lasts."""
@@ -160,15 +157,14 @@ class RecoveryReader:
 
     def _end_predecessors(self, partitions: Iterable[int]) -> None:
         """End the transactions that hold back positions or the done log."""
-        consumer = self._reader.consumer("read_uncommitted")
         try:
             # The names stand beside half positions; a transaction holds back those of its half and its op alike.
             halves = [TopicPartition(self._topics.half, number) for number in partitions]
-            self._fence.end([answer.metadata for answer in consumer.committed(halves, _ANSWER_S)])
+            with self._reader(isolation="read_uncommitted") as reader:
+                claims = [answer.metadata for answer in reader.consumer.committed(halves, _ANSWER_S)]
+            self._fence.end(claims)
         except KafkaException as error:
             _log.info("it cannot be told who holds back positions of %s: %s", self._topics.coordinators, reason(error))
-        finally:
-            consumer.close()
 
     def _ask_committed(self, consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
         try:
@@ -209,37 +205,41 @@ class RecoveryReader:
         """
         log = self._topics.done
         step(f"asking where {log} ends")
-        bounds = self._reader.bounds(log, partitions, _ANSWER_S)
+        with self._reader(isolation="read_uncommitted") as reader:
+            bounds = reader.bounds(log, partitions, _ANSWER_S)
         found = {p: DoneRead(end, []) for p, (_, end) in bounds.items()}
         # A log that ends below was made again: all that it says is read.
-        begins = {p: low if starts.get(p, 0) > end else max(starts.get(p, 0), low) for p, (low, end) in bounds.items()}
+        begins = {
+            (log, p): low if starts.get(p, 0) > end else max(starts.get(p, 0), low) for p, (low, end) in bounds.items()
+        }
         ended_at = time.monotonic()
 
-        def go_on(behind: set[int], idle_s: float) -> None:
+        def go_on(behind: set[Place], idle_s: float) -> None:
             nonlocal ended_at
             self._check_stopping()
             step(f"reading {log}, in which a Kafka transaction may be open")
             if ends_predecessors and min(idle_s, time.monotonic() - ended_at) >= _UNDISTURBED_S:
                 # One died between the records of its transaction and their positions, which hold nobody back.
-                self._end_predecessors(behind)
+                self._end_predecessors(partition for _, partition in behind)
                 ended_at = time.monotonic()
 
-        ends = {p: end for p, (_, end) in bounds.items()}
-        for message in self._reader.read(log, begins, ends, failed=self._not_read, step=go_on):
-            partition, offset = message.partition() or 0, message.offset() or 0
-            try:
-                found[partition].records.append((offset, without_payloads(decode_done(message.value()))))
-            except MessageFormatError as bad:
-                found[partition].unreadable.append(offset)
-                self._ration.warn("done", "%s[%d]@%d: %s", log, partition, offset, bad)
+        ends = {(log, p): end for p, (_, end) in bounds.items()}
+        with self._reader() as reader:
+            for message in chain.from_iterable(reader.read(begins, ends, step=go_on)):
+                partition, offset = message.partition() or 0, message.offset() or 0
+                try:
+                    found[partition].records.append((offset, without_payloads(decode_done(message.value()))))
+                except MessageFormatError as bad:
+                    found[partition].unreadable.append(offset)
+                    self._ration.warn("done", "%s[%d]@%d: %s", log, partition, offset, bad)
         return found
 
-    def _not_read(self, error: KafkaError) -> None:
+    def _not_read(self, kind: ErrorKind, error: KafkaError, _place: Place) -> None:
         """Raise an error of reading the done log; note it where a right is missing."""
-        if is_missing_right(error):
-            is_group = concerns_a_group(error)
-            group, log = group_right(self._topics.coordinators), topic_right(Operation.READ, self._topics.done)
-            self._rights.refused(self._unreadable, group if is_group else log)
+        if kind is ErrorKind.GROUP:
+            self._rights.refused(self._unreadable, group_right(self._topics.coordinators))
+        elif kind is ErrorKind.MISSING_RIGHT:
+            self._rights.refused(self._unreadable, topic_right(Operation.READ, self._topics.done))
         raise KafkaException(error)
 
     def _check_stopping(self) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 
-from confluent_kafka import KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message
 
-from penstock import clients
-from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
+from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
+from penstock.clients.reading import PartitionReader, Place
 from penstock.clients.requests.answers import asked_until_ready
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
@@ -30,7 +29,6 @@ _log = logging.getLogger("penstock.transactions")
 
 _POLL_S = 0.1
 _ANSWER_S = 10.0
-_RECORDS = 1_000
 #: Milliseconds between two fetches while much is published: each wakes brokers and this process.
 _FETCH_MS = 5
 
@@ -52,26 +50,21 @@ class DoneWatch:
         # Added by any thread before the halves are stored, taken by the watching one: single steps on a dict.
         self._waiting: dict[str, SettledCallback] = {}
         self._stopping = threading.Event()
-        self._consumer = clients.consumer(
+        paced = {"fetch.wait.max.ms": 100, "queued.min.messages": 1, "fetch.queue.backoff.ms": _FETCH_MS}
+        self._reader = PartitionReader(
             bootstrap_servers,
-            {
-                **config,
-                "group.id": f"{topics.prefix}.watch",
-                "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",
-                "isolation.level": "read_committed",
-                "fetch.wait.max.ms": 100,
-                "queued.min.messages": 1,
-                "fetch.queue.backoff.ms": _FETCH_MS,
-            },
+            config,
+            f"{topics.prefix}.watch",
+            self._not_read,
+            given={**paced, "enable.partition.eof": False},
         )
         try:
             # Where the log ends for a committed reader now: what is settled from here on comes behind.
-            places = [TopicPartition(topics.done, number) for number in range(topics.partitions)]
-            asked_until_ready(lambda: self._find_ends(places), _ANSWER_S)
-            self._consumer.assign(places)
+            numbers = range(topics.partitions)
+            bounds = asked_until_ready(lambda: self._reader.bounds(topics.done, numbers, _ANSWER_S), _ANSWER_S)
+            self._reader.start({(topics.done, number): end for number, (_, end) in bounds.items()})
         except KafkaException as error:
-            self._consumer.close()
+            self._reader.close()
             if is_missing_right(error):
                 what = f'{topics.done} cannot be read, which wait="published" needs'
                 raise MissingRightError(what, [self._right], principal_of(config)) from error
@@ -100,37 +93,23 @@ class DoneWatch:
         self._stopping.set()
         self._thread.join()
 
-    def _find_ends(self, places: list[TopicPartition]) -> None:
-        for place in places:
-            place.offset = self._consumer.get_watermark_offsets(place, _ANSWER_S)[1]
-
     def _follow(self) -> None:
         try:
             while not self._stopping.is_set():
-                first = self._consumer.poll(_POLL_S)
-                if first is not None:
-                    for message in (first, *self._consumer.consume(_RECORDS, 0)):
-                        self._take(message)
+                for message in self._reader.poll(_POLL_S):
+                    self._take(message)
         finally:
-            self._consumer.close()
+            self._reader.close()
+
+    def _not_read(self, kind: ErrorKind, error: KafkaError, _place: Place) -> None:
+        if kind is ErrorKind.MISSING_RIGHT:
+            if self._waiting:
+                self._rights.refused(f'{self._topics.done} cannot be read, which wait="published" needs', self._right)
+        elif kind is not ErrorKind.GROUP:
+            text = "%s cannot be read: %s; it is tried again"
+            self._ration.warn("done", text, self._topics.done, reason(error))
 
     def _take(self, message: Message) -> None:
-        error = message.error()
-        if error is not None:
-            if concerns_a_group(error):
-                # It is nobody's member, and needs none.
-                return
-            if is_missing_right(error):
-                if self._waiting:
-                    self._rights.refused(
-                        f'{self._topics.done} cannot be read, which wait="published" needs', self._right
-                    )
-            else:
-                text = "%s cannot be read: %s; it is tried again"
-                self._ration.warn("done", text, self._topics.done, reason(error))
-            # Errors come back at once: without a pause this would spin.
-            time.sleep(_POLL_S)
-            return
         if self._waiting:
             self._call_back(message)
         settled = last_settled(message.value())

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.clients import require_travelling
+from penstock.clients.reading import without_membership
 from penstock.consumer import Handler
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, not_empty
 from penstock.spark_sink.ledger.kafka_target import Target
 from penstock.spark_sink.sinks.kafka_publication import require_settings
-from penstock.spark_sink.source.options.consumer_settings import without_group
 
 
 def portable(config: ClientConfig) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def portable(config: ClientConfig) -> dict[str, Any]:
 
 def target_of(bootstrap_servers: str, config: ClientConfig, name: str, ledger_topic: str) -> Target:
     """Return where results are published; `ConfigurationError` where settings cannot be those of a publishing sink."""
-    given = {key: value for key, value in without_group(portable(config)).items() if key != "isolation.level"}
+    given = {key: value for key, value in without_membership(portable(config)).items() if key != "isolation.level"}
     require_settings("HandlerSink", bootstrap_servers, name, ledger_topic, given)
     # As an app's results: a key of one topic goes to the same partition from either engine.
     settings = {"partitioner": "consistent_random", "compression.type": "zstd", **given}

@@ -6,16 +6,17 @@ headers, and the headers that tell of its death. `write` returns when the broker
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import tenacity
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
 from penstock import clients
-from penstock.clients.kafka_errors import concerns_a_group, is_transient, reason
+from penstock.clients.kafka_errors import ErrorKind, is_transient, reason
+from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.requests.granted_rights import require_rights
 from penstock.clients.requests.topic_ids import described
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
@@ -25,7 +26,6 @@ from penstock.errors import PenstockError, SinkError
 from penstock.message import FixedRecord, Record
 from penstock.options import ClientConfig, not_empty
 from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
-from penstock.spark_sink.source.options.consumer_settings import assigned_consumer
 
 #: Seconds for the reading of one message, and for the acknowledgement of all.
 _READ_S = 30.0
@@ -36,9 +36,6 @@ _ATTEMPTS, _WAIT_S = 5, 1.0
 
 #: Bytes; what could be read must not be refused by the client for its size: the topic's own limit decides.
 _LARGEST_MESSAGE = 1_000_000_000
-
-#: How the client names the three ends of a search for an offset that is not there.
-_NOT_THERE = (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)  # noqa: SLF001 - the library's names
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +114,14 @@ class DeadLetters:
             self.bootstrap_servers, {"message.max.bytes": _LARGEST_MESSAGE, **self.config, "enable.idempotence": True}
         )
         # The source has read the messages: whether they were committed is settled.
-        settings = assigned_consumer(
-            {"queued.min.messages": 1, **self.config}, group_id=self.group, isolation_level="read_uncommitted"
-        )
-        consumer = clients.consumer(self.bootstrap_servers, settings)
-        try:
+        settings = {"queued.min.messages": 1, **self.config}
+        with PartitionReader(
+            self.bootstrap_servers, settings, self.group, _not_read, isolation="read_uncommitted"
+        ) as reader:
             for (topic, partition, offset), why in reasons.items():
                 # For a partition that there is not the client would wait, and say nothing.
                 there = partition < partitions.get(topic, 0)
-                record = _read(consumer, topic, partition, offset) if there else _gone(topic, partition, offset)
+                record = _read(reader, topic, partition, offset) if there else _gone(topic, partition, offset)
                 origin = DeadLetterOrigin(
                     topic=topic,
                     partition=partition,
@@ -150,8 +146,6 @@ class DeadLetters:
                 )
                 producer.poll(0)
             unsent = producer.flush(_WRITE_S)
-        finally:
-            consumer.close()
         if failures or unsent:
             first = failures[0] if failures else f"{unsent} were not acknowledged within {_WRITE_S:g} s"
             raise SinkError(
@@ -186,29 +180,24 @@ def _partitions(admin: AdminClient, topics: set[str]) -> dict[str, int]:
     return counts
 
 
-def _read(consumer: Consumer, topic: str, partition: int, offset: int) -> Record:
+def _read(reader: PartitionReader, topic: str, partition: int, offset: int) -> Record:
     """Return the message of a place, or a record without key and value where there is none any more."""
-    consumer.assign([TopicPartition(topic, partition, offset)])
-    deadline, why = time.monotonic() + _READ_S, ""
-    while time.monotonic() < deadline:
-        message = consumer.poll(1.0)
-        if message is None:
-            continue
-        error = message.error()
-        if error is None and message.offset() == offset:
-            return message  # type: ignore[return-value] # the library's types say None where a fetched record has none
-        if error is None or error.code() in _NOT_THERE:
-            return _gone(topic, partition, offset)
-        if concerns_a_group(error):
-            continue
-        # Nor is a topic that was there a moment ago gone because a broker says so for a moment.
-        if not is_transient(error):
-            raise KafkaException(error)
-        why = f" ({reason(error)})"
-    raise SinkError(
-        f"{topic}[{partition}] offset {offset}: the message of a refused row did not come within {_READ_S:g} s{why}, "
-        "so it could not be written to the dead letters; nothing of the batch was stored; check the partition's leader"
-    )
+    try:
+        found = reader.record_at((topic, partition), offset, _READ_S)
+    except NotReadInTimeError as late:
+        why = "" if reader.trouble is None else f" ({reader.trouble})"
+        raise SinkError(
+            f"{topic}[{partition}] offset {offset}: the message of a refused row did not come within {_READ_S:g} "
+            f"s{why}, so it could not be written to the dead letters; nothing of the batch was stored; check the "
+            "partition's leader"
+        ) from late
+    return _gone(topic, partition, offset) if found is None else cast("Record", found)
+
+
+def _not_read(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
+    # A topic that was there a moment ago is not gone because a broker says so for a moment.
+    if kind in {ErrorKind.MISSING_RIGHT, ErrorKind.FATAL}:
+        raise KafkaException(error)
 
 
 def _gone(topic: str, partition: int, offset: int) -> Record:

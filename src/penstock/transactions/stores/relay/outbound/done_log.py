@@ -10,18 +10,19 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
-from penstock.clients.kafka_errors import is_missing_right
+from penstock.clients.kafka_errors import ErrorKind, is_missing_right
+from penstock.clients.reading import PartitionReader, Place
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.clients.rights import Operation, principal_of, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import MessageFormatError
 from penstock.options import ClientConfig
-from penstock.transactions.end_reader import EndReader
 from penstock.transactions.wire.ids import ID_BYTES, id_bytes, id_text
 from penstock.transactions.wire.topics import KEPT
 
@@ -56,7 +57,7 @@ class DoneLog:
         self._rights = MissingRights(config) if rights is None else rights
         self.topic = topic
         self.partition = partition
-        self._reader = EndReader(bootstrap_servers, config, topic)
+        self._reader = partial(PartitionReader, bootstrap_servers, config, topic, _raise_forbidden)
         #: Asks brokers of this log, and of what was published with it.
         self.admin = clients.admin(bootstrap_servers, config)
         self._forgotten_to = 0
@@ -88,18 +89,16 @@ class DoneLog:
         return last
 
     def _bounds(self) -> tuple[int, int]:
-        return self._reader.bounds(self.topic, [self.partition], _ANSWER_S)[self.partition]
+        with self._reader(isolation="read_uncommitted") as reader:
+            return reader.bounds(self.topic, [self.partition], _ANSWER_S)[self.partition]
 
     def _records(self, low: int, end: int, goes_on: Callable[[], object], isolation: str) -> Iterator[Message]:
-        return self._reader.read(
-            self.topic,
-            {self.partition: low},
-            {self.partition: end},
-            failed=_raise_forbidden,
-            step=lambda _behind, _idle_s: goes_on(),
-            limit_s=_READ_S,
-            isolation=isolation,
-        )
+        place = self.topic, self.partition
+        with self._reader(isolation=isolation) as reader:
+            for records in reader.read(
+                {place: low}, {place: end}, step=lambda _behind, _idle_s: goes_on(), limit_s=_READ_S
+            ):
+                yield from records
 
     def forget(self, offset: int) -> None:
         """Delete what stands below an offset. Does not wait; what fails is deleted by a later call."""
@@ -160,9 +159,9 @@ def decode_numbers(value: bytes | None) -> range | None:
     return range(first, behind) if 0 < first < behind <= first + _MOST_NUMBERS else None
 
 
-def _raise_forbidden(error: KafkaError) -> None:
+def _raise_forbidden(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
     """Raise where the log may not be read; all else the client mends by itself, or the time limit tells."""
-    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+    if kind is ErrorKind.MISSING_RIGHT:
         raise KafkaException(error)
 
 
