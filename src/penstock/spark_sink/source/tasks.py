@@ -12,12 +12,16 @@ from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, Stri
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.spark_sink.errors import DataLossError
+from penstock.spark_sink.source.consumer_pool import ConsumerPool
 from penstock.spark_sink.source.offsets import planning
 from penstock.spark_sink.source.offsets.planning import OffsetRange, Offsets
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.partition_reader import read_ranges
 from penstock.spark_sink.source.planning.missing_partitions import place
 from penstock.spark_sink.source.planning.offset_reader import OffsetReader
+
+#: Those of this process's tasks.
+_consumers = ConsumerPool()
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -86,5 +90,5 @@ def read_task(options: SourceOptions, partition: InputPartition) -> Iterator[pa.
     wanted: tuple[OffsetRange, ...] | None = partition.value
     if wanted is not None:  # Spark plans one empty task where there is nothing to read
         schema = to_arrow_schema(source_schema(include_headers=options.include_headers), timezone="UTC")
-        yield from read_ranges(options, schema, wanted)
+        yield from read_ranges(options, schema, wanted, _consumers)
     imports_set_aside("source")
