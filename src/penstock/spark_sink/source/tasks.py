@@ -26,6 +26,20 @@ _consumers = ConsumerPool()
 _log = logging.getLogger("penstock.spark_sink")
 
 
+class SourceTask(InputPartition):
+    """The ranges that a task reads, and what is so of all tasks of its batch.
+
+    Attributes:
+        partitions: how many partitions of topics the batch reads.
+        is_divided: whether one of them is read by several tasks.
+    """
+
+    def __init__(self, ranges: tuple[OffsetRange, ...], partitions: int, *, is_divided: bool) -> None:
+        super().__init__(ranges)
+        self.partitions = partitions
+        self.is_divided = is_divided
+
+
 def source_schema(*, include_headers: bool) -> StructType:
     """Return the columns of Spark's own Kafka source."""
     schema = (
@@ -59,8 +73,12 @@ def tasks(options: SourceOptions, start: Offsets, end: Offsets, first: Offsets) 
         ranges.append(OffsetRange(topic, partition, begin, until))
     least, most = options.min_partitions, options.max_records_per_partition
     if least is None and most is None:
-        return [InputPartition(task) for task in planning.packed(ranges)]
-    return [InputPartition((part,)) for part in planning.split(ranges, least, most)]
+        cut = planning.packed(ranges)
+    else:
+        cut = [(part,) for part in planning.split(ranges, least, most)]
+    read = [(one.topic, one.partition) for task in cut for one in task]
+    partitions = len(set(read))
+    return [SourceTask(task, partitions, is_divided=len(read) > partitions) for task in cut]
 
 
 def report_loss(options: SourceOptions, what: str, remedy: str = "check the topic and its retention") -> None:
