@@ -10,6 +10,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 
+from penstock.spark_sink.ledger.kafka_producers import SLOTS
 from penstock.spark_sink.ledger.state import OffsetStatistics, Span
 from penstock.spark_sink.sinks.position import require_position
 from penstock.spark_sink.source.offsets.planning import TopicPartition
@@ -52,6 +53,12 @@ def whole_partitions(batch: DataFrame) -> int | None:
     except (AttributeError, Py4JError):
         return None
     return first.partitions if isinstance(first, SourceTask) and not first.is_divided else None
+
+
+def slot_column() -> Column:
+    """Return the slot of a row's source partition, as `kafka_producers.slot_of`; some slot where it has none."""
+    place = F.concat_ws("/", F.col("topic"), F.col("partition").cast("string"))
+    return F.pmod(F.crc32(place.cast("binary")), F.lit(SLOTS)).cast("int")
 
 
 def is_applied(ledger: Mapping[TopicPartition, int]) -> Column:

@@ -114,7 +114,7 @@ class _Task:
                 fetched += consumer.consume(min(rows.room(fetched[0]), left), 0)
             if self.lent.is_kept and (not fetched or any(map(_is_fault, fetched))):
                 # It may know another topic of that name, leaders that were, or a connection that leads nowhere.
-                self.lent.replace(time.monotonic())
+                self.lent.replace()
                 self.assign()
                 continue
             self.lent.has_failed |= any(map(_is_fault, fetched))
