@@ -32,6 +32,14 @@ def tasks_of(batch: DataFrame) -> int | None:
         return None
 
 
+def cores_of(batch: DataFrame) -> int | None:
+    """Return how many tasks a frame's session runs at a time; None where that is not known, as under Connect."""
+    try:
+        return int(batch.sparkSession.sparkContext.defaultParallelism)
+    except Exception:  # noqa: BLE001 - Connect's session refuses the question with an exception of its own
+        return None
+
+
 def whole_partitions(batch: DataFrame) -> int | None:
     """Return of how many source partitions a frame has rows, where those of each stand in one task; None elsewhere.
 
