@@ -7,7 +7,7 @@ ceiling   two plain `Consumer.consume` processes, each over half of the partitio
 source    the source into `foreachBatch(count)`, on `local[2]`, in batches of a sixth of the rows, from the end of the
           first on: in steady state, without the start of the query; the ratio to both ceilings
 sql       `SqlSink` into PostgreSQL over 10,000 keys: upserts into a new table, the same over what is there, append
-handlers  `HandlerSink` with an empty handler, without an order and by key, in steady state as above
+handlers  `HandlerSink` with an empty handler, without an order, by partition and by key, in steady state as above
 publish   `KafkaSink` and a `HandlerSink` whose handler returns its message: one result for each row, exactly once
 latency   1,000 messages a second: the time of micro-batches, and of each message from its birth to the sink's return
 
@@ -315,7 +315,7 @@ def into(store: SqlSink) -> Callable[[DataFrame, int], None]:
 
 def handlers(spark: SparkSession, servers: str, rows: int, folder: Path) -> None:
     """Hand every message to a handler on the executors that does nothing."""
-    for order, what in (("none", "without an order"), ("key", "by key")):
+    for order, what in (("none", "without an order"), ("partition", "by partition"), ("key", "by key")):
         work = {"sinks": handler(nothing, order=order)}
         sink = HandlerSink(work, group="benchmark", parallelism=2, headers=False)
         took = [steady(spark, servers, "sinks", sink, rows, folder) for _ in range(2)]

@@ -13,7 +13,7 @@ from canary import MESSAGE
 from penstock.clients.rights import MissingRightError
 from penstock.devbroker import DevBroker, User
 from penstock.spark_sink import DeadLetters, KafkaSink
-from penstock.spark_sink.ledger.kafka_ledger import KafkaLedger
+from penstock.spark_sink.ledger.kafka_producers import SinkPublisher, slot_id
 from penstock.spark_sink.ledger.kafka_publisher import publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
@@ -111,12 +111,12 @@ class Publishing:
 
     def publish(self, offset: int) -> int:
         """Publish the row of an offset; return how many were applied before."""
-        ledger = KafkaLedger(self._target)
+        publisher = SinkPublisher(self._target)
         row = Row(("orders", 0), offset, self._topic, MESSAGE, MESSAGE, [])
         try:
-            return publish(self._target, f"{self._target.name}/orders/0", [row], ledger)
+            return publish(self._target, slot_id(self._target.name, ("orders", 0)), [row], publisher)
         finally:
-            ledger.close()
+            publisher.close()
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_a_kafka_sink_publishes_with_the_least_rights_and_names_each_that_is_tak
     check = partial(require_target, work.sink._target(), [copies])
     check()
     assert work.publish(0) == 0
-    needed = {("topic", copies), ("topic", ledger_topic), ("transactional_id", f"{name}/orders/0")}
+    needed = {("topic", copies), ("topic", ledger_topic), ("transactional_id", slot_id(name, ("orders", 0)))}
     assert {(kind, of) for kind, of, _ in allowed(secured, user)} == needed
 
     for offset, right in enumerate(on_topics, start=1):

@@ -306,7 +306,7 @@ def test_markers_that_a_topic_does_not_take_are_not_waited_for(
     bench: Bench, new_topic: Callable[..., str], admin: AdminClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The brokers are asked, long before it is supposed.
-    monkeypatch.setattr("penstock.transactions.stores.relay.outbound._MARKERS_S", 300.0)
+    monkeypatch.setattr("penstock.transactions.stores.relay.outbound.outbound._MARKERS_S", 300.0)
     sick, commit = new_topic(), TransactionalWriter.commit
 
     def spoiled(writer: TransactionalWriter) -> None:

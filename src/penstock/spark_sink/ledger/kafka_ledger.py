@@ -46,7 +46,10 @@ class Entry(NamedTuple):
 
 
 class KafkaLedger:
-    """Reads the ledger of one sink; what was read once is not read again. One thread uses it, and closes it."""
+    """Reads the ledger of one sink; what was read once is not read again. One thread at a time uses it.
+
+    Whoever has used it closes it.
+    """
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -76,7 +79,11 @@ class KafkaLedger:
 
     def _catch_up(self, partition: int) -> None:
         place, position, end = (self._target.ledger, partition), self._positions.get(partition, 0), self._end(partition)
-        if position >= end:
+        if position > end:
+            # Another topic of that name: what was read of the one before is gone.
+            self._known = {key: one for key, one in self._known.items() if ledger_partition(key) != partition}
+            position = self._positions[partition] = 0
+        if position == end:
             return
         if self._reader is None:
             self._reader = PartitionReader(self._target.servers, self._target.config, GROUP, _not_read)

@@ -6,8 +6,9 @@ Whoever publishes takes these steps, and starts again at 1 whenever one of them 
 2. The ledger is read, up to where it ended after step 1; rows below it are left out.
 3. Rows and new ledger records are written and committed, in one transaction.
 
-A producer serves for one transaction: an order to commit that arrives late, of which the client library knows nothing,
-finds another epoch and ends nothing (KAFKA-17754).
+After a commit that is known to have ended the producer is kept (`kafka_producers`), and the next rows of its id begin
+at step 2: whoever else publishes these rows has taken the id in the meantime, before it read the ledger. So either what
+it has published stands in the ledger that is read here, or this producer is fenced, and step 3 fails.
 """
 
 from __future__ import annotations
@@ -23,19 +24,17 @@ from typing import Any, cast
 import tenacity
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from penstock import clients
 from penstock.clients.kafka_errors import reason
 from penstock.clients.rights import MissingRightError, Resource, principal_of
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger.kafka_ledger import (
-    ANSWER_S,
     POLL_S,
     TRANSACTION_TIMEOUT_S,
     Entry,
-    KafkaLedger,
     ledger_key,
     ledger_partition,
 )
+from penstock.spark_sink.ledger.kafka_producers import SinkPublisher, SlotProducer, take_id
 from penstock.spark_sink.ledger.kafka_target import Row, Target, missing_for, publishing, topics_of
 from penstock.spark_sink.ledger.state import refuse_late
 from penstock.spark_sink.source.offsets import planning
@@ -83,7 +82,7 @@ class _Attempt:
         return self.error is not None and self.error.code() not in _PURGED
 
 
-def publish(target: Target, transactional_id: str, rows: Sequence[Row], ledger: KafkaLedger) -> int:
+def publish(target: Target, transactional_id: str, rows: Sequence[Row], publisher: SinkPublisher) -> int:
     """Publish rows and the ledger after them in one transaction.
 
     Returns how many of the rows were applied before, of those that publish something.
@@ -99,7 +98,7 @@ def publish(target: Target, transactional_id: str, rows: Sequence[Row], ledger: 
             reraise=True,
         ):
             with attempt:
-                return _published(target, transactional_id, rows, ledger)
+                return _published(target, transactional_id, rows, publisher)
     except KafkaException as error:
         missing = missing_for(target, topics_of(rows), error)
         if not any(right.resource is Resource.TRANSACTIONAL_ID for right in missing):
@@ -127,19 +126,39 @@ def _warn_retry(transactional_id: str, state: tenacity.RetryCallState) -> None:
         _log.warning("%s: publishing failed and is tried again: %s", transactional_id, reason(error))
 
 
-def _published(target: Target, transactional_id: str, rows: Sequence[Row], ledger: KafkaLedger) -> int:
-    producer = _producer(target, transactional_id)
+def _published(target: Target, transactional_id: str, rows: Sequence[Row], publisher: SinkPublisher) -> int:
+    kept = publisher.taken(transactional_id)
+    if kept is not None:
+        try:
+            return _published_by(kept, target, transactional_id, rows, publisher)
+        except (KafkaException, _OvertakenError):
+            # Fenced, as a rule. A new one knows no less.
+            _log.debug("%s: taken anew", transactional_id, exc_info=True)
+    return _published_by(take_id(target, transactional_id), target, transactional_id, rows, publisher)
+
+
+class _OvertakenError(Exception):
+    """Another producer has published by the id since."""
+
+
+def _published_by(
+    producer: SlotProducer, target: Target, transactional_id: str, rows: Sequence[Row], publisher: SinkPublisher
+) -> int:
+    is_known = False
     try:
-        producer.init_transactions(ANSWER_S)
-        held = ledger.read(list(dict.fromkeys(row.source for row in rows)))
+        held = publisher.ledger.read(list(dict.fromkeys(row.source for row in rows)))
+        if producer.is_kept and not producer.may_own(held):
+            raise _OvertakenError
         left = [row for row in rows if row.offset >= held[row.source].next_offset]
         _refuse_late(target, held, {row.source for row in rows if row.offset < held[row.source].next_offset})
-        if left:
-            _in_one_transaction(producer, target, left)
+        producer.known |= held
+        is_known = _in_one_transaction(producer, target, left) if left else True
         return publishing(rows) - publishing(left)
     finally:
-        producer.purge()
-        producer.close()
+        if is_known:
+            publisher.keep(transactional_id, producer)
+        else:
+            producer.discard()
 
 
 def _refuse_late(
@@ -155,8 +174,10 @@ def _refuse_late(
         refuse_late(others, others, run, int(number), f"sink {target.name}")
 
 
-def _in_one_transaction(producer: Producer, target: Target, rows: Sequence[Row]) -> None:
-    attempt = _Attempt()
+def _in_one_transaction(slot: SlotProducer, target: Target, rows: Sequence[Row]) -> bool:
+    """Publish rows and the ledger after them; tell whether the producer may serve again."""
+    attempt, producer = _Attempt(), slot.client
+    slot.watch.begin()
     producer.begin_transaction()
     offsets: planning.Offsets = {}
     for number, row in enumerate(rows):
@@ -166,16 +187,19 @@ def _in_one_transaction(producer: Producer, target: Target, rows: Sequence[Row])
         offsets[row.source] = row.offset + 1
         if number % _POLL_EVERY == 0:
             producer.poll(0)  # where records are refused, `attempt` hears of it, and no more are sent
-    for source, offset in offsets.items():
+    entries = {source: Entry(offset, target.batch) for source, offset in offsets.items()}
+    for source, entry in entries.items():
         key = ledger_key(target.name, source)
-        text = json.dumps(Entry(offset, target.batch)._asdict()).encode()
+        text = json.dumps(entry._asdict()).encode()
         _send(producer, attempt, target.ledger, text, key, partition=ledger_partition(key))
     deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
     while len(producer) and not attempt.has_cause and time.monotonic() < deadline:
         producer.flush(POLL_S)
     if attempt.error is not None:
         raise KafkaException(attempt.error)
-    producer.commit_transaction(ANSWER_S)
+    is_known = slot.commit()
+    slot.known |= entries
+    return is_known
 
 
 def _send(
@@ -201,9 +225,7 @@ def _send(
 def _end_what_is_open(target: Target, transactional_id: str) -> None:
     """End a transaction that was given up, so that readers do not wait for its timeout. As far as possible."""
     try:
-        producer = _producer(target, transactional_id)
-        producer.init_transactions(ANSWER_S)
-        producer.close()
+        take_id(target, transactional_id).discard()
     except KafkaException as error:
         _log.warning("%s: what is open ends by its timeout: %s", transactional_id, reason(error))
 
@@ -221,24 +243,3 @@ def _refused(target: Target, rows: Sequence[Row], error: KafkaException, *, trie
         f"sink {target.name}: {_places(rows)}: {reason(error)}, tries: {tries}; mend the topic or the row, or "
         "stop the other query of this name, and start the query anew"
     )
-
-
-def _producer(target: Target, transactional_id: str) -> Producer:
-    settings = {
-        "linger.ms": 5,
-        "message.max.bytes": 100_000_000,
-        # Java's: keys go to the partitions in which Spark's own sink and Java's producers put them.
-        "partitioner": "murmur2_random",
-        # The waits after CONCURRENT_TRANSACTIONS would be the latency of everything.
-        "retry.backoff.ms": 5,
-        "retry.backoff.max.ms": 100,
-        "topic.metadata.propagation.max.ms": 5_000,
-        **target.config,
-        "transactional.id": transactional_id,
-        # What was taken is known by the commit.
-        "delivery.report.only.error": True,
-        "transaction.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000),
-        # The client library wants it to be no longer than the transaction's.
-        "message.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000) - 5_000,
-    }
-    return clients.producer(target.servers, settings)

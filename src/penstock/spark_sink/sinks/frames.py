@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 
+from penstock.spark_sink.ledger.kafka_producers import SLOTS
 from penstock.spark_sink.ledger.state import OffsetStatistics, Span
 from penstock.spark_sink.sinks.position import require_position
 from penstock.spark_sink.source.offsets.planning import TopicPartition
+from penstock.spark_sink.source.tasks import SourceTask
 
 
 def tasks_of(batch: DataFrame) -> int | None:
@@ -26,6 +30,43 @@ def tasks_of(batch: DataFrame) -> int | None:
         return int(java.queryExecution().toRdd().getNumPartitions())
     except AttributeError:
         return None
+
+
+def cores_of(batch: DataFrame) -> int | None:
+    """Return how many tasks a frame's session runs at a time; None where that is not known, as under Connect."""
+    try:
+        return int(batch.sparkSession.sparkContext.defaultParallelism)
+    except Exception:  # noqa: BLE001 - Connect's session refuses the question with an exception of its own
+        return None
+
+
+def whole_partitions(batch: DataFrame) -> int | None:
+    """Return of how many source partitions a frame has rows, where those of each stand in one task; None elsewhere.
+
+    So where each task of the frame does something to the rows that one task of the source reads, and the source has
+    divided no partition. It is not known under Connect, behind a shuffle, a union or a `coalesce` of the user's, and of
+    frames of another source.
+    """
+    try:
+        java: Any = batch._jdf  # noqa: SLF001 - as above
+        rows = java.queryExecution().toRdd()
+        while rows.getClass().getSimpleName() != "DataSourceRDD":
+            above = rows.dependencies()
+            if above.size() != 1 or above.head().getClass().getSimpleName() != "OneToOneDependency":
+                return None
+            rows = above.head().rdd()
+        tasks = rows.partitions()
+        # All tasks of a batch say the same of it.
+        first = pickle.loads(tasks[0].inputPartition().get().pickedPartition()) if len(tasks) else None  # noqa: S301 - made by the source, in this query
+    except (AttributeError, Py4JError):
+        return None
+    return first.partitions if isinstance(first, SourceTask) and not first.is_divided else None
+
+
+def slot_column() -> Column:
+    """Return the slot of a row's source partition, as `kafka_producers.slot_of`; some slot where it has none."""
+    place = F.concat_ws("/", F.col("topic"), F.col("partition").cast("string"))
+    return F.pmod(F.crc32(place.cast("binary")), F.lit(SLOTS)).cast("int")
 
 
 def is_applied(ledger: Mapping[TopicPartition, int]) -> Column:

@@ -17,6 +17,7 @@ from penstock.clients.rights import MissingRightError, Operation, principal_of, 
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, reserved
 from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, KafkaLedger
+from penstock.spark_sink.ledger.kafka_producers import PublisherPool, SinkPublisher, slot_id
 from penstock.spark_sink.ledger.kafka_publisher import publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target, publishing
 from penstock.spark_sink.ledger.state import OffsetStatistics, warn_replayed
@@ -29,8 +30,11 @@ LEDGER_TOPIC = "penstock.spark-ledger"
 PIECE_ROWS = 10_000
 PIECE_BYTES = 8 * 1024 * 1024
 
+#: What this process's tasks publish by.
+_publishers = PublisherPool()
+
 _OWNED = {
-    "transactional.id": "it is made of the sink's name and the source partition; give the sink another name",
+    "transactional.id": "it is made of the sink's name; give the sink another name",
     "transaction.timeout.ms": "it is part of how the ledger is read",
     "message.timeout.ms": "it follows the transaction's",
     "enable.idempotence": "a transaction needs it",
@@ -115,31 +119,36 @@ def ledger_of(target: Target, partitions: Iterable[TopicPartition]) -> Offsets:
     return {part: entry.next_offset for part, entry in held.items() if entry.next_offset}
 
 
-def publish_by_source(target: Target, rows: Iterable[Row]) -> Iterator[WriterCommitMessage]:
+def publish_by_source(
+    target: Target, rows: Iterable[Row], publishers: PublisherPool | None = None
+) -> Iterator[WriterCommitMessage]:
     """Publish rows, sorted by source partition and offset; tell what came of each partition.
 
+    By a publisher of `publishers`, or of what this process keeps. No two tasks at a time have rows of one slot.
     A failure is in the commit message: an exception would reach the driver as the text of a worker's stack.
     """
-    ledger = KafkaLedger(target)
-    try:
-        for source, of_source in groupby(rows, key=lambda row: row.source):
-            yield _published(target, source, of_source, ledger)
-    except SinkError as error:
-        yield WriterCommitMessage("", -1, 0, 0, -1, str(error))
-    finally:
-        ledger.close()
+    with (_publishers if publishers is None else publishers).lend(target) as publisher:
+        try:
+            for source, of_source in groupby(rows, key=lambda row: row.source):
+                yield _published(target, source, of_source, publisher)
+        except SinkError as error:
+            publisher.has_failed = True
+            yield WriterCommitMessage("", -1, 0, 0, -1, str(error))
 
 
-def _published(target: Target, source: TopicPartition, rows: Iterable[Row], ledger: KafkaLedger) -> WriterCommitMessage:
+def _published(
+    target: Target, source: TopicPartition, rows: Iterable[Row], publisher: SinkPublisher
+) -> WriterCommitMessage:
     """Publish the rows of one source partition, piece by piece, up to the first that fails."""
     count = applied = 0
     last = -1
     try:
         for piece in pieces(rows):
-            applied += publish(target, f"{target.name}/{source[0]}/{source[1]}", piece, ledger)
+            applied += publish(target, slot_id(target.name, source), piece, publisher)
             count += publishing(piece)
             last = piece[-1].offset
     except (SinkError, ConfigurationError, MissingRightError) as error:
+        publisher.has_failed = True
         return WriterCommitMessage(*source, count, applied, last, str(error), isinstance(error, MissingRightError))
     return WriterCommitMessage(*source, count, applied, last, None)
 
@@ -162,11 +171,8 @@ def publish_whole(target: Target, rows: Sequence[Row]) -> list[WriterCommitMessa
     """Publish a batch in one transaction, its rows sorted by source partition and offset. Raises as `publish`."""
     if not rows:
         return []
-    ledger = KafkaLedger(target)
-    try:
-        applied = publish(target, f"{target.name}/whole", rows, ledger)
-    finally:
-        ledger.close()
+    with _publishers.lend(target) as publisher:
+        applied = publish(target, f"{target.name}/whole", rows, publisher)
     return [WriterCommitMessage(*rows[0].source, publishing(rows), applied, rows[-1].offset, None)]
 
 

@@ -20,6 +20,7 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.kafka_target import Row, Target, least_rights
+from penstock.spark_sink.sinks.frames import slot_column
 from penstock.spark_sink.sinks.handlers.execution.rows import steps
 from penstock.spark_sink.sinks.kafka_publication import (
     COMMIT_MESSAGE_DDL,
@@ -65,10 +66,10 @@ class KafkaSink:
     Attributes:
         bootstrap_servers: addresses of the brokers to publish to.
         topic: the topic of all rows; without one the column `target_topic` names it. It must exist.
-        name: of the query, in the transactional ids `<name>/<topic>/<partition>` and in the ledger. It is the memory
-            of what was published: under another name all of it is published again.
+        name: of the query, in the transactional ids `<name>/<0 to 63>` and in the ledger. It is the memory of what was
+            published: under another name all of it is published again.
         config: client settings by librdkafka's names; may hold secrets and is never shown.
-        parallelism: number of tasks that publish.
+        parallelism: number of tasks that publish; 64 at most have something to do.
         atomic_batches: whether a batch is one transaction. Its rows go through the driver, which has to hold them, and
             through one producer, within 30 seconds. Change it only when the query has stopped for good.
         ledger_topic: topic of the ledger, made if it does not exist; many sinks may share it.
@@ -122,7 +123,7 @@ class KafkaSink:
             table = rows.toArrow().sort_by([(name, "ascending") for name in POSITION])
             messages = publish_whole(target, [row for part in table.to_batches() for row in _rows_of(part, target)])
         else:
-            lanes = rows.repartition(self.parallelism, "topic", "partition")
+            lanes = rows.repartitionById(self.parallelism, slot_column())
             found = lanes.sortWithinPartitions(*POSITION).mapInArrow(_Task(target), COMMIT_MESSAGE_DDL).collect()
             messages = [WriterCommitMessage(*one) for one in found]
         conclude(batch_id, self.name, messages)

@@ -15,12 +15,12 @@ import pyarrow as pa
 import tenacity
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from penstock import clients
 from penstock.clients.gc_pause import collection_put_off
 from penstock.clients.kafka_errors import ErrorKind, is_transient, kind_of, reason
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import PenstockError, SourceError
 from penstock.spark_sink.errors import DataLossError
+from penstock.spark_sink.source.consumer_pool import ConsumerPool, LentConsumer
 from penstock.spark_sink.source.offsets.planning import OffsetRange
 from penstock.spark_sink.source.offsets.planning import TopicPartition as TopicAndPartition
 from penstock.spark_sink.source.options.options import SourceOptions
@@ -43,16 +43,19 @@ _WATERMARK_TIMEOUT_S = 10.0
 _log = logging.getLogger("penstock.spark_sink")
 
 
-def read_ranges(options: SourceOptions, schema: pa.Schema, wanted: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
-    """Read the ranges of a task, of a partition each, over a connection of its own, which is closed on every way out.
+def read_ranges(
+    options: SourceOptions, schema: pa.Schema, wanted: Sequence[OffsetRange], consumers: ConsumerPool | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Read the ranges of a task, of a partition each, by a consumer that is its own meanwhile.
 
-    Rows of a partition come in the order of their offsets. Memory: at most `TASK_BYTES` of messages, beside what the
-    process and its libraries take. Where a range cannot be read, a `SourceError` names partition and offsets; where the
-    topic may not be, a `MissingRightError` does.
+    It is lent by `consumers`, to which it goes back where the task was read to its end without an error. On every other
+    way out, and where none are given, it is closed. Rows of a partition come in the order of their offsets. Memory: at
+    most `TASK_BYTES` of messages, beside what the process and its libraries take. Where a range cannot be read, a
+    `SourceError` names partition and offsets; where the topic may not be, a `MissingRightError` does.
     """
-    consumer = clients.consumer(options.bootstrap_servers, consumer_config(options))
-    try:
-        task = _Task(consumer, options, {(one.topic, one.partition): _Progress(one, one.start) for one in wanted})
+    pool = ConsumerPool(most=0) if consumers is None else consumers
+    with pool.lend(options.bootstrap_servers, consumer_config(options)) as lent:
+        task = _Task(lent, options, {(one.topic, one.partition): _Progress(one, one.start) for one in wanted})
         task.assign()
         take_size = TakeSize()
         while task.open:
@@ -63,8 +66,6 @@ def read_ranges(options: SourceOptions, schema: pa.Schema, wanted: Sequence[Offs
                 del rows
             if batch is not None:
                 yield batch
-    finally:
-        consumer.close()
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class _Task:
     the same, and is left out.
     """
 
-    consumer: Consumer
+    lent: LentConsumer
     options: SourceOptions
     open: dict[TopicAndPartition, _Progress]
     is_single: bool = field(init=False)
@@ -97,7 +98,7 @@ class _Task:
 
     def assign(self) -> None:
         """Let the consumer go on, of all that is open, where it is read to."""
-        self.consumer.assign([TopicPartition(*part, one.position) for part, one in self.open.items()])
+        self.lent.begin([TopicPartition(*part, one.position) for part, one in self.open.items()])
 
     def fill(self, rows: Rows) -> None:
         """Read until the columns are full or all ranges are at their ends."""
@@ -106,10 +107,17 @@ class _Task:
         while self.open and not rows.is_full:
             # The first call waits for one record, the second takes what is there: asked for many at once, the
             # library waits until it has them all or the time is up.
-            fetched = self.consumer.consume(1, _WAIT_S)
+            consumer = self.lent.consumer
+            fetched = consumer.consume(1, _WAIT_S)
             if fetched and fetched[0].error() is None:
                 left = sum(one.left for one in self.open.values())
-                fetched += self.consumer.consume(min(rows.room(fetched[0]), left), 0)
+                fetched += consumer.consume(min(rows.room(fetched[0]), left), 0)
+            if self.lent.is_kept and (not fetched or any(map(_is_fault, fetched))):
+                # It may know another topic of that name, leaders that were, or a connection that leads nowhere.
+                self.lent.replace()
+                self.assign()
+                continue
+            self.lent.has_failed |= any(map(_is_fault, fetched))
             progressed, error = self._take(rows, fetched)
             if progressed:
                 last_progress, hindrance = time.monotonic(), error
@@ -130,14 +138,14 @@ class _Task:
         for part, some in self._by_range(fetched):
             one = self.open[part]
             before = one.position
-            records, error, resumed = _settle(self.consumer, self.options, one, some)
+            records, error, resumed = _settle(self.lent.consumer, self.options, one, some)
             rows.take(records, part)
             progressed |= one.position > before
             hindrance, is_resumed = error or hindrance, is_resumed or resumed
             if one.left <= 0:
                 del self.open[part]
                 if self.open:
-                    self.consumer.pause([TopicPartition(*part)])
+                    self.lent.pause(TopicPartition(*part))
         if is_resumed and self.open:
             # When all that was fetched is taken: it is fetched anew from here on.
             self.assign()
@@ -156,6 +164,12 @@ class _Task:
             if part in self.open:
                 found.setdefault(part, []).append(message)
         return found.items()
+
+
+def _is_fault(message: Message) -> bool:
+    """Tell whether a message is an error of the consumer's, not a record or the end of a partition."""
+    error = message.error()
+    return error is not None and kind_of(error) not in {ErrorKind.END, ErrorKind.GROUP}
 
 
 def _settle(

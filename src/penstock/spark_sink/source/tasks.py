@@ -12,6 +12,7 @@ from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, Stri
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.spark_sink.errors import DataLossError
+from penstock.spark_sink.source.consumer_pool import ConsumerPool
 from penstock.spark_sink.source.offsets import planning
 from penstock.spark_sink.source.offsets.planning import OffsetRange, Offsets
 from penstock.spark_sink.source.options.options import SourceOptions
@@ -19,7 +20,24 @@ from penstock.spark_sink.source.partition_reader import read_ranges
 from penstock.spark_sink.source.planning.missing_partitions import place
 from penstock.spark_sink.source.planning.offset_reader import OffsetReader
 
+#: Those of this process's tasks.
+_consumers = ConsumerPool()
+
 _log = logging.getLogger("penstock.spark_sink")
+
+
+class SourceTask(InputPartition):
+    """The ranges that a task reads, and what is so of all tasks of its batch.
+
+    Attributes:
+        partitions: how many partitions of topics the batch reads.
+        is_divided: whether one of them is read by several tasks.
+    """
+
+    def __init__(self, ranges: tuple[OffsetRange, ...], partitions: int, *, is_divided: bool) -> None:
+        super().__init__(ranges)
+        self.partitions = partitions
+        self.is_divided = is_divided
 
 
 def source_schema(*, include_headers: bool) -> StructType:
@@ -55,8 +73,12 @@ def tasks(options: SourceOptions, start: Offsets, end: Offsets, first: Offsets) 
         ranges.append(OffsetRange(topic, partition, begin, until))
     least, most = options.min_partitions, options.max_records_per_partition
     if least is None and most is None:
-        return [InputPartition(task) for task in planning.packed(ranges)]
-    return [InputPartition((part,)) for part in planning.split(ranges, least, most)]
+        cut = planning.packed(ranges)
+    else:
+        cut = [(part,) for part in planning.split(ranges, least, most)]
+    read = [(one.topic, one.partition) for task in cut for one in task]
+    partitions = len(set(read))
+    return [SourceTask(task, partitions, is_divided=len(read) > partitions) for task in cut]
 
 
 def report_loss(options: SourceOptions, what: str, remedy: str = "check the topic and its retention") -> None:
@@ -86,5 +108,5 @@ def read_task(options: SourceOptions, partition: InputPartition) -> Iterator[pa.
     wanted: tuple[OffsetRange, ...] | None = partition.value
     if wanted is not None:  # Spark plans one empty task where there is nothing to read
         schema = to_arrow_schema(source_schema(include_headers=options.include_headers), timezone="UTC")
-        yield from read_ranges(options, schema, wanted)
+        yield from read_ranges(options, schema, wanted, _consumers)
     imports_set_aside("source")

@@ -21,6 +21,11 @@ def has_order(handlers: Mapping[str, Handler]) -> bool:
     return any(one.order is not Order.NONE for one in handlers.values())
 
 
+def needs_keys(handlers: Mapping[str, Handler]) -> bool:
+    """Tell whether any of the handlers' messages wait for others of their key, which may be read by another task."""
+    return any(one.order is Order.KEY for one in handlers.values())
+
+
 def lane_column(handlers: Mapping[str, Handler], lanes: int) -> Column:
     """Return the lane of each row, for handlers without key functions. Rows of other topics have any."""
     numbers: SpaceNumbers = {}

@@ -32,13 +32,13 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
 from penstock.spark_sink.ledger.kafka_target import Target, least_rights
-from penstock.spark_sink.sinks.frames import tasks_of
+from penstock.spark_sink.sinks.frames import tasks_of, whole_partitions
 from penstock.spark_sink.sinks.handlers import kill_timeout
 from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings
 from penstock.spark_sink.sinks.handlers.execution.report import BatchReport, TaskReport
 from penstock.spark_sink.sinks.handlers.execution.rows import COLUMNS, LANE, REQUIRED
 from penstock.spark_sink.sinks.handlers.kept_options import refuse_what_cannot_be_kept
-from penstock.spark_sink.sinks.handlers.lanes import has_order, lane_column
+from penstock.spark_sink.sinks.handlers.lanes import has_order, lane_column, needs_keys
 from penstock.spark_sink.sinks.handlers.metrics import HandlerMetrics
 from penstock.spark_sink.sinks.handlers.pickling import made_by, pack, require_packable, unpack
 from penstock.spark_sink.sinks.handlers.publishing.publication import Publication
@@ -301,12 +301,20 @@ class HandlerSink:
         return cast("Column", number(*map(col, columns)))
 
     def _spread(self, rows: DataFrame, batch: DataFrame) -> DataFrame:
-        """Spread rows over the tasks, in the order in which they are handled."""
-        if not has_order(self.handlers):
-            # Nothing waits for anything: rows go where they are read, if there they are in tasks enough.
-            found = tasks_of(batch)
-            if found is not None and found >= self.parallelism:
-                return rows.coalesce(self.parallelism)
+        """Spread rows over the tasks, in the order in which they are handled.
+
+        Where a shuffle would not bring more tasks to what may be handled side by side, rows stay where they are read.
+        """
+        found = None if needs_keys(self.handlers) else tasks_of(batch)
+        if found is not None:
+            if not has_order(self.handlers):
+                if found >= self.parallelism:
+                    return rows.coalesce(self.parallelism)
+            else:
+                partitions = whole_partitions(batch)
+                if partitions is not None and found >= min(self.parallelism, partitions):
+                    # The user may have sorted them otherwise since they were read.
+                    return rows.coalesce(self.parallelism).sortWithinPartitions(*POSITION)
         return rows.repartitionById(self.parallelism, LANE).sortWithinPartitions(*POSITION)
 
     def _dead_letter_topics(self) -> dict[str, str]:

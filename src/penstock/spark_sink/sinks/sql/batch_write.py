@@ -3,7 +3,8 @@
     driver:     collect -> { lock the ledger, stage, upsert, dead letters, advance the ledger }
     executors:  read the ledger -> stage from tasks -> { lock and compare the ledger, upsert, dead letters, advance }
 
-What stands in braces is one transaction (`batch_transaction`). A batch is applied as a whole first. Where the database
+What stands in braces is one transaction (`batch_transaction`). Session and staging table of the second way are kept
+from one batch of a query to the next (`kept_stage`). A batch is applied as a whole first. Where the database
 refuses that for the sake of a row, all is rolled back and the batch comes again with every row of it, to be applied in
 pieces until the refused rows are alone: then it ends as if row after row had been applied in the order of offsets,
 without the messages of which a row was refused.
@@ -12,6 +13,8 @@ without the messages of which a row was refused.
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,6 +36,7 @@ from penstock.spark_sink.sinks.sql.databases.schema import (
     require_fitting,
 )
 from penstock.spark_sink.sinks.sql.databases.upsert import Upsert
+from penstock.spark_sink.sinks.sql.kept_stage import KeptStages, OpenStage
 from penstock.spark_sink.sinks.sql.rows import staging
 from penstock.spark_sink.sinks.sql.rows.deduplication import BatchStatistics, Deduplication, deduplicated, staged_schema
 from penstock.spark_sink.sinks.sql.rows.row_validator import RowRefusedError, RowValidator
@@ -45,6 +49,9 @@ _log = logging.getLogger("penstock.spark_sink")
 
 #: How often a batch is staged anew because another writer has moved the ledger in between.
 _RACES = 5
+
+#: Of this process's queries.
+_kept_stages = KeptStages()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,40 +149,70 @@ class BatchWrite:
         Where the database stages on executors.
         Raises as `store` does.
         """
+        key = self._key()
+        opened = (None if key is None else _kept_stages.take(key)) or self._opened()
+        is_kept = False
+        try:
+            self._stage_and_apply(batch, max_connections, opened)
+            is_kept = key is not None and opened.clear()
+        finally:
+            if not is_kept:
+                opened.close()
+        if is_kept:
+            _kept_stages.keep(key, opened)
+
+    def _key(self) -> Hashable | None:
+        """Return what is kept between batches by: the run of the query, and all that the tables were checked for.
+
+        None where the run is not known: then nothing tells one start of the query from another.
+        """
+        one, settings = self.transaction, self.settings
+        if one.run is None:
+            return None
+        checked = [getattr(settings, name) for name in ("schema", "table", "ledger_table", "key", "sum_columns")]
+        options = (settings.delete, settings.keep_position, settings.evolve)
+        return (self.url.render_as_string(hide_password=False), one.owner, one.run, *checked, *options, str(self.frame))
+
+    def _opened(self) -> OpenStage:
+        """Begin a session: check the tables, and remove what drivers that are gone have left."""
         settings = self.settings
         prefix = staging.stage_prefix(settings.table, settings.ledger_table)
-        schema = staged_schema(self.frame, settings.sum_columns)
-        # One session for all: should the server crash after the staging, then what was staged is gone, and so is this.
-        with self.database.session(self.url) as connection:
+        columns = staged_schema(self.frame, settings.sum_columns)
+        with ExitStack() as session:
+            connection = session.enter_context(self.database.session(self.url))
             with connection.begin():
                 tables = self.prepare(connection)
-            staging.remove_left_over(self.database, connection, prefix, settings.schema, schema)
-            exact = False
-            for _ in range(_RACES):
-                with connection.begin():
-                    state = read_ledger(connection, tables.ledger, self.transaction.owner)
-                stage = staging.create_stage(self.database, connection, prefix, settings.schema, schema)
-                task = staging.StagingTask(
-                    self.url.render_as_string(hide_password=False),
-                    str(stage.name),
-                    settings.schema,
-                    self._deduplication(state, exact=exact),
+            staging.remove_left_over(self.database, connection, prefix, settings.schema, columns)
+            return OpenStage(self.database, connection, tables, prefix, settings.schema, columns, session.pop_all())
+
+    def _stage_and_apply(self, batch: DataFrame, max_connections: int, opened: OpenStage) -> None:
+        # One session for all: should the server crash after the staging, then what was staged is gone, and so is this.
+        settings, connection, tables = self.settings, opened.connection, opened.tables
+        exact = False
+        for _ in range(_RACES):
+            with connection.begin():
+                state = read_ledger(connection, tables.ledger, self.transaction.owner)
+            stage = opened.stage()
+            task = staging.StagingTask(
+                self.url.render_as_string(hide_password=False),
+                str(stage.name),
+                settings.schema,
+                self._deduplication(state, exact=exact),
+                self.transaction.batch_id,
+                settings.most_rejects,
+            )
+            try:
+                report = staging.run_tasks(batch, task, max_connections)
+                if self._apply_staged(connection, tables, state, stage, report, exact=exact):
+                    return
+                _log.warning(
+                    "batch %d for table %s is staged anew: another writer has moved its ledger in between",
                     self.transaction.batch_id,
-                    settings.most_rejects,
+                    settings.table,
                 )
-                try:
-                    report = staging.run_tasks(batch, task, max_connections)
-                    if self._apply_staged(connection, tables, state, stage, report, exact=exact):
-                        return
-                    _log.warning(
-                        "batch %d for table %s is staged anew: another writer has moved its ledger in between",
-                        self.transaction.batch_id,
-                        settings.table,
-                    )
-                except RowRefusedError:
-                    exact = True
-                finally:
-                    staging.remove_stage(connection, stage)
+            except RowRefusedError:
+                exact = True
+            opened.remove_stage()
         raise SinkError(
             f"batch {self.transaction.batch_id} for table {settings.table} met another writer {_RACES} times over; is "
             "a second copy of the query running? stop one, or give each a name of its own; nothing of the batch was "

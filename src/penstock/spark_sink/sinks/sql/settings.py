@@ -56,7 +56,8 @@ class SqlSinkSettings:
         max_rejects: refused rows that a batch may have; more end it.
         staging: for PostgreSQL, whether rows come from the executors or through the driver. Behind a pooler that
             gives each transaction another session, such as PgBouncer's transaction mode, use the driver.
-        max_connections: connections that executors may have at a time.
+        max_connections: connections that executors may have at a time. More tasks than these read and transform, where
+            there are cores for them.
         evolve: whether columns that the table lacks are added to it, empty in the rows that are there; those of the key
             never are.
         tries: how often a batch is tried in all, over some 20 seconds by default, where the database is away, loses

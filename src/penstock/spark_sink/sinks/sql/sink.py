@@ -41,8 +41,8 @@ class SqlSink(SqlSinkSettings):
     """Writes micro-batches into a table of SQLite or PostgreSQL, each row once whatever is repeated.
 
     Use it with `writeStream.foreachBatch(sink)`, once for each batch and table. The frame carries `topic`,
-    `partition` and `offset` beside its own columns; several rows may come from one message. A sink holds no
-    connection and can be pickled.
+    `partition` and `offset` beside its own columns; several rows may come from one message. A sink can be
+    pickled; the driver keeps a session of PostgreSQL from one batch of a query to the next, for a minute at most.
 
     With a key, the newest row of a key replaces the one in the table, by offset. Kafka orders the messages of
     one partition only: use a key whose messages share a partition. Where they do not, the higher offset wins within

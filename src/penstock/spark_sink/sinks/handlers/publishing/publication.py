@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.spark_sink.ledger.kafka_target import Target
+from penstock.spark_sink.sinks.frames import slot_column
 from penstock.spark_sink.sinks.handlers.execution.report import TaskReport
 from penstock.spark_sink.sinks.handlers.publishing.result_rows import ORDER, published_rows, report_of
 from penstock.spark_sink.sinks.kafka_publication import (
@@ -57,7 +58,7 @@ class Publication:
         """Run the job over the rows of the batch's tasks; what it returns is for `conclude`."""
         if self.whole:
             return handled.toArrow()
-        lanes = handled.repartition(self.parallelism, "topic", "partition").sortWithinPartitions(*ORDER)
+        lanes = handled.repartitionById(self.parallelism, slot_column()).sortWithinPartitions(*ORDER)
         return lanes.mapInArrow(_PublishTask(self.target), _PUBLISHED_DDL).toArrow()
 
     def conclude(self, batch_id: int, found: pa.Table) -> list[TaskReport]:

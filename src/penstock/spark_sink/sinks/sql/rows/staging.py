@@ -1,7 +1,8 @@
 """PostgreSQL's staging from executors: each task copies its rows into one UNLOGGED table, and reports what it copied.
 
-The table belongs to one attempt of one batch and to the driver's session, which holds an advisory lock on its name:
-where the lock is free, the driver is gone and the next one removes the table. A task commits its rows under the id of
+The table belongs to one attempt of one batch at a time, and to the driver's session, which holds an advisory lock on
+its name: where the lock is free, the driver is gone and the next one removes the table. The batches of a run of a query
+use it one after the other, and each empties it when its rows are merged. A task commits its rows under the id of
 its own attempt. Spark's answer names the attempts that count, so what a lost or repeated task has copied is never
 merged. An UNLOGGED table is empty after a crash of the server: the rows are counted against the report before they
 are merged.
@@ -24,6 +25,8 @@ from penstock.clients.gc_pause import imports_set_aside
 from penstock.errors import SinkError
 from penstock.spark_sink.errors import errors_in
 from penstock.spark_sink.ledger.state import Span
+from penstock.spark_sink.sinks.frames import cores_of, tasks_of
+from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.reports import report_schema
 from penstock.spark_sink.sinks.sql.databases.database import Database
 from penstock.spark_sink.sinks.sql.databases.databases import database_of
@@ -165,7 +168,7 @@ def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Repo
 
     report = Report()
     try:
-        rows = batch.coalesce(max_connections).mapInArrow(task, _REPORT).collect()
+        rows = in_tasks(batch, max_connections).mapInArrow(task, _REPORT).collect()
     except PySparkException as error:
         own = next((one for one in errors_in(str(error)) if isinstance(one, SinkError)), None)
         if own is None:
@@ -186,6 +189,17 @@ def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Repo
         else:
             report.refused = row["reason"]
     return report
+
+
+def in_tasks(batch: DataFrame, most: int) -> DataFrame:
+    """Return a frame's rows in `most` tasks at most, each of which has a connection.
+
+    Where more than those could read and transform at a time, they do, and hand the rows over by a shuffle.
+    """
+    tasks, cores = tasks_of(batch), cores_of(batch)
+    if tasks is not None and cores is not None and min(tasks, cores) > most:
+        return batch.repartition(most, *POSITION)
+    return batch.coalesce(most)
 
 
 def stage_table(database: Database, name: str, schema: str | None, columns: pa.Schema) -> sa.Table:
@@ -230,6 +244,19 @@ def remove_stage(connection: sa.Connection, stage: sa.Table) -> None:
             connection.execute(sa.select(sa.func.pg_advisory_unlock(_lock_number(str(stage.name)))))
     except sa.exc.SQLAlchemyError:
         _log.debug("the session of the staging table %s has ended, and its lock with it", stage.name)
+
+
+def empty_stage(connection: sa.Connection, stage: sa.Table) -> bool:
+    """Empty a staging table for the next batch; tell whether it is. A lost task may still copy into it."""
+    try:
+        with connection.begin():
+            connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_REMOVAL_S}s'")
+            name = connection.dialect.identifier_preparer.format_table(stage)
+            connection.exec_driver_sql(f"TRUNCATE {name}")
+    except sa.exc.SQLAlchemyError as error:
+        _log.info("the staging table %s could not be emptied (%s)", stage.name, type(error).__name__)
+        return False
+    return True
 
 
 def remove_left_over(

@@ -1,0 +1,111 @@
+"""Where a handler sink leaves rows in the tasks in which the source has read them, and where it must not."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from handler_log import logging_handler, read_log
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
+
+from kafka_tools import produce
+from penstock.consumer import handler
+from penstock.devbroker import DevBroker
+from penstock.message import Message
+from penstock.spark_sink import HandlerSink
+from penstock.spark_sink.sinks.frames import whole_partitions
+from penstock.spark_sink.sinks.handlers.lanes import lane_column
+
+#: Options of the source under which it reads two partitions of 1,500 messages.
+WHOLE: dict[str, str] = {}
+DIVIDED = {"maxRecordsPerPartition": "400"}
+PACKED = {"endingOffsets": "small"}
+
+
+def nothing(_message: Message) -> None:
+    pass
+
+
+@pytest.fixture
+def frame(
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str]
+) -> Callable[..., tuple[str, DataFrame]]:
+    """Return a function that makes a topic of two partitions and a frame of it, with options of the source."""
+
+    def make(options: dict[str, str]) -> tuple[str, DataFrame]:
+        topic = new_topic(partitions=2)
+        for partition in range(2):
+            records = [(b"%d" % (n % 7), b"x") for n in range(1_500)]
+            produce(broker.bootstrap_servers, topic, records, partition=partition)
+        ends = {"endingOffsets": f'{{"{topic}": {{"0": 300, "1": 300}}}}'} if "endingOffsets" in options else {}
+        settings = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": topic, **options, **ends}
+        return topic, spark.read.format("penstock").options(**settings).load()
+
+    return make
+
+
+def shuffles(topic: str, batch: DataFrame, order: str, parallelism: int = 2) -> bool:
+    sink = HandlerSink({topic: handler(nothing, order=order)}, group="g", parallelism=parallelism, headers=False)
+    spread = sink._spread(batch.withColumn("penstock_lane", lane_column(sink.handlers, 2)), batch)
+    assert spread.rdd.getNumPartitions() <= parallelism
+    return "Exchange" in spread._jdf.queryExecution().toString()  # type: ignore[attr-defined] # to look at the plan
+
+
+def test_rows_of_a_partition_that_one_task_reads_stay_there(frame: Callable[..., tuple[str, DataFrame]]) -> None:
+    topic, batch = frame(WHOLE)
+    changed = batch.where("offset % 2 = 0").withColumn("more", F.col("offset") + 1).sortWithinPartitions("key")
+    unknown = (batch.repartition(2), batch.union(batch), batch.coalesce(1), batch.orderBy("offset"), batch.limit(9))
+
+    assert whole_partitions(batch) == whole_partitions(changed) == 2
+    assert not shuffles(topic, batch, "partition")
+    assert not shuffles(topic, changed, "partition")
+    # There are two to be handled side by side, and so many tasks.
+    assert not shuffles(topic, batch, "partition", parallelism=4)
+    assert not shuffles(topic, batch, "none")
+    assert shuffles(topic, batch, "key")
+    assert [whole_partitions(one) for one in unknown] == [None] * 5
+    assert all(shuffles(topic, one, "partition") for one in unknown)
+
+
+def test_rows_of_partitions_that_are_divided_or_wait_in_one_task_are_spread(
+    frame: Callable[..., tuple[str, DataFrame]],
+) -> None:
+    divided, in_parts = frame(DIVIDED)
+    packed, together = frame(PACKED)
+
+    assert in_parts.rdd.getNumPartitions() == 8
+    assert whole_partitions(in_parts) is None
+    assert shuffles(divided, in_parts, "partition")
+    assert not shuffles(divided, in_parts, "none")
+    assert together.rdd.getNumPartitions() == 1
+    assert shuffles(packed, together, "partition")
+    assert not shuffles(packed, together, "partition", parallelism=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "parallelism"), [(WHOLE, 2), (WHOLE, 1), (DIVIDED, 2), (DIVIDED, 1), (PACKED, 2), (PACKED, 1)]
+)
+def test_a_partition_is_handled_in_its_order_by_one_task_however_the_source_has_cut_it(
+    frame: Callable[..., tuple[str, DataFrame]], tmp_path: Path, options: dict[str, str], parallelism: int
+) -> None:
+    topic, batch = frame(options)
+    work = handler(logging_handler(tmp_path), order="partition")
+    sink = HandlerSink({topic: work}, group="g", parallelism=parallelism, headers=False)
+
+    # As a query of the user's may leave them.
+    sink(batch.sortWithinPartitions("key"), 0)
+
+    handled = defaultdict(list)
+    for one in read_log(tmp_path):
+        handled[one.partition].append(one)
+    count = 300 if options == PACKED else 1_500
+    assert {part: [one.offset for one in found] for part, found in handled.items()} == {
+        part: list(range(count)) for part in range(2)
+    }
+    assert all(len({one.pid for one in found}) == 1 for found in handled.values())
+    assert sink.last_report is not None
+    # A shuffle may bring both to one task.
+    assert len(sink.last_report.tasks) in ((parallelism,) if options == WHOLE else (1, parallelism))

@@ -1,0 +1,357 @@
+"""Consumers of the source that are kept between tasks: lent to one at a time, bounded, and with nothing of before."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from penstock import clients
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.devbroker import DevBroker
+from penstock.errors import SourceError
+from penstock.spark_sink.source import partition_reader as reading
+from penstock.spark_sink.source.consumer_pool import ConsumerPool
+from penstock.spark_sink.source.offsets.planning import OffsetRange
+from penstock.spark_sink.source.options.options import SourceOptions
+from penstock.spark_sink.source.tasks import source_schema
+from penstock.spark_sink.source.worker_pool import MOST_AGE_S, MOST_IDLE_S, MOST_KEPT
+from waiting import wait_until
+
+SCHEMA = to_arrow_schema(source_schema(include_headers=False), timezone="UTC")
+
+
+class FixedConsumer:
+    """A consumer that gives what it was told to, and notes what it is asked for."""
+
+    def __init__(self, *given: Message, failing: str = "") -> None:
+        self._given = list(given)
+        self._failing = failing
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def note(*_: object) -> None:
+            self.calls.append(name)
+            if name == self._failing:
+                raise KafkaException(KafkaError(KafkaError._STATE))
+
+        return note
+
+    def consume(self, count: int, _timeout: float) -> list[Message]:
+        taken, self._given = self._given[:count], self._given[count:]
+        return taken
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the consumers that were made, real ones."""
+    found: list[Any] = []
+    make = clients.consumer
+
+    def noting(servers: str, config: dict[str, Any]) -> Any:
+        found.append(make(servers, config))
+        return found[-1]
+
+    monkeypatch.setattr(clients, "consumer", noting)
+    return found
+
+
+@pytest.fixture
+def fixed(monkeypatch: pytest.MonkeyPatch) -> list[FixedConsumer]:
+    """Return the consumers that were made, none of which is real."""
+    found: list[FixedConsumer] = []
+
+    def make(_servers: str, _config: object) -> FixedConsumer:
+        found.append(FixedConsumer())
+        return found[-1]
+
+    monkeypatch.setattr(clients, "consumer", make)
+    return found
+
+
+@pytest.fixture
+def pool() -> Any:
+    """Return a pool that is closed with the test."""
+    made = ConsumerPool()
+    yield made
+    made.close()
+
+
+def lend(pool: ConsumerPool, setting: str = "any") -> tuple[Any, bool]:
+    """Lend a consumer for a task that does nothing; return it, and whether it was kept."""
+    with pool.lend("127.0.0.1:1", {"client.id": setting}) as lent:
+        return lent.consumer, lent.is_kept
+
+
+def options_for(broker: DevBroker, topic: str, **options: str) -> SourceOptions:
+    settings = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": topic}
+    return SourceOptions.parse({**settings, **options})
+
+
+def read(options: SourceOptions, pool: ConsumerPool, *wanted: OffsetRange) -> dict[tuple[str, int], list[int]]:
+    """Read a task's ranges; return the offsets of each partition's rows, in their order."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for batch in reading.read_ranges(options, SCHEMA, wanted, pool):
+        for row in batch.to_pylist():
+            assert row["value"] == f"{row['partition']} {row['offset']}".encode()
+            found.setdefault((row["topic"], row["partition"]), []).append(row["offset"])
+    return found
+
+
+def test_tasks_that_follow_one_another_read_by_one_consumer_each_its_own_offsets(
+    broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], made: list[Any], pool: ConsumerPool
+) -> None:
+    """The former task leaves thousands of messages fetched ahead, before, at and behind where the next one begins."""
+    topic, count, tasks = new_topic(partitions=3), 3_000, 60
+    for partition in range(3):
+        write(topic, partition, [(None, f"{partition} {n}".encode()) for n in range(count)])
+    options, dice = options_for(broker, topic), random.Random(4711)  # noqa: S311 - which tasks are tried
+
+    for _ in range(tasks):
+        wanted = []
+        for partition in dice.sample(range(3), dice.randint(1, 3)):
+            begin = dice.randrange(count)
+            wanted.append(OffsetRange(topic, partition, begin, min(count, begin + dice.choice([1, 7, 300, count]))))
+        assert read(options, pool, *wanted) == {
+            (topic, one.partition): list(range(one.start, one.end)) for one in wanted
+        }
+
+    # One that has nothing for half a second is replaced, as on a machine that stands still.
+    assert len(made) < tasks / 4
+
+
+def test_the_end_of_a_partition_is_found_again_by_the_consumer_that_has_found_it_before(
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    write_transaction: Callable[..., None],
+    made: list[Any],
+    pool: ConsumerPool,
+) -> None:
+    topic = new_topic()
+    write_transaction([(topic, 0, b"0 %d" % n) for n in range(3)], commit=True)
+    write_transaction([(topic, 0, b"aborted")] * 5, commit=False)
+    options = options_for(broker, topic)
+
+    # Offsets 3 to 9 hold no record: only that the partition ends at 10 tells the task that it is done.
+    for _ in range(3):
+        assert read(options, pool, OffsetRange(topic, 0, 0, 10)) == {(topic, 0): [0, 1, 2]}
+        assert read(options, pool, OffsetRange(topic, 0, 3, 10)) == {}
+
+    assert len(made) < 4
+
+
+def test_a_topic_that_was_made_anew_is_read_by_who_has_read_the_old_one(
+    broker: DevBroker,
+    admin: AdminClient,
+    new_topic: Callable[..., str],
+    write: Callable[..., None],
+    pool: ConsumerPool,
+) -> None:
+    topic = new_topic()
+    write(topic, 0, [(None, b"0 %d" % n) for n in range(500)])
+    options = options_for(broker, topic, **{"kafkaConsumer.pollTimeoutMs": "30000"})
+    assert read(options, pool, OffsetRange(topic, 0, 0, 500)) == {(topic, 0): list(range(500))}
+
+    next(iter(admin.delete_topics([topic]).values())).result(20)
+    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
+    ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(topic, 1)])
+    write(topic, 0, [(None, b"0 %d" % n) for n in range(20)])
+
+    assert read(options, pool, OffsetRange(topic, 0, 5, 20)) == {(topic, 0): list(range(5, 20))}
+
+
+def test_a_task_that_fails_or_is_given_up_leaves_no_consumer(  # noqa: PLR0917 - fixtures
+    broker: DevBroker,
+    admin: AdminClient,
+    new_topic: Callable[..., str],
+    write: Callable[..., None],
+    made: list[Any],
+    pool: ConsumerPool,
+) -> None:
+    topic = new_topic()
+    write(topic, 0, [(None, b"0 %d" % n) for n in range(6_000)])
+    options = options_for(broker, topic)
+    given_up: Any = reading.read_ranges(options, SCHEMA, [OffsetRange(topic, 0, 0, 6_000)], pool)
+    next(given_up)
+    given_up.close()
+    assert next(iter(admin.delete_records([TopicPartition(topic, 0, 40)]).values())).result(20).low_watermark == 40
+
+    with pytest.raises(SourceError, match="the log, which begins at 40"):
+        read(options, pool, OffsetRange(topic, 0, 0, 60))
+    assert read(options, pool, OffsetRange(topic, 0, 50, 60)) == {(topic, 0): list(range(50, 60))}
+
+    assert len(made) == 3
+    for one in made[:2]:
+        with pytest.raises(RuntimeError, match="closed"):
+            one.consume(1, 0)
+
+
+@pytest.mark.parametrize(
+    "code", [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._AUTO_OFFSET_RESET]
+)
+def test_what_a_kept_consumer_has_to_complain_of_is_asked_of_a_new_one(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def record(offset: int) -> Message:
+        return Message(topic="orders", partition=0, offset=offset, value=b"0 %d" % offset, timestamp=(1, 1_000))
+
+    complaint = Message(topic="orders", partition=0, error=KafkaError(code))
+    end = Message(topic="orders", partition=0, offset=3, error=KafkaError(KafkaError._PARTITION_EOF))
+    first, second = FixedConsumer(record(0), end), FixedConsumer(record(1), record(2))
+    left = [first, second]
+    monkeypatch.setattr(clients, "consumer", lambda *_: left.pop(0))
+    options = SourceOptions.parse({"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders"})
+    pool = ConsumerPool()
+
+    assert read(options, pool, OffsetRange("orders", 0, 0, 3)) == {("orders", 0): [0]}
+    assert first.calls == ["assign", "unassign"]
+    first._given = [complaint, record(7)]
+    assert read(options, pool, OffsetRange("orders", 0, 1, 3)) == {("orders", 0): [1, 2]}
+
+    assert first.calls == ["assign", "unassign", "assign", "close"]
+    assert second.calls == ["assign", "unassign"]
+
+
+def test_a_consumer_that_met_an_error_or_does_not_let_go_is_not_kept(fixed: list[FixedConsumer]) -> None:
+    pool = ConsumerPool()
+    with pool.lend("127.0.0.1:1", {}) as lent:
+        lent.has_failed = True
+    with pool.lend("127.0.0.1:1", {}) as lent:
+        fixed[1]._failing = "unassign"
+    with pool.lend("127.0.0.1:1", {}) as lent:
+        fixed[2]._given.append(Message(topic="orders", partition=0, error=KafkaError(KafkaError._ALL_BROKERS_DOWN)))
+    with pytest.raises(ZeroDivisionError), pool.lend("127.0.0.1:1", {}):
+        raise ZeroDivisionError
+
+    assert [one.calls[-1] for one in fixed] == ["close"] * 4
+
+
+def test_a_partition_that_a_task_has_paused_is_fetched_for_the_next_one(fixed: list[FixedConsumer]) -> None:
+    pool = ConsumerPool()
+    with pool.lend("127.0.0.1:1", {}) as lent:
+        lent.pause(TopicPartition("orders", 0))
+    lend_again = pool.lend("127.0.0.1:1", {})
+    with lend_again as lent:
+        assert lent.is_kept
+
+    assert fixed[0].calls == ["pause", "resume", "unassign", "unassign"]
+
+
+def test_two_tasks_at_a_time_have_two_consumers_and_other_settings_another_one(fixed: list[FixedConsumer]) -> None:
+    pool = ConsumerPool()
+    with pool.lend("127.0.0.1:1", {"client.id": "a"}) as one, pool.lend("127.0.0.1:1", {"client.id": "a"}) as other:
+        assert one.consumer is not other.consumer
+    assert lend(pool, "b") == (fixed[2], False)
+
+    assert lend(pool, "a") == (fixed[0], True)
+    assert lend(pool, "b") == (fixed[2], True)
+    assert "secret" not in repr([ConsumerPool(), *pool._pool._idle, lend(pool, "secret"), *pool._pool._idle])
+
+
+def test_what_is_kept_is_bounded_in_number_and_in_age(fixed: list[FixedConsumer]) -> None:
+    clock = Clock()
+    pool = ConsumerPool(clock=clock)
+    for number in range(MOST_KEPT + 2):
+        lend(pool, str(number))
+    assert [one.calls[-1] for one in fixed] == ["close"] * 2 + ["unassign"] * MOST_KEPT
+
+    clock.now = MOST_IDLE_S + 1
+    assert lend(pool, str(MOST_KEPT)) == (fixed[MOST_KEPT + 2], False)
+    assert [one.calls[-1] for one in fixed] == ["close"] * (MOST_KEPT + 2) + ["unassign"]
+
+    begun = clock.now
+    while clock.now < begun + MOST_AGE_S - 30:
+        clock.now += 30
+        assert lend(pool, str(MOST_KEPT)) == (fixed[-1], True)
+    clock.now += 31
+    assert not lend(pool, str(MOST_KEPT))[1]
+
+
+def test_a_forked_process_has_none_of_its_parents_consumers_and_closes_none(fixed: list[FixedConsumer]) -> None:
+    pool = ConsumerPool()
+    kept, _ = lend(pool)
+
+    child = os.fork()
+    if child == 0:
+        own, is_kept = lend(pool)
+        pool.close()
+        os._exit(0 if own is not kept and not is_kept and "close" not in kept.calls and own.calls[-1] == "close" else 1)
+
+    assert os.waitpid(child, 0)[1] == 0
+    assert lend(pool) == (kept, True)
+
+
+def test_what_is_kept_is_closed_at_the_end_of_the_process(tmp_path: Path) -> None:
+    program = tmp_path / "worker.py"
+    program.write_text(
+        "from penstock import clients\n"
+        "from penstock.spark_sink.source.consumer_pool import ConsumerPool\n"
+        "class Consumer:\n"
+        "    def __getattr__(self, name): return lambda *given: print(name) or []\n"
+        "clients.consumer = lambda *given: Consumer()\n"
+        "pool = ConsumerPool()\n"
+        "for _ in range(2):\n"
+        "    with pool.lend('127.0.0.1:1', {}): print('a task')\n"
+    )
+
+    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=True)
+
+    task = ["a task", "unassign", "consume"]
+    assert ended.stdout.split("\n") == [*task, *task, "close", ""]
+
+
+def test_a_worker_of_spark_keeps_its_consumer_from_batch_to_batch(
+    read: Callable[..., DataFrame], new_topic: Callable[..., str], write: Callable[..., None]
+) -> None:
+    topic = new_topic()
+    write(topic, 0, [(None, b"x")] * 50)
+    frame = read(subscribe=topic, **{"kafka.client.id": f"counted-{topic}"})
+
+    before = client_threads_below(os.getpid())
+    assert frame.count() == 50
+    kept = client_threads_below(os.getpid()) - before
+    for _ in range(3):
+        assert frame.count() == 50
+
+    assert kept
+    assert kept <= client_threads_below(os.getpid())
+
+
+def client_threads_below(process: int) -> set[int]:
+    """Return the threads of the Kafka client library in the processes that a process has started, as those in turn."""
+    found: set[int] = set()
+    for number in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208 - processes come and go while listed
+        with contextlib.suppress(OSError):  # the process or the thread has ended
+            if _is_below(int(number), process):
+                threads = Path(f"/proc/{number}/task").iterdir()
+                found |= {int(one.name) for one in threads if (one / "comm").read_text().startswith("rdk:")}
+    return found
+
+
+def _is_below(process: int, ancestor: int) -> bool:
+    parent = process
+    while parent > 1:
+        parent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+        if parent == ancestor:
+            return True
+    return False

@@ -1,0 +1,296 @@
+"""What `SqlSink` keeps of PostgreSQL between the micro-batches of a query, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from pyspark.sql import DataFrame, SparkSession
+from test_spark_sink_sql_rows import PRICES, frame
+
+from databases import TestDatabase, new_database
+from penstock.errors import SinkError
+from penstock.spark_sink import SqlSink
+from penstock.spark_sink.sinks.sql import batch_write
+from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
+from penstock.spark_sink.sinks.sql.kept_stage import KeptStages
+from penstock.spark_sink.sinks.sql.rows import staging
+from waiting import wait_until
+
+
+@pytest.fixture
+def server(postgresql_url: str) -> TestDatabase:
+    return new_database(postgresql_url)
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptStages]:
+    """Return what is kept by a test, which ends with it."""
+    made = KeptStages()
+    monkeypatch.setattr(batch_write, "_kept_stages", made)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Return how often tables were checked and staging tables made and emptied."""
+    found = {"prepare": 0, "create": 0, "empty": 0}
+
+    def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any) -> Any:
+            found[name] += 1
+            return call(*given)
+
+        return counted
+
+    monkeypatch.setattr(BatchWrite, "prepare", counting("prepare", BatchWrite.prepare))
+    monkeypatch.setattr(staging, "create_stage", counting("create", staging.create_stage))
+    monkeypatch.setattr(staging, "empty_stage", counting("empty", staging.empty_stage))
+    return found
+
+
+def stages(database: TestDatabase) -> list[str]:
+    found = database.rows("SELECT tablename FROM pg_tables WHERE starts_with(tablename, 'penstock_stage')")
+    return sorted(row[0] for row in found)
+
+
+def batch(number: int, run: str | None = "run", query: str = "q", **options: Any) -> DataFrame:
+    """Return a batch of two rows: of a key of its own, and of one that all batches have."""
+    rows = [(0, 2 * number, f"k{number}", number), (0, 2 * number + 1, "all", 1)]
+    return frame(PRICES, rows, run=run, query=query if run else "", **options)
+
+
+def totals(database: TestDatabase) -> dict[str, int]:
+    return dict(database.rows("SELECT id, price FROM totals"))  # type: ignore[arg-type] # two columns
+
+
+def expected(batches: int) -> dict[str, int]:
+    return {**{f"k{n}": n for n in range(batches)}, "all": batches}
+
+
+def totals_sink(database: TestDatabase, **options: Any) -> SqlSink:
+    return SqlSink(database.url, "totals", ["id"], sum_columns=["price"], **options)
+
+
+def test_tables_are_checked_and_the_staging_table_is_made_once_a_query(
+    server: TestDatabase, calls: dict[str, int]
+) -> None:
+    sink = totals_sink(server)
+
+    for number in range(4):
+        sink(batch(number), number)
+        (stage,) = stages(server)
+        assert server.rows(f"SELECT count(*) FROM {stage}") == [(0,)]  # noqa: S608 - the sink's own name
+
+    assert calls == {"prepare": 1, "create": 1, "empty": 4}
+    assert totals(server) == expected(4)
+
+
+def test_without_a_query_nothing_is_kept(server: TestDatabase, calls: dict[str, int]) -> None:
+    sink = totals_sink(server)
+
+    for number in range(2):
+        sink(batch(number, run=None), number)
+        assert stages(server) == []
+
+    assert calls == {"prepare": 2, "create": 2, "empty": 0}
+
+
+def test_a_table_that_has_changed_since_is_checked_again(server: TestDatabase, calls: dict[str, int]) -> None:
+    sink = totals_sink(server)
+    sink(batch(0), 0)
+
+    server.execute("ALTER TABLE totals ADD COLUMN more INT NOT NULL DEFAULT 7")
+    sink(batch(1), 1)
+    assert calls["prepare"] == 2
+    server.execute("ALTER TABLE totals ALTER COLUMN more DROP DEFAULT")
+    with pytest.raises(SinkError, match="column more must not be empty"):
+        sink(batch(2), 2)
+    assert stages(server) == []
+    server.execute("ALTER TABLE totals DROP COLUMN more", "ALTER TABLE totals DROP CONSTRAINT totals_pkey")
+    with pytest.raises(SinkError, match=r"no primary key or unique index on \(id\)"):
+        sink(batch(2), 2)
+    server.execute("ALTER TABLE totals ADD PRIMARY KEY (id)", "ALTER TABLE totals ALTER COLUMN price TYPE NUMERIC")
+    sink(batch(2), 2)
+    assert totals(server) == expected(3)
+
+    server.execute("DROP TABLE totals")
+    sink(batch(3), 3)  # as before: the table is made anew, the ledger goes on
+    assert totals(server) == {"k3": 3, "all": 1}
+    server.execute("DROP TABLE penstock_ledger")
+    sink(batch(4), 4)
+    assert totals(server) == {"k3": 3, "k4": 4, "all": 2}
+
+
+def test_a_frame_with_another_column_is_another_table_to_be_checked(
+    server: TestDatabase, calls: dict[str, int]
+) -> None:
+    sink = SqlSink(server.url, "events", evolve=True)
+    sink(batch(0), 0)
+    wider = frame({**PRICES, "note": pa.string()}, [(0, 2, "k1", 1, "new")], run="run", query="q")
+
+    sink(wider, 1)
+    sink(batch(2), 2)
+
+    assert calls["prepare"] == 3  # the third finds another table than the first has left
+    assert server.rows("SELECT id, note FROM events ORDER BY price, id DESC") == [
+        ("k0", None), ("k1", "new"), ("all", None), ("all", None), ("k2", None)
+    ]  # fmt: skip
+
+
+def test_a_session_that_is_lost_between_batches_costs_no_try_and_leaves_no_table(
+    server: TestDatabase, calls: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = totals_sink(server)
+    sink(batch(0), 0)
+    before = stages(server)
+
+    ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid() AND datname = "
+    assert server.rows(f"{ended} current_database()") == [(True,)]
+    sink(batch(1), 1)
+
+    assert calls["prepare"] == 2
+    assert "is tried again" not in caplog.text
+    assert len(stages(server)) == 1
+    assert stages(server) != before
+    assert totals(server) == expected(2)
+
+
+def test_a_staging_table_that_somebody_removes_or_writes_to_is_noticed(
+    server: TestDatabase, calls: dict[str, int]
+) -> None:
+    sink = totals_sink(server)
+    sink(batch(0), 0)
+    server.execute(f"DROP TABLE {stages(server)[0]}")
+    sink(batch(1), 1)
+    assert calls["create"] == 2
+
+    stage = stages(server)[0]
+    columns = '(id, price, topic, partition, "offset", penstock_attempt)'
+    server.execute(f"INSERT INTO {stage} {columns} VALUES ('foreign', 1, 'orders', 0, 4, 999999999)")  # noqa: S608 - the sink's own name
+    sink(batch(2), 2)
+
+    assert totals(server) == expected(3)
+
+
+def test_queries_over_one_table_and_starts_of_one_query_have_a_staging_table_each(
+    server: TestDatabase, calls: dict[str, int]
+) -> None:
+    sink = totals_sink(server)
+
+    for number in range(3):
+        sink(batch(number, query="one"), number)
+        sink(batch(number, query="other"), number)
+    assert len(stages(server)) == 2
+    assert calls["create"] == 2
+    sink(batch(2, query="one", run="started again"), 0)
+
+    assert len(stages(server)) == 3
+    assert totals(server) == {"k0": 0, "k1": 2, "k2": 4, "all": 6}
+
+
+def test_a_second_copy_of_a_query_in_the_middle_of_a_batch_does_not_get_its_staging_table(
+    server: TestDatabase, calls: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = totals_sink(server)
+    sink(batch(0), 0)
+    copies = iter([batch(1, run="copy")])
+
+    def copy() -> None:
+        for one in copies:  # once
+            sink(one, 1)
+
+    sink(batch(1, between=copy), 1)
+
+    assert "another writer has moved its ledger" in caplog.text
+    assert totals(server) == expected(2)
+    assert len(stages(server)) == 2
+
+
+def test_a_batch_that_fails_leaves_nothing_and_the_next_one_begins_anew(
+    server: TestDatabase, calls: dict[str, int]
+) -> None:
+    sink = totals_sink(server)
+    sink(batch(0), 0)
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        sink(batch(1, between=fail), 1)
+    assert stages(server) == []
+    sink(batch(1), 1)
+
+    assert calls["create"] == 2
+    assert totals(server) == expected(2)
+
+
+def test_a_staging_table_into_which_a_lost_task_still_copies_is_left_behind(server: TestDatabase) -> None:
+    sink = totals_sink(server)
+    with sa.create_engine(server.url, poolclass=sa.NullPool).connect() as lost:
+
+        def copy() -> None:
+            lost.exec_driver_sql(f"LOCK TABLE {stages(server)[0]} IN ROW EXCLUSIVE MODE")
+
+        sink(batch(0, between=copy), 0)
+        held = stages(server)
+        assert len(held) == 1
+    sink(batch(1), 1)
+
+    assert len(stages(server)) == 1
+    assert stages(server) != held
+    assert totals(server) == expected(2)
+
+
+def test_what_no_batch_asks_for_is_removed_after_a_while_and_with_the_process(
+    server: TestDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, sessions = (
+        totals_sink(server),
+        "SELECT pid FROM pg_stat_activity WHERE pid != pg_backend_pid() AND datname = ",
+    )
+    hasty = KeptStages(idle_s=0.05)
+    monkeypatch.setattr(batch_write, "_kept_stages", hasty)
+    sink(batch(0), 0)
+    wait_until(lambda: stages(server) == [] and server.rows(f"{sessions} current_database()") == [])
+
+    lasting = KeptStages()
+    monkeypatch.setattr(batch_write, "_kept_stages", lasting)
+    sink(batch(1), 1)
+    assert len(stages(server)) == 1
+    lasting.close()
+    assert stages(server) == []
+
+    sink(batch(2), 2)
+    lasting._process = -1  # as in a process that was forked
+    lasting.close()
+    assert len(stages(server)) == 1
+    for one in lasting._of_parent[0].values():
+        one.timer.cancel()
+        one.opened.close()
+
+
+def test_connections_are_bounded_and_what_reads_and_transforms_is_not(
+    spark: SparkSession, server: TestDatabase
+) -> None:
+    rows = [("orders", 0, n, f"k{n % 50}", n) for n in range(400)]
+    parallel = spark.sparkContext.parallelize(rows, 6)
+    many = spark.createDataFrame(parallel, "topic STRING, partition INT, offset BIGINT, id STRING, price BIGINT")
+    cores = spark.sparkContext.defaultParallelism
+    assert cores > 1
+
+    def plan(most: int) -> tuple[int, bool]:
+        spread = staging.in_tasks(many, most)
+        return spread.rdd.getNumPartitions(), "Exchange" in spread._jdf.queryExecution().toString()  # type: ignore[attr-defined] # to look at the plan
+
+    assert plan(1) == (1, True)
+    assert plan(cores) == (cores, False)
+    assert plan(16) == (6, False)
+    SqlSink(server.url, "newest", ["id"], max_connections=1)(many, 0)
+
+    newest = {f"k{n % 50}": n for n in range(400)}
+    assert dict(server.rows("SELECT id, price FROM newest")) == newest  # type: ignore[arg-type] # two columns
