@@ -21,10 +21,11 @@ from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, set_sp
 from opentelemetry.util.types import AttributeValue
 
 from penstock.errors import class_name, raised
-from penstock.message import Message
+from penstock.message import Message, headers_of
 from penstock.telemetry import names
 from penstock.telemetry.metrics.durations import Durations
-from penstock.telemetry.spans.propagation import context_of, is_sender_sampled
+from penstock.telemetry.settings import by_chance
+from penstock.telemetry.spans.propagation import context_of, is_sender_sampled, sampled_context
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 #: A handler, of a message or of a list of them, with what is around it.
@@ -52,9 +53,6 @@ class _Running(NamedTuple):
 
 #: Begins the span of what a handler is given.
 Start = Callable[[Any], _Running]
-
-#: Tells whether what a handler is given was sampled by who sent it.
-IsSampled = Callable[[Any], bool]
 
 
 class Processing:
@@ -105,7 +103,7 @@ class Processing:
         traced = (self._async if is_async else self._sync)(within or invoke, start)
         if self._ratio < 1:
             # What somebody sampled goes on with that trace, whatever chance says here.
-            traced = _sampling(self._ratio, traced, invoke, _any_sender_sampled if batches else is_sender_sampled)
+            traced = (_sampling_batches if batches else _sampling)(self._ratio, traced, invoke)
         return functools.wraps(invoke)(traced)
 
     def _sync(self, invoke: Invoke, start: Start) -> Invoke:
@@ -211,23 +209,32 @@ class Processing:
             self._suppressed.log()
 
 
-def _sampling(ratio: float, traced: Invoke, untraced: Invoke, is_sampled: IsSampled) -> Invoke:
-    """Return a function that calls `traced` by chance and for what was sampled, else `untraced`.
+def _sampling(ratio: float, traced: Invoke, untraced: Invoke) -> Invoke:
+    """Return a function that calls `traced` by chance and for what its sender sampled, else `untraced`.
 
     Of an `async def` it returns what is to be awaited.
     """
 
-    def sampling(given: Any) -> object:
-        # Of every message: the call for `by_chance` would cost as much as chance itself.
-        if random() < ratio or is_sampled(given):  # noqa: S311 - it samples, and keeps no secret
-            return traced(given)
-        return untraced(given)
+    def sampling(message: Message) -> object:
+        # Of every message: `by_chance` and `is_sender_sampled`, written out, for a call of each costs as much as it.
+        if random() < ratio:  # noqa: S311 - it samples, and keeps no secret
+            return traced(message)
+        try:
+            headers = headers_of(message._record)  # noqa: SLF001 - `headers` would copy them
+        except UnicodeDecodeError:
+            headers = None
+        return untraced(message) if headers is None or sampled_context(headers) is None else traced(message)
 
     return sampling
 
 
-def _any_sender_sampled(messages: Sequence[Message]) -> bool:
-    return any(map(is_sender_sampled, messages))
+def _sampling_batches(ratio: float, traced: Invoke, untraced: Invoke) -> Invoke:
+    """Return the same for a handler of batches: one message that was sampled is enough."""
+
+    def sampling(messages: Sequence[Message]) -> object:
+        return traced(messages) if by_chance(ratio) or any(map(is_sender_sampled, messages)) else untraced(messages)
+
+    return sampling
 
 
 def _note_error(span: Span, error: BaseException) -> str:
