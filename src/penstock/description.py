@@ -18,7 +18,7 @@ from penstock.transactions import Coordinator
 #: Parked keys that are shown of one process.
 _MOST_PARKED = 50
 #: Pending transactions that are, the oldest.
-_MOST_TRANSACTIONS = 20
+_MOST_TRANSACTIONS = 50
 
 
 def description(
@@ -40,9 +40,16 @@ def description(
 
 
 def coordinator_description(coordinator: Coordinator) -> dict[str, object]:
-    """Return what reports show of a coordinator: its counts, its oldest transactions, and what those wait for."""
+    """Return what reports show of a coordinator: its counts, its oldest transactions, what those wait for, who settles.
+
+    `operator` says who settles what is pending: anybody where the store is in Kafka, else the coordinator, where it
+    hears commands, by the group and the member that those are for.
+    """
+    sender = coordinator.sender
+    hears = {"group": sender.group, "member": sender.member} if coordinator.hears_commands else {}
     return {
         "counts": asdict(coordinator.statistics()),
+        "operator": {"store": "kafka" if coordinator.is_in_kafka else "other", **hears},
         "waits": coordinator.waits(),
         "transactions": [
             {
@@ -73,7 +80,8 @@ def coordinator_reporter(
     def describe() -> Mapping[str, Any]:
         return {"coordinator": coordinator_description(coordinator)}
 
-    return Reporter(sender_of(group, config), describe, bootstrap_servers, config, settings or ReportSettings())
+    sender = coordinator.sender if group == coordinator.sender.group else sender_of(group, config)
+    return Reporter(sender, describe, bootstrap_servers, config, settings or ReportSettings())
 
 
 def _details(consumer: LitePushConsumer) -> dict[str, object]:

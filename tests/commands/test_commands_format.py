@@ -24,6 +24,16 @@ COMMANDS = st.one_of(
         Command, st.sampled_from(["pause", "resume"]), TEXTS, TEXTS | st.none(), TEXTS, NUMBERS | st.none(), by=TEXTS
     ),
     st.builds(Command, st.just("give-up"), TEXTS, TEXTS, TEXTS, NUMBERS, NUMBERS, by=TEXTS),
+    st.builds(
+        Command,
+        st.just("settle"),
+        TEXTS,
+        TEXTS,
+        by=TEXTS,
+        transaction_id=st.text(max_size=100),
+        decision=st.sampled_from(["commit", "rollback", "discard"]),
+    ),
+    st.builds(Command, st.just("resume-transaction"), TEXTS, TEXTS, by=TEXTS, transaction_id=st.text(max_size=100)),
 )
 RECORDS = st.builds(
     AuditRecord,
@@ -82,6 +92,9 @@ def test_a_command_with_a_forged_field_is_read_or_refused_and_raises_nothing_els
         encode_command(Command("pause", "sms", topic="orders")).replace(b'"version": 1', b'"version": 2'),
         encode_command(Command("pause", "sms", topic="orders")).replace(b'"pause"', b'"shut-down"'),
         encode_command(Command("give-up", "sms", topic="orders", partition=0, offset=5)).replace(b"5", b"-5"),
+        encode_command(Command("settle", "s", transaction_id="1", decision="commit")).replace(b"commit", b"forget"),
+        encode_command(Command("settle", "s", transaction_id="1", decision="commit")).replace(b"transaction_id", b"id"),
+        encode_command(Command("resume-transaction", "s", transaction_id="1")).replace(b'"1"', b'"%s"' % (b"1" * 101)),
     ],
 )
 def test_what_could_be_taken_for_a_command_is_refused(value: bytes | None) -> None:

@@ -160,3 +160,14 @@ def test_headers_that_cannot_be_read_stop_no_routing() -> None:
     routed.router.route([UnreadableRecord("t", 0, 0, b"k", b"v", (), None)], 0.0)
 
     assert routed.waiting() == [0]
+
+
+def test_messages_are_counted_by_partition_as_they_came_until_the_counts_are_taken() -> None:
+    routed = Routed()
+
+    routed.take(1, 2, 5)
+    # Of a partition that was revoked while they were under way: they were fetched all the same.
+    routed.router.route([FixedRecord("t", 7, offset, b"k", b"v", (), None) for offset in (3, 4)], 0.0)
+
+    assert routed.router.take_counts() == {("t", 0): 3, ("t", 7): 2}
+    assert routed.router.take_counts() == {}

@@ -162,7 +162,8 @@ class Backend:
     @property
     def routes(self) -> list[Route]:
         async def which(_: Request) -> Response:
-            return JSONResponse({"enabled": True, "actions": ["pause", "resume", "stacks", "give-up", "offsets"]})
+            names = ["pause", "resume", "stacks", "give-up", "offsets", "settle", "resume-transaction"]
+            return JSONResponse({"enabled": True, "actions": names})
 
         return [Route("/api/actions", which), Route("/api/actions/{name}", self.act, methods=["POST"])]
 
@@ -205,6 +206,47 @@ def test_an_action_asks_for_the_token_then_once_more_and_names_what_was_done(ope
     assert backend.asked[1] == ("pause", {"group": "shop", "topic": "orders"})
     given = {"group": "shop", "member": "vm-7f22-1c", "topic": "payments", "partition": 1, "offset": 48_228}
     assert backend.asked[-1] == ("give-up", given)
+
+
+class Stores(Scene):
+    """Three coordinators: of a store in Kafka, of one that hears commands, and of one that does not."""
+
+    def groups(self) -> Sequence[Group]:
+        hears = {"store": "other", "group": "sql.coordinator", "member": "vm-1"}
+        found = []
+        for name, operator in (("kafka", {"store": "kafka"}), ("sql", hears), ("file", {"store": "other"})):
+            pending = {"id": f"tx-{name}", "prefix": name, "group": "shop", "topics": "orders", "age": 9.0, "checks": 1}
+            told = {"counts": {"pending": 1}, "waits": [], "transactions": [pending], "operator": operator}
+            found.append(Group(name, [Member(report(name, "vm-1", coordinator=told), 1.0, is_silent=False)]))
+        return found
+
+
+def test_a_transaction_is_settled_in_kafka_or_by_its_coordinator_and_not_where_nobody_hears(
+    open_page: OpenPage,
+) -> None:
+    backend = Backend()
+    with serving(Stores(), actions=backend.routes) as url:
+        page = open_page(f"{url}/#/kafka")
+        for name in ("kafka", "sql"):
+            page.goto(f"{url}/#/{name}")
+            page.locator("tr", has_text=f"tx-{name}").get_by_role("button", name="Settle …").click()
+            dialog = page.get_by_role("dialog")
+            dialog.get_by_label("Decision").select_option("commit")
+            if name == "kafka":
+                dialog.get_by_label("Token").fill("the token")
+            dialog.get_by_role("button", name="Go on").click()
+            expect(dialog).to_contain_text("would settle")
+            page.keyboard.press("Escape")
+            expect(dialog).not_to_be_visible()
+            expect(page.get_by_role("button", name="Resume a discarded one …")).to_have_count(1)
+        page.goto(f"{url}/#/file")
+        expect(page.locator("tr", has_text="tx-file")).to_be_visible()
+        assert page.get_by_role("button", name=re.compile("Settle|Resume")).count() == 0
+
+    assert [body for _, body in backend.asked] == [
+        {"prefix": "kafka", "transaction_id": "tx-kafka", "decision": "commit"},
+        {"group": "sql.coordinator", "member": "vm-1", "transaction_id": "tx-sql", "decision": "commit"},
+    ]
 
 
 def test_without_actions_there_is_nothing_to_press(open_page: OpenPage) -> None:

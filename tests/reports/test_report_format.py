@@ -269,3 +269,28 @@ def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ConfigurationError):
         report_settings("yes")  # type: ignore[arg-type]
     assert read_key(SENDER.key) == ("sms", "host-1")
+
+
+def test_fifty_pending_transactions_and_who_settles_them_fit() -> None:
+    told = {"id": "0" * 36, "prefix": "shop", "group": "checkout", "topics": "orders, payments", "checks": 3}
+    told |= {"age": 9.5, "waits_for": "topic refunds, which does not exist"}
+    operator = {"store": "other", "group": "shop.coordinator", "member": "vm-1"}
+    coordinator = {"counts": {"pending": 50}, "waits": [], "transactions": [told] * 50, "operator": operator}
+    sender = Sender("shop.coordinator", "vm-1", "vm", 1)
+    numbers = {"sequence": 1, "interval_s": 2.0, "uptime_s": 1.0}
+
+    read = decode_report(sender.key, encode_report(sender, {"coordinator": coordinator}, {}, numbers))
+
+    assert len(read.transactions) == 50
+    assert read.operator == operator
+
+
+@pytest.mark.parametrize(
+    "forged", [[], "x", {"store": 5}, dict.fromkeys(map(str, range(99)), "x"), {"store": "x" * 9_000}]
+)
+def test_a_forged_operator_is_refused(forged: object) -> None:
+    sender = Sender("g", "m", "h", 1)
+    value = encode_report(sender, {}, {}, {"sequence": 1, "interval_s": 2.0, "uptime_s": 1.0})
+
+    with pytest.raises(MessageFormatError):
+        decode_report(sender.key, json.dumps({**json.loads(value), "operator": forged}).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -61,6 +62,10 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
         bool,
         typer.Option("--report", help="Report how it does to the topic of reports, as PREFIX.coordinator."),
     ] = False,
+    commands: Annotated[
+        bool,
+        typer.Option("--commands", help="Settle and resume transactions as it is told in the topic penstock.commands."),
+    ] = False,
     config: ClientSettings = None,
     config_file: ConfigFile = None,
 ) -> None:
@@ -89,18 +94,18 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
             target_latency=target_latency,
             instance=instance,
             session_timeout=session_timeout,
+            commands=commands,
         ) as running,
     ):
         name = repr(prefix) if store is None else store.label
         typer.echo(f"The coordinator of {name} runs at {bootstrap_servers}; Ctrl-C stops it.")
-        reporter = coordinator_reporter(f"{prefix}.coordinator", running, bootstrap_servers, settings)
-        if report:
-            reporter.start()
-        try:
+        with ExitStack() as reports:
+            if report:
+                reporter = coordinator_reporter(f"{prefix}.coordinator", running, bootstrap_servers, settings)
+                reports.callback(reporter.stop)
+                reporter.start()
             while not running.wait(_POLL_S):
                 pass  # leaving the block raises what ended it
-        finally:
-            reporter.stop()
 
 
 def _store(

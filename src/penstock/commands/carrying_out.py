@@ -1,4 +1,4 @@
-"""Carrying out a command in a member: what each name does, and the answer."""
+"""Carrying out a command in a member or a coordinator: what each name does, and the answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.commands.audit import MOST_DETAILS, Outcome
 from penstock.commands.command import Command
-from penstock.errors import NotGivenUpError, PenstockError
+from penstock.errors import BrokerConnectionError, DecisionNotStoredError, NotGivenUpError, PenstockError
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +35,20 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreOperator:
+    """What a coordinator can do to the transactions of its store. Called on the listener's thread.
+
+    Attributes:
+        settle: decides a pending one, given its id, the decision, who asked and the command's id, for the audit;
+            returns whether that took effect, and the sentence that says so.
+        resume: brings a discarded one back, given its id, who asked and the command's id; returns the sentence.
+    """
+
+    settle: Callable[[str, str, str, str], tuple[Outcome, str]]
+    resume: Callable[[str, str, str], str]
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What a member answers to a command."""
 
@@ -43,10 +57,15 @@ class Answer:
     details: str | None = None
 
 
-def carry_out(command: Command, member: Member) -> Answer:
+def carry_out(command: Command, doing: Member | StoreOperator) -> Answer:
     """Do what a command says; return what came of it, whatever that raises."""
     try:
-        return _DOING[command.name](command, member)
+        if isinstance(doing, StoreOperator):
+            return _operate(command, doing)
+        return _DOING.get(command.name, _not_of_members)(command, doing)
+    except (DecisionNotStoredError, BrokerConnectionError) as error:
+        # What was asked may have been done.
+        return Answer(Outcome.FAILED, str(error))
     except NotGivenUpError as error:
         return Answer(Outcome.SENT if error.is_under_way else Outcome.REFUSED, str(error))
     except PenstockError as error:
@@ -77,6 +96,19 @@ def _stacks(_command: Command, member: Member) -> Answer:
     threads = sum(1 for _ in threading.enumerate())
     lines = [*_thread_stacks(), *_task_stacks(member.stacks())]
     return Answer(Outcome.DONE, f"the stacks of {threads} threads", "\n".join(lines)[:MOST_DETAILS])
+
+
+def _not_of_members(command: Command, _member: Member) -> Answer:
+    said = f"{command.name} is for a coordinator that hears commands, and this is a member of {command.group}"
+    return Answer(Outcome.REFUSED, said)
+
+
+def _operate(command: Command, store: StoreOperator) -> Answer:
+    if command.transaction_id is None:
+        raise PenstockError(f"{command.name} is for a member with handlers, and this is a coordinator")
+    if command.name == "settle" and command.decision is not None:
+        return Answer(*store.settle(command.transaction_id, command.decision, command.by, command.id))
+    return Answer(Outcome.DONE, store.resume(command.transaction_id, command.by, command.id))
 
 
 def _topic(command: Command) -> str:

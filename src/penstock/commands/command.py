@@ -18,14 +18,21 @@ from penstock.errors import MessageFormatError
 
 #: A command is no larger than this.
 MOST_BYTES = 8 << 10
-#: What members do by command.
-NAMES = ("pause", "resume", "stacks", "give-up")
+#: What members do by command, and what coordinators do to transactions of their store.
+NAMES = ("pause", "resume", "stacks", "give-up", "settle", "resume-transaction")
+#: How a transaction may be settled.
+DECISIONS = ("commit", "rollback", "discard")
 
 _VERSION = 1
 _MOST_PARAMETERS = 16
 #: The numbers that a command must have, and those that it may have.
 _MUST_HAVE: Mapping[str, tuple[str, ...]] = {"give-up": ("partition", "offset")}
 _MAY_HAVE: Mapping[str, tuple[str, ...]] = {"pause": ("partition",), "resume": ("partition",)}
+#: Those that are about a topic, and those about a transaction.
+_OF_TOPICS = frozenset({"pause", "resume", "give-up"})
+_OF_TRANSACTIONS = frozenset({"settle", "resume-transaction"})
+#: Characters of a transaction's id at most.
+_ID = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +43,11 @@ class Command:
         name: one of `NAMES`.
         group: whose members.
         member: the one that is meant, by the name under which it reports; all where it is None.
-        topic: the topic that it is about; None for `stacks`.
+        topic: the topic that it is about; None for `stacks`, and where it is about a transaction.
         partition: the partition of it, where one is meant.
         offset: the message that is to be given up.
+        transaction_id: the transaction that is to be settled, or brought back.
+        decision: how it is to be settled: one of `DECISIONS`.
         by: who asked, in words.
         asked_ms: when, in milliseconds since the epoch, by the clock of who asked.
         id: tells commands apart: a member carries each out once.
@@ -52,6 +61,8 @@ class Command:
     offset: int | None = None
     by: str = ""
     asked_ms: int = 0
+    transaction_id: str | None = None
+    decision: str | None = None
     id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     @property
@@ -62,12 +73,20 @@ class Command:
     @property
     def parameters(self) -> dict[str, Any]:
         """What it says beside whom it is for; without what it leaves out."""
-        told = {"topic": self.topic, "partition": self.partition, "offset": self.offset}
+        told = {
+            "topic": self.topic,
+            "partition": self.partition,
+            "offset": self.offset,
+            "transaction_id": self.transaction_id,
+            "decision": self.decision,
+        }
         return {name: value for name, value in told.items() if value is not None}
 
     @property
     def place(self) -> str:
         """What it is about, in words."""
+        if self.transaction_id is not None:
+            return f"transaction {self.transaction_id}" + (f" ({self.decision})" if self.decision else "")
         place = self.topic or ""
         place += "" if self.partition is None else f"[{self.partition}]"
         return place if self.offset is None else f"{place}@{self.offset}"
@@ -100,14 +119,19 @@ def decode_command(value: bytes | None) -> Command:
     parameters = flat(found, "parameters", _MOST_PARAMETERS)
     wanted = {one: number(parameters, one) for one in _MUST_HAVE.get(name, ())}
     wanted |= {one: number(parameters, one) for one in _MAY_HAVE.get(name, ()) if parameters.get(one) is not None}
+    decision = text(parameters, "decision") if name == "settle" else None
+    if decision not in {None, *DECISIONS}:
+        raise MessageFormatError(f"decision is none of {', '.join(DECISIONS)}; the command is passed over")
     return Command(
         name=name,
         group=text(found, "group"),
         member=text_or_none(found, "member"),
-        topic=None if name == "stacks" else text(parameters, "topic"),
+        topic=text(parameters, "topic") if name in _OF_TOPICS else None,
         partition=wanted.get("partition"),
         offset=wanted.get("offset"),
         by=text(found, "by"),
         asked_ms=number(found, "asked_ms"),
+        transaction_id=text(parameters, "transaction_id", _ID) if name in _OF_TRANSACTIONS else None,
+        decision=decision,
         id=identity(found),
     )

@@ -21,7 +21,7 @@ from penstock.clients.kafka_errors import reason
 from penstock.clients.reading import Place
 from penstock.commands.audit import AuditRecord, Kind, Outcome
 from penstock.commands.audit_log import AuditWriter, prepare_topics
-from penstock.commands.carrying_out import Answer, Member, carry_out
+from penstock.commands.carrying_out import Answer, Member, StoreOperator, carry_out
 from penstock.commands.command import Command, decode_command
 from penstock.commands.fields import is_signed, one_line
 from penstock.commands.follower import TopicFollower
@@ -46,7 +46,7 @@ _END_S = 1.0
 #: Ids of commands that are remembered: more than come in the time in which one could be repeated.
 _REMEMBERED = 10_000
 
-MakeListener = Callable[[Member], "CommandListener"]
+MakeListener = Callable[[Member | StoreOperator], "CommandListener"]
 
 
 def listener_maker(
@@ -65,9 +65,9 @@ class CommandListener:
     """Listens until it is stopped. `start` and `stop` are for one thread.
 
     Args:
-        group: name of the app.
+        group: name of the app, or of the coordinators of a store.
         member: name under which this process reports.
-        doing: what it can do.
+        doing: what it can do: a member's handlers, or a coordinator to its store.
         bootstrap_servers: addresses of the brokers.
         config: client settings by librdkafka's names.
         settings: the options.
@@ -78,7 +78,7 @@ class CommandListener:
         self,
         group: str,
         member: str,
-        doing: Member,
+        doing: Member | StoreOperator,
         *,
         bootstrap_servers: str,
         config: ClientConfig,

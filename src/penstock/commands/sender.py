@@ -88,9 +88,10 @@ def summary(command: Command, answers: Collection[AuditRecord], members: Collect
     """Return what came of a command, and the sentence that says so."""
     whom = f"{command.member} of {command.group}" if command.member else f"members of {command.group}"
     what = f"{command.name} {command.place}".strip()
+    listens = "penstock run" if command.transaction_id is None else "penstock coordinator"
     if not answers:
         return Outcome.SENT, (
-            f"{what}: sent to {whom}, and none answered in time; does it listen (`penstock run --commands`), and with "
+            f"{what}: sent to {whom}, and none answered in time; does it listen (`{listens} --commands`), and with "
             "the same token?"
         )
     missing = set(members) - {one.by for one in answers}

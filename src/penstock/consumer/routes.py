@@ -135,5 +135,7 @@ class Routes(Mapping[str, Route]):
         if self._telemetry is None:
             return invoke
         maker.trace = self._telemetry.publishing
-        invoke = with_results(invoke, maker, is_async=one.kind is Kind.TASK)
-        return self._telemetry.processing.around(invoke, batches=one.batch > 1, is_async=one.kind is Kind.TASK)
+        is_async = one.kind is Kind.TASK
+        # Results are sent within the span. Where there is none, whoever called the handler makes them.
+        within = with_results(invoke, maker, is_async=is_async)
+        return self._telemetry.processing.around(invoke, within=within, batches=one.batch > 1, is_async=is_async)

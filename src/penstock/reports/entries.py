@@ -16,6 +16,7 @@ from typing import Any
 MOST_TEXT = 500
 _MOST_STACK = 4_000
 _MOST_COUNTS = 100
+_MOST_TEXTS = 16
 _MOST_ENTRIES = 2_000
 _MOST_NUMBER = 1 << 63
 #: Handlers of which the lanes are told, and in how many buckets at most.
@@ -131,6 +132,13 @@ def read_numbers(given: Any) -> Mapping[str, float]:
     if not isinstance(given, dict) or len(given) > _MOST_COUNTS:
         raise TypeError("no mapping, or too large")
     return {checked(name, str): checked(number, float) for name, number in given.items()}
+
+
+def read_texts(given: Any) -> Mapping[str, str]:
+    """Return a mapping of texts that anybody may have written; raises as `read_entries`."""
+    if not isinstance(given, dict) or len(given) > _MOST_TEXTS:
+        raise TypeError("no mapping, or too large")
+    return {checked(name, str): checked(text, str) for name, text in given.items()}
 
 
 def read_number_lists(given: Any, most: int) -> Mapping[str, Sequence[float]]:

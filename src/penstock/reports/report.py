@@ -27,7 +27,7 @@ _VERSION = 1
 _PARKED_BYTES = 8 << 10
 _SINKS_BYTES = 6 << 10
 _DEAD_LETTERS_BYTES = 4 << 10
-_TRANSACTIONS_BYTES = 6 << 10
+_TRANSACTIONS_BYTES = 16 << 10
 _LANES_BYTES = 6 << 10
 #: Of a key: two texts of which each character is escaped. What is longer does not read when it is cut.
 _MOST_KEY_BYTES = MOST_TEXT * 13
@@ -67,6 +67,8 @@ class Report:
         coordinator: counts of the transaction coordinator in the process, as `CoordinatorStatistics` has them, or None.
         waits: what the coordinator's pending transactions wait for, in sentences.
         transactions: the oldest of those, as `PendingTransaction` has them.
+        operator: who settles them: `store`, `kafka` where anybody may; `group` and `member`, for which commands are
+            that the coordinator hears. Empty where it does not say.
         dead_letters: how many dead letters were written since the start, by topic and class of the error.
         lanes: of each handler, `depth` (messages) and `age` (seconds since the oldest was fetched) of its lanes, in 64
             buckets at most.
@@ -92,6 +94,7 @@ class Report:
     coordinator: Mapping[str, float] | None
     waits: Sequence[str]
     transactions: Sequence[Mapping[str, Any]] = ()
+    operator: Mapping[str, str] = field(default_factory=dict)
     dead_letters: Sequence[Mapping[str, Any]] = ()
     lanes: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     latencies: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -172,6 +175,7 @@ def encode_report(
     coordinator: Mapping[str, Any] = description.get("coordinator") or {}
     if coordinator:
         head["coordinator"] = written_numbers(coordinator["counts"])
+        head["operator"] = {name: text[:MOST_TEXT] for name, text in coordinator.get("operator", {}).items()}
         head["waits"] = lists.fitting_texts(coordinator["waits"][:_MOST_WAITS], _WAITS_BYTES)
     parked = sorted(description.get("parked", ()), key=_tried, reverse=True)
     ranked = sorted(description.get("partitions", ()), key=_urgency, reverse=True)
@@ -238,6 +242,7 @@ def _read(value: bytes) -> Report:
         coordinator=None if coordinator is None else lists.read_numbers(coordinator),
         waits=tuple(checked(one, str) for one in said.get("waits", ())[:_MOST_WAITS]),
         transactions=lists.read_entries(said.get("transactions", ()), lists.TRANSACTIONS),
+        operator=lists.read_texts(said.get("operator", {})),
         dead_letters=lists.read_entries(said.get("dead_letters", ()), lists.DEAD_LETTERS),
         lanes=lists.read_lanes(said.get("lanes", {})),
         latencies=lists.read_number_lists(said.get("latencies", {}), BUCKETS),

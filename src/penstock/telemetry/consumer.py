@@ -101,7 +101,13 @@ class ConsumerTelemetry:
         `read` is called on the metric readers' threads, once a collection, and must not wait for the poll thread.
         """
         self.close()
-        self._observed = Observed(self._group, read)
+
+        def read_all() -> Reading:
+            with self._suppressed.instead_of_raising():
+                self.processing.durations.flush()
+            return read()
+
+        self._observed = Observed(self._group, read_all)
         self._registry.add(self._observed)
 
     def close(self) -> None:
@@ -109,6 +115,8 @@ class ConsumerTelemetry:
         observed, self._observed = self._observed, None
         if observed is not None:
             self._registry.remove(observed)
+        with self._suppressed.instead_of_raising():
+            self.processing.durations.flush()
 
     def _measured(self, operation: str, topic: str) -> dict[str, AttributeValue]:
         return {

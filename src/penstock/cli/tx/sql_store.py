@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError, PenstockError, StoreConnectionError
-from penstock.transactions.operator.kafka_operator import Decided, Effect
+from penstock.transactions.operator.effects import await_effect
 
 if TYPE_CHECKING:
+    from penstock.transactions.operator.kafka_operator import Decided
     from penstock.transactions.wire.ops import Verdict
-
-_LOOK_S = 0.2
 
 
 class SqlOperator:
@@ -52,19 +50,9 @@ class SqlOperator:
 
     def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str, timeout_s: float) -> Decided:
         """Store a decision and wait until it took effect. Raises as `SqlAdministration.decide`."""
-        self._administration.decide(transaction_id, verdict, _signed(actor, why))
-        deadline = time.monotonic() + timeout_s
-        while (left := self._administration.show(transaction_id)) is not None:
-            if time.monotonic() >= deadline:
-                return Decided(Effect.WAITS, verdict, left.waits_for or "a coordinator")
-            time.sleep(_LOOK_S)
-        return Decided(Effect.DONE, verdict)
+        self._administration.decide(transaction_id, verdict, actor, why)
+        return await_effect(self.show, transaction_id, verdict, timeout_s)
 
     def resume(self, transaction_id: str, actor: str, why: str) -> None:
         """Bring a discarded transaction back. Raises as `SqlAdministration.resume`."""
-        self._administration.resume(transaction_id, _signed(actor, why))
-
-
-def _signed(actor: str, why: str) -> str:
-    """Return who it was and why: the table `penstock_audit` has one column for both."""
-    return f"{actor}: {why}" if why else actor
+        self._administration.resume(transaction_id, actor, why)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -75,7 +74,7 @@ class Fetcher:
                 self.collection_threshold.note_fetch(len(batch), self._taken_at)
                 self.route(batch)
         if batch and self.polled is not None:
-            self._report(self.polled, batch, self.clock.monotonic() - begun)
+            self._report(self.polled, self.clock.monotonic() - begun)
         return bool(batch)
 
     def route(self, batch: list[ClientMessage]) -> None:
@@ -89,12 +88,9 @@ class Fetcher:
             if self.errors.take(error, topic):
                 self.membership.client_ended()
 
-    @staticmethod
-    def _report(polled: Polled, batch: list[ClientMessage], seconds: float) -> None:
-        topics: dict[str, Counter[int]] = {}
-        for message in batch:
-            topic, partition = message.topic(), message.partition()
-            if message.error() is None and topic is not None and partition is not None:
-                topics.setdefault(topic, Counter())[partition] += 1
+    def _report(self, polled: Polled, seconds: float) -> None:
+        topics: dict[str, dict[int, int]] = {}
+        for (topic, partition), count in self.router.take_counts().items():
+            topics.setdefault(topic, {})[partition] = count
         for topic, counts in topics.items():
             polled(topic, counts, seconds)

@@ -47,6 +47,7 @@ class Router:
         self._now = 0.0
         #: Numbers from 0 on, which runs of all fetches share: they would be an object for each message in flight.
         self._indexes: list[int] = []
+        self._counts: dict[tuple[str, int], int] = {}
         #: Messages taken in, ever.
         self.received = 0
         #: Messages of partitions that were revoked while they were under way; their next owner gets them.
@@ -64,6 +65,7 @@ class Router:
             records = batch[at : at + len(list(same))]
             at += len(records)
             topic, partition = place if isinstance(place, tuple) else (self._only_topic, place)
+            self._counts[topic, partition] = self._counts.get((topic, partition), 0) + len(records)
             assignment = self._assignments.get(topic, partition)
             if assignment is None:
                 self.stale += len(records)
@@ -74,6 +76,11 @@ class Router:
                 self._arrival += len(rising)
         # Appended before `Scheduler.ready`: see the argument in penstock.routing.scheduler.
         self._wake(self._scheduler.ready(touched.values()))
+
+    def take_counts(self) -> dict[tuple[str, int], int]:
+        """Return the messages by topic and partition since the last call; those of stretches, not asked one by one."""
+        counts, self._counts = self._counts, {}
+        return counts
 
     @property
     def idle(self) -> bool:

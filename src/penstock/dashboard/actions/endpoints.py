@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from penstock.commands.audit import Outcome
 from penstock.commands.sender import ANSWER_S
 from penstock.commands.settings import CommandSettings
-from penstock.dashboard.actions import of_kafka, of_members
+from penstock.dashboard.actions import of_kafka, of_members, of_stores
 from penstock.dashboard.actions.action import MakeAction, Members, Result, Surroundings
 from penstock.dashboard.actions.parameters import ParameterError, Parameters
 from penstock.dashboard.actions.runner import ActionRunner, TooManyError
@@ -40,8 +40,8 @@ _ACTIONS: dict[str, MakeAction] = {
     "give-up": of_members.give_up,
     "offsets": of_kafka.offsets,
     "replay": of_kafka.replay,
-    "settle": of_kafka.settle,
-    "resume-transaction": of_kafka.resume_transaction,
+    "settle": of_stores.settle,
+    "resume-transaction": of_stores.resume_transaction,
 }
 
 #: Bytes of a request's body, and seconds in which it must come.

@@ -199,15 +199,16 @@ def replay(given: Parameters) -> ReplayLetter:
 def settle(given: Parameters) -> SettleTransaction:
     """Return the action that decides a transaction."""
     verdict = _DECISIONS[given.choice("decision", tuple(_DECISIONS))]
-    return SettleTransaction(given.text("prefix"), _transaction_id(given), verdict)
+    return SettleTransaction(given.text("prefix"), transaction_id(given), verdict)
 
 
 def resume_transaction(given: Parameters) -> ResumeTransaction:
     """Return the action that brings a transaction back."""
-    return ResumeTransaction(given.text("prefix"), _transaction_id(given))
+    return ResumeTransaction(given.text("prefix"), transaction_id(given))
 
 
-def _transaction_id(given: Parameters) -> str:
+def transaction_id(given: Parameters) -> str:
+    """Return the id of a transaction that must be there."""
     found = given.text("transaction_id")
     if not is_id(found):
         raise ParameterError("transaction_id must be the id of a transaction, as `penstock tx ls` names them")

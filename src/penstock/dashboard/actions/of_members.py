@@ -1,4 +1,4 @@
-"""Actions that members carry out, which are told by the topic of commands: pause, resume, stacks, give-up."""
+"""Actions that members and coordinators carry out, which are told by the topic of commands: see `Command`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _WOULD = {
     "resume": "{place} would go on for {whom}",
     "stacks": "the stacks of all threads of {whom} would be shown, which names its functions",
     "give-up": "{place} would be given up by {whom}: it goes to its dead letters, and its key goes on",
+    "settle": "{place} would be decided by {whom}, in its store",
+    "resume-transaction": "{place} would be brought back by {whom}, undecided; its group is asked again",
 }
 
 

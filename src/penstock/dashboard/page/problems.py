@@ -44,7 +44,7 @@ class Problem:
         key_hash: what stands for the message's key, or None.
         stack: of the handler, where reports have it.
         waiting: messages that wait behind it.
-        transaction: id and prefix of the transaction, as an action wants them.
+        transaction: id, prefix and operator of the transaction, as an action wants them.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class Problem:
     key_hash: str | None = None
     stack: str | None = field(default=None, repr=False)
     waiting: int = 0
-    transaction: Mapping[str, str] | None = None
+    transaction: Mapping[str, Any] | None = None
 
 
 def problems_of(group: Group, member: str | None = None) -> list[Problem]:
@@ -272,7 +272,7 @@ def _transactions(report: Report) -> Iterator[tuple[tuple[Any, ...], Problem]]:
                 text,
                 report.member,
                 age=age,
-                transaction={"id": one["id"], "prefix": one["prefix"]},
+                transaction={"id": one["id"], "prefix": one["prefix"], "operator": report.operator},
             ),
         )
 

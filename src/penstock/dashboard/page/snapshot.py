@@ -41,7 +41,11 @@ def group_view(group: Group, history: History, member: str | None = None) -> dic
     worst = heapq.nlargest(_MOST_PARTITIONS, partitions, key=lambda pair: _urgency(pair[0]))
     parked = [{**one, "member": report.member} for report in living for one in report.parked]
     parked.sort(key=lambda one: (one["state"] == "held", one["attempt"] or 0, one["age"] or 0.0), reverse=True)
-    transactions = [{**one, "member": report.member} for report in living for one in report.transactions]
+    transactions = [
+        {**one, "member": report.member, "operator": report.operator}
+        for report in living
+        for one in report.transactions
+    ]
     transactions.sort(key=lambda one: -(one["age"] or 0.0))
     return {
         "name": group.name,
@@ -61,7 +65,7 @@ def group_view(group: Group, history: History, member: str | None = None) -> dic
         "dead_letters": _dead_letters(living),
         "transactions": [_slim(one) for one in transactions[:_MOST_ENTRIES]],
         "coordinators": [
-            {"member": one.member, "counts": one.coordinator, "waits": one.waits}
+            {"member": one.member, "counts": one.coordinator, "waits": one.waits, "operator": one.operator}
             for one in living
             if one.coordinator is not None
         ][:_MOST_ENTRIES],

@@ -11,19 +11,21 @@ import functools
 import traceback
 from collections.abc import Callable, Sequence
 from contextvars import Token
+from random import random
 from typing import Any, NamedTuple
 
 from opentelemetry import context as context_api
 from opentelemetry.context import Context
-from opentelemetry.metrics import Histogram, Meter
+from opentelemetry.metrics import Meter
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
 from penstock.errors import class_name, raised
-from penstock.message import Message
+from penstock.message import Message, headers_of
 from penstock.telemetry import names
+from penstock.telemetry.metrics.durations import Durations
 from penstock.telemetry.settings import by_chance
-from penstock.telemetry.spans.propagation import context_of, is_sender_sampled
+from penstock.telemetry.spans.propagation import context_of, is_sender_sampled, sampled_context
 from penstock.telemetry.suppressed_errors import SuppressedErrors
 
 #: A handler, of a message or of a list of them, with what is around it.
@@ -32,15 +34,18 @@ Invoke = Callable[[Any], Any]
 #: A context with nothing in it: a span that starts in it is the root of a new trace.
 _ROOT = Context()
 
+#: Seconds of handlers' times that are recorded together.
+_TOGETHER_S = 0.1
 #: Characters kept of a key and of a stack trace.
 _MAX_KEY_CHARS = 256
 _MAX_STACK_CHARS = 8192
 
 
 class _Running(NamedTuple):
-    """A handler's call under way: its span, how to leave its context, since when, and the attributes of its metric."""
+    """A handler's call under way: its span in its context, how to leave that, since when, its metric's attributes."""
 
     span: Span
+    context: Context
     token: Token[Context]
     since: float
     measured: dict[str, AttributeValue]
@@ -48,9 +53,6 @@ class _Running(NamedTuple):
 
 #: Begins the span of what a handler is given.
 Start = Callable[[Any], _Running]
-
-#: Tells whether what a handler is given was sampled by who sent it.
-IsSampled = Callable[[Any], bool]
 
 
 class Processing:
@@ -71,12 +73,14 @@ class Processing:
         self._record_keys = record_keys
         self._ratio = ratio
         self._clock = clock
-        self._durations: Histogram = meter.create_histogram(
+        histogram = meter.create_histogram(
             names.PROCESS_DURATION,
             "s",
             "Duration of a call of a handler.",
             explicit_bucket_boundaries_advisory=names.DURATION_BOUNDARIES_S,
         )
+        #: The times of handlers. Where only some are measured, each is far from the last: they are recorded together.
+        self.durations = Durations(histogram, clock, every_s=_TOGETHER_S if ratio < 1 else 0.0)
         self._common: dict[str, AttributeValue] = {
             names.SYSTEM: names.KAFKA,
             names.OPERATION_NAME: "process",
@@ -87,20 +91,25 @@ class Processing:
         self._places: dict[tuple[str, int], dict[str, AttributeValue]] = {}
         self._suppressed = suppressed
 
-    def around(self, invoke: Invoke, *, batches: bool = False, is_async: bool = False) -> Invoke:
-        """Return a function that calls `invoke`, or an `async def` that awaits it, within a span of its messages."""
+    def around(
+        self, invoke: Invoke, *, within: Invoke | None = None, batches: bool = False, is_async: bool = False
+    ) -> Invoke:
+        """Return a function that calls `invoke`, or an `async def` that awaits it, within a span of its messages.
+
+        `within` is called in place of `invoke` where there is a span: what else is to be done while that is current.
+        What chance leaves out goes to `invoke` itself, so that it costs a look at its headers and no more.
+        """
         start: Start = self._start_batch if batches else self._start_one
-        # What somebody sampled goes on with that trace, whatever chance says here.
-        is_sampled: IsSampled = _any_sender_sampled if batches else is_sender_sampled
-        return self._async(invoke, start, is_sampled) if is_async else self._sync(invoke, start, is_sampled)
+        traced = (self._async if is_async else self._sync)(within or invoke, start)
+        if self._ratio < 1:
+            # What somebody sampled goes on with that trace, whatever chance says here.
+            traced = (_sampling_batches if batches else _sampling)(self._ratio, traced, invoke)
+        return functools.wraps(invoke)(traced)
 
-    def _sync(self, invoke: Invoke, start: Start, is_sampled: IsSampled) -> Invoke:
-        begin, finish, ratio = self._begin, self._finish, self._ratio
+    def _sync(self, invoke: Invoke, start: Start) -> Invoke:
+        begin, finish = self._begin, self._finish
 
-        @functools.wraps(invoke)
         def traced(given: Any) -> object:
-            if ratio < 1 and not by_chance(ratio) and not is_sampled(given):
-                return invoke(given)
             running = begin(start, given)
             try:
                 answer = invoke(given)
@@ -112,13 +121,10 @@ class Processing:
 
         return traced
 
-    def _async(self, invoke: Invoke, start: Start, is_sampled: IsSampled) -> Invoke:
-        begin, finish, ratio = self._begin, self._finish, self._ratio
+    def _async(self, invoke: Invoke, start: Start) -> Invoke:
+        begin, finish = self._begin, self._finish
 
-        @functools.wraps(invoke)
         async def traced(given: Any) -> object:
-            if ratio < 1 and not by_chance(ratio) and not is_sampled(given):
-                return await invoke(given)
             running = begin(start, given)
             try:
                 answer = await invoke(given)
@@ -165,8 +171,10 @@ class Processing:
 
     def _start(self, topic: str, attributes: dict[str, AttributeValue], links: Sequence[Link]) -> _Running:
         span = self._tracer.start_span(f"process {topic}", _ROOT, SpanKind.CONSUMER, attributes, links)
-        token = context_api.attach(set_span_in_context(span))
-        return _Running(span, token, self._clock(), self._measured[topic])
+        # In what is current here, as baggage that a middleware has set.
+        context = set_span_in_context(span)
+        token = context_api.attach(context)
+        return _Running(span, context, token, self._clock(), self._measured[topic])
 
     def _place(self, topic: str, partition: int) -> dict[str, AttributeValue]:
         """Return the attributes that all messages of a partition share."""
@@ -186,13 +194,12 @@ class Processing:
         """End the span and measure; leave the context whatever happens."""
         if running is None:
             return
-        span, token, since, measured = running
+        span, context, token, since, measured = running
         try:
             seconds = self._clock() - since
             if error is not None:
                 measured = {**measured, names.ERROR_TYPE: _note_error(span, error)}
-            # While the span is current, so that an exemplar of the metric points to it.
-            self._durations.record(seconds, measured)
+            self.durations.record(seconds, measured, context)
         except Exception:  # noqa: BLE001 - as in _begin
             self._suppressed.log()
         context_api.detach(token)
@@ -202,8 +209,32 @@ class Processing:
             self._suppressed.log()
 
 
-def _any_sender_sampled(messages: Sequence[Message]) -> bool:
-    return any(map(is_sender_sampled, messages))
+def _sampling(ratio: float, traced: Invoke, untraced: Invoke) -> Invoke:
+    """Return a function that calls `traced` by chance and for what its sender sampled, else `untraced`.
+
+    Of an `async def` it returns what is to be awaited.
+    """
+
+    def sampling(message: Message) -> object:
+        # Of every message: `by_chance` and `is_sender_sampled`, written out, for a call of each costs as much as it.
+        if random() < ratio:  # noqa: S311 - it samples, and keeps no secret
+            return traced(message)
+        try:
+            headers = headers_of(message._record)  # noqa: SLF001 - `headers` would copy them
+        except UnicodeDecodeError:
+            headers = None
+        return untraced(message) if headers is None or sampled_context(headers) is None else traced(message)
+
+    return sampling
+
+
+def _sampling_batches(ratio: float, traced: Invoke, untraced: Invoke) -> Invoke:
+    """Return the same for a handler of batches: one message that was sampled is enough."""
+
+    def sampling(messages: Sequence[Message]) -> object:
+        return traced(messages) if by_chance(ratio) or any(map(is_sender_sampled, messages)) else untraced(messages)
+
+    return sampling
 
 
 def _note_error(span: Span, error: BaseException) -> str:

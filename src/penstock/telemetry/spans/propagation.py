@@ -52,7 +52,7 @@ def is_sender_sampled(message: Message) -> bool:
         headers = headers_of(message._record)  # noqa: SLF001 - asked of every message: `headers` would copy them
     except UnicodeDecodeError:
         return False
-    return bool(headers) and sampled_context(headers or ()) is not None
+    return False if headers is None else sampled_context(headers) is not None
 
 
 def extract(headers: Iterable[tuple[str, str | bytes | None]]) -> SpanContext | None:

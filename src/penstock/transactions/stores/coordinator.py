@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from penstock.commands.listener import CommandListener, listener_maker
+from penstock.commands.settings import CommandSettings, command_settings
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
+from penstock.reports.report import Sender
+from penstock.reports.reporter import sender_of
 from penstock.transactions.coordinator.coordinator import KafkaCoordinator
 from penstock.transactions.coordinator.options import CoordinatorOptions
 from penstock.transactions.coordinator.state.pending.pending import Pending
@@ -15,6 +21,7 @@ from penstock.transactions.coordinator.status import Status
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy, PendingTransaction
 from penstock.transactions.operator.description import described
 from penstock.transactions.operator.obstacles import status_lines
+from penstock.transactions.stores.commanding import operator_in_kafka, operator_of
 from penstock.transactions.stores.relay.coordinator import RelayCoordinator
 from penstock.transactions.stores.relay.relayed_store import RelayedStore
 from penstock.transactions.wire.topics import DEFAULT_PARTITIONS
@@ -67,6 +74,9 @@ class Coordinator:
         session_timeout: seconds after which a coordinator that fell silent loses its partitions, or its shards of a
             database, to the others. The broker bounds it (`group.min.session.timeout.ms`, 6 s).
         telemetry: metrics `penstock.transactions.*`, by OpenTelemetry; None (default) for none, at no cost.
+        commands: whether it settles and resumes transactions of its store as it is told in the topic
+            `penstock.commands`, as by the dashboard: who may write there commands it; or which topic, and with which
+            token. It hears what is for the group `<prefix>.coordinator`.
         config: settings of the Kafka clients, by librdkafka's names.
 
     Raises:
@@ -90,6 +100,7 @@ class Coordinator:
         instance: str | None = None,
         session_timeout: float = 6.0,
         telemetry: Telemetry | None = None,
+        commands: bool | CommandSettings = False,
         config: ClientConfig | None = None,
     ) -> None:
         options = CoordinatorOptions(
@@ -116,6 +127,7 @@ class Coordinator:
                 raise ConfigurationError(f"store must be a SqlStore or FileStore, but is a {type(store).__name__}")
             self._engine = RelayCoordinator(store, options)
             self._prefix = store.prefix
+            operator, reached = operator_of(store), (store.bootstrap_servers, store.config)
         else:
             self._engine = KafkaCoordinator(
                 bootstrap_servers or "",
@@ -127,6 +139,18 @@ class Coordinator:
                 config=config,
             )
             self._prefix = prefix
+            reached = (bootstrap_servers or "", config or {})
+            operator = operator_in_kafka(reached[0], prefix, reached[1])
+        self._operator = operator
+        # As whom it hears, and, where it reports, reports: who reads that commands it by this name.
+        self._sender = sender_of(f"{self._prefix}.coordinator", reached[1])
+        self._commands = command_settings(commands)
+        self._make_listener = partial(
+            listener_maker, self._commands, self._sender.group, self._sender.member, reached[0], reached[1]
+        )
+        self._lock = threading.Lock()
+        # Made and ended under the lock.
+        self._listener: CommandListener | None = None
 
     def start(self) -> Self:
         """Connect, create what is absent, and begin to settle. May be repeated.
@@ -144,6 +168,11 @@ class Coordinator:
             StoppedError: it was stopped before.
         """
         self._engine.start()
+        with self._lock:
+            make = self._make_listener()
+            if make is not None and self._listener is None:
+                self._listener = make(self._operator)
+                self._listener.start()
         return self
 
     def stop(self, timeout: float = 30.0) -> None:
@@ -152,6 +181,9 @@ class Coordinator:
         Raises:
             StoppedError: it did not end in time, or had ended by itself; then the cause is chained.
         """
+        with self._lock:
+            if self._listener is not None:
+                self._listener.stop()
         self._engine.stop(timeout)
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -179,12 +211,28 @@ class Coordinator:
         """What the names of the store's topics begin with."""
         return self._prefix
 
+    @property
+    def is_in_kafka(self) -> bool:
+        """Whether its store is in Kafka, where any process may settle what is pending."""
+        return isinstance(self._engine, KafkaCoordinator)
+
+    @property
+    def sender(self) -> Sender:
+        """As whom it hears commands, and reports where it is no app's."""
+        return self._sender
+
+    @property
+    def hears_commands(self) -> bool:
+        """Whether it was told to carry out commands."""
+        return self._commands is not None
+
     def pending(self, most: int) -> list[PendingTransaction]:
         """Return the oldest pending transactions of this coordinator, at most so many. Safe from any thread.
 
-        Of a store in Kafka, those of the partitions that this coordinator owns. Of another store none, for its
-        database or folder would have to be read for it: `penstock tx ls` does.
+        Of a store in Kafka, those of the partitions that this coordinator owns; of a database, those of its shards.
         """
+        if isinstance(self._engine, RelayCoordinator):
+            return list(self._engine.pending(most))
         if not isinstance(self._engine, KafkaCoordinator):
             return []
         status, now_ms = self._engine.status, self._engine.now_ms()

@@ -345,11 +345,25 @@ function transactions(group) {
   const counts = group.coordinators.map((one) => one.counts), total = (name) => counts.reduce((all, one) => all + (one[name] || 0), 0);
   return card("transactions", "Transactions", `${count(total("pending"))} pending, the oldest ${span(Math.max(0, ...counts.map((one) => one.oldest_pending_age || 0)))}`,
     h("div", { class: "body dim" }, `${count(total("committed"))} committed, ${count(total("rolled_back"))} rolled back, ${count(total("discarded"))} discarded, ${count(total("checks"))} checks, ${count(total("no_producer"))} of which reached no producer`,
-      can("resume-transaction") && h("span", null, " ", action("Resume a discarded one …", "resume-transaction", {}, [["prefix", "Prefix of the store", "text", "penstock"], ["transaction_id", "Transaction", "text"]]))),
+      resumers(group).map((given) => h("span", { key: given.member || "" }, " ", action("Resume a discarded one …", "resume-transaction", given, (given.group ? [] : [["prefix", "Prefix of the store", "text", "penstock"]]).concat([["transaction_id", "Transaction", "text"]]))))),
     group.transactions.length > 0 && table([["Transaction"], ["Producer group"], ["Topics"], ["Age", "num"], ["Checks", "num"], ["Waits for"]].concat(can("settle") ? [[""]] : []), group.transactions.map((one) =>
       h("tr", { key: one.id }, h("td", { class: "name mono" }, one.id), h("td", { class: "text" }, one.group), h("td", { class: "text" }, one.topics), num("age", one.age, span(one.age)), num("checks", one.checks),
         h("td", { class: "text" }, one.waits_for || "the decision of its producer"),
-        can("settle") && h("td", null, action("Settle …", "settle", { prefix: one.prefix, transaction_id: one.id }, [["decision", "Decision", "select", ["rollback", "commit", "discard"]]]))))));
+        can("settle") && h("td", null, settle(one))))));
+}
+// Who settles: anybody where the store is in Kafka, else the coordinator, where it hears commands; null: nobody from here.
+function operated(operator) {
+  const of = operator || {};
+  return (of.store || "kafka") === "kafka" ? {} : of.group ? { group: of.group, member: of.member } : null;
+}
+function settle(one) {
+  const by = operated(one.operator);
+  return by && action("Settle …", "settle", by.group ? { ...by, transaction_id: one.id } : { prefix: one.prefix, transaction_id: one.id }, [["decision", "Decision", "select", ["rollback", "commit", "discard"]]]);
+}
+function resumers(group) {
+  const found = group.coordinators.map((one) => operated(one.operator)).filter(Boolean);
+  const inKafka = found.find((one) => !one.group);
+  return found.filter((one) => one.group).concat(inKafka ? [inKafka] : []);
 }
 function sinks(group) {
   const past = known.history.sinks || {};
@@ -436,7 +450,7 @@ function problemActions(one) {
   const group = known.route.group;
   if (!group) return null;
   const made = [];
-  if (one.transaction && can("settle")) made.push(action("Settle …", "settle", { prefix: one.transaction.prefix, transaction_id: one.transaction.id }, [["decision", "Decision", "select", ["rollback", "commit", "discard"]]]));
+  if (one.transaction && can("settle")) made.push(settle(one.transaction));
   if (one.member && heard(one.member)) {
     if (["parked", "held", "keys"].includes(one.kind) && one.offset !== undefined) made.push(action("Give up", "give-up", { group, member: one.member, topic: one.topic, partition: one.partition, offset: one.offset }));
     if (one.kind === "handler") made.push(action("Stacks", "stacks", { group, member: one.member }));

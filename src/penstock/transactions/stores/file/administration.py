@@ -6,8 +6,9 @@ Another process is kept out by the lock; it may read: see `reader`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -64,6 +65,14 @@ class FileAdministration:
         opened = self._store.opened()
         with opened.lock:
             return [_shown(opened, stored) for stored in opened.pending.values() if not stored.settled]
+
+    def oldest(self, most: int, shards: Collection[int]) -> Sequence[PendingTransaction]:  # noqa: ARG002 - there is one
+        """Return the oldest of those that are not settled, at most so many. Raises as `pending`."""
+        opened = self._store.opened()
+        with opened.lock:
+            # In the order in which they were prepared.
+            waiting = (stored for stored in opened.pending.values() if not stored.settled)
+            return [_shown(opened, stored) for stored in islice(waiting, most)]
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None. Raises as `pending`."""

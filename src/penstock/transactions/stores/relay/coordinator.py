@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from penstock.transactions.connections import cause_of
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
 from penstock.transactions.coordinator.metrics import observe, publication_spans
 from penstock.transactions.coordinator.options import CoordinatorOptions
-from penstock.transactions.model import CoordinatorStatistics
+from penstock.transactions.model import CoordinatorStatistics, PendingTransaction
 from penstock.transactions.stores.relay.backlog import Backlog
 from penstock.transactions.stores.relay.outbound.done_log import DoneLog, create_done_log
 from penstock.transactions.stores.relay.outbound.outbound import Outbound
@@ -154,6 +155,16 @@ class RelayCoordinator:
     def statistics(self) -> CoordinatorStatistics:
         """Return counts since the start, and what the store holds now: all of its shards, whoever has them."""
         return self._statistics(own=False)
+
+    def pending(self, most: int) -> Sequence[PendingTransaction]:
+        """Return the oldest pending transactions of its shards, at most so many; none before the start and at the end.
+
+        Safe from any thread. Raises what the store raises where it cannot be read now.
+        """
+        shards = self._shards
+        if shards is None or self._stopping.is_set():
+            return []
+        return self._store.administration().oldest(most, list(shards.owned))
 
     def _statistics(self, *, own: bool) -> CoordinatorStatistics:
         shards = self._shards

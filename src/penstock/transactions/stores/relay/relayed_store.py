@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
-from penstock.transactions.model import CoordinatorStatistics
+from penstock.transactions.model import CoordinatorStatistics, PendingTransaction
 from penstock.transactions.stores.relay.backlog import Backlog
 from penstock.transactions.stores.relay.relay import Relay
+from penstock.transactions.wire.ops import Verdict
 
 
 class CheckTerms(NamedTuple):
@@ -81,6 +82,22 @@ class StoreShards(Protocol):
         """Return what was counted and what the store holds; of some shards, or of all. Safe from any thread."""
 
 
+class StoreAdministration(Protocol):
+    """What an operator may do on such a store, in the process of its coordinator. Safe from any thread."""
+
+    def oldest(self, most: int, shards: Collection[int]) -> Sequence[PendingTransaction]:
+        """Return the oldest pending transactions of some shards, at most so many."""
+
+    def show(self, transaction_id: str) -> PendingTransaction | None:
+        """Return one pending transaction, or None."""
+
+    def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str) -> None:
+        """Store an operator's decision, and write down who it was."""
+
+    def resume(self, transaction_id: str, actor: str, why: str) -> object:
+        """Bring a discarded transaction back, and write down who it was."""
+
+
 class RelayedStore(Protocol):
     """A store whose messages a relay publishes into Kafka, as its coordinator sees it."""
 
@@ -105,6 +122,9 @@ class RelayedStore(Protocol):
 
     def stop(self, timeout_s: float) -> None:
         """Give one start back."""
+
+    def administration(self) -> StoreAdministration:
+        """Return what an operator may do, once it was started."""
 
     def open_shards(self, checks: CheckTerms, wake: Callable[[], object]) -> StoreShards:
         """Return its shards, for one coordinator, once it was started.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,6 +28,13 @@ class SqlAdministration:
     def pending(self) -> Sequence[PendingTransaction]:
         """Return what is not settled, oldest first."""
         return self._shown(schema.tx.c.settled_at.is_(None))
+
+    def oldest(self, most: int, shards: Collection[int]) -> Sequence[PendingTransaction]:
+        """Return the oldest of those that are not settled in some shards, at most so many."""
+        tx = schema.tx
+        waiting = sa.select(tx.c.id).where(tx.c.settled_at.is_(None), tx.c.shard.in_(shards))
+        # The ids first: what the others wait for is not asked.
+        return self._shown(tx.c.id.in_(waiting.order_by(tx.c.birth, tx.c.seq).limit(most)))
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None."""
@@ -66,17 +73,18 @@ class SqlAdministration:
             for row in rows
         ]
 
-    def decide(self, transaction_id: str, verdict: Verdict, actor: str) -> None:
-        """Store an operator's decision, with who it was. A DISCARD counts, too, where a COMMIT is refused by Kafka.
+    def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "") -> None:
+        """Store an operator's decision, with who it was and why.
 
-        It counts if it is the first. A ROLLBACK also counts against a COMMIT, as long as the message waits for its
-        `deliver_at`.
+        It counts if it is the first. So does a DISCARD where a COMMIT is refused by Kafka. A ROLLBACK also counts
+        against a COMMIT, as long as the message waits for its `deliver_at`.
 
         Raises:
             TransactionRefusedError: another decision stands, or there is no such transaction; or a COMMIT is to be
                 discarded that is not refused, or is being published just now.
             DecisionNotStoredError: it is not known to be durable.
         """
+        actor = _signed(actor, why)
         decision = Decision(transaction_id, None, verdict, Author.OPERATOR, actor)
         what = f"transaction {transaction_id}: its {verdict.name} by {actor}"
         with self._database.storing(what, "look at it, and try again") as connection:
@@ -86,13 +94,14 @@ class SqlAdministration:
         if refusal is not None:
             raise TransactionRefusedError(refusal)
 
-    def resume(self, transaction_id: str, actor: str) -> None:
+    def resume(self, transaction_id: str, actor: str, why: str = "") -> None:
         """Bring a discarded transaction back, undecided, with a fresh count of checks.
 
         Raises:
             TransactionError: no such transaction was discarded, or so long ago that it was deleted.
             DecisionNotStoredError: it is not known to be stored.
         """
+        actor = _signed(actor, why)
         tx, what = schema.tx, f"transaction {transaction_id}: that {actor} resumed it"
         empty = ("settled_at", "author", "actor", "decided_seq", "answered_at", "held_why")
         zero = ("immunity", "check_count", "question", "taken_until", "held_until", "held_count")
@@ -133,6 +142,11 @@ class SqlAdministration:
             ).all()
             topics = _topics(connection, condition)
         return [_described(row, topics[row.id]) for row in rows]
+
+
+def _signed(actor: str, why: str) -> str:
+    """Return who it was and why: `penstock_audit` has one column for both."""
+    return f"{actor}: {why}" if why else actor
 
 
 def _topics(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> defaultdict[str, list[str]]:
