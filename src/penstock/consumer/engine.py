@@ -108,13 +108,8 @@ class Engine:
         )
         self.results: Publisher = ResultPublisher(self._wake_lane_for)
         if settings.exactly_once:
-            self.results = TransactionalPublisher(
-                group,
-                settings.transaction_interval,
-                clock,
-                wake=self._wake_lane_for,
-                fail=self.fail,
-            )
+            interval_s = settings.transaction_interval
+            self.results = TransactionalPublisher(group, interval_s, clock, wake=self._wake_lane_for, fail=self.fail)
         self.processor = LaneProcessor(
             clock,
             settings.run_seconds,
