@@ -64,6 +64,7 @@ bench: .venv/.installed ## the figures of docs/performance.md, measured here; th
 	$(BIN)/python benchmarks/consume.py
 	$(BIN)/python benchmarks/publish.py
 	$(BIN)/python benchmarks/transactions.py
+	$(BIN)/python benchmarks/telemetry.py
 	$(BIN)/python benchmarks/spark.py
 	$(BIN)/python benchmarks/dashboard.py
 	$(BIN)/python benchmarks/side_by_side.py

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from penstock.consumer import Explanation, LitePushConsumer
@@ -45,8 +45,7 @@ def coordinator_description(coordinator: Coordinator) -> dict[str, object]:
     `operator` says who settles what is pending: anybody where the store is in Kafka, else the coordinator, where it
     hears commands, by the group and the member that those are for.
     """
-    sender = coordinator.sender
-    hears = {"group": sender.group, "member": sender.member} if coordinator.hears_commands else {}
+    hears = {"group": coordinator.group, "member": coordinator.member} if coordinator.hears_commands else {}
     return {
         "counts": asdict(coordinator.statistics()),
         "operator": {"store": "kafka" if coordinator.is_in_kafka else "other", **hears},
@@ -80,7 +79,9 @@ def coordinator_reporter(
     def describe() -> Mapping[str, Any]:
         return {"coordinator": coordinator_description(coordinator)}
 
-    sender = coordinator.sender if group == coordinator.sender.group else sender_of(group, config)
+    sender = sender_of(group, config)
+    if group == coordinator.group:
+        sender = replace(sender, member=coordinator.member)
     return Reporter(sender, describe, bootstrap_servers, config, settings or ReportSettings())
 
 

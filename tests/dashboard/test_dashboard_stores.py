@@ -22,8 +22,11 @@ from penstock.reports.reader import ReportReader
 from penstock.reports.report import Report
 from penstock.reports.settings import ReportSettings
 from penstock.transactions import FileStore, SqlStore
+from penstock.transactions.stores import commanding
 from waiting import wait_until
 
+#: Seconds for an effect and for an answer: more than a busy machine takes, and less than an action has.
+_EFFECT_S, _ANSWER_S = 35.0, 42.0
 _NONE = "018f4e9c-5c1e-7abc-8def-0123456789ab"
 
 
@@ -48,8 +51,8 @@ class Store:
         return pending.transaction_id
 
     def act(self, name: str, **parameters: object) -> tuple[int, dict[str, Any]]:
-        sender = self.coordinator.sender
-        return act(self.address, name, group=sender.group, member=sender.member, **parameters)
+        at = {"group": self.coordinator.group, "member": self.coordinator.member}
+        return act(self.address, name, **at, **parameters)
 
     def report(self, is_wanted: Callable[[Report], object]) -> Report:
         """Return a report of the coordinator that is as wanted."""
@@ -97,6 +100,7 @@ def store(
         made = FileStore(folder / "files", bootstrap_servers=servers, prefix=prefix)
     broker.create_topic(topic)
     with ExitStack() as parts:
+        parts.enter_context(pytest.MonkeyPatch.context()).setattr(commanding, "_EFFECT_S", _EFFECT_S)
         coordinator = parts.enter_context(
             # Nobody is asked meanwhile, so that what is undecided stays so.
             Coordinator(store=made, commands=commands, transaction_timeout=600.0)
@@ -104,12 +108,12 @@ def store(
         producer = parts.enter_context(
             TransactionalProducer("shop", store=made, check=lambda _: TransactionState.UNKNOWN)
         )
-        reporter = coordinator_reporter(coordinator.sender.group, coordinator, servers, {}, reports)
+        reporter = coordinator_reporter(coordinator.group, coordinator, servers, {}, reports)
         parts.callback(reporter.stop)
         reporter.start()
         assert coordinator._listener is not None
         assert coordinator._listener.is_listening.wait(60)
-        address = parts.enter_context(served(ActionSettings(servers, {}, TOKEN, commands)))
+        address = parts.enter_context(served(ActionSettings(servers, {}, TOKEN, commands, answer_timeout=_ANSWER_S)))
         shown = (producer, coordinator, commands, reports, address, made.administration())
         yield Store(broker, request.param, prefix, topic, *shown)
 
@@ -123,9 +127,9 @@ def test_a_report_names_the_oldest_pending_transactions_and_who_settles_them(sto
     for one in report.transactions:
         assert (one["prefix"], one["group"], one["topics"]) == (store.prefix, "shop", store.topic)
         assert one["age"] >= 0
-    sender = store.coordinator.sender
-    assert report.operator == {"store": "other", "group": sender.group, "member": sender.member}
-    assert (report.group, report.member) == (sender.group, sender.member)
+    named = store.coordinator
+    assert report.operator == {"store": "other", "group": named.group, "member": named.member}
+    assert (report.group, report.member) == (named.group, named.member)
     for one in (first, second):
         store.act("settle", transaction_id=one, decision="rollback")
 
@@ -145,9 +149,9 @@ def test_a_transaction_is_settled_by_http_and_stands_in_both_audits(store: Store
     name = "committed" if decision == "commit" else "rolled_back"
     wait_until(lambda: getattr(store.coordinator.statistics(), name) == getattr(before, name) + 1, 60)
     assert after.pending == before.pending - 1
-    sender = store.coordinator.sender
+    named = store.coordinator
     by = "127.0.0.1 by the dashboard"
-    assert store.told(settled["id"]) == [("asked", by), ("answer", sender.member), ("outcome", by)]
+    assert store.told(settled["id"]) == [("asked", by), ("answer", named.member), ("outcome", by)]
     acts = _acts(store, pending)
     assert [(one.what, one.who.startswith(by)) for one in acts] == [(decision, True)]
 
@@ -195,15 +199,16 @@ def test_a_coordinator_of_a_store_in_kafka_settles_by_command_too(broker: DevBro
     topic = new_topic()
     servers, commands = broker.bootstrap_servers, CommandSettings(f"{topic}-commands", f"{topic}-audit")
     with ExitStack() as parts:
+        parts.enter_context(pytest.MonkeyPatch.context()).setattr(commanding, "_EFFECT_S", _EFFECT_S)
         kafka: dict[str, Any] = {"bootstrap_servers": servers, "prefix": topic}
         coordinator = parts.enter_context(Coordinator(**kafka, commands=commands, transaction_timeout=600.0))
         producer = parts.enter_context(TransactionalProducer("shop", **kafka))
-        address = parts.enter_context(served(ActionSettings(servers, {}, TOKEN, commands)))
+        address = parts.enter_context(served(ActionSettings(servers, {}, TOKEN, commands, answer_timeout=_ANSWER_S)))
         assert coordinator._listener is not None
         assert coordinator._listener.is_listening.wait(60)
         with producer.transaction(topic, value=b"paid?") as pending:
             pending.unknown()
-        named = {"group": f"{topic}.coordinator", "member": coordinator.sender.member}
+        named = {"group": f"{topic}.coordinator", "member": coordinator.member}
 
         status, settled = act(address, "settle", **named, transaction_id=pending.transaction_id, decision="commit")
 

@@ -12,7 +12,6 @@ from penstock.commands.listener import CommandListener, listener_maker
 from penstock.commands.settings import CommandSettings, command_settings
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
-from penstock.reports.report import Sender
 from penstock.reports.reporter import sender_of
 from penstock.transactions.coordinator.coordinator import KafkaCoordinator
 from penstock.transactions.coordinator.options import CoordinatorOptions
@@ -217,9 +216,14 @@ class Coordinator:
         return isinstance(self._engine, KafkaCoordinator)
 
     @property
-    def sender(self) -> Sender:
-        """As whom it hears commands, and reports where it is no app's."""
-        return self._sender
+    def group(self) -> str:
+        """The group that commands for it name, `<prefix>.coordinator`; it reports by it, too, where it is no app's."""
+        return self._sender.group
+
+    @property
+    def member(self) -> str:
+        """The member that commands for it name."""
+        return self._sender.member
 
     @property
     def hears_commands(self) -> bool:
