@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.clients.asking import ask_again
 from penstock.errors import ConfigurationError, PenstockError, StoreConnectionError
 from penstock.transactions.operator.kafka_operator import Decided, Effect
 
@@ -53,11 +53,11 @@ class SqlOperator:
     def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str, timeout_s: float) -> Decided:
         """Store a decision and wait until it took effect. Raises as `SqlAdministration.decide`."""
         self._administration.decide(transaction_id, verdict, _signed(actor, why))
-        deadline = time.monotonic() + timeout_s
-        while (left := self._administration.show(transaction_id)) is not None:
-            if time.monotonic() >= deadline:
-                return Decided(Effect.WAITS, verdict, left.waits_for or "a coordinator")
-            time.sleep(_LOOK_S)
+        left = ask_again(
+            lambda: self._administration.show(transaction_id), timeout_s, _LOOK_S, until=lambda found: found is None
+        )
+        if left is not None:
+            return Decided(Effect.WAITS, verdict, left.waits_for or "a coordinator")
         return Decided(Effect.DONE, verdict)
 
     def resume(self, transaction_id: str, actor: str, why: str) -> None:
