@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock import clients
+from penstock.clients.asking import ask_again
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker.access import AccessControl
 from penstock.devbroker.java.jars import kafka_jars
@@ -150,13 +151,13 @@ class DevBroker(AccessControl):
         admin = clients.admin(inside, {})
         ensure_topics(admin, inside, [TopicSpec(name, partitions, dict(config or {}))])
         # Whoever asks for the ends of a partition before it has a leader is refused.
-        deadline = time.monotonic() + self._start_timeout_s
-        while any(
-            one.leader < 0 for one in admin.list_topics(name, timeout=_ANSWER_S).topics[name].partitions.values()
-        ):
-            if time.monotonic() > deadline:
-                raise DevBrokerError(f"topic {name} of the embedded broker has no leader; read {self.log_path}")
-            time.sleep(_LOOK_INTERVAL_S)
+
+        def has_leaders() -> bool:
+            found = admin.list_topics(name, timeout=_ANSWER_S).topics[name]
+            return all(one.leader >= 0 for one in found.partitions.values())
+
+        if not ask_again(has_leaders, self._start_timeout_s, _LOOK_INTERVAL_S):
+            raise DevBrokerError(f"topic {name} of the embedded broker has no leader; read {self.log_path}")
 
     def stop(self) -> None:
         """Stop the broker in order, and kill it when that takes too long. Does nothing when none runs."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import tenacity
 from confluent_kafka import (
     ConsumerGroupState,
     ConsumerGroupTopicPartitions,
@@ -22,6 +21,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined] # not in its __all__
 
 from penstock import clients
+from penstock.clients.asking import ask_again
 from penstock.clients.kafka_errors import code_of, is_missing_right, is_transient, reason
 from penstock.clients.requests import topics as kafka_topics
 from penstock.clients.requests.answers import answered, known_offset
@@ -267,12 +267,7 @@ class Group:
     ) -> T:
         """Return an answer; ask again for some seconds what may be answered in a moment, or what `again` says."""
         try:
-            return tenacity.Retrying(
-                stop=tenacity.stop_after_delay(_PASSES_S),
-                wait=tenacity.wait_fixed(_AGAIN_S),
-                retry=tenacity.retry_if_exception(_may_pass) | tenacity.retry_if_result(again),
-                retry_error_callback=_last,
-            )(ask)
+            return ask_again(ask, _PASSES_S, _AGAIN_S, until=lambda answer: not again(answer), passes=_may_pass)
         except KafkaException as error:
             raise self._failure(error, what, rights) from error
 
@@ -298,11 +293,6 @@ class Group:
 
 class _NoSuchGroupError(PenstockError):
     """The brokers know no such group."""
-
-
-def _last(state: tenacity.RetryCallState) -> Any:
-    """Return what the last try did, or raise it."""
-    return state.outcome.result() if state.outcome is not None else None
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.check.needs import AppNeeds, needs_of_app
+from penstock.clients.asking import ask_again
 from penstock.clients.cluster import KafkaCluster
 from penstock.clients.requests.granted_rights import Rights
 from penstock.clients.rights import Resource, Right, principal_of
@@ -103,12 +103,12 @@ def look(app: App) -> Findings:
 
 def _asked(cluster: KafkaCluster, needed: Iterable[Right]) -> Rights:
     """Return what brokers tell of rights; a group's coordinator that is not ready yet is asked again for a while."""
-    deadline = time.monotonic() + _READY_S
-    while True:
-        rights = cluster.ask_rights(needed).wait()
-        if time.monotonic() > deadline or all(one.resource is not Resource.GROUP for one in rights.unknown):
-            return rights
-        time.sleep(_LOOK_S)
+    return ask_again(
+        lambda: cluster.ask_rights(needed).wait(),
+        _READY_S,
+        _LOOK_S,
+        until=lambda rights: all(one.resource is not Resource.GROUP for one in rights.unknown),
+    )
 
 
 def principal(app: App) -> str:

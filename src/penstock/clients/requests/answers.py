@@ -6,10 +6,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-import tenacity
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo  # type: ignore[attr-defined] # not in its __all__
 
+from penstock.clients.asking import ask_again
 from penstock.clients.bounded_calls import Disposable, LeftBehind
 from penstock.clients.causes import ClientWords
 from penstock.clients.kafka_errors import is_missing_right, reason
@@ -90,12 +90,7 @@ def asked_until_ready(question: Callable[[], T], limit_s: float) -> T:
 
     Raises the last `KafkaException` once `limit_s` seconds have passed, and that of a missing right at once.
     """
-    return tenacity.Retrying(
-        stop=tenacity.stop_after_delay(limit_s),
-        wait=tenacity.wait_fixed(_AGAIN_S),
-        retry=tenacity.retry_if_exception(_may_be_ready_soon),
-        reraise=True,
-    )(question)
+    return ask_again(question, limit_s, _AGAIN_S, until=lambda _answer: True, passes=_may_be_ready_soon)
 
 
 def _may_be_ready_soon(error: BaseException) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # not in its __all__
 from confluent_kafka.cimpl import NewTopic
 
+from penstock.clients.asking import ask_again
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, first_answer
 from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
@@ -184,12 +185,11 @@ def _await_metadata(admin: AdminClient, names: set[str]) -> None:
 
     At most as long as a broker may take to answer: then the next call says what is the matter.
     """
-    deadline = time.monotonic() + CONNECT_TIMEOUT_S
-    while time.monotonic() < deadline:
-        try:
+
+    def is_known() -> bool:
+        with suppress(KafkaException):
             known = admin.list_topics(timeout=_METADATA_LOOK_S).topics
-        except KafkaException:
-            continue
-        if all(name in known and known[name].error is None for name in names):
-            return
-        time.sleep(_LOOK_S)
+            return all(name in known and known[name].error is None for name in names)
+        return False
+
+    ask_again(is_known, CONNECT_TIMEOUT_S, _LOOK_S)

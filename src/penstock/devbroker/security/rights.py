@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
     UserScramCredentialUpsertion,
 )
 
+from penstock.clients.asking import ask_again
 from penstock.clients.kafka_errors import reason
 from penstock.clients.requests.answers import answered
 from penstock.devbroker.security.protocols import SCRAM_MECHANISMS
@@ -94,11 +94,8 @@ class Rights:
         return bool(answered(self._admin.describe_acls(_exactly(binding)), _ANSWER_TIMEOUT_S))
 
     def _await(self, what: str, applied: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
-        while not applied():
-            if time.monotonic() > deadline:
-                raise DevBrokerError(f"the embedded broker did not {what} within {_ANSWER_TIMEOUT_S:g} s; read its log")
-            time.sleep(_LOOK_INTERVAL_S)
+        if not ask_again(applied, _ANSWER_TIMEOUT_S, _LOOK_INTERVAL_S):
+            raise DevBrokerError(f"the embedded broker did not {what} within {_ANSWER_TIMEOUT_S:g} s; read its log")
 
 
 def bindings(

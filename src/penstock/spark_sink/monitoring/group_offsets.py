@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-import tenacity
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from penstock import clients
+from penstock.clients.asking import ask_again
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.reading import reading_settings
 from penstock.clients.requests.answers import answered
@@ -156,12 +156,13 @@ def _needed(group: str, topics: Iterable[str]) -> list[Right]:
 
 def _retried(ask: Callable[[], T]) -> T:
     """Return the answer; ask again while the group has no coordinator, for some seconds."""
-    return tenacity.Retrying(
-        stop=tenacity.stop_after_delay(_PASSES_S),
-        wait=tenacity.wait_fixed(_AGAIN_S),
-        retry=tenacity.retry_if_exception(lambda error: isinstance(error, KafkaException) and _code(error) in _PASSES),
-        reraise=True,
-    )(ask)
+    return ask_again(
+        ask,
+        _PASSES_S,
+        _AGAIN_S,
+        until=lambda _answer: True,
+        passes=lambda error: isinstance(error, KafkaException) and _code(error) in _PASSES,
+    )
 
 
 def _code(error: KafkaException) -> int | None:

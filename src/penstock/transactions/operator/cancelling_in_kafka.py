@@ -6,9 +6,9 @@ by the done log, once a coordinator has settled the transaction.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
+from penstock.clients.asking import ask_again
 from penstock.errors import DecisionNotStoredError
 from penstock.transactions.coordinator.state.cancelling import not_cancelled, not_pending
 from penstock.transactions.operator.inspection import Inspection
@@ -57,16 +57,14 @@ def cancel(
 def _await_end(
     inspection: Inspection, transaction_id: str, number: int, done_from: int, wait_s: float
 ) -> Verdict | None:
-    deadline = time.monotonic() + wait_s
-    while (note := inspection.ends_of(transaction_id, number, done_from)) is None:
-        if time.monotonic() >= deadline:
-            now = inspection.find(transaction_id)
-            if now is not None and now.pending.verdict is not Verdict.ROLLBACK:
-                return now.pending.verdict
-            raise DecisionNotStoredError(
-                f"transaction {transaction_id}: that it is cancelled is stored, but no coordinator has settled it in "
-                f"{wait_s:g} s; one that is started does so, if that was stored before it was due: look with "
-                f"`penstock tx show {transaction_id}`"
-            )
-        time.sleep(_LOOK_S)
-    return note.verdict
+    note = ask_again(lambda: inspection.ends_of(transaction_id, number, done_from), wait_s, _LOOK_S)
+    if note is not None:
+        return note.verdict
+    now = inspection.find(transaction_id)
+    if now is not None and now.pending.verdict is not Verdict.ROLLBACK:
+        return now.pending.verdict
+    raise DecisionNotStoredError(
+        f"transaction {transaction_id}: that it is cancelled is stored, but no coordinator has settled it in "
+        f"{wait_s:g} s; one that is started does so, if that was stored before it was due: look with "
+        f"`penstock tx show {transaction_id}`"
+    )

@@ -16,6 +16,7 @@ from typing import Self
 from confluent_kafka import KafkaException
 
 from penstock import clients
+from penstock.clients.asking import ask_again
 from penstock.clients.requests.granted_rights import require_rights
 from penstock.clients.requests.topics import hidden_topics, partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
@@ -250,14 +251,11 @@ class KafkaAdministration:
 
     def _await(self, found: Found, op_offset: int, done_from: int, timeout_s: float) -> Decided:
         """Wait until the transaction is settled."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            note = self._inspection.ends_of(found.transaction_id, found.half_partition, done_from)
-            if note is not None:
-                return Decided(Effect.DONE if note.op_offset == op_offset else Effect.REFUSED, note.verdict)
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(_LOOK_S)
+        note = ask_again(
+            lambda: self._inspection.ends_of(found.transaction_id, found.half_partition, done_from), timeout_s, _LOOK_S
+        )
+        if note is not None:
+            return Decided(Effect.DONE if note.op_offset == op_offset else Effect.REFUSED, note.verdict)
         now = self.find(found.transaction_id)
         if now is None or now.pending.verdict is None:
             return Decided(Effect.WAITS, None, "a coordinator")

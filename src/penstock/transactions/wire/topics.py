@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,6 +11,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from xxhash import xxh3_64_intdigest
 
+from penstock.clients.asking import ask_again
 from penstock.clients.kafka_errors import reason
 from penstock.clients.requests.answers import CONNECT_TIMEOUT_S
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
@@ -206,29 +206,33 @@ def _await_leaders(admin: AdminClient, bootstrap_servers: str, topics: Iterable[
     Creation is acknowledged by the controller alone. A consumer that subscribes earlier gets no partitions, and asks
     again only minutes later.
     """
-    wanted = list(topics)
-    deadline = time.monotonic() + CONNECT_TIMEOUT_S
-    while True:
-        cause: KafkaException | None = None
-        missing = wanted
-        try:
-            known = admin.list_topics(timeout=CONNECT_TIMEOUT_S).topics
-        except KafkaException as error:
-            cause = error
-        else:
-            missing = [
-                name
-                for name in wanted
-                if name not in known
-                or not known[name].partitions
-                or any(p.leader < 0 or p.error is not None for p in known[name].partitions.values())
-            ]
-            if not missing:
-                return {name: len(known[name].partitions) for name in wanted}
-        if time.monotonic() > deadline:
-            why = "" if cause is None else f" ({reason(cause)})"
-            raise BrokerConnectionError(
-                f"{', '.join(missing)} at {bootstrap_servers} had no leader for {CONNECT_TIMEOUT_S:g} s{why}; "
-                "check that all brokers run"
-            ) from cause
-        time.sleep(_POLL_S)
+    wanted = set(topics)
+
+    def led() -> dict[str, int]:
+        """Return the partitions of topics whose partitions all have leaders."""
+        known = admin.list_topics(timeout=CONNECT_TIMEOUT_S).topics
+        return {
+            name: len(known[name].partitions)
+            for name in wanted & known.keys()
+            if known[name].partitions
+            and all(one.leader >= 0 and one.error is None for one in known[name].partitions.values())
+        }
+
+    found, cause = {}, None
+    try:
+        found = ask_again(
+            led,
+            CONNECT_TIMEOUT_S,
+            _POLL_S,
+            until=lambda found: found.keys() == wanted,
+            passes=lambda error: isinstance(error, KafkaException),
+        )
+    except KafkaException as error:
+        cause = error
+    if missing := sorted(wanted - found.keys()):
+        why = "" if cause is None else f" ({reason(cause)})"
+        raise BrokerConnectionError(
+            f"{', '.join(missing)} at {bootstrap_servers} had no leader for {CONNECT_TIMEOUT_S:g} s{why}; "
+            "check that all brokers run"
+        ) from cause
+    return found

@@ -8,7 +8,6 @@ the topics with the broker's defaults. Right or wrong is pure; the rest is asked
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not all in i
     ConfigResource,
 )
 
+from penstock.clients.asking import ask_again
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import THIS_CLIENT, Operation, lacking_text, topic_right
 from penstock.errors import ConfigurationError
@@ -101,9 +101,9 @@ def _described(
     `is_duty` tells whether whoever asks should have the right to; a producer may leave it to the coordinator.
     """
     resources = {ConfigResource(ConfigResource.Type.TOPIC, name): name for name in names}
-    deadline = time.monotonic() + _NEW_S
     found: dict[str, dict[str, str | None]] = {}
-    while True:
+
+    def ask() -> dict[str, KafkaError]:
         failures: dict[str, KafkaError] = {}
         wanted = [resource for resource, name in resources.items() if name not in found]
         for resource, error, entries in _asked(admin, wanted):
@@ -111,10 +111,12 @@ def _described(
                 found[resources[resource]] = {name: entry.value for name, entry in entries.items()}
             else:
                 failures[resources[resource]] = error
-        is_new = any(error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART for error in failures.values())
-        if not is_new or time.monotonic() >= deadline:
-            break
-        time.sleep(_POLL_S)
+        return failures
+
+    def is_known(failures: dict[str, KafkaError]) -> bool:
+        return all(error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART for error in failures.values())
+
+    failures = ask_again(ask, _NEW_S, _POLL_S, until=is_known)
     for name, error in failures.items():
         need, is_lacking = "", is_missing_right(error)
         if is_lacking:

@@ -11,6 +11,8 @@ import threading
 import time
 from typing import Protocol
 
+from penstock.clients.asking import ask_again
+
 _LOOK_S = 0.1
 _STOP_POLL_S = 0.005
 _JOIN_S = 5.0
@@ -64,9 +66,7 @@ class RequestDeadlines:
     def drain(self, timeout_s: float) -> None:
         """Have new flights refused, and wait until the store owes no answer, at most `timeout_s` seconds."""
         self.stopping = True
-        deadline = time.monotonic() + timeout_s
-        while self.awaiting_answer and time.monotonic() < deadline:
-            time.sleep(_STOP_POLL_S)
+        ask_again(lambda: not self.awaiting_answer, timeout_s, _STOP_POLL_S)
 
     def stop(self) -> None:
         """Give up whatever is still waited for. The store is stopped: nobody else may tell of it."""

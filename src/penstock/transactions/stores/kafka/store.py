@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock import clients
+from penstock.clients.asking import ask_again
 from penstock.clients.rights import Operation, principal_of
 from penstock.errors import HalfNotStoredError, PenstockError, StoppedError, TransactionError
 from penstock.options import ClientConfig
@@ -190,8 +191,7 @@ class KafkaStore:
             return
         self._pace.end()
         deadline = time.monotonic() + timeout_s
-        while self._ops.open and time.monotonic() < deadline:
-            time.sleep(_STOP_POLL_S)
+        ask_again(lambda: not self._ops.open, timeout_s, _STOP_POLL_S)
         left = self._sends.stop(max(0.0, deadline - time.monotonic()))
         # What waited behind those is refused.
         self._ops.after_reports()
