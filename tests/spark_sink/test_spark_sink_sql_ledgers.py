@@ -16,7 +16,6 @@ from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.queries.restarts import is_permanent
 from penstock.spark_sink.sinks.sink import ledger_positions
-from penstock.spark_sink.sinks.sql.databases.postgresql import PostgreSql
 from penstock.spark_sink.sinks.sql.rows import staging
 
 
@@ -133,9 +132,9 @@ def test_staging_tables_of_a_driver_that_is_gone_are_removed_and_those_of_a_live
     url = parse_database_url(postgresql.url)
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     with engine.connect() as gone:
-        left = staging.create_stage(PostgreSql(), gone, prefix, None, columns)
+        left = staging.create_stage(gone, prefix, None, columns)
     with engine.connect() as living:
-        kept = staging.create_stage(PostgreSql(), living, prefix, None, columns)
+        kept = staging.create_stage(living, prefix, None, columns)
         SqlSink(postgresql.url, "events")(frame(PRICES, [(0, 0, "a", 1)]), 0)
         tables = postgresql.rows("SELECT tablename FROM pg_tables WHERE starts_with(tablename, 'penstock_stage')")
 

@@ -149,12 +149,12 @@ class BatchWrite:
         with self.database.session(self.url) as connection:
             with connection.begin():
                 tables = self.prepare(connection)
-            staging.remove_left_over(self.database, connection, prefix, settings.schema, schema)
+            staging.remove_left_over(connection, prefix, settings.schema, schema)
             exact = False
             for _ in range(_RACES):
                 with connection.begin():
                     state = read_ledger(connection, tables.ledger, self.transaction.owner)
-                stage = staging.create_stage(self.database, connection, prefix, settings.schema, schema)
+                stage = staging.create_stage(connection, prefix, settings.schema, schema)
                 task = staging.StagingTask(
                     self.url.render_as_string(hide_password=False),
                     str(stage.name),
