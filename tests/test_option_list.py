@@ -13,6 +13,7 @@ from penstock.consumer import ConsumerSettings, LitePushConsumer, LiveSettings, 
 from penstock.consumer.handlers.options.handler_options import DEFAULTS, HandlerOptions
 from penstock.errors import ConfigurationError
 from penstock.option_list import takes_options
+from penstock.transactions.coordinator.options import CoordinatorOptions
 
 
 class Tea(TypedDict, total=False):
@@ -85,3 +86,15 @@ def test_what_may_change_while_it_runs_is_listed_by_the_app_and_by_its_consumer(
     assert of_app == of_consumer
     assert list(of_app) == ["self", *LiveSettings.__annotations__]
     assert set(LiveSettings.__annotations__) <= set(inspect.signature(ConsumerSettings).parameters)
+
+
+@pytest.mark.parametrize(
+    ("face", "behind"), [(penstock.App, ConsumerSettings), (penstock.Coordinator, CoordinatorOptions)]
+)
+def test_a_face_that_writes_its_options_out_has_the_defaults_of_what_is_behind_it(face: type, behind: type) -> None:
+    shown, checked = inspect.signature(face).parameters, inspect.signature(behind).parameters
+
+    same = (shown.keys() & checked.keys()) - {"config"}  # nothing, or a table of nothing
+
+    assert len(same) > 7
+    assert {name: shown[name].default for name in same} == {name: checked[name].default for name in same}

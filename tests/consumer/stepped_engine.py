@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import cast
 
-from penstock.consumer import ConsumerSettings, Handler, Kind, MiddlewareSpec
+import tenacity
+
+from penstock.consumer import ConsumerSettings, Handler, Kind, MiddlewareSpec, retry
 from penstock.consumer.assignments import Assignment
 from penstock.consumer.engine import Engine
 from penstock.consumer.execution.executor import ManualExecutor
@@ -18,6 +20,9 @@ from penstock.consumer.publishing.outlet import ProducerOutlet
 from penstock.dead_letters.headers import HeaderList
 from penstock.message import FixedRecord
 from penstock.testing import TestClock
+
+#: Three tries, a second apart.
+ONCE_A_SECOND = retry(attempts=3, wait=tenacity.wait_fixed(1))
 
 
 class Deliveries:

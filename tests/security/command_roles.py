@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from roles import letters, send, transactional
+from roles import letters
+from roles_of_transactions import send, transactional
 from world import STEP_S, World
 
 from canary import PASSWORD, processes_that_show

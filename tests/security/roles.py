@@ -7,31 +7,37 @@ sent has arrived, once.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import commanding_roles
 import tenacity
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import OffsetSpec
-from world import LARGEST, STEP_S, World
+from roles_of_transactions import (
+    check_responder,
+    decide_transactions,
+    file_store,
+    kafka_coordinator,
+    look_at_transactions,
+    make_file_store,
+    make_sql_store,
+    make_store,
+    make_store_with_audit,
+    make_topic,
+    producer,
+    sql_coordinator,
+    sql_producer,
+)
+from world import STEP_S, World
 
 import penstock
-from canary import MESSAGE, PAYLOAD
+from canary import PAYLOAD
 from penstock import clients
-from penstock.errors import PublicationNotSeenError
-from penstock.transactions import CoordinatorStatistics, FileStore, HalfMessage, SqlStore, TransactionState
 from waiting import wait_until
 
 Role = Callable[[World], None]
-
-
-def make_topic(world: World) -> None:
-    world.broker.create_topic(world.names["topic"], 2, {"max.message.bytes": str(LARGEST)})
 
 
 def make_topics_of_publisher(world: World) -> None:
@@ -48,18 +54,6 @@ def make_topics_of_app(world: World) -> None:
 def make_topics_of_reports(world: World) -> None:
     make_topic(world)
     world.broker.create_topic(world.names["reports"], 1, {"cleanup.policy": "compact"})
-
-
-def make_store(world: World) -> None:
-    """Have an administrator's coordinator make the topics of a store in Kafka."""
-    make_topic(world)
-    with coordinated(world.as_administrator()):
-        pass
-
-
-def make_store_with_audit(world: World) -> None:
-    make_store(world)
-    world.broker.create_topic(f"{world.names['prefix']}.audit")
 
 
 def application(world: World) -> None:
@@ -205,256 +199,6 @@ def move_offsets(world: World) -> None:
     application(world.as_administrator())
 
 
-@contextmanager
-def coordinated(world: World, timeout: float = 0.2, check_max: int = 3) -> Iterator[penstock.Coordinator]:
-    """Run a coordinator of the store in Kafka as that user, which asks after `timeout` seconds."""
-
-    def make() -> penstock.Coordinator:
-        return penstock.Coordinator(
-            bootstrap_servers=world.servers,
-            prefix=world.names["prefix"],
-            transaction_timeout=timeout,
-            check_interval=0.2,
-            check_max=check_max,
-            config=world.config,
-        )
-
-    with world.entered(make) as running:
-        yield running
-
-
-def transactional(world: World, **options: Any) -> AbstractContextManager[penstock.TransactionalProducer]:
-    """Return a producer of the store in Kafka, to enter."""
-
-    def make() -> penstock.TransactionalProducer:
-        return penstock.TransactionalProducer(
-            world.names["group"],
-            bootstrap_servers=world.servers,
-            prefix=world.names["prefix"],
-            config=world.config,
-            **options,
-        )
-
-    return world.entered(make)
-
-
-def commit(_half: HalfMessage | penstock.Transaction) -> TransactionState:
-    return TransactionState.COMMIT
-
-
-def roll_back(_half: HalfMessage | penstock.Transaction) -> TransactionState:
-    return TransactionState.ROLLBACK
-
-
-def undecided(_half: HalfMessage | penstock.Transaction) -> TransactionState:
-    return TransactionState.UNKNOWN
-
-
-def send(world: World, sending: penstock.TransactionalProducer, *, is_undecided: bool = False) -> str:
-    """Send a message that is published, and return its id. Where it is undecided, a check has to commit it."""
-
-    def once() -> str:
-        value = world.value()
-        if is_undecided:
-            result = sending.send(world.names["topic"], value=value, execute=undecided)
-        else:
-            try:
-                result = sending.send(world.names["topic"], value=value, execute=commit, wait="published")
-            except PublicationNotSeenError:
-                world.sent.append(value)
-                raise
-        world.sent.append(value)
-        return result.transaction_id
-
-    return world.trial.attempt(once)
-
-
-def drop(world: World, sending: penstock.TransactionalProducer, execute: Any = undecided) -> str:
-    """Send a message that is never published, and return its id."""
-    topic = world.names["topic"]
-    return world.trial.attempt(lambda: sending.send(topic, value=MESSAGE, execute=execute)).transaction_id
-
-
-def producer(world: World) -> None:
-    with coordinated(world.as_administrator()), transactional(world) as sending:
-        world.trial.rounds(lambda: send(world, sending))
-    world.require_all_once(world.names["topic"])
-
-
-def check_responder(world: World) -> None:
-    with (
-        coordinated(world.as_administrator(), check_max=1000) as running,
-        transactional(world, check=commit) as sending,
-    ):
-
-        def work() -> None:
-            send(world, sending, is_undecided=True)
-            wait_until(lambda: running.statistics().committed == len(world.sent), STEP_S)
-
-        world.trial.rounds(work)
-    world.require_all_once(world.names["topic"])
-
-
-def kafka_coordinator(world: World) -> None:
-    """Publish, roll back, ask, discard."""
-    administrator = world.as_administrator()
-    logs = [f"{world.names['prefix']}.{log}" for log in ("half", "op", "done")]
-    with coordinated(world) as running, transactional(administrator, check=undecided) as sending:
-
-        def is_settled(before: CoordinatorStatistics) -> bool:
-            now = running.statistics()
-            return now.discarded > before.discarded and now.rolled_back > before.rolled_back
-
-        def everything_is_trimmed() -> bool:
-            """What is settled is deleted in the end, of the done log when more has been published."""
-            send(administrator, sending)
-            return all(world.was_allowed("DELETE", log) for log in logs)
-
-        def work() -> None:
-            before = running.statistics()
-            send(administrator, sending)
-            drop(administrator, sending, roll_back)
-            drop(administrator, sending)
-            wait_until(lambda: is_settled(before), STEP_S)
-            # What the topic refuses is told to operators.
-            sending.send(world.names["topic"], value=os.urandom(2 * LARGEST), execute=commit)
-            wait_until(lambda: world.was_allowed("WRITE", f"{world.names['prefix']}.status"), STEP_S)
-            wait_until(everything_is_trimmed, STEP_S, interval=0.5)
-
-        world.trial.rounds(work)
-    world.require_all_once(world.names["topic"])
-
-
-def see_a_refusal(world: World, sending: penstock.TransactionalProducer) -> None:
-    """Send what the topic refuses, and list what is pending until the coordinator's complaint is read."""
-    sending.send(world.names["topic"], value=os.urandom(2 * LARGEST), execute=commit)
-
-    def is_read() -> bool:
-        world.run("tx", "ls", "--prefix", world.names["prefix"])
-        return world.was_allowed("READ", f"{world.names['prefix']}.status")
-
-    wait_until(is_read, STEP_S, interval=0.2)
-
-
-def look_at_transactions(world: World) -> None:
-    """Look at what is pending, what an administrator decided, and what was discarded."""
-    prefix = ("--prefix", world.names["prefix"])
-    administrator = world.as_administrator()
-    with coordinated(administrator, timeout=STEP_S), transactional(administrator) as sending:
-        first, second = (drop(administrator, sending) for _ in range(2))
-        administrator.run("tx", "discard", second, *prefix)
-        assert first in world.run("tx", "ls", *prefix)
-        assert PAYLOAD in world.run("tx", "show", first, "--payload", *prefix)
-        assert second in world.run("tx", "ls", "--discarded", *prefix)
-        assert "discard" in world.run("tx", "show", second, *prefix)
-        see_a_refusal(world, sending)
-
-
-def decide_transactions(world: World) -> None:
-    prefix = ("--prefix", world.names["prefix"])
-    administrator = world.as_administrator()
-    with coordinated(administrator) as running, transactional(administrator, check=undecided) as sending:
-        drop(administrator, sending)
-        wait_until(lambda: running.statistics().discarded == 1, STEP_S)
-    with coordinated(administrator, timeout=STEP_S) as running, transactional(administrator) as sending:
-        discarded = world.run("tx", "ls", "--discarded", *prefix).split("\n")[1].split()[0]
-        world.run("tx", "resume", discarded, *prefix)
-        world.run("tx", "commit", discarded, *prefix)
-        world.run("tx", "rollback", drop(administrator, sending), *prefix)
-        see_a_refusal(world, sending)
-        wait_until(lambda: running.statistics().committed == 1, STEP_S)
-    assert world.arrived(world.names["topic"]) == [MESSAGE]
-
-
-Store = SqlStore | FileStore
-OPTIONS: Any = {"transaction_timeout": 0.2, "check_interval": 0.2, "check_max": 1}
-
-
-def in_database(world: World) -> SqlStore:
-    url = f"sqlite:///{world.folder / 'store.db'}"
-    return SqlStore(url, bootstrap_servers=world.servers, prefix=world.names["prefix"], config=world.config)
-
-
-def in_folder(world: World) -> FileStore:
-    path = world.folder / "store"
-    return FileStore(path, bootstrap_servers=world.servers, prefix=world.names["prefix"], config=world.config)
-
-
-def make_sql_store(world: World) -> None:
-    """Have an administrator's coordinator make tables and topics."""
-    make_topic(world)
-    with penstock.Coordinator(store=in_database(world.as_administrator()), **OPTIONS):
-        pass
-
-
-def make_file_store(world: World) -> None:
-    """Have an administrator's coordinator make the folder and the topics."""
-    make_topic(world)
-    with in_folder(world.as_administrator()) as store, penstock.Coordinator(store=store, **OPTIONS):
-        pass
-
-
-def sql_producer(world: World) -> None:
-    def make() -> penstock.TransactionalProducer:
-        return penstock.TransactionalProducer(world.names["group"], store=in_database(world))
-
-    with penstock.Coordinator(store=in_database(world.as_administrator()), **OPTIONS), world.entered(make) as sending:
-        world.trial.rounds(lambda: send(world, sending))
-    world.require_all_once(world.names["topic"])
-
-
-def sql_coordinator(world: World) -> None:
-    administrator = world.as_administrator()
-    relayed(world, lambda: (in_database(world), in_database(administrator)), administrator)
-
-
-def file_store(world: World) -> None:
-    """Producer and coordinator, which are one process."""
-
-    def stores() -> tuple[FileStore, FileStore]:
-        store = in_folder(world)
-        return store, store
-
-    relayed(world, stores, world)
-
-
-def relayed(world: World, stores: Callable[[], tuple[Store, Store]], sender: World) -> None:
-    """Publish and discard through a relay, and start it anew.
-
-    Args:
-        world: where.
-        stores: returns the coordinator's store and the producer's.
-        sender: whose the producer is.
-    """
-
-    @contextmanager
-    def running() -> Iterator[tuple[Any, penstock.TransactionalProducer]]:
-        its, theirs = stores()
-        with (
-            penstock.Coordinator(store=its, **OPTIONS) as coordinator,
-            penstock.TransactionalProducer(world.names["group"], store=theirs, check=undecided) as sending,
-        ):
-            yield coordinator, sending
-
-    def work(coordinator: Any, sending: penstock.TransactionalProducer) -> None:
-        send(sender, sending)
-        before = coordinator.statistics().discarded
-        drop(sender, sending)
-        wait_until(lambda: coordinator.statistics().discarded > before, STEP_S)
-
-    def is_trimmed(sending: penstock.TransactionalProducer) -> bool:
-        """What is settled is deleted in the end, when more has been published."""
-        send(sender, sending)
-        return any(one.operation == "DELETE" and one.allowed for one in world.broker.asked(world.user))
-
-    with world.entered(running) as (coordinator, sending):
-        world.trial.rounds(lambda: work(coordinator, sending))
-    with world.entered(running) as (coordinator, sending):
-        work(coordinator, sending)
-        wait_until(lambda: is_trimmed(sending), STEP_S, interval=0.5)
-    world.require_all_once(world.names["topic"])
-
-
 #: The main path of each part.
 PARTS: dict[str, Role] = {
     "app": application,
@@ -477,6 +221,7 @@ PARTS: dict[str, Role] = {
     "operator who looks at reports": look_at_reports,
     **commanding_roles.PARTS,
 }
+
 
 #: What an administrator makes before a part runs; the others need the topic alone.
 PREPARATIONS: dict[str, Role] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pyspark.sql import DataFrame, SparkSession
-from roles import make_topic
+from roles_of_transactions import make_topic
 from world import STEP_S, World
 
 import penstock

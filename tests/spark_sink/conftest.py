@@ -6,14 +6,17 @@ import contextlib
 import itertools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, Producer
 from pyspark.sql import DataFrame, SparkSession
 
+from databases import TestDatabase, new_database
 from kafka_tools import wait_for_markers
 from penstock.devbroker import DevBroker
+from telemetry_tools import Recorded
 
 Record = tuple[bytes | None, bytes | None]
 FrameOf = Callable[..., DataFrame]
@@ -106,3 +109,23 @@ def read(spark: SparkSession, broker: DevBroker) -> Callable[..., DataFrame]:
         return reader.options(**settings).load()
 
     return load
+
+
+@pytest.fixture(params=["sqlite", "driver", "executors"])
+def way(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[TestDatabase, str]:
+    """Each way that rows go: a database, and the sink's `staging`."""
+    if request.param == "sqlite":
+        return TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}"), "executors"
+    return new_database(request.getfixturevalue("postgresql_url")), request.param
+
+
+@pytest.fixture
+def postgresql(postgresql_url: str) -> TestDatabase:
+    """A database of its own."""
+    return new_database(postgresql_url)
+
+
+@pytest.fixture
+def recorded() -> Recorded:
+    """Providers that keep what they are given."""
+    return Recorded()

@@ -13,12 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from arrow_frames import frame
 from checkpoints import lose_commit
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
-from test_spark_sink_sql_rows import frame
 
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError

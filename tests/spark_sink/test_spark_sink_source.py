@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,14 +14,10 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from source_batches import Batches, Row, _bytes, plain, run
 
 from penstock.devbroker import DevBroker
-from penstock.errors import ConfigurationError
-from penstock.spark_sink import SqlSink, start_sink
 from waiting import wait_until
-
-Row = tuple[str, int, int, bytes | None, bytes | None]
 
 
 def consumed(broker: DevBroker, topic: str, partitions: int) -> list[Row]:
@@ -51,43 +46,6 @@ def consumed(broker: DevBroker, topic: str, partitions: int) -> list[Row]:
     consumer.close()
     assert ended == partitions
     return sorted(rows, key=lambda row: row[:3])
-
-
-def plain(frame: DataFrame) -> list[Row]:
-    """Collect a frame of the source in the form of `consumed`."""
-    rows = frame.select("topic", "partition", "offset", "key", "value").collect()
-    return sorted(
-        ((r.topic, r.partition, r.offset, _bytes(r.key), _bytes(r.value)) for r in rows), key=lambda row: row[:3]
-    )
-
-
-def _bytes(value: bytearray | None) -> bytes | None:
-    return None if value is None else bytes(value)
-
-
-class Batches:
-    """A foreachBatch function that remembers the rows of every batch."""
-
-    def __init__(self) -> None:
-        self.rows: list[list[Row]] = []
-
-    def __call__(self, frame: DataFrame, _batch_id: int) -> None:
-        self.rows.append(plain(frame))
-
-    @property
-    def all(self) -> list[Row]:
-        return sorted((row for batch in self.rows for row in batch), key=lambda row: row[:3])
-
-
-def run(frame: DataFrame, batches: Batches, checkpoint: Path, *, once: bool = True) -> StreamingQuery:
-    """Start a query over a streaming frame; with `once`, wait until it has read what is there."""
-    writer = frame.writeStream.foreachBatch(batches).option("checkpointLocation", str(checkpoint))
-    query = (
-        writer.trigger(availableNow=True).start() if once else writer.trigger(processingTime="100 milliseconds").start()
-    )
-    if once:
-        assert query.awaitTermination(150)
-    return query
 
 
 def test_batch_and_stream_read_what_a_plain_consumer_reads(  # noqa: PLR0917 - fixtures
@@ -358,67 +316,3 @@ def test_an_offset_for_every_partition_is_asked_for(
 
     with pytest.raises(PySparkException, match=r"startingOffsets lacks .*\[1\]"):
         read(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 0}})).count()
-
-
-def test_start_sink_hands_every_batch_to_the_function(
-    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
-) -> None:
-    topic = new_topic()
-    write(topic, 0, [(b"k", b"v")])
-    batches = Batches()
-
-    query = start_sink(
-        spark,
-        [topic],
-        batches,
-        bootstrap_servers=broker.bootstrap_servers,
-        config={"client.id": "sink", "enable.ssl.certificate.verification": True},
-        trigger="available now",
-        name="stored",
-        checkpoint_location=str(tmp_path),
-    )
-
-    assert query.awaitTermination(150)
-    assert query.name == "stored"
-    assert [row[3:] for row in batches.all] == [(b"k", b"v")]
-    with pytest.raises(ConfigurationError, match="cannot travel"):
-        start_sink(
-            spark,
-            topic,
-            batches,
-            bootstrap_servers=broker.bootstrap_servers,
-            config={"error_cb": print},
-            name="stored",
-            checkpoint_location=str(tmp_path),
-        )
-
-
-def test_a_query_that_lost_its_checkpoint_begins_where_the_ledger_says_and_not_at_a_default(
-    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
-) -> None:
-    topic = new_topic(partitions=2)
-    url = f"sqlite:///{tmp_path / 'rows.db'}"
-
-    def run(checkpoint: str, starting_offsets: str) -> int:
-        query = start_sink(
-            spark,
-            topic,
-            SqlSink(url, table="rows"),
-            rows=lambda messages: messages.selectExpr("cast(value as string) text", "topic", "partition", "offset"),
-            bootstrap_servers=broker.bootstrap_servers,
-            trigger="available now",
-            name="lost",
-            checkpoint_location=str(tmp_path / checkpoint),
-            starting_offsets=starting_offsets,
-        )
-        assert query.awaitTermination(150)
-        return sum(report.numInputRows for report in query.recentProgress)
-
-    write(topic, 0, [(None, b"first")] * 4)
-    assert run("kept", "earliest") == 4
-    write(topic, 0, [(None, b"between")] * 6)
-    write(topic, 1, [(None, b"of a partition that had none")] * 2)
-
-    assert run("lost", "latest") == 8, "neither less than the ledger lacks, nor what it has"
-    with sqlite3.connect(tmp_path / "rows.db") as connection:
-        assert connection.execute("SELECT count(*) FROM rows").fetchone() == (12,)

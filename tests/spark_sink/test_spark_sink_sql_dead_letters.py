@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_spark_sink_sql_rows import PRICES, frame
+from arrow_frames import PRICES, frame
 
 from databases import TestDatabase
 from kafka_tools import read_all

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
-from test_spark_sink_sql_rows import PRICES, frame
+from arrow_frames import PRICES, frame
 
 from databases import TestDatabase, new_database
 from penstock.errors import SinkError

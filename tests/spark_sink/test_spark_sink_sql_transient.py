@@ -9,7 +9,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 import tenacity
-from test_spark_sink_sql_rows import PRICES, Letters, frame
+from arrow_frames import PRICES, Letters, frame
 
 from databases import TestDatabase, new_database
 from penstock.errors import SinkError

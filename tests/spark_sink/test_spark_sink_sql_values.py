@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from test_spark_sink_sql_rows import PRICES, Letters, frame
+from arrow_frames import PRICES, Letters, frame
 
 from databases import TestDatabase, new_database
 from penstock.errors import ConfigurationError, SinkError

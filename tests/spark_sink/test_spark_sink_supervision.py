@@ -1,27 +1,23 @@
-"""Restarts, stops and the gate, with a clock that the test moves and queries that are none: Spark is not started."""
+"""Restarts of queries, with a clock that the test moves and queries that are none: Spark is not started."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
-import threading
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
+from supervised_world import FRAME, Report, World
 
 from penstock.clients.rights import MissingRightError, Operation, topic_right
 from penstock.errors import BrokerConnectionError, ConfigurationError, SinkError, TopicNotFoundError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.errors import DataLossError, SchemaMismatchError, SessionStoppedError, errors_in
 from penstock.spark_sink.monitoring.progress import SinkState
-from penstock.spark_sink.queries.gate import BatchLeftError, Gate
 from penstock.spark_sink.queries.restarts import (
     LONGEST_WAIT_S,
     RIGHT_WAIT_S,
@@ -30,11 +26,6 @@ from penstock.spark_sink.queries.restarts import (
     lacks_right,
     summary_of,
 )
-from penstock.spark_sink.queries.supervised_query import SupervisedQuery
-from penstock.spark_sink.queries.supervisor import Supervisor
-from waiting import wait_until
-
-FRAME: Any = object()
 
 #: What Spark keeps of an exception of the source, shortened; 4.3.0.
 TOPIC_GONE = """[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python streaming data source perform planPartitions: Traceback (most recent call last):
@@ -55,87 +46,9 @@ FORBIDDEN = TOPIC_GONE.replace(
     "penstock.clients.rights.MissingRightError: topic t cannot be read: User:a lacks the right Read on topic t; an "
     "administrator gives it with: kafka-acls.sh --topic 't'",
 )
+
+
 MISSING = MissingRightError("topic t cannot be read", [topic_right(Operation.READ, "t")], "User:a")
-
-
-@dataclass
-class Report:
-    """What Spark's report is to those that ask for its text."""
-
-    batch_id: int
-    executed: bool = True
-
-    @property
-    def json(self) -> str:
-        phases = {"addBatch": 100, "triggerExecution": 250} if self.executed else {"latestOffset": 3}
-        return json.dumps({"id": "i", "runId": "r", "name": "q", "batchId": self.batch_id, "durationMs": phases})
-
-
-class FakeQuery:
-    """A query that runs until the test ends it."""
-
-    def __init__(self) -> None:
-        self.isActive = True
-        self.lastProgress: Report | None = None
-        self.error: BaseException | None = None
-        self.stops = 0
-
-    def exception(self) -> BaseException | None:
-        return self.error
-
-    def stop(self) -> None:
-        self.stops += 1
-        self.isActive = False
-
-    def end(self, error: BaseException | None = None) -> None:
-        self.error = error
-        self.isActive = False
-
-
-class World:
-    """One supervised query, its clock and its starts."""
-
-    def __init__(self, *, restarts: int = 10, function: Callable[[Any, int], None] = lambda *_: None) -> None:
-        self.now = 100.0
-        self.started: list[FakeQuery] = []
-        self.gates: list[Gate] = []
-        self.refusals: list[Exception] = []
-        self.reports: list[str] = []
-        self._function = function
-        self.one = SupervisedQuery(
-            "orders",
-            self._start,
-            restarts=Restarts(restarts, lambda: 0.0),
-            clock=lambda: self.now,
-            take_progress=self.reports.append,
-        )
-
-    def _start(self) -> tuple[FakeQuery, Gate]:
-        if self.refusals:
-            raise self.refusals.pop(0)
-        self.started.append(FakeQuery())
-        self.gates.append(Gate(self._function, park=woken))
-        return self.started[-1], self.gates[-1]
-
-    @property
-    def query(self) -> FakeQuery:
-        return self.started[-1]
-
-    def wait_for_restart(self) -> float:
-        """Move the clock to the next start and return how far that was."""
-        waited = self.one.retry_in
-        assert waited is not None
-        self.now += waited - 0.001
-        starts = len(self.started)
-        self.one.poll()
-        assert len(self.started) == starts, "it was started again before its time"
-        self.now += 0.002
-        self.one.poll()
-        return waited
-
-
-def woken(_batch: object, _milliseconds: int) -> None:
-    raise InterruptedError
 
 
 def fail_at_once(world: World, error: Exception) -> None:
@@ -358,190 +271,3 @@ def test_a_worker_that_lacks_a_package_is_told_with_what_to_set() -> None:
         "ModuleNotFoundError: No module named 'penstock'; the Python of Spark's workers has no penstock: set "
         "PYSPARK_PYTHON to one that has it, or ship it (docs/spark-cluster.md)"
     )
-
-
-def test_a_closed_gate_lets_no_batch_begin_and_says_how_spark_knows_a_stop() -> None:
-    begun: list[int] = []
-    gate = Gate(lambda _, batch_id: begun.append(batch_id), park=woken)
-    gate(FRAME, 0)
-    gate.close()
-
-    with pytest.raises(BatchLeftError) as left:
-        gate(FRAME, 1)
-
-    assert begun == [0]
-    assert (gate.done, gate.committed, gate.under_way) == (0, 0, None)
-    # Spark 4.3's pattern for a stop, over the text that a callback's failure has.
-    assert str(left.value).endswith(
-        "py4j.protocol.Py4JJavaError: An error occurred while calling Thread.sleep: java.lang.InterruptedException"
-    )
-
-
-def test_a_batch_behind_a_gate_is_let_go_where_no_stop_wakes_it() -> None:
-    waits: list[int] = []
-    gate = Gate(lambda *_: pytest.fail("the batch began"), park=lambda _, wait: waits.append(wait))
-    gate.leave()
-
-    with pytest.raises(BatchLeftError):
-        gate(FRAME, 1)
-
-    assert 1 <= len(waits) <= 5
-
-
-def test_a_batch_that_a_hard_stop_breaks_is_left_and_no_failure_of_the_function() -> None:
-    def cancelled(_batch: object, _batch_id: int) -> None:
-        gate.leave()
-        raise RuntimeError("job 0 was cancelled" + "\n at ..." * 1_000)
-
-    gate = Gate(cancelled, park=woken)
-
-    with pytest.raises(BatchLeftError):
-        gate(FRAME, 4)
-
-
-class Stage:
-    """A supervisor with queries that run batches on threads of their own, as Spark does."""
-
-    def __init__(self, count: int = 1) -> None:
-        self.release = threading.Event()
-        self.worlds = [World(function=lambda *_: self.release.wait(60)) for _ in range(count)]
-        self.supervisor = Supervisor("test", [world.one for world in self.worlds])
-        self.supervisor.start()
-
-    def begin_batch(self, world: World, batch_id: int) -> threading.Thread:
-        query, gate = world.query, world.gates[-1]
-
-        def run() -> None:
-            gate(FRAME, batch_id)
-            query.lastProgress = Report(batch_id)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        wait_until(lambda: gate.under_way == batch_id)
-        return thread
-
-
-def stopping(supervisor: Supervisor, timeout: float) -> tuple[threading.Thread, list[bool]]:
-    answers: list[bool] = []
-    thread = threading.Thread(target=lambda: answers.append(supervisor.stop(timeout)))
-    thread.start()
-    return thread, answers
-
-
-def test_a_stop_lets_the_batch_under_way_be_finished_and_committed_before_it_ends_the_query() -> None:
-    stage = Stage()
-    (world,) = stage.worlds
-    batch = stage.begin_batch(world, 5)
-
-    stop, answers = stopping(stage.supervisor, 60)
-    wait_until(lambda: closed(world.gates[0]))
-    assert world.query.stops == 0, "the query is not ended while its batch is under way"
-    with pytest.raises(BatchLeftError):
-        world.gates[0](FRAME, 6)
-    stage.release.set()
-    stop.join(30)
-    batch.join(30)
-
-    assert answers == [True]
-    assert world.query.stops == 1
-    assert world.one.state is SinkState.STOPPED
-    assert [json.loads(text)["batchId"] for text in world.reports] == [5]
-
-
-def test_a_batch_that_outlasts_the_time_of_the_stop_is_interrupted_and_named(caplog: pytest.LogCaptureFixture) -> None:
-    stage = Stage()
-    (world,) = stage.worlds
-    batch = stage.begin_batch(world, 5)
-
-    with caplog.at_level(logging.WARNING):
-        finished = stage.supervisor.stop(0.2)
-    stage.release.set()
-    batch.join(30)
-
-    assert not finished
-    assert world.query.stops == 1
-    assert "a batch of the query orders is interrupted" in caplog.text
-
-
-def test_a_second_wish_to_stop_does_not_wait_for_the_batch() -> None:
-    stage = Stage()
-    (world,) = stage.worlds
-    batch = stage.begin_batch(world, 5)
-
-    stop, answers = stopping(stage.supervisor, 600)
-    wait_until(lambda: closed(world.gates[0]))
-    stage.supervisor.request_stop(now=True)
-    stop.join(30)
-
-    assert answers == [False]
-    assert world.query.stops == 1
-    stage.release.set()
-    batch.join(30)
-
-
-def test_a_query_that_waits_for_its_restart_is_not_started_any_more() -> None:
-    stage = Stage()
-    (world,) = stage.worlds
-    world.query.end(ValueError("no room"))
-    wait_until(lambda: world.one.state is SinkState.WAITING)
-
-    assert stage.supervisor.stop(5)
-    world.now += 100
-    world.one.poll()
-
-    assert world.one.state is SinkState.STOPPED
-    assert len(world.started) == 1
-
-
-def test_a_query_that_does_not_start_leaves_those_before_it_to_be_stopped() -> None:
-    first, second = World(), World()
-    second.refusals = [ConfigurationError("wrong")]
-    supervisor = Supervisor("test", [first.one, second.one])
-
-    with pytest.raises(ConfigurationError, match="wrong"):
-        supervisor.start()
-    supervisor.stop(5)
-
-    assert first.query.stops == 1
-    assert second.started == []
-
-
-def test_a_spark_that_is_gone_ends_the_app_with_a_sentence() -> None:
-    class Gone(FakeQuery):
-        def __getattribute__(self, name: str) -> Any:
-            if name == "isActive":
-                raise ConnectionRefusedError("[Errno 111]")
-            return super().__getattribute__(name)
-
-    stage = Stage()
-    (world,) = stage.worlds
-    world.one.query = Gone()
-
-    wait_until(lambda: world.one.failure is not None)
-
-    with pytest.raises(SinkError, match="Spark does not answer for the query orders: ConnectionRefusedError"):
-        stage.supervisor.raise_failure()
-    assert stage.supervisor.ended
-    stage.supervisor.stop(5)
-
-
-def closed(gate: Gate) -> bool:
-    return gate._closed
-
-
-def test_all_queries_end_whatever_one_of_them_does(caplog: pytest.LogCaptureFixture) -> None:
-    class Stubborn(FakeQuery):
-        def stop(self) -> None:
-            raise ConnectionRefusedError("[Errno 111]")
-
-    stage = Stage(count=3)
-    stage.worlds[1].one.query = Stubborn()
-
-    stage.supervisor.stop(5)
-
-    assert stops(stage.worlds) == [1, 0, 1]
-    assert "Spark did not stop the query orders" in caplog.text
-
-
-def stops(worlds: Sequence[World]) -> list[int]:
-    return [world.query.stops for world in worlds]

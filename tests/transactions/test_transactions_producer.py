@@ -1,4 +1,4 @@
-"""The producer's core on a real broker: many in flight from one thread, bounds, several messages, healing."""
+"""The producer's core on a real broker: many in flight from one thread, bounds, several messages."""
 
 from __future__ import annotations
 
@@ -6,53 +6,25 @@ import threading
 import time
 from asyncio import CancelledError
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
-from transaction_tools import Bench, unknown
+from transaction_tools import Bench, ops_of
 
-from kafka_tools import STEADY
-from penstock.devbroker import DevBroker
 from penstock.errors import (
     BufferFullError,
     ConfigurationError,
-    DecisionNotStoredError,
-    HalfNotStoredError,
     TopicNotFoundError,
     TransactionError,
 )
-from penstock.transactions import HalfMessage, Outgoing, TransactionResult, TransactionState
+from penstock.transactions import Outgoing, TransactionResult, TransactionState
 from penstock.transactions.producer.flight.futures import ResultFuture
 from penstock.transactions.producer.flight.in_flight import InFlightLimit
 from penstock.transactions.wire.half import decode_half
-from penstock.transactions.wire.ops import Op, Verdict, decode_ops
+from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
-
-
-def ops_of(bench: Bench) -> list[Op]:
-    """Return the decisions in the op log, in their order within each half partition."""
-    records = sorted(bench.messages(bench.topics.op), key=lambda record: (record.partition(), record.offset()))
-    return [op for record in records for op in decode_ops(record.value()) if op.verdict is not Verdict.TICK]
-
-
-@pytest.fixture(scope="module")
-def suspendable() -> Iterator[DevBroker]:
-    """A broker that the tests of this file may suspend."""
-    with DevBroker(config=STEADY, start_timeout=150) as broker:
-        yield broker
-
-
-@pytest.fixture
-def its_bench(suspendable: DevBroker, topic_numbers: Iterator[int]) -> Iterator[Bench]:
-    """A store on that broker."""
-    topic = f"orders-{next(topic_numbers)}"
-    suspendable.create_topic(topic)
-    made = Bench(suspendable.bootstrap_servers, topic, 1)
-    yield made
-    made.close()
 
 
 def test_thousands_of_transactions_are_in_flight_from_one_thread(bench: Bench) -> None:
@@ -70,24 +42,6 @@ def test_thousands_of_transactions_are_in_flight_from_one_thread(bench: Bench) -
     assert [result.transaction_id for result in results] == [pledge.transaction_id for pledge in pledges]
     assert Counter(value for _, value in bench.visible()) == Counter(b"%d" % n for n in range(5_000))
     assert (producer.statistics().committed, producer.statistics().in_flight) == (5_000, 0)
-
-
-def test_a_check_that_hangs_is_given_up_after_the_producers_own_time_and_its_late_answer_counts(bench: Bench) -> None:
-    let_go = threading.Event()
-
-    def check(_: HalfMessage) -> TransactionState:
-        let_go.wait()
-        return TransactionState.COMMIT
-
-    coordinator = bench.coordinator()
-    producer = bench.producer(check=check, check_workers=1, check_timeout=0.2)
-    producer.send(bench.topic, value=b"v", execute=unknown)
-
-    wait_until(lambda: producer.statistics().hung_checks > 0)
-    let_go.set()
-
-    bench.settled(coordinator, committed=1)
-    assert bench.visible() == [(None, b"v")]
 
 
 def test_decisions_of_many_transactions_share_op_records_and_keep_their_order(bench: Bench) -> None:
@@ -259,23 +213,6 @@ def test_a_block_that_never_prepares_its_messages_is_told_so(bench: Bench) -> No
     assert bench.messages(bench.topics.half) == []
 
 
-def test_one_of_three_halves_not_stored_rolls_back_all(bench: Bench) -> None:
-    producer, ran = bench.producer(), []
-    sizes = (10, 2_000_000, 10)
-
-    with (
-        pytest.raises(HalfNotStoredError, match="did not run"),
-        producer.transaction_of([Outgoing(bench.topic, bytes(size), b"k") for size in sizes]),
-    ):
-        ran.append(1)
-
-    assert ran == []
-    wait_until(lambda: ops_of(bench))
-    (rollback,) = ops_of(bench)
-    assert (rollback.verdict, rollback.half_offsets) == (Verdict.ROLLBACK, ())
-    assert (producer.statistics().failed, producer.statistics().in_flight) == (1, 0)
-
-
 def test_half_order_and_delivery_time_are_written_into_the_half(bench: Bench) -> None:
     by_half, by_commit = bench.producer(order="half"), bench.producer()
     at = datetime.now(UTC) + timedelta(hours=1)
@@ -316,123 +253,3 @@ def test_arguments_that_cannot_be_are_told_as_such(bench: Bench, wrong: dict[str
 def test_a_delayed_message_cannot_hold_a_key(bench: Bench) -> None:
     with pytest.raises(ConfigurationError, match='order="half"'):
         bench.producer(order="half").send(bench.topic, key=b"k", value=b"v", deliver_at=time.time() + 60)
-
-
-def test_a_fatal_client_error_is_healed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    producer = bench.producer()
-    producer.send(bench.topic, value=b"before")
-    sends = producer._store._sends  # type: ignore[attr-defined] # the store is Kafka's
-    broken = sends._clients.client
-
-    class Broken:
-        """A client that a fatal error ended: it refuses all, for good."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(broken, name)
-
-        def produce(self, *_: Any, **__: Any) -> None:
-            fired.append(1)
-            raise KafkaException(KafkaError(KafkaError._FATAL, "out of order", fatal=True))
-
-    fired: list[int] = []
-    monkeypatch.setattr(sends._clients, "client", Broken())
-
-    producer.send(bench.topic, value=b"after")
-
-    assert fired == [1]
-    assert sends._clients.client is not broken
-    assert [op.verdict for op in ops_of(bench)] == [Verdict.COMMIT] * 2
-
-
-def test_a_transaction_whose_decision_is_lost_says_so_and_takes_no_room(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    producer = bench.producer(check=lambda _: TransactionState.COMMIT)
-    producer.send(bench.topic, value=b"warm")
-    refused: list[int] = []
-
-    def refuse(*_: Any) -> bool:
-        refused.append(1)
-        raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "no"))
-
-    monkeypatch.setattr(producer._store._sends, "try_post", refuse)  # type: ignore[attr-defined] # the store is Kafka's
-    with pytest.raises(DecisionNotStoredError, match="will settle it"):
-        producer.send(bench.topic, value=b"v")
-
-    assert refused == [1]
-    assert (producer.statistics().in_flight, producer.statistics().failed) == (0, 1)
-
-
-def test_a_transaction_that_is_open_at_the_stop_is_left_to_a_check_and_does_not_hang(bench: Bench) -> None:
-    producer = bench.producer()
-
-    with (
-        pytest.raises(DecisionNotStoredError, match="was stopped"),
-        producer.transaction(bench.topic, value=b"v"),
-    ):
-        producer.stop()
-
-    assert (producer.statistics().in_flight, producer.statistics().failed) == (0, 1)
-    coordinator = bench.coordinator()
-    bench.producer(check=lambda _: TransactionState.COMMIT)
-    bench.settled(coordinator, committed=1)
-
-
-def test_what_is_not_acknowledged_at_the_stop_is_told_as_not_stored(suspendable: DevBroker, its_bench: Bench) -> None:
-    producer = its_bench.producer()
-    producer.send(its_bench.topic, value=b"first")
-
-    suspendable.suspend()
-    try:
-        pledges = [producer.submit(its_bench.topic, value=b"%d" % number) for number in range(100)]
-        producer.stop(0.2)
-        errors = {type(pledge.exception(60)) for pledge in pledges}
-    finally:
-        suspendable.resume()
-
-    assert errors == {HalfNotStoredError}
-    assert producer.statistics().in_flight == 0
-
-
-def test_a_half_that_is_not_acknowledged_in_time_does_not_run_the_local_transaction(
-    suspendable: DevBroker, its_bench: Bench
-) -> None:
-    ran: list[object] = []
-    # After the broker goes on there is as much time to store the rollback of a half that was stored after all.
-    producer = its_bench.producer(send_timeout=10.0)
-    producer.send(its_bench.topic, value=b"first")
-
-    suspendable.suspend()
-    try:
-        with pytest.raises(HalfNotStoredError, match="did not run"):
-            producer.send(its_bench.topic, value=b"second", execute=ran.append)
-    finally:
-        suspendable.resume()
-    coordinator = its_bench.coordinator()
-    its_bench.settled(coordinator, committed=1)
-
-    assert ran == []
-    assert producer.statistics().failed == 1
-    assert its_bench.visible() == [(None, b"first")]
-
-
-def test_a_callback_that_finds_no_room_is_told_and_does_not_wait(bench: Bench) -> None:
-    producer = bench.producer(max_in_flight=1, send_timeout=60.0)
-    told: list[type[Exception]] = []
-
-    def submit_another(_: ResultFuture[TransactionResult]) -> None:
-        # The decision of the first is handed over, but this very thread has to hear that it is stored.
-        try:
-            producer.submit(bench.topic, value=b"another")
-        except BufferFullError as error:
-            told.append(type(error))
-
-    producer.send(bench.topic, value=b"warm")
-    prepare, held = producer._store.prepare, []
-    producer._store.prepare = lambda *arguments: held.append(arguments)  # type: ignore[method-assign] # to be first
-    pledge = producer.submit(bench.topic, value=b"one", wait="sent")
-    pledge.add_done_callback(submit_another)
-    producer._store.prepare = prepare  # type: ignore[method-assign] # as it was
-    prepare(*held[0])
-    wait_until(lambda: told == [BufferFullError])
-    wait_until(lambda: producer.statistics().in_flight == 0)

@@ -25,7 +25,7 @@ from penstock.transactions import (
     TransactionState,
 )
 from penstock.transactions.stores.kafka.store import StoredHalves
-from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
+from penstock.transactions.wire.ops import Author, Op, Verdict, decode_ops, encode_op
 from penstock.transactions.wire.topics import StoreTopics, open_topics
 from waiting import wait_until
 
@@ -211,3 +211,9 @@ def decide(bench: Bench, stored: StoredHalves, verdict: Verdict, **other: Any) -
     half = stored.halves[0]
     op = Op(half.transaction_id, verdict, Author.PRODUCER, half.group, stored.partition, stored.offsets, 0)
     bench.write(bench.topics.op, stored.partition, None, encode_op(op._replace(**other)))
+
+
+def ops_of(bench: Bench) -> list[Op]:
+    """Return the decisions in the op log, in their order within each half partition."""
+    records = sorted(bench.messages(bench.topics.op), key=lambda record: (record.partition(), record.offset()))
+    return [op for record in records for op in decode_ops(record.value()) if op.verdict is not Verdict.TICK]

@@ -182,8 +182,8 @@ class BatchWrite:
             connection = session.enter_context(self.database.session(self.url))
             with connection.begin():
                 tables = self.prepare(connection)
-            staging.remove_left_over(self.database, connection, prefix, settings.schema, columns)
-            return OpenStage(self.database, connection, tables, prefix, settings.schema, columns, session.pop_all())
+            staging.remove_left_over(connection, prefix, settings.schema, columns)
+            return OpenStage(connection, tables, prefix, settings.schema, columns, session.pop_all())
 
     def _stage_and_apply(self, batch: DataFrame, max_connections: int, opened: OpenStage) -> None:
         # One session for all: should the server crash after the staging, then what was staged is gone, and so is this.

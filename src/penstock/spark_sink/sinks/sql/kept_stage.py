@@ -20,7 +20,6 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from penstock.spark_sink.sinks.sql.batch_transaction import Tables
-from penstock.spark_sink.sinks.sql.databases.database import Database
 from penstock.spark_sink.sinks.sql.rows import staging
 
 _log = logging.getLogger("penstock.spark_sink")
@@ -49,7 +48,6 @@ class OpenStage:
     `columns` are those of the staging table, whose name begins with `prefix`.
     """
 
-    database: Database
     connection: sa.Connection
     tables: Tables
     prefix: str
@@ -62,7 +60,7 @@ class OpenStage:
     def stage(self) -> sa.Table:
         """Return the staging table, which is empty; it is made where there is none."""
         if self._stage is None:
-            self._stage = staging.create_stage(self.database, self.connection, self.prefix, self.schema, self.columns)
+            self._stage = staging.create_stage(self.connection, self.prefix, self.schema, self.columns)
             self._fingerprint = self._look()
         return self._stage
 

@@ -219,14 +219,12 @@ def stage_prefix(target: str, ledger: str) -> str:
     return _PREFIX + hashlib.sha256(f"{target}\0{ledger}".encode()).hexdigest()[:12] + "_"
 
 
-def create_stage(
-    database: Database, connection: sa.Connection, prefix: str, schema: str | None, columns: pa.Schema
-) -> sa.Table:
+def create_stage(connection: sa.Connection, prefix: str, schema: str | None, columns: pa.Schema) -> sa.Table:
     """Make a staging table with a new name, locked by this session until it ends or `remove_stage` is called."""
     name = prefix + secrets.token_hex(4)
     with connection.begin():
         connection.execute(sa.select(sa.func.pg_advisory_lock(_lock_number(name))))
-        stage = stage_table(database, name, schema, columns)
+        stage = stage_table(database_of(connection.engine.url), name, schema, columns)
         stage.create(connection, checkfirst=False)
     return stage
 
@@ -259,9 +257,7 @@ def empty_stage(connection: sa.Connection, stage: sa.Table) -> bool:
     return True
 
 
-def remove_left_over(
-    database: Database, connection: sa.Connection, prefix: str, schema: str | None, columns: pa.Schema
-) -> None:
+def remove_left_over(connection: sa.Connection, prefix: str, schema: str | None, columns: pa.Schema) -> None:
     """Remove the staging tables of drivers that are gone: those whose lock nobody holds."""
     with connection.begin():
         found = [name for name in sa.inspect(connection).get_table_names(schema=schema) if name.startswith(prefix)]
@@ -270,7 +266,7 @@ def remove_left_over(
             free = connection.execute(sa.select(sa.func.pg_try_advisory_lock(_lock_number(name)))).scalar_one()
         if free:
             _log.warning("the staging table %s was left by a driver that is gone; it is removed", name)
-            remove_stage(connection, stage_table(database, name, schema, columns))
+            remove_stage(connection, stage_table(database_of(connection.engine.url), name, schema, columns))
 
 
 def _lock_number(name: str) -> sa.ColumnElement[int]:

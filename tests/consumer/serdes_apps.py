@@ -1,0 +1,42 @@
+"""Apps whose handlers use serializers and deserializers of confluent-kafka."""
+
+from __future__ import annotations
+
+import contextvars
+from typing import Any
+
+from confluent_kafka.serialization import (
+    Deserializer,
+    MessageField,
+    SerializationContext,
+    Serializer,
+)
+
+import penstock
+
+VALUE = SerializationContext("orders", MessageField.VALUE)
+
+
+def app_of(**options: Any) -> penstock.App:
+    """An app that nobody's broker sees."""
+    return penstock.App("app", bootstrap_servers="memory:0", **options)
+
+
+def framed(serializer: Serializer, value: object, told: SerializationContext = VALUE) -> bytes:
+    """Return a value's bytes; the context variable that a serializer sets is not left in the test's own context."""
+    return contextvars.copy_context().run(serializer, value, told) or b""
+
+
+class Told(Serializer, Deserializer):
+    """A serializer and a deserializer that writes down what it is told."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.contexts: list[tuple[str, str, object]] = []
+        self.error = error
+
+    def __call__(self, value: Any, ctx: SerializationContext | None = None) -> Any:
+        assert ctx is not None
+        self.contexts.append((ctx.topic, ctx.field, ctx.headers))
+        if self.error is not None:
+            raise self.error
+        return value

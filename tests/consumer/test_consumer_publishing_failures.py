@@ -1,0 +1,221 @@
+"""Results that cannot be published, and producers that fail: on a broker in memory."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import KafkaError
+from publishing_apps import app_of, in_flight, written
+
+import penstock
+from penstock import Outgoing
+from penstock.consumer.handlers.results import Result
+from penstock.consumer.publishing.result_publisher import ResultPublisher
+from penstock.errors import ConfigurationError, TopicNotFoundError
+from penstock.testing import TestApp, TestBroker
+
+
+@pytest.mark.parametrize(
+    ("returned", "what"),
+    [
+        (Outgoing("out", {"a": 1}), "a dict for out, not a value of bytes, text or None"),
+        (Outgoing("out", b"v", 7), "an int for out, not a key of bytes, text or None"),  # type: ignore[arg-type] # wrong
+        (Outgoing("", b"v"), "for the topic ''"),
+        (Outgoing("out", b"v", partition=-1), "for partition -1 of out"),
+        (Outgoing("out", b"v", headers=[("a", 1)]), "a list for out, not headers of text"),  # type: ignore[list-item] # wrong
+        (Outgoing("out", b"v", headers=[("a",)]), "a list for out, not headers of pairs"),  # type: ignore[list-item] # wrong
+        ([Outgoing("out", b"v"), b"plain"], "returned a bytes among its messages"),
+    ],
+)
+def test_what_cannot_be_a_message_is_a_failure_that_is_not_tried_again(returned: object, what: str) -> None:
+    app, tries = app_of(), list[None]()
+
+    @app.handler("in", on_failure="dead_letter", retry=penstock.retry(attempts=9))
+    def handle(_: penstock.Message) -> object:
+        tries.append(None)
+        return returned
+
+    with TestApp(app, topics=["out"]) as test:
+        test.send("in", b"payload")
+        test.settle()
+        (dead,) = test.dead_letters("in")
+        assert test.published("out") == []
+
+    said = dict(dead.headers)["__dlq.errors.message"] or b""
+    assert what in said.decode()
+    assert len(tries) == 1
+
+
+def test_a_value_that_means_nothing_is_said_once_and_the_message_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    app = app_of()
+    app.handler("in")(lambda _: 42)
+
+    with TestApp(app) as test, caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            test.send("in", b"v")
+        test.settle()
+        assert (test.statistics().handled, in_flight(test)) == (5, 0)
+
+    said = [record.message for record in caplog.records if "is not published" in record.message]
+    assert len(said) == 1
+    assert "returned an int, which is not published: return penstock.Outgoing, name the topic with to=" in said[0]
+
+
+def test_a_refused_result_is_a_failure_of_its_message_and_of_no_other() -> None:
+    app, tries = app_of(), list[bytes | None]()
+
+    @app.handler("in", retry=penstock.retry(attempts=3, wait=lambda _: 1.0), on_failure="dead_letter")
+    def handle(message: penstock.Message) -> Outgoing:
+        tries.append(message.value)
+        return Outgoing("absent" if message.value == b"bad" else "out", message.value, message.key)
+
+    with TestApp(app, topics=["out"]) as test:
+        for value in ("1", "bad", "2", "3"):
+            test.send("in", value, key="k")
+        test.settle()
+        test.advance(10)
+        (dead,) = test.dead_letters("in")
+        assert written(test) == [(b"k", b"1"), (b"k", b"2"), (b"k", b"3")]
+        assert in_flight(test) == 0
+
+    assert dead.value == b"bad"
+    assert tries.count(b"bad") == 3
+    assert b"absent does not take what a handler returned" in (dict(dead.headers)["__dlq.errors.message"] or b"")
+
+
+def test_a_full_buffer_is_waited_for_in_the_order_of_the_messages() -> None:
+    app, broker = app_of(), TestBroker(0)
+    app.handler("in", to="out")(lambda message: message.value)
+
+    with TestApp(app, broker) as test:
+        broker.fail_by_chance("queue", KafkaError(0), 0.5)
+        for number in range(30):
+            test.send("in", str(number), key="k")
+        test.settle()
+        test.advance(1)
+        assert [value for _, value in written(test)] == [b"%d" % number for number in range(30)]
+
+
+def test_a_producer_that_failed_for_ever_is_replaced_and_nothing_is_missing() -> None:
+    app, broker = app_of(), TestBroker(0)
+    app.handler("in", to="out")(lambda message: message.value)
+
+    with TestApp(app, broker) as test:
+        test.send("in", b"before", key="k")
+        test.settle()
+        fatal = KafkaError(KafkaError._FENCED, "fenced", fatal=True)
+        broker.fail("produce", fatal)
+        for number in range(5):
+            test.send("in", str(number), key="k")
+        test.settle()
+        test.advance(30)
+        values = [value for _, value in written(test)]
+        assert in_flight(test) == 0
+
+    assert list(dict.fromkeys(values)) == [b"before", *(b"%d" % number for number in range(5))]
+
+
+class FailingProducer:
+    """Stands in for a `LastingProducer`."""
+
+    def __init__(self) -> None:
+        self.failure: KafkaError | None = None
+        self.written: list[bytes] = []
+        self._out: list[Any] = []
+
+    def renew(self) -> bool:
+        failure, self.failure = self.failure, None
+        out, self._out = self._out, []
+        for told in out:
+            told(failure, None)
+        return True
+
+    def produce(self, _topic: str, value: bytes, _key: bytes, *, on_delivery: Any, **_more: object) -> None:
+        if self.failure is not None:
+            self.renew()
+        self.written.append(value)
+        self._out.append(on_delivery)
+
+    def poll(self, _timeout: float) -> int:
+        return 0
+
+
+def test_what_a_producer_had_that_failed_for_ever_is_sent_before_what_came_later() -> None:
+    fatal = KafkaError(KafkaError._FENCED, "fenced", fatal=True)
+    producer = FailingProducer()
+    publisher = ResultPublisher(lambda _lane, _refused: None)
+    publisher._producer = cast("Any", producer)
+    assignment = SimpleNamespace(active=True, tracker=SimpleNamespace(complete=lambda *_: None))
+    fetch = SimpleNamespace(assignment=assignment, block=None)
+
+    def submit(*values: bytes) -> None:
+        results = [Result("out", value, b"k", [], -1) for value in values]
+        publisher.submit(cast("Any", None), [cast("Any", (fetch, 0, None))], results)
+
+    submit(b"1", b"2")
+    publisher.serve()
+    producer.failure = fatal
+    submit(b"3")
+    for _ in range(5):
+        publisher.serve()
+
+    assert producer.written == [b"1", b"2", b"1", b"2", b"3"]
+
+
+def test_a_batch_that_returns_too_few_plain_values_fails() -> None:
+    app = app_of()
+    app.handler("in", batch=4, to="out", on_failure="dead_letter")(lambda _: [b"too many"] * 9)
+
+    with TestApp(app) as test:
+        for number in range(4):
+            test.send("in", str(number), key="k")
+        test.settle()
+        said = {dict(one.headers)["__dlq.errors.message"] for one in test.dead_letters("in")}
+        assert test.published("out") == []
+
+    assert all(b"return a list with a value for each of them" in (one or b"") for one in said)
+
+
+def test_results_of_a_retried_message_come_once_it_succeeds_and_before_those_behind_it() -> None:
+    app, failures = app_of(), [True, True]
+
+    @app.handler("in", to="out", retry=penstock.retry(attempts=5, wait=lambda _: 1.0))
+    def handle(message: penstock.Message) -> bytes | None:
+        if message.value == b"0" and failures:
+            failures.pop()
+            raise ValueError
+        return message.value
+
+    with TestApp(app) as test:
+        for number in range(3):
+            test.send("in", str(number), key="k")
+        test.settle()
+        test.advance(5)
+        assert [value for _, value in written(test)] == [b"0", b"1", b"2"]
+
+
+def test_a_topic_named_with_to_that_is_absent_is_said_at_the_start() -> None:
+    app = app_of()
+    app.handler("in", to="out")(lambda message: message.value)
+    test = TestApp(app)
+    test._topics.pop("out")
+
+    with pytest.raises(TopicNotFoundError, match="out"):
+        test.start()
+
+
+@pytest.mark.parametrize("encoder", ["yaml", 5])
+def test_a_wrong_encoder_is_refused(encoder: Any) -> None:
+    with pytest.raises(ConfigurationError, match="encoder must be"):
+        app_of().handler("in", encoder=encoder)(print)
+
+
+def test_a_handler_that_publishes_to_its_own_topic_is_refused() -> None:
+    app = app_of()
+    app.handler("in", to="in")(lambda message: message.value)
+
+    with pytest.raises(ConfigurationError, match="consumes in and publishes to it"):
+        app.consumer()

@@ -1,0 +1,113 @@
+"""Frames for `SqlSink` without a JVM: Arrow tables whose tasks run in this process."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from penstock.spark_sink import DeadLetters
+from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_attempts = itertools.count(1)
+
+
+@dataclass
+class ArrowFrame:
+    """A frame in place of Spark's: each part is one task; a part that is lost runs twice and counts once.
+
+    `between` is called when all tasks are done and nothing is merged.
+    """
+
+    rows: pa.Table
+    parts: int = 2
+    lost: bool = False
+    between: Callable[[], object] = lambda: None
+    run: str | None = None
+    query: str = ""
+    answers: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def schema(self) -> StructType:
+        """Spark's types of the columns."""
+        return from_arrow_schema(self.rows.schema)
+
+    @property
+    def sparkSession(self) -> mock.Mock:  # noqa: N802 - Spark's name
+        """A session that knows query and run, as Spark's does inside of a query."""
+        number, run = "0", self.run or "some run"
+        properties = {
+            "streaming.sql.batchId": number,
+            "spark.jobGroup.id": run,
+            "sql.streaming.queryId": "some id",
+            "spark.job.description": f"{self.query}\nid = some id\nrunId = {run}\nbatch = {number}",
+        }
+        if not self.run and not self.query:
+            properties = {}
+        return mock.Mock(**{"sparkContext.getLocalProperty.side_effect": properties.get})
+
+    def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
+        """All rows."""
+        return self.rows
+
+    def coalesce(self, _parts: int) -> ArrowFrame:
+        """The same frame."""
+        return self
+
+    def mapInArrow(self, task: Any, _schema: str) -> ArrowFrame:  # noqa: N802 - Spark's name
+        """Run the task on every part."""
+        self.answers = []
+        size = max(1, math.ceil(self.rows.num_rows / self.parts))
+        for start in range(0, self.rows.num_rows, size):
+            for attempt in range(2 if self.lost else 1):
+                context = mock.Mock(**{"taskAttemptId.return_value": next(_attempts)})
+                with mock.patch.object(TaskContext, "get", return_value=context):
+                    found = [one for part in task(iter(self.rows.slice(start, size).to_batches(3))) for one in
+                             part.to_pylist()]  # fmt: skip
+                if attempt == 0:
+                    self.answers += found
+        self.between()
+        return self
+
+    def collect(self) -> list[dict[str, Any]]:
+        """What the tasks that count answered."""
+        return self.answers
+
+
+def frame(columns: dict[str, pa.DataType], rows: Sequence[tuple[Any, ...]], **options: Any) -> DataFrame:
+    """Return a frame of rows `(partition, offset, values...)` of the topic orders."""
+    schema = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), *columns.items()])
+    table = pa.Table.from_pylist(
+        [dict(zip(schema.names, ("orders", *row), strict=True)) for row in rows], schema=schema
+    )
+    made: Any = ArrowFrame(table, **options)
+    return made  # type: ignore[no-any-return] # stands for Spark's frame
+
+
+@dataclass(frozen=True)
+class Letters(DeadLetters):
+    """Dead letters that are kept in a list."""
+
+    bootstrap_servers: str = "nowhere:1"
+    written: list[Rejected] = field(default_factory=list)
+
+    def write(self, rejected: Iterable[Rejected]) -> None:
+        """Keep them."""
+        self.written.extend(rejected)
+
+
+PRICES = {"id": pa.string(), "price": pa.int64()}
+
+
+GONE = {**PRICES, "gone": pa.bool_()}

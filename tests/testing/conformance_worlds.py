@@ -1,0 +1,219 @@
+"""The broker in memory and a real one, and their clients, as the scenarios of conformance use them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kafka_tools import produce, transactional
+from penstock.clients.cluster import Cluster, ConsumerClient, KafkaCluster
+from penstock.devbroker import DevBroker
+from penstock.testing import TestBroker
+from waiting import wait_until
+
+Seen = list[object]
+
+
+class Transaction(Protocol):
+    """An open transaction."""
+
+    def produce(self, value: bytes) -> None: ...
+    def commit(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class World(Protocol):
+    """A broker, and what a scenario does to it beside calling clients."""
+
+    cluster: Cluster
+    topic: str
+    group: str
+
+    def produce(self, *values: bytes, partition: int = 0) -> None: ...
+    def begin(self) -> Transaction: ...
+    def delete_before(self, offset: int) -> None: ...
+    def pass_time(self, seconds: float) -> None: ...
+
+
+class MemoryTransaction:
+    def __init__(self, broker: TestBroker, topic: str) -> None:
+        self._tx = broker.transaction()
+        self._topic = topic
+
+    def produce(self, value: bytes) -> None:
+        self._tx.produce(self._topic, value, partition=0)
+
+    def commit(self) -> None:
+        self._tx.commit()
+
+    def abort(self) -> None:
+        self._tx.abort()
+
+
+class MemoryWorld:
+    def __init__(self, partitions: int) -> None:
+        self.topic, self.group = "t", "g"
+        self.cluster = self.broker = TestBroker()
+        self.broker.create_topic(self.topic, partitions)
+
+    def produce(self, *values: bytes, partition: int = 0) -> None:
+        for value in values:
+            self.broker.produce(self.topic, value, partition=partition)
+
+    def begin(self) -> Transaction:
+        return MemoryTransaction(self.broker, self.topic)
+
+    def delete_before(self, offset: int) -> None:
+        self.broker.delete_records(self.topic, 0, offset)
+
+    def pass_time(self, seconds: float) -> None:
+        self.broker.advance(seconds)
+
+
+class KafkaTransaction:
+    def __init__(self, producer: Producer, topic: str) -> None:
+        self._producer, self._topic = producer, topic
+        producer.begin_transaction()
+
+    def produce(self, value: bytes) -> None:
+        self._producer.produce(self._topic, value, partition=0)
+        assert self._producer.flush(20) == 0
+
+    def commit(self) -> None:
+        self._producer.commit_transaction(20)
+
+    def abort(self) -> None:
+        self._producer.abort_transaction(20)
+
+
+class KafkaWorld:
+    def __init__(self, broker: DevBroker, admin: AdminClient, topic: str) -> None:
+        self.topic, self.group = topic, f"conform-{uuid.uuid4().hex}"
+        self.cluster: Cluster = KafkaCluster(broker.bootstrap_servers)
+        self._bootstrap, self._admin = broker.bootstrap_servers, admin
+
+    def produce(self, *values: bytes, partition: int = 0) -> None:
+        produce(self._bootstrap, self.topic, [(None, value) for value in values], partition=partition)
+
+    def begin(self) -> Transaction:
+        return KafkaTransaction(transactional(self._bootstrap), self.topic)
+
+    def delete_before(self, offset: int) -> None:
+        point = TopicPartition(self.topic, 0, offset)
+        self._admin.delete_records([point])[point].result(20)
+
+    def pass_time(self, seconds: float) -> None:
+        # On a real broker, time passes by itself.
+        time.sleep(seconds)
+
+
+class Client:
+    """A consumer of a world, and what it saw."""
+
+    def __init__(self, world: World, *, join: bool = True, group: str | None = None, **config: Any) -> None:
+        self.topic = world.topic
+        self.events: list[tuple[str, tuple[int, ...]]] = []
+        self.answers: list[tuple[str | None, list[str | None]]] = []
+        self.errors: list[tuple[str, str | None, int | None, int | None]] = []
+        self.client: ConsumerClient = world.cluster.consumer(
+            {
+                "group.id": group or world.group,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "partition.assignment.strategy": "cooperative-sticky",
+                "heartbeat.interval.ms": 300,
+                "on_commit": self._on_commit,
+                **{key.replace("_", "."): value for key, value in config.items()},
+            }
+        )
+        self.on_revoke: Callable[[], None] = lambda: None
+        if join:
+            self.client.subscribe([self.topic], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lost)
+
+    def _on_commit(self, error: KafkaError | None, points: list[TopicPartition]) -> None:
+        self.answers.append((error and error.name(), [one.error and one.error.name() for one in points]))
+
+    def _assign(self, _client: object, partitions: list[TopicPartition]) -> None:
+        if partitions:
+            self.events.append(("assign", tuple(sorted(one.partition for one in partitions))))
+        self.client.incremental_assign(self.client.committed(partitions, timeout=20) if partitions else [])
+
+    def _revoke(self, _client: object, partitions: list[TopicPartition]) -> None:
+        self.events.append(("revoke", tuple(sorted(one.partition for one in partitions))))
+        self.on_revoke()
+        self.client.incremental_unassign(partitions)
+
+    def _lost(self, _client: object, partitions: list[TopicPartition]) -> None:
+        self.events.append(("lost", tuple(sorted(one.partition for one in partitions))))
+        self.client.incremental_unassign(partitions)
+
+    def take(self, number: int) -> Seen:
+        """Return offset and value of so many messages, of one call each."""
+        found: Seen = []
+
+        def enough() -> bool:
+            if len(found) < number:
+                message = self.client.poll(0.1)
+                if message is not None and (error := message.error()) is not None:
+                    self.errors.append((error.name(), message.topic(), message.partition(), message.offset()))
+                elif message is not None:
+                    found.append((message.partition(), message.offset(), message.value(), len(message)))
+            return len(found) >= number
+
+        wait_until(enough)
+        return found
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Poll until something has come about; messages are not expected."""
+
+        def come_about() -> bool:
+            message = self.client.poll(0.1)
+            if message is not None:
+                error = message.error()
+                assert error is not None, "a message came where none was expected"
+                name = message.topic()
+                self.errors.append((error.name(), name, message.partition(), message.offset()))
+            return condition()
+
+        wait_until(come_about)
+
+    def idle(self, polls: int = 5) -> Seen:
+        """Return the messages that come in a few polls; for what must not come."""
+        found: Seen = []
+        for _ in range(polls):
+            message = self.client.poll(0.1)
+            if message is not None and (error := message.error()) is not None:
+                self.errors.append((error.name(), message.topic(), message.partition(), message.offset()))
+            elif message is not None:
+                found.append((message.offset(), message.value()))
+        return found
+
+    def position(self) -> int:
+        return self.client.position([TopicPartition(self.topic, 0)])[0].offset
+
+    def commit(self, offset: int, metadata: str | None = None, partition: int = 0) -> str | None:
+        """Commit; return the name of the error."""
+        point = TopicPartition(self.topic, partition, offset, *(() if metadata is None else (metadata,)))
+        return refusal(lambda: self.client.commit(offsets=[point], asynchronous=False))
+
+    def committed(self, *partitions: int) -> Seen:
+        points = [TopicPartition(self.topic, number) for number in partitions or (0,)]
+        return [(one.offset, one.metadata, one.error) for one in self.client.committed(points, timeout=20)]
+
+
+def refusal(call: Callable[[], object]) -> str | None:
+    """Return the name of the error that a call raises, or None."""
+    try:
+        call()
+    except KafkaException as error:
+        return str(error.args[0].name())
+    except RuntimeError as error:
+        return str(error)
+    return None

@@ -1,0 +1,186 @@
+"""The file store where something fails: killed processes, ends in doubt, disks."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conformance.store_cases import FileBench, counted, decide, prepare, settled
+from file_stores import COMMIT, NO_CHECKS, ROLLBACK, half, store_of
+from transaction_tools import child, kill, line_of
+
+from kafka_tools import ends
+from penstock.errors import (
+    DecisionNotStoredError,
+    HalfNotStoredError,
+    StoreDamagedError,
+)
+from penstock.transactions.stores.file.log.folder import OsFolder
+from penstock.transactions.stores.file.log.journal import Change, Settle
+from penstock.transactions.stores.file.log.redo import SUFFIX
+from penstock.transactions.stores.file.log.writer import ChangedCallback, Writer
+from penstock.transactions.stores.file.reader import read_pending
+from penstock.transactions.stores.relay.outbound.outbound import InDoubtError, Outbound
+from waiting import wait_until
+
+
+def test_a_process_that_is_killed_again_and_again_loses_and_doubles_nothing(bench: FileBench) -> None:
+    acknowledged: set[int] = set()
+    for round_number in range(4):
+        first, published = round_number * 1_000_000, ends(bench.servers, bench.topic, 1)[0]
+        with child(
+            "file_store_child.py", bench.servers, str(bench.folder), bench.prefix, bench.topic, str(first)
+        ) as process:
+            # It dies while it stores, publishes and settles; each time a little later.
+            for _ in range(60 + 70 * round_number):
+                acknowledged.add(int(line_of(process)))
+            # It had begun to publish, so that the next one begins where this was killed.
+            wait_until(lambda before=published: ends(bench.servers, bench.topic, 1)[0] > before, 60)  # type: ignore[misc] # bound at once
+            kill(process)
+            assert process.stdout is not None
+            acknowledged.update(int(line) for line in process.stdout.read().split("\n")[:-1])
+    assert len(acknowledged) > 4 * 60
+
+    coordinator = bench.coordinator(transaction_timeout=0.2)
+    with bench.answering(lambda request: COMMIT if int(request.half.value or b"") % 3 else ROLLBACK):
+        settled(coordinator)
+
+    seen = Counter(int(value or b"") for value in bench.seen())
+    assert [number for number, count in seen.items() if count > 1] == []
+    assert [number for number in seen if number % 3 == 0] == []
+    assert {number for number in acknowledged if number % 3} - set(seen) == set()
+
+
+def test_what_kafka_has_and_the_store_does_not_know_of_is_not_published_again(
+    bench: FileBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        # It dies after the end of the Kafka transaction, before it has settled.
+        submit = Writer.submit
+
+        def lose(self: Writer, change: Change, told: ChangedCallback) -> None:
+            if not isinstance(change, Settle):
+                submit(self, change, told)
+
+        patch.setattr(Writer, "submit", lose)
+        coordinator = bench.coordinator(**NO_CHECKS)
+        for number in range(5):
+            bench.send(COMMIT, bench.half(b"%d" % number))
+        counted(coordinator, committed=5)
+        bench.reopen()
+    assert len(bench.store.opened.pending) == 5
+
+    coordinator = bench.coordinator(**NO_CHECKS)
+    bench.send(COMMIT, bench.half(b"5"))
+    statistics = settled(coordinator, committed=6)
+
+    assert statistics.recoveries == 0
+    assert bench.seen() == [b"%d" % number for number in range(6)]
+    wait_until(lambda: not bench.store.opened.pending)
+
+
+def test_ends_in_doubt_are_settled_from_the_done_log(bench: FileBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit, how = Outbound._commit, []
+
+    def in_doubt(self: Outbound, producer: Any) -> None:
+        how.append("known")
+        if len(how) % 3 == 0:
+            how[-1] = "committed" if len(how) % 2 else "lost"
+            if how[-1] == "committed":
+                commit(self, producer)
+            raise InDoubtError("the answer was lost")
+        commit(self, producer)
+
+    monkeypatch.setattr(Outbound, "_commit", in_doubt)
+    coordinator = bench.coordinator(**NO_CHECKS)
+
+    for number in range(7):
+        bench.send(COMMIT, bench.half(b"%d" % number, key=b"k"))
+        statistics = settled(coordinator, committed=number + 1)
+
+    assert {"committed", "lost"} <= set(how)
+    assert statistics.recoveries >= 2
+    assert bench.seen() == [b"%d" % number for number in range(7)]
+
+
+def test_a_disk_that_fails_ends_the_store_and_what_it_acknowledged_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = half(b"stored")
+    with store_of(tmp_path) as store:
+        prepared = prepare(store, [stored])
+        sync = OsFolder.sync
+
+        def fail(self: OsFolder, name: str) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(OsFolder, "sync", fail)
+        with pytest.raises(HalfNotStoredError, match="Input/output error"):
+            prepare(store, [half(b"lost")])
+        monkeypatch.setattr(OsFolder, "sync", sync)
+
+        # After a sync that failed, nothing is asked of the disk again.
+        with pytest.raises(DecisionNotStoredError, match="takes nothing more"):
+            decide(store, prepared, COMMIT)
+        with pytest.raises(HalfNotStoredError, match="open the store anew"):
+            prepare(store, [half()])
+
+    with store_of(tmp_path) as again:
+        assert stored.transaction_id in again.opened.pending
+
+
+def test_a_full_disk_refuses_what_comes_and_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store_of(tmp_path) as store:
+        prepared = prepare(store, [half(b"x" * 3_000)])
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", full)
+            with pytest.raises(HalfNotStoredError, match="No space left"):
+                prepare(store, [half(b"y" * 3_000)])
+            # What needs no more room is stored.
+            decide(store, prepared, ROLLBACK)
+        stored = prepare(store, [half(b"y" * 3_000)])
+
+        assert [one.transaction_id for one in read_pending(tmp_path)] == [stored.halves[0].transaction_id]
+
+
+def test_a_damaged_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    with store_of(tmp_path) as store:
+        for _ in range(3):
+            prepare(store, [half()])
+    (segment,) = tmp_path.glob(f"*{SUFFIX}")
+    content = bytearray(segment.read_bytes())
+    content[150] ^= 1
+    segment.write_bytes(content)
+
+    with pytest.raises(StoreDamagedError, match=rf"{segment.name}.*restore its folder from a backup"):
+        store_of(tmp_path).start()
+
+    assert segment.read_bytes() == content
+    # The lock was let go.
+    with pytest.raises(StoreDamagedError):
+        store_of(tmp_path).start()
+
+
+def test_a_topic_that_is_gone_holds_its_messages_and_their_key_alone(
+    bench: FileBench, new_topic: Callable[..., str]
+) -> None:
+    gone = f"{bench.topic}-gone"
+    coordinator = bench.coordinator(**NO_CHECKS)
+
+    bench.send(COMMIT, bench.half(b"1", topic=gone, order_key=b"k"))
+    bench.send(COMMIT, bench.half(b"2", order_key=b"k"))
+    bench.send(COMMIT, bench.half(b"3"))
+    statistics = counted(coordinator, committed=1, held=1)
+
+    assert statistics.pending == 2
+    assert bench.seen() == [b"3"]

@@ -1,0 +1,195 @@
+"""The producer on a real broker that fails: healing, lost answers, no room, and the end of the producer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from transaction_tools import Bench, ops_of, unknown
+
+from kafka_tools import STEADY
+from penstock.devbroker import DevBroker
+from penstock.errors import (
+    BufferFullError,
+    DecisionNotStoredError,
+    HalfNotStoredError,
+)
+from penstock.transactions import HalfMessage, Outgoing, TransactionResult, TransactionState
+from penstock.transactions.producer.flight.futures import ResultFuture
+from penstock.transactions.wire.ops import Verdict
+from waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def suspendable() -> Iterator[DevBroker]:
+    """A broker that the tests of this file may suspend."""
+    with DevBroker(config=STEADY, start_timeout=150) as broker:
+        yield broker
+
+
+@pytest.fixture
+def its_bench(suspendable: DevBroker, topic_numbers: Iterator[int]) -> Iterator[Bench]:
+    """A store on that broker."""
+    topic = f"orders-{next(topic_numbers)}"
+    suspendable.create_topic(topic)
+    made = Bench(suspendable.bootstrap_servers, topic, 1)
+    yield made
+    made.close()
+
+
+def test_a_check_that_hangs_is_given_up_after_the_producers_own_time_and_its_late_answer_counts(bench: Bench) -> None:
+    let_go = threading.Event()
+
+    def check(_: HalfMessage) -> TransactionState:
+        let_go.wait()
+        return TransactionState.COMMIT
+
+    coordinator = bench.coordinator()
+    producer = bench.producer(check=check, check_workers=1, check_timeout=0.2)
+    producer.send(bench.topic, value=b"v", execute=unknown)
+
+    wait_until(lambda: producer.statistics().hung_checks > 0)
+    let_go.set()
+
+    bench.settled(coordinator, committed=1)
+    assert bench.visible() == [(None, b"v")]
+
+
+def test_one_of_three_halves_not_stored_rolls_back_all(bench: Bench) -> None:
+    producer, ran = bench.producer(), []
+    sizes = (10, 2_000_000, 10)
+
+    with (
+        pytest.raises(HalfNotStoredError, match="did not run"),
+        producer.transaction_of([Outgoing(bench.topic, bytes(size), b"k") for size in sizes]),
+    ):
+        ran.append(1)
+
+    assert ran == []
+    wait_until(lambda: ops_of(bench))
+    (rollback,) = ops_of(bench)
+    assert (rollback.verdict, rollback.half_offsets) == (Verdict.ROLLBACK, ())
+    assert (producer.statistics().failed, producer.statistics().in_flight) == (1, 0)
+
+
+def test_a_fatal_client_error_is_healed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = bench.producer()
+    producer.send(bench.topic, value=b"before")
+    sends = producer._store._sends  # type: ignore[attr-defined] # the store is Kafka's
+    broken = sends._clients.client
+
+    class Broken:
+        """A client that a fatal error ended: it refuses all, for good."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(broken, name)
+
+        def produce(self, *_: Any, **__: Any) -> None:
+            fired.append(1)
+            raise KafkaException(KafkaError(KafkaError._FATAL, "out of order", fatal=True))
+
+    fired: list[int] = []
+    monkeypatch.setattr(sends._clients, "client", Broken())
+
+    producer.send(bench.topic, value=b"after")
+
+    assert fired == [1]
+    assert sends._clients.client is not broken
+    assert [op.verdict for op in ops_of(bench)] == [Verdict.COMMIT] * 2
+
+
+def test_a_transaction_whose_decision_is_lost_says_so_and_takes_no_room(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = bench.producer(check=lambda _: TransactionState.COMMIT)
+    producer.send(bench.topic, value=b"warm")
+    refused: list[int] = []
+
+    def refuse(*_: Any) -> bool:
+        refused.append(1)
+        raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "no"))
+
+    monkeypatch.setattr(producer._store._sends, "try_post", refuse)  # type: ignore[attr-defined] # the store is Kafka's
+    with pytest.raises(DecisionNotStoredError, match="will settle it"):
+        producer.send(bench.topic, value=b"v")
+
+    assert refused == [1]
+    assert (producer.statistics().in_flight, producer.statistics().failed) == (0, 1)
+
+
+def test_a_transaction_that_is_open_at_the_stop_is_left_to_a_check_and_does_not_hang(bench: Bench) -> None:
+    producer = bench.producer()
+
+    with (
+        pytest.raises(DecisionNotStoredError, match="was stopped"),
+        producer.transaction(bench.topic, value=b"v"),
+    ):
+        producer.stop()
+
+    assert (producer.statistics().in_flight, producer.statistics().failed) == (0, 1)
+    coordinator = bench.coordinator()
+    bench.producer(check=lambda _: TransactionState.COMMIT)
+    bench.settled(coordinator, committed=1)
+
+
+def test_what_is_not_acknowledged_at_the_stop_is_told_as_not_stored(suspendable: DevBroker, its_bench: Bench) -> None:
+    producer = its_bench.producer()
+    producer.send(its_bench.topic, value=b"first")
+
+    suspendable.suspend()
+    try:
+        pledges = [producer.submit(its_bench.topic, value=b"%d" % number) for number in range(100)]
+        producer.stop(0.2)
+        errors = {type(pledge.exception(60)) for pledge in pledges}
+    finally:
+        suspendable.resume()
+
+    assert errors == {HalfNotStoredError}
+    assert producer.statistics().in_flight == 0
+
+
+def test_a_half_that_is_not_acknowledged_in_time_does_not_run_the_local_transaction(
+    suspendable: DevBroker, its_bench: Bench
+) -> None:
+    ran: list[object] = []
+    # After the broker goes on there is as much time to store the rollback of a half that was stored after all.
+    producer = its_bench.producer(send_timeout=10.0)
+    producer.send(its_bench.topic, value=b"first")
+
+    suspendable.suspend()
+    try:
+        with pytest.raises(HalfNotStoredError, match="did not run"):
+            producer.send(its_bench.topic, value=b"second", execute=ran.append)
+    finally:
+        suspendable.resume()
+    coordinator = its_bench.coordinator()
+    its_bench.settled(coordinator, committed=1)
+
+    assert ran == []
+    assert producer.statistics().failed == 1
+    assert its_bench.visible() == [(None, b"first")]
+
+
+def test_a_callback_that_finds_no_room_is_told_and_does_not_wait(bench: Bench) -> None:
+    producer = bench.producer(max_in_flight=1, send_timeout=60.0)
+    told: list[type[Exception]] = []
+
+    def submit_another(_: ResultFuture[TransactionResult]) -> None:
+        # The decision of the first is handed over, but this very thread has to hear that it is stored.
+        try:
+            producer.submit(bench.topic, value=b"another")
+        except BufferFullError as error:
+            told.append(type(error))
+
+    producer.send(bench.topic, value=b"warm")
+    prepare, held = producer._store.prepare, []
+    producer._store.prepare = lambda *arguments: held.append(arguments)  # type: ignore[method-assign] # to be first
+    pledge = producer.submit(bench.topic, value=b"one", wait="sent")
+    pledge.add_done_callback(submit_another)
+    producer._store.prepare = prepare  # type: ignore[method-assign] # as it was
+    prepare(*held[0])
+    wait_until(lambda: told == [BufferFullError])
+    wait_until(lambda: producer.statistics().in_flight == 0)
