@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kafka_tools import read_all
 from penstock import clients
 from penstock.clients import factory as making
+from penstock.clients.reading import partition_reader
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.spark_sink import KafkaSink
@@ -103,7 +104,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         return counted
 
     monkeypatch.setattr(making, "Producer", Counted)
-    monkeypatch.setattr(clients, "consumer", counting("consumers", clients.consumer))
+    monkeypatch.setattr(partition_reader, "new_consumer", counting("consumers", partition_reader.new_consumer))
     monkeypatch.setattr(clients, "admin", counting("admins", clients.admin))
     return found
 
