@@ -80,6 +80,22 @@ def test_what_waits_for_something_else_is_asked_about_seldom() -> None:
     assert watch.trouble(one) is None
 
 
+def test_where_the_log_has_grown_it_is_asked_about_again_soon() -> None:
+    # Nothing was ever read of it, for there was nothing; then somebody writes, and does not commit.
+    one = assignment(0, 0, known=False)
+    watch, asked = watching(one)
+    asked.ends = {("orders", 3): 0}
+    for tenth in range(30):
+        watch.check(tenth / 10)
+    empty = watch.trouble(one)
+    one.end = 1
+    for tenth in range(30, 60):
+        watch.check(tenth / 10)
+
+    assert empty is None
+    assert "is open at offset 0" in (watch.trouble(one) or "")
+
+
 def test_what_moves_is_paused_in_flight_or_read_uncommitted_is_not_asked_about() -> None:
     others = [assignment(7, 7), assignment(7, None), assignment(7, 12, in_flight=1), assignment(7, 12, paused="x")]
     watch, asked = watching(*others, assignment(7, 12, active=False))

@@ -18,7 +18,8 @@ from penstock.consumer.settings import ConsumerSettings
 
 #: Seconds between two looks; what stood still between two of them is asked about.
 _EVERY_S = 1.5
-#: Seconds until a partition is asked about again that waits for something else, as one whose log was deleted.
+#: Seconds until a partition is asked about again that waits for something else, as one whose log was deleted; sooner
+#: where its log has grown.
 _AGAIN_S = 10.0
 #: Partitions that are asked about at a time.
 _MOST = 100
@@ -41,9 +42,10 @@ class OpenTransactions:
         self._is_committed_only = settings.reads_committed_only
         self._next = 0.0
         self._stood: dict[Assignment, int] = {}
-        self._asked: tuple[Answer[Mapping[Place, int]], dict[Assignment, int]] | None = None
-        # Those that were found to wait for something else, and when they are asked about again.
-        self._others: dict[Assignment, float] = {}
+        # The question under way, and the position and the end of each when it was asked.
+        self._asked: tuple[Answer[Mapping[Place, int]], dict[Assignment, tuple[int, int | None]]] | None = None
+        # Those that were found to wait for something else: when they are asked about again, and where their logs ended.
+        self._others: dict[Assignment, tuple[float, int | None]] = {}
         # The position of each that waits, and where the transaction begins. Replaced as a whole: any thread reads it.
         self._found: Mapping[Assignment, tuple[int, int]] = {}
 
@@ -56,15 +58,21 @@ class OpenTransactions:
         self._next = now + _EVERY_S
         waiting = {one: _position(one) for one in self._assignments.all() if _waits(one)}
         stood, self._stood = self._stood, waiting
-        self._others = {one: until for one, until in self._others.items() if one in waiting and now < until}
+        self._others = {
+            one: (until, end)
+            for one, (until, end) in self._others.items()
+            if one in waiting and now < until and one.end == end
+        }
         still = [one for one, at in waiting.items() if stood.get(one) == at and one not in self._others][:_MOST]
         if not still:
             self._found = {}
         elif self._asked is None:
-            asked = {one: waiting[one] for one in still}
+            asked = {one: (waiting[one], one.end) for one in still}
             self._asked = self._ask([(one.topic, one.partition) for one in still]), asked
 
-    def _take(self, answer: Answer[Mapping[Place, int]], asked: Mapping[Assignment, int], now: float) -> None:
+    def _take(
+        self, answer: Answer[Mapping[Place, int]], asked: Mapping[Assignment, tuple[int, int | None]], now: float
+    ) -> None:
         try:
             ends = answer.answer()
         except (KafkaException, NotAnsweredError):
@@ -74,13 +82,13 @@ class OpenTransactions:
             return
         self._asked = None
         found = {}
-        for one, position in asked.items():
+        for one, (position, log_end) in asked.items():
             end = ends.get((one.topic, one.partition))
             # Where no position is known nothing came at all, though there is something.
-            if end is not None and end <= (position if one.known else (one.end or 0) - 1):
+            if end is not None and end <= (position if one.known else (log_end or 0) - 1):
                 found[one] = (position, end)
             else:
-                self._others[one] = now + _AGAIN_S
+                self._others[one] = now + _AGAIN_S, log_end
         self._found = found
 
     def trouble(self, assignment: Assignment) -> str | None:
