@@ -105,6 +105,10 @@ def submit(master: str, package: Path, arguments: list[str]) -> None:
         "spark.driver.host=127.0.0.1",
         "spark.executor.cores=1",  # an executor on each of the two workers
         "spark.executor.memory=512m",
+        # Nothing is read before both are there.
+        "spark.cores.max=2",
+        "spark.scheduler.minRegisteredResourcesRatio=1.0",
+        f"spark.scheduler.maxRegisteredResourcesWaitingTime={PATIENCE_S:g}s",
         "spark.ui.enabled=false",
     ):
         command += ["--conf", setting]

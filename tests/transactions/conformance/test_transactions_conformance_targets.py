@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.devbroker import DevBroker
 from penstock.errors import TransactionRefusedError
 from penstock.transactions.model import PendingTransaction
+from penstock.transactions.stores.file.reader import read_pending
 from penstock.transactions.wire.discarded import REASON
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
@@ -256,6 +258,16 @@ def test_one_dead_target_slows_nobody_else_down(bench: StoreBench, new_topic: Ma
         assert bench.database.rows("SELECT max(epoch) FROM penstock_shard")[0][0] <= 2
 
 
+def waiting_for_a_call(bench: StoreBench) -> list[str]:
+    """Return what transactions wait for by what `penstock tx ls` shows, of those that wait for a call."""
+    if isinstance(bench, FileBench):
+        pending = read_pending(bench.folder)
+    else:
+        assert isinstance(bench, SqlBench)
+        pending = list(bench.sql_store.administration().pending())
+    return [one.waits_for for one in pending if one.waits_for.startswith("Kafka: ")]
+
+
 def test_a_call_that_never_comes_back_is_named_and_left_behind_and_the_next_one_goes_on(
     bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,11 +287,15 @@ def test_a_call_that_never_comes_back_is_named_and_left_behind_and_the_next_one_
         bench.send(COMMIT, bench.half(b"1"))
         assert hanging.wait(30)
         told = wait_until(lambda: one if (one := coordinator.statistics()).slow_call else None)
+        shown = wait_until(lambda: waiting_for_a_call(bench))
     bench.send(COMMIT, bench.half(b"2"))
     statistics = settled(coordinator, committed=3)
 
     assert told.slow_call.startswith("commit_transaction in publication of ")
     assert told.slow_call_s > 2
+    assert len(shown) == 1
+    assert re.fullmatch(r"Kafka: commit_transaction in publication of \S+ has not gone on for \d+ s", shown[0])
+    assert waiting_for_a_call(bench) == []
     wait_until(lambda: not coordinator.statistics().slow_call)
     assert statistics.left_behind == 1
     assert statistics.recoveries == 1

@@ -11,6 +11,11 @@ from penstock.transactions.wire.ops import Verdict
 _STATES = {Verdict.COMMIT: TransactionState.COMMIT, Verdict.ROLLBACK: TransactionState.ROLLBACK}
 
 
+def hanging(call: str, age_s: float) -> str:
+    """Return what publication waits for where a call into the Kafka client has not gone on for so many seconds."""
+    return f"Kafka: {call} has not gone on for {max(0.0, age_s):.0f} s"
+
+
 def described(
     transaction_id: str,
     group: str,

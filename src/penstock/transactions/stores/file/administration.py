@@ -26,6 +26,7 @@ from penstock.transactions.stores.file.log.journal import Decide
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.reader import described
+from penstock.transactions.stores.file.slow_call import read_slow_call
 from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import AckedProducer
@@ -64,7 +65,7 @@ class FileAdministration:
         """Return what is not settled, oldest first. Raises `StoppedError` where the store is not started here."""
         opened = self._store.opened()
         with opened.lock:
-            return [_shown(opened, stored) for stored in opened.pending.values() if not stored.settled]
+            return [self._shown(opened, stored) for stored in opened.pending.values() if not stored.settled]
 
     def oldest(self, most: int, shards: Collection[int]) -> Sequence[PendingTransaction]:  # noqa: ARG002 - there is one
         """Return the oldest of those that are not settled, at most so many. Raises as `pending`."""
@@ -72,14 +73,14 @@ class FileAdministration:
         with opened.lock:
             # In the order in which they were prepared.
             waiting = (stored for stored in opened.pending.values() if not stored.settled)
-            return [_shown(opened, stored) for stored in islice(waiting, most)]
+            return [self._shown(opened, stored) for stored in islice(waiting, most)]
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None. Raises as `pending`."""
         opened = self._store.opened()
         with opened.lock:
             stored = opened.pending.get(transaction_id)
-            return None if stored is None or stored.settled else _shown(opened, stored)
+            return None if stored is None or stored.settled else self._shown(opened, stored)
 
     def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "") -> None:
         """Store an operator's decision; it counts if it is the first. So does a DISCARD of what Kafka refuses.
@@ -171,6 +172,14 @@ class FileAdministration:
             ) from answer
         return len(halves)
 
+    def _shown(self, opened: OpenStore, stored: StoredTransaction) -> PendingTransaction:
+        held_by = opened.ready.held_by(stored) if stored.verdict is Verdict.COMMIT else None
+        reason = opened.ready.reason(stored)
+        obstacle = read_slow_call(self._store.path) or "publication"
+        if reason is not None:
+            obstacle = f"Kafka to take it: {reason.why}"
+        return described(stored, time.time() * 1000, held_by, obstacle)
+
     @contextmanager
     def _auditing(self) -> Iterator[tuple[AuditLog, Inspection]]:
         """Lend the audit log and what reads Kafka, over connections of their own: operators act seldom."""
@@ -182,11 +191,3 @@ class FileAdministration:
             yield AuditLog(servers, config, topics=topics, admin=admin, sends=sends, inspection=inspection), inspection
         finally:
             sends.stop(_SEND_S)
-
-
-def _shown(opened: OpenStore, stored: StoredTransaction) -> PendingTransaction:
-    now_ms = time.time() * 1000
-    held_by = opened.ready.held_by(stored) if stored.verdict is Verdict.COMMIT else None
-    reason = opened.ready.reason(stored)
-    obstacle = "publication" if reason is None else f"Kafka to take it: {reason.why}"
-    return described(stored, now_ms, held_by, obstacle)

@@ -19,6 +19,7 @@ from penstock.transactions.stores.file.log.entries import decode_entry
 from penstock.transactions.stores.file.log.frames import HEADER_BYTES, Record, SegmentHeader, decode_header, scan
 from penstock.transactions.stores.file.log.ledger import Ledger, StoredTransaction
 from penstock.transactions.stores.file.log.redo import SUFFIX
+from penstock.transactions.stores.file.slow_call import read_slow_call
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ops import Verdict
 
@@ -55,7 +56,8 @@ def read_pending(folder: Path) -> list[PendingTransaction]:
         ) from cause
     except OSError as error:
         raise StoreFailedError(f"the file store in {folder} cannot be read: {error}; look as its user") from error
-    return _all_described(sorted(pending.values(), key=lambda stored: stored.number))
+    obstacle = read_slow_call(folder) or "its process, to publish it"
+    return _all_described(sorted(pending.values(), key=lambda stored: stored.number), obstacle)
 
 
 def _replayed(folder: Path) -> Ledger:
@@ -106,7 +108,7 @@ def described(stored: StoredTransaction, now_ms: float, held_by: str | None, obs
     )
 
 
-def _all_described(waiting: Sequence[StoredTransaction]) -> list[PendingTransaction]:
+def _all_described(waiting: Sequence[StoredTransaction], obstacle: str) -> list[PendingTransaction]:
     now_ms = time.time() * 1000
     heads: dict[Line, StoredTransaction] = {}
     shown = []
@@ -114,5 +116,5 @@ def _all_described(waiting: Sequence[StoredTransaction]) -> list[PendingTransact
         head = stored if stored.line is None else heads.setdefault(stored.line, stored)
         is_held = head is not stored and stored.verdict is Verdict.COMMIT
         held_by = head.transaction_id if is_held else None
-        shown.append(described(stored, now_ms, held_by, "its process, to publish it"))
+        shown.append(described(stored, now_ms, held_by, obstacle))
     return shown

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from penstock.errors import ConfigurationError
 from penstock.transactions.model import CoordinatorStatistics
@@ -17,6 +18,7 @@ from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.outgoing import name_of, publishable
+from penstock.transactions.stores.file.slow_call import SlowCall
 from penstock.transactions.stores.relay.publishable import Publishable
 from penstock.transactions.stores.relay.quarantine import Reason
 from penstock.transactions.stores.relay.relay import Relay
@@ -43,6 +45,7 @@ class FileShard:
     def __init__(  # noqa: PLR0917 - made in one place
         self,
         opened: OpenStore,
+        folder: Path,
         label: str,
         prefix: str,
         checks: CheckTerms,
@@ -51,6 +54,7 @@ class FileShard:
     ) -> None:
         self.name = f"{prefix}.file.{opened.journal.redo.store_id}"
         self._opened = opened
+        self._slow_call = SlowCall(folder)
         self._discarded = f"{prefix}.discarded"
         self._scheduler = FileCheckScheduler(opened, checks, changes)
         # Ids of published transactions that could not be settled for lack of room, and requests to settle that are
@@ -95,6 +99,10 @@ class FileShard:
     def purge(self) -> None:
         """What is settled leaves the redo log with its segment."""
 
+    def note_slow_call(self, shard: int, call: str, age_s: float) -> None:  # noqa: ARG002 - there is one
+        """Note the call that publication waits for."""
+        self._slow_call.note(call, age_s)
+
     def wait_s(self, relays: Iterable[Relay], *, busy: bool) -> float:  # noqa: ARG002 - what came meanwhile has woken it
         """Return the seconds after which something is due, if nothing wakes the coordinator before."""
         opened, wait, takes_more = self._opened, _LONGEST_WAIT_S, True
@@ -107,6 +115,7 @@ class FileShard:
 
     def close(self) -> None:
         """Let another coordinator have the store."""
+        self._slow_call.note("", 0.0)
         with self._opened.lock:
             self._opened.coordinator = None
 

@@ -239,7 +239,7 @@ class FileStore:
 
     def open_shards(self, checks: CheckTerms, wake: Callable[[], object]) -> FileShard:
         """Return what the coordinator works on, once the store was started. A store has one coordinator at a time."""
-        return FileShard(self.opened, self.label, self.prefix, checks, self._changes, wake)
+        return FileShard(self.opened, self.path, self.label, self.prefix, checks, self._changes, wake)
 
     def administration(self) -> FileAdministration:
         """Return what an operator may do, in this process and while the store is started."""

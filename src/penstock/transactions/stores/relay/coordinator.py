@@ -230,6 +230,8 @@ class RelayCoordinator:
                 for relay, _ in self._relays.values():
                     relay.trim()
             shards.purge()
+        for number, (relay, _) in self._relays.items():
+            shards.note_slow_call(number, *relay.slow_call())
         self._count()
         return busy
 

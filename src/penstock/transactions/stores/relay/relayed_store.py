@@ -67,6 +67,9 @@ class StoreShards(Protocol):
     def purge(self) -> None:
         """Delete what nobody will ask for."""
 
+    def note_slow_call(self, shard: int, call: str, age_s: float) -> None:
+        """Note, for operators in any process, the call that publication of a shard waits for; mostly an empty name."""
+
     def wait_s(self, relays: Iterable[Relay], *, busy: bool) -> float:
         """Return the seconds after which something may be due, if nothing wakes the thread before.
 

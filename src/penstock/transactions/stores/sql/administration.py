@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from penstock.errors import TransactionError, TransactionRefusedError
 from penstock.transactions.model import DiscardedTransaction, PendingTransaction
 from penstock.transactions.operator.audit import Act, Audited
-from penstock.transactions.operator.description import described
+from penstock.transactions.operator.description import described, hanging
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.shards.relay_queries import reason_of_discard
@@ -134,9 +134,23 @@ class SqlAdministration:
             .correlate(tx)
             .scalar_subquery()
         )
+        # One whose coordinator is gone says nothing.
+        slow, shard = schema.slow_call, schema.shard
+        lease = sa.and_(shard.c.number == slow.c.shard, shard.c.lease_until > now)
+        hangs = (
+            sa.select(slow.c.shard, slow.c.call, (now - slow.c.since).label("silent_s")).join(shard, lease).subquery()
+        )
         with self._database.read() as connection:
             rows = connection.execute(
-                sa.select(tx, held_by.label("held_by"), (now - tx.c.birth).label("age"), (now * 1000).label("now_ms"))
+                sa.select(
+                    tx,
+                    held_by.label("held_by"),
+                    (now - tx.c.birth).label("age"),
+                    (now * 1000).label("now_ms"),
+                    hangs.c.call.label("slow_call"),
+                    hangs.c.silent_s,
+                )
+                .outerjoin(hangs, hangs.c.shard == tx.c.shard)
                 .where(condition)
                 .order_by(tx.c.birth, tx.c.seq)
             ).all()
@@ -160,7 +174,9 @@ def _topics(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> def
 
 def _described(row: Any, topics: Sequence[str]) -> PendingTransaction:
     verdict = None if row.state == schema.PREPARED else Verdict(row.state)
-    obstacle = "" if row.held_why is None else f"Kafka to take it: {row.held_why}"
+    obstacle = "" if row.slow_call is None else hanging(row.slow_call, row.silent_s)
+    if row.held_why is not None:
+        obstacle = f"Kafka to take it: {row.held_why}"
     return described(
         row.id,
         row.producer_group,
@@ -171,5 +187,5 @@ def _described(row: Any, topics: Sequence[str]) -> PendingTransaction:
         verdict=verdict,
         deliver_at_ms=row.deliver_at_ms,
         held_by=row.held_by,
-        obstacle="the discarded topic" if verdict is Verdict.DISCARD else obstacle,
+        obstacle="the discarded topic" if verdict is Verdict.DISCARD and not row.slow_call else obstacle,
     )

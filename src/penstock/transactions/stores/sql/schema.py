@@ -95,6 +95,15 @@ shard = sa.Table(
     sa.Column("epoch", sa.BigInteger, nullable=False),
 )
 
+#: The call into the Kafka client that has not gone on since then, of a shard whose coordinator waits for it.
+slow_call = sa.Table(
+    "penstock_slow_call",
+    metadata,
+    sa.Column("shard", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("call", sa.Text, nullable=False),
+    sa.Column("since", sa.Double, nullable=False),
+)
+
 #: Who is alive: coordinators (kind `coordinator`) and producers that answer checks (kind `producer`).
 alive = sa.Table(
     "penstock_alive",

@@ -17,6 +17,7 @@ from penstock.transactions.stores.sql.shards.check_scheduler import SqlCheckSche
 from penstock.transactions.stores.sql.shards.counts import SqlCounts
 from penstock.transactions.stores.sql.shards.leases import Leases
 from penstock.transactions.stores.sql.shards.relay_queries import RelayQueries
+from penstock.transactions.stores.sql.shards.slow_calls import SlowCalls
 from penstock.transactions.wire.ids import new_id
 
 #: Seconds between two looks into the database: after something was found, and when nothing was.
@@ -40,6 +41,7 @@ class SqlShards:
         self.leaving: set[int] = set()
         coordinator = new_id()
         self._leases = Leases(database, coordinator, checks.session_s)
+        self._slow_calls = SlowCalls(database, self._leases)
         self._queries = RelayQueries(database, discarded)
         self._scheduler = SqlCheckScheduler(database, checks)
         self._counts = SqlCounts(database, self._scheduler, coordinator)
@@ -67,6 +69,7 @@ class SqlShards:
         if now >= self._renew_at:
             self._renew_at = now + self._renew_every_s
             self._leases.renew_all()
+            self._slow_calls.forget_lost()
             self.leaving = set(self._leases.surplus())
 
     def give_up(self, shard: int) -> None:
@@ -92,6 +95,10 @@ class SqlShards:
     def purge(self) -> None:
         """Delete what nobody will ask for."""
         self._queries.purge()
+
+    def note_slow_call(self, shard: int, call: str, age_s: float) -> None:
+        """Note the call that publication of a shard waits for."""
+        self._slow_calls.note(shard, call, age_s)
 
     def wait_s(self, relays: Iterable[Relay], *, busy: bool) -> float:  # noqa: ARG002 - who writes there wakes nobody
         """Return the seconds after which to look into the database again."""
