@@ -62,6 +62,7 @@ def job(bootstrap_servers: str, topic: str, folder: Path) -> None:
         .option("kafka.bootstrap.servers", bootstrap_servers)
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")
+        .option("minPartitions", PARTITIONS)  # so few rows would be one task
         .load()
         .writeStream.foreachBatch(keep)
         .option("checkpointLocation", str(folder / "checkpoint"))
