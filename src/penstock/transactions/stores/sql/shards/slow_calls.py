@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 import sqlalchemy as sa
 
+from penstock.transactions.connections import cause_of
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.shards.leases import Leases
+
+_log = logging.getLogger("penstock.transactions")
 
 
 class SlowCalls:
@@ -28,9 +33,13 @@ class SlowCalls:
             return
         slow, shard = schema.slow_call, schema.shard
         values = sa.select(shard.c.number, sa.literal(call), self._database.now - age_s)
-        with self._database.begin() as connection:
-            connection.execute(slow.delete().where(slow.c.shard == number))
-            if call:
-                mine = values.where(self._leases.is_mine(number))
-                connection.execute(slow.insert().from_select([slow.c.shard, slow.c.call, slow.c.since], mine))
+        # It is for people who look: where it cannot be written, for want of a right, say, publication goes on.
         self._noted[number] = call
+        try:
+            with self._database.begin() as connection:
+                connection.execute(slow.delete().where(slow.c.shard == number))
+                if call:
+                    mine = values.where(self._leases.is_mine(number))
+                    connection.execute(slow.insert().from_select([slow.c.shard, slow.c.call, slow.c.since], mine))
+        except sa.exc.SQLAlchemyError as error:
+            _log.warning("`penstock tx ls` is not told that %s hangs: %s", call or "no call", cause_of(error))
