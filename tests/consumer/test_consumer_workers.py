@@ -18,6 +18,7 @@ def test_no_place_where_a_handler_may_run_is_out_of_sight_while_workers_go() -> 
         "t",
         workers=5,
         pinned=False,
+        one_core=False,
         clock=engine.clock,
         scheduler=engine.scheduler,
         processor=engine.processor,

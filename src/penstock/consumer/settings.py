@@ -81,6 +81,10 @@ class ConsumerSettings:
         pinned: one lane for each worker, which alone serves it, for state that belongs to a thread.
         lanes_per_worker: lanes for each worker; more delay fewer neighbours of a slow key, and each costs some
             microseconds when a worker takes it.
+        one_core: whether all worker threads run on one core, another for each of `--processes`. Fewer messages wait for
+            Python's lock, at a third of the CPU, where handlers wait for milliseconds; but what a handler computes
+            outside of that lock, and threads and programs that it starts, have that core only. For machines that no
+            other such process shares. Linux only.
         max_in_flight: messages of one partition that may be taken in and not done, parked ones left out; the partition
             pauses when it stays there, and resumes at half; until then it may take up to twice as many where others
             have few. May change while running.
@@ -107,6 +111,7 @@ class ConsumerSettings:
     workers: int = 16
     max_concurrency: int = 1_000
     pinned: bool = False
+    one_core: bool = False
     lanes_per_worker: int = 64
     max_in_flight: int = 10_000
     max_in_flight_bytes: int = 128 * 1024 * 1024
@@ -154,6 +159,7 @@ class ConsumerSettings:
             )
         check.a_telemetry(self.telemetry)
         check.a_boolean("exception_texts", self.exception_texts)
+        check.a_boolean("one_core", self.one_core)
         check.a_boolean("exactly_once", self.exactly_once)
         check.positive("transaction_interval", self.transaction_interval)
         if not isinstance(self.config, Mapping):

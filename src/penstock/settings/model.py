@@ -33,6 +33,7 @@ class Options(BaseSettings):
     coordinator: bool | None = None
     prefix: str | None = None
     pinned: bool | None = None
+    one_core: bool | None = None
     max_in_flight: int | None = None
     max_in_flight_bytes: int | None = None
     max_parked: int | None = None

@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, Fetch
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
+from penstock.consumer.execution.one_core import core_for_workers, stay_on
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Slice
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
@@ -100,6 +101,8 @@ class Worker:
     def _main(self) -> None:
         pool, slot = self._pool, self.slot
         slot.thread_id = threading.get_ident()
+        if pool.core is not None:
+            stay_on(pool.core)
         try:
             while self.tokens.get():
                 while not self.retired:
@@ -148,6 +151,7 @@ class WorkerPool:
         *,
         workers: int,
         pinned: bool,
+        one_core: bool,
         clock: Clock,
         scheduler: Scheduler[Fetch, Record],
         processor: LaneProcessor,
@@ -157,6 +161,8 @@ class WorkerPool:
         self.scheduler = scheduler
         self.processor = processor
         self._pinned = pinned
+        #: The core on which all workers run, or None where the system chooses.
+        self.core = core_for_workers() if one_core else None
         self.now = clock.monotonic
         self.closing = closing
         self._lock = threading.Lock()

@@ -45,6 +45,7 @@ class ThreadsAndTasks(Executor):
                 name,
                 workers=settings.workers,
                 pinned=settings.pinned,
+                one_core=settings.one_core,
                 clock=clock,
                 scheduler=scheduler,
                 processor=processor,
