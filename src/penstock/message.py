@@ -181,6 +181,17 @@ class Message:
         return f"<Message {self.topic}[{self.partition}]@{self.offset}>"
 
 
+class FetchedMessage(Message):
+    """A message of a record, made in two steps: `FetchedMessage()`, then its `_record`.
+
+    Without a call of an `__init__` in Python, which is half of what making one costs.
+    """
+
+    __slots__ = ()
+
+    __init__ = object.__init__
+
+
 class RetriedMessage(Message):
     """A message that was tried before. A class of its own: the first try, which nearly all are, pays nothing for it."""
 

@@ -27,7 +27,7 @@ from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed, failure_of
 from penstock.errors import raised
-from penstock.message import Record
+from penstock.message import FetchedMessage, Message, Record
 from penstock.routing import Scheduler
 
 #: Seconds: a handler that takes longer, on the average, waits for something.
@@ -61,10 +61,16 @@ def call(slot: ExecutionSlot, work: object) -> Outcome:
 def call_each(slot: ExecutionSlot, records: Slice, now: Callable[[], float]) -> Outcome:
     """Call a slot's handler for each record of a slice, as far as they are done; return what came of the last."""
     invoke, prepare, assignment, is_slow = slot.invoke, slot.prepare, records.assignment, records.is_slow
+    is_plain = prepare is Message
+    message: Message | None
     try:
         for record in records:
             slot.record = record
-            message = prepare(record)
+            if is_plain:
+                message = FetchedMessage()
+                message._record = record  # noqa: SLF001 - see there
+            else:
+                message = prepare(record)
             if message is None:
                 slot.refuse(record)
             # `call`, written out: it is most of what an empty handler costs.

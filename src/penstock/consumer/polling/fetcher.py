@@ -15,6 +15,7 @@ from penstock.consumer.polling.health.fetch_errors import FetchErrors
 from penstock.consumer.polling.router import Router
 
 if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
     from confluent_kafka import Message as ClientMessage
 
 #: Seconds to wait before asking again when everything is full for a moment.
@@ -79,8 +80,10 @@ class Fetcher:
 
     def route(self, batch: list[ClientMessage]) -> None:
         """Put messages on their lanes, and see to the errors among them: one that ends the consumer is raised."""
-        errors = [(error, message.topic()) for message in batch if (error := message.error()) is not None]
-        if errors:
+        errors: list[tuple[KafkaError, str | None]] = []
+        # In C, by identity: a step of the interpreter for each message would be a fiftieth of its way.
+        if list(map(type(batch[0]).error, batch)).count(None) != len(batch):
+            errors = [(error, message.topic()) for message in batch if (error := message.error()) is not None]
             batch = [message for message in batch if message.error() is None]
         if batch:
             self.router.route(batch, self.clock.monotonic())  # type: ignore[arg-type] # fetched messages have a place
