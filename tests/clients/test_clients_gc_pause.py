@@ -21,38 +21,38 @@ def _usual() -> Iterator[None]:
 def test_many_messages_at_once_raise_the_threshold_until_none_come_for_a_while() -> None:
     threshold = CollectionThreshold()
 
-    threshold.note_fetch(5_000, 100.0)
+    threshold.note_in_flight(5_000, 100.0)
     raised = gc.get_threshold()
-    threshold.note_fetch(1, 104.9)
+    threshold.note_in_flight(1, 104.9)
     kept = gc.get_threshold()
-    threshold.note_fetch(1, 105.1)
+    threshold.note_in_flight(1, 105.1)
 
     assert raised == kept == (20_700, 10, 10)
     assert gc.get_threshold() == (700, 10, 10)
 
 
-def test_few_messages_leave_the_threshold_and_no_fetch_raises_it_without_bound() -> None:
+def test_few_messages_leave_the_threshold_and_many_do_not_raise_it_without_bound() -> None:
     threshold = CollectionThreshold()
 
-    threshold.note_fetch(100, 100.0)
+    threshold.note_in_flight(100, 100.0)
     few = gc.get_threshold()
-    threshold.note_fetch(1_000_000, 100.0)
+    threshold.note_in_flight(1_000_000, 100.0)
 
     assert few == (700, 10, 10)
-    assert gc.get_threshold() == (100_700, 10, 10)
+    assert gc.get_threshold() == (400_700, 10, 10)
 
 
 def test_what_the_process_sets_itself_stands() -> None:
     threshold = CollectionThreshold()
-    threshold.note_fetch(5_000, 100.0)
+    threshold.note_in_flight(5_000, 100.0)
 
     gc.set_threshold(50_000, 5, 5)
-    threshold.note_fetch(1_000, 101.0)
+    threshold.note_in_flight(1_000, 101.0)
     added_to = gc.get_threshold()
     threshold.restore()
     restored = gc.get_threshold()
     gc.set_threshold(0)
-    threshold.note_fetch(5_000, 102.0)
+    threshold.note_in_flight(5_000, 102.0)
 
     assert added_to == (54_000, 5, 5)
     assert restored == (50_000, 5, 5)
@@ -61,7 +61,7 @@ def test_what_the_process_sets_itself_stands() -> None:
 
 def test_the_end_of_a_consumer_takes_back_what_it_raised() -> None:
     threshold = CollectionThreshold()
-    threshold.note_fetch(5_000, 100.0)
+    threshold.note_in_flight(5_000, 100.0)
 
     threshold.restore()
 

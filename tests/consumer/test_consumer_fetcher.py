@@ -9,6 +9,13 @@ from penstock.consumer.polling.fetcher import Fetcher
 from penstock.testing.memory.clock import TestClock
 
 
+class Fetched:
+    """A message without an error."""
+
+    def error(self) -> None:
+        """Return none."""
+
+
 class Client:
     """Has a message for each millisecond, or many at once."""
 
@@ -24,7 +31,7 @@ class Client:
         self.calls += 1
         count = min(most, self.there())
         self.taken += count
-        return [SimpleNamespace(error=lambda: None) for _ in range(count)]
+        return [Fetched() for _ in range(count)]
 
     def poll(self, timeout: float) -> Any:
         self.clock.sleep(min(timeout, 0.001))
@@ -41,7 +48,7 @@ def batches_in(seconds: float, gather_s: float, *, behind: int = 0, most: int = 
         membership=SimpleNamespace(client=client),  # type: ignore[arg-type] # as are the others: what is used of them
         clock=clock,
         assignments=SimpleNamespace(all=list),  # type: ignore[arg-type]
-        back_pressure=SimpleNamespace(apply=lambda *_: True, fetch_limit=most),  # type: ignore[arg-type]
+        back_pressure=SimpleNamespace(apply=lambda *_: True, fetch_limit=most, in_flight=0),  # type: ignore[arg-type]
         router=SimpleNamespace(route=lambda batch, _: taken.append((len(batch), clock.monotonic() - begun))),  # type: ignore[arg-type]
         errors=None,  # type: ignore[arg-type]
         polled=None,

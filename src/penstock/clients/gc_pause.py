@@ -9,10 +9,10 @@ from contextlib import contextmanager
 #: Objects that a message brings at most: itself, and a run with two lists for it alone.
 _OBJECTS = 4
 #: Objects of messages that are allowed for at most.
-_MOST_OBJECTS = 100_000
-#: Messages of a fetch that are not worth it.
+_MOST_OBJECTS = 400_000
+#: Messages that are not worth it.
 _FEW = 100
-#: Seconds for which the threshold stays after a fetch that it was raised for.
+#: Seconds for which the threshold stays after there were so many messages that it was raised.
 _RAISED_S = 5.0
 
 
@@ -35,19 +35,19 @@ def collection_put_off() -> Iterator[None]:
 class CollectionThreshold:
     """Has Python look for garbage later while many messages come at once. On one thread.
 
-    It looks when there are 700 objects more than at the last time, through all that are new since. A fetch brings some
-    ten thousand, which are in use. Looking through them, again and again while they wait for their handlers, took a
+    It looks when there are 700 objects more than at the last time, through all that are new since. Messages that wait
+    for their handlers are such objects, tens of thousands, and in use. Looking through them, again and again, took a
     quarter of the CPU beside 1,000 handlers on the event loop, and stopped those for up to a quarter of a second. So
-    what messages bring is added to the process's own threshold, until no such fetch has come for a while: no more
-    garbage is left lying than messages come at once.
+    what the messages in flight are is added to the process's own threshold, until few have been for a while: no more
+    garbage is left lying than messages.
     """
 
     def __init__(self) -> None:
         self._usual = self._set = gc.get_threshold()[0]
         self._until = 0.0
 
-    def note_fetch(self, messages: int, now: float) -> None:
-        """Note how many messages a fetch brought, at `now` by a clock that does not go back."""
+    def note_in_flight(self, messages: int, now: float) -> None:
+        """Note how many messages are in flight, at `now` by a clock that does not go back."""
         current = gc.get_threshold()[0]
         if current != self._set:
             # The process has another threshold of its own since.

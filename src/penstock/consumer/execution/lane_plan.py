@@ -9,7 +9,7 @@ from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.settings import ConsumerSettings
 
 #: Lanes for each handler that may be under way on the event loop: fewer than for a thread, for there are many more.
-_LANES_PER_TASK = 4
+_LANES_PER_TASK = 8
 #: Lanes for each worker or task where all handlers take batches. A batch comes from one lane: the fewer, the fuller.
 _LANES_PER_BATCH = 2
 

@@ -72,7 +72,8 @@ class Fetcher:
             batch += client.consume(most - len(batch), 0)
             if batch:
                 self._taken_at, self._took_much = self.clock.monotonic(), len(batch) >= _MUCH
-                self.collection_threshold.note_fetch(len(batch), self._taken_at)
+                in_flight = self.back_pressure.in_flight + len(batch)
+                self.collection_threshold.note_in_flight(in_flight, self._taken_at)
                 self.route(batch)
         if batch and self.polled is not None:
             self._report(self.polled, self.clock.monotonic() - begun)
@@ -81,8 +82,9 @@ class Fetcher:
     def route(self, batch: list[ClientMessage]) -> None:
         """Put messages on their lanes, and see to the errors among them: one that ends the consumer is raised."""
         errors: list[tuple[KafkaError, str | None]] = []
-        # In C, by identity: a step of the interpreter for each message would be a fiftieth of its way.
-        if list(map(type(batch[0]).error, batch)).count(None) != len(batch):
+        # In C: a step of the interpreter for each message would be a fiftieth of its way. An error is true; compared
+        # with None it raises, for `KafkaError` takes what it is compared with for a number.
+        if any(map(type(batch[0]).error, batch)):
             errors = [(error, message.topic()) for message in batch if (error := message.error()) is not None]
             batch = [message for message in batch if message.error() is None]
         if batch:

@@ -7,8 +7,9 @@ partition to the tracker, one a lane to the scheduler, and a handful of calls in
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import compress, groupby
+from operator import not_
 
 from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, ConsumerRun, Fetch
 from penstock.consumer.execution.key_resolver import KeyResolver
@@ -123,14 +124,15 @@ class Router:
         runs: dict[int, ConsumerRun] = {}
         if len(self._indexes) < len(numbers):
             self._indexes = list(range(len(numbers)))
-        for index, number in zip(self._indexes, numbers, strict=False):
-            if todo is not None and todo[index]:
-                continue
+        taken: Iterable[tuple[int, int, Record]] = zip(self._indexes, numbers, records, strict=False)
+        if todo is not None:
+            taken = compress(taken, map(not_, todo))
+        for index, number, record in taken:
             run = runs.get(number)
             if run is None:
-                runs[number] = Run(fetch, self._arrival, [records[index]], [index])
+                runs[number] = Run(fetch, self._arrival, [record], [index])
             else:
-                run.records.append(records[index])
+                run.records.append(record)
                 run.indexes.append(index)
         for number, run in runs.items():
             lane = lanes[number]

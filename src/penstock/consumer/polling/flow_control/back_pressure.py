@@ -76,6 +76,8 @@ class BackPressure:
     is_paused_by_app: Callable[[Assignment], bool] = lambda _: False
     #: How many messages may be fetched now, by the last `apply`.
     fetch_limit: int = field(init=False)
+    #: How many messages were in flight, parked ones included, at the last `apply`.
+    in_flight: int = field(default=0, init=False)
     #: How often a partition was paused, by reason.
     pauses: dict[PauseReason, int] = field(default_factory=lambda: dict.fromkeys(PauseReason, 0), init=False)
     # Of all partitions, by the last `apply`: whether their bytes and their parked bytes are at the limit, and whether
@@ -119,6 +121,7 @@ class BackPressure:
             has_its_share = healthy_bytes >= _limit(share, assignment, PauseReason.BYTES)
             loads.append(_Load(assignment, in_flight - parked, parked, has_its_share))
             self._some_hold_few = self._some_hold_few or in_flight - parked < self.max_in_flight // 2
+        self.in_flight = messages
         # Half the limit again before resuming, so that a partition does not flap.
         self._bytes_full = taken >= max(1, self.max_in_flight_bytes // (2 if self._bytes_full else 1))
         if self._bytes_full:
