@@ -63,6 +63,7 @@ def main() -> None:
     os.environ.setdefault("KAFKA_JVM_PERFORMANCE_OPTS", "-XX:+TieredCompilation")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=3_000_000, help="rows of ceiling and source")
+    parser.add_argument("--batches", type=int, default=BATCHES, help="micro-batches of source: each has a fixed part")
     parser.add_argument("--sink-rows", type=int, default=1_000_000, help="rows of sql, handlers and publish")
     parser.add_argument("--seconds", type=int, default=60, help="how long latency is measured")
     parser.add_argument("--rounds", type=int, default=3)
@@ -85,7 +86,7 @@ def run(servers: str, folder: Path, parts: Sequence[str], chosen: argparse.Names
     spark = session()
     if {"ceiling", "source"} & set(parts):
         write(servers, "rows", chosen.rows)
-        count = lambda: counted(spark, servers, "rows", chosen.rows, folder)  # noqa: E731 - measured in turns below
+        count = lambda: counted(spark, servers, "rows", chosen.rows, folder, chosen.batches)  # noqa: E731 - measured in turns below
         grounds = {
             "two plain processes, the client's defaults": lambda: plain(servers, "rows", {}),
             "two plain processes, penstock's fetch settings": lambda: plain(servers, "rows", fetch_settings(servers)),
@@ -229,16 +230,24 @@ def nothing(_message: Message) -> None:
     """Handle a message by doing nothing."""
 
 
-def counted(spark: SparkSession, servers: str, topic: str, rows: int, folder: Path) -> float:
+def counted(  # noqa: PLR0917 - as `start`
+    spark: SparkSession, servers: str, topic: str, rows: int, folder: Path, batches: int = BATCHES
+) -> float:
     """Return the seconds in which a query counts so many rows, in steady state."""
     counts: list[int] = []
-    took = steady(spark, servers, topic, lambda batch, _: counts.append(batch.count()), rows, folder)
+    took = steady(spark, servers, topic, lambda batch, _: counts.append(batch.count()), rows, folder, batches)
     assert sum(counts) == rows
     return took
 
 
 def steady(  # noqa: PLR0917 - as `start`
-    spark: SparkSession, servers: str, topic: str, sink: Callable[[DataFrame, int], None], rows: int, folder: Path
+    spark: SparkSession,
+    servers: str,
+    topic: str,
+    sink: Callable[[DataFrame, int], None],
+    rows: int,
+    folder: Path,
+    batches: int = BATCHES,
 ) -> float:
     """Return the seconds a query takes for so many rows, from the end of its first batch to that of its last."""
     ends: list[float] = []
@@ -247,10 +256,10 @@ def steady(  # noqa: PLR0917 - as `start`
         sink(batch, batch_id)
         ends.append(time.perf_counter())
 
-    limit = {"maxOffsetsPerTrigger": str(-(-rows // BATCHES))}
+    limit = {"maxOffsetsPerTrigger": str(-(-rows // batches))}
     start(spark, servers, topic, timed, folder, "earliest", limit, availableNow=True).awaitTermination()
-    assert len(ends) == BATCHES
-    return (ends[-1] - ends[0]) * BATCHES / (BATCHES - 1)
+    assert len(ends) == batches
+    return (ends[-1] - ends[0]) * batches / (batches - 1)
 
 
 def run_query(
