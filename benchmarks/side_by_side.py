@@ -49,6 +49,7 @@ from penstock.devbroker import DevBroker
 from penstock.errors import DevBrokerError
 
 OURS = "penstock"
+ONE_CORE = "penstock-one-core"
 IN_FLIGHT = (16, 64)
 WORKS = {
     "W0": Work("W0", 1_000_000, 8, 0.0),
@@ -101,7 +102,10 @@ class Contenders:
     def __init__(self) -> None:
         own = [sys.executable, str(BENCHMARKS / "side_by_side_contenders.py")]
         self._makers: dict[str, Callable[[], list[str]]] = {
-            **{name: partial(list, [*own, name]) for name in (OURS, "penstock-async", "bare-loop", "bare-threads")},
+            **{
+                name: partial(list, [*own, name])
+                for name in (OURS, ONE_CORE, "penstock-async", "bare-loop", "bare-threads")
+            },
             "parallel-consumer": lambda: parallel_consumer.runner_command("ConsumeRunner"),
             "faststream-confluent": lambda: faststream.runner_command("confluent"),
             "faststream-aiokafka": lambda: faststream.runner_command("aiokafka"),
@@ -123,7 +127,11 @@ class Contenders:
         if not work.handler_s:
             ours = {OURS: f"**penstock**, by key, {work.workers} threads", "bare-loop": "bare loop, calls nothing"}
         else:
-            ours = {OURS: "**penstock**, by key", "penstock-async": "penstock, by key, `async def`"}
+            ours = {
+                OURS: "**penstock**, by key",
+                ONE_CORE: "penstock, by key, `one_core=True`",
+                "penstock-async": "penstock, by key, `async def`",
+            }
             if not work.hot_every:
                 ours["bare-threads"] = f"bare threads, {wide}, consume nothing"
         return {name: Row(label) for name, label in {**ours, **peers}.items()}

@@ -1,8 +1,8 @@
 """What `side_by_side.py` measures of penstock and of the ground, each in a process of its own.
 
-usage: python benchmarks/side_by_side_contenders.py penstock|penstock-async|bare-loop|bare-threads TASK...
+usage: python benchmarks/side_by_side_contenders.py CONTENDER TASK...
 
-TASK and the line that is printed are those of `peers/measurement.py`.
+CONTENDER is one of `CONTENDERS`; TASK and the line that is printed are those of `peers/measurement.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 from confluent_kafka import Consumer
 from peers.measurement import Measurement, Task
@@ -21,11 +22,11 @@ from penstock import App, Message
 from penstock.consumer import ConsumerSettings
 
 
-def penstock(task: Task) -> None:
+def penstock(task: Task, *, one_core: bool = False) -> None:
     """An app with a plain handler."""
     measurement, seconds = Measurement(task), task.handler_s
     begin, end, sleep = measurement.begin, measurement.end, time.sleep
-    app = App(uuid.uuid4().hex, bootstrap_servers=task.servers, workers=task.width)
+    app = App(uuid.uuid4().hex, bootstrap_servers=task.servers, workers=task.width, one_core=one_core)
 
     if seconds:
 
@@ -93,6 +94,7 @@ def bare_threads(task: Task) -> None:
 
 CONTENDERS: dict[str, Callable[[Task], None]] = {
     "penstock": penstock,
+    "penstock-one-core": partial(penstock, one_core=True),
     "penstock-async": penstock_async,
     "bare-loop": bare_loop,
     "bare-threads": bare_threads,
