@@ -26,7 +26,7 @@ def core_for_workers() -> int | None:
         return None
     cores = sorted(os.sched_getaffinity(0))
     number = os.environ.get(PROCESS_VARIABLE, "1")
-    return cores[-int(number) % len(cores)] if number.isdigit() else cores[-1]
+    return cores[-int(number) % len(cores)] if number.isdecimal() else cores[-1]
 
 
 def stay_on(core: int) -> None:
