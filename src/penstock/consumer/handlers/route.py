@@ -16,7 +16,7 @@ from penstock.consumer.handlers.serialization.decoding import Decoder
 from penstock.consumer.handlers.serialization.serdes import RecordDecoder, describe
 from penstock.consumer.retry_topics import RetriedRecord, tries_before
 from penstock.errors import MessageFormatError, RegistryConnectionError, raised
-from penstock.message import DecodedMessage, Message, Record, RetriedMessage
+from penstock.message import DecodedMessage, FetchedMessage, Message, Record, RetriedMessage
 
 Invoke = Callable[..., object]
 #: Makes what is published of what a handler returned for what it was given.
@@ -190,7 +190,8 @@ def _preparing(accept: Filter | None, make: Callable[[Record], Message]) -> Prep
         return make
 
     def prepare(record: Record) -> Message | None:
-        message = Message(record)
+        message = FetchedMessage()
+        message._record = record  # noqa: SLF001 - see there
         if not accept(message):
             return None
         return message if make is Message else make(record)
