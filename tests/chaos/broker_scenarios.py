@@ -33,12 +33,12 @@ def broker_frozen_in_mid_run(group: Fleet, seconds: float, **options: object) ->
     total = 6000
     with fed_slowly(group, messages(total, keys=100, seconds=lambda chance: chance.uniform(0.0, 0.02)), 12):
         wait_until(lambda: group.handled > 500 and all(one.running_calls for one in members), timeout=60)
-        group.broker.suspend()
+        group.broker.freeze()
         frozen = time.monotonic()
         # So long is the fault.
         time.sleep(seconds)
         handled, thawed = group.handled, time.monotonic()
-        group.broker.resume()
+        group.broker.thaw()
         assert handled < total
     group.wait_settled(120)
     for one in members:
@@ -89,7 +89,7 @@ def broker_frozen_in_a_revocation(group: Fleet, **options: object) -> dict[str, 
     second = group.start(**options)
     wait_until(lambda: first.look is not None and first.look.revoking, timeout=60)
     running = {(one.partition, one.offset) for one in first.running_calls}
-    group.broker.suspend()
+    group.broker.freeze()
     frozen = time.monotonic()
     assert running
     wait_until(lambda: not running & {(one.partition, one.offset) for one in first.running_calls})
@@ -101,7 +101,7 @@ def broker_frozen_in_a_revocation(group: Fleet, **options: object) -> dict[str, 
     assert during[0].revoking
     log = first.log_end()
     assert during[-1].revoking or during[-1].failed_commits > 0 or "is not known to have the commit" in log, log
-    group.broker.resume()
+    group.broker.thaw()
     group.wait_shared([first, second], timeout=120)
     shared = time.monotonic()
     group.wait_settled(120)

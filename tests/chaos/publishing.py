@@ -169,10 +169,10 @@ class Publishers:
 
     def freeze_broker(self, seconds: float) -> None:
         """Stop the broker's process for so long."""
-        self.broker.suspend()
+        self.broker.freeze()
         # So long is the fault.
         time.sleep(seconds)
-        self.broker.resume()
+        self.broker.thaw()
         self.freezes += 1
 
     def kill_broker(self) -> None:

@@ -79,14 +79,14 @@ def test_a_frozen_broker_is_waited_for(patient: DevBroker) -> None:
 
     with consumer_of(patient, "frozen", seen, **small) as consumer:
         wait_until(lambda: len(seen.calls) == 200, timeout=60)
-        patient.suspend()
+        patient.freeze()
         try:
             seen.go.set()
             # What was fetched is handled while nothing answers; then there is no more.
             wait_until(lambda: consumer.statistics().in_flight == 0)
             stood_still = len(seen.calls) < 1000
         finally:
-            patient.resume()
+            patient.thaw()
         wait_until(lambda: len(set(seen.places())) == 1000, timeout=60)
         wait_until(lambda: all_committed(patient, "frozen"), timeout=60)
 

@@ -85,7 +85,7 @@ def test_a_killed_broker_comes_back_on_its_port_with_its_topics(own_broker: DevB
     own_broker.kill()
     gone = not own_broker.running and not alive(first_pid)
     with pytest.raises(DevBrokerError, match=r"has ended.*restart\(\) brings it back"):
-        own_broker.suspend()
+        own_broker.freeze()
     own_broker.restart()
 
     assert gone
@@ -97,12 +97,12 @@ def test_a_killed_broker_comes_back_on_its_port_with_its_topics(own_broker: DevB
 def test_a_suspended_broker_answers_nothing_until_it_is_resumed(own_broker: DevBroker) -> None:
     admin = clients.admin(own_broker.bootstrap_servers, {})
 
-    own_broker.suspend()
+    own_broker.freeze()
     try:
         with pytest.raises(KafkaException):
             admin.list_topics(timeout=0.5)
     finally:
-        own_broker.resume()
+        own_broker.thaw()
 
     assert wait_until(lambda: answers(own_broker))
 

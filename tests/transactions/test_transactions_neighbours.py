@@ -37,10 +37,10 @@ def restarted(broker: DevBroker, how: str) -> None:
         assert not broker.running
         broker.restart()
     else:
-        broker.suspend()
+        broker.freeze()
         # So long is the fault.
         time.sleep(FROZEN_S)
-        broker.resume()
+        broker.thaw()
 
 
 @pytest.fixture(scope="module")

@@ -139,13 +139,13 @@ def test_what_is_not_acknowledged_at_the_stop_is_told_as_not_stored(suspendable:
     producer = its_bench.producer()
     producer.send(its_bench.topic, value=b"first")
 
-    suspendable.suspend()
+    suspendable.freeze()
     try:
         pledges = [producer.submit(its_bench.topic, value=b"%d" % number) for number in range(100)]
         producer.stop(0.2)
         errors = {type(pledge.exception(60)) for pledge in pledges}
     finally:
-        suspendable.resume()
+        suspendable.thaw()
 
     assert errors == {HalfNotStoredError}
     assert producer.statistics().in_flight == 0
@@ -159,12 +159,12 @@ def test_a_half_that_is_not_acknowledged_in_time_does_not_run_the_local_transact
     producer = its_bench.producer(send_timeout=10.0)
     producer.send(its_bench.topic, value=b"first")
 
-    suspendable.suspend()
+    suspendable.freeze()
     try:
         with pytest.raises(HalfNotStoredError, match="did not run"):
             producer.send(its_bench.topic, value=b"second", execute=ran.append)
     finally:
-        suspendable.resume()
+        suspendable.thaw()
     coordinator = its_bench.coordinator()
     its_bench.settled(coordinator, committed=1)
 

@@ -99,10 +99,10 @@ def killed(broker: DevBroker, _: float) -> None:
 
 
 def frozen(broker: DevBroker, seconds: float) -> None:
-    broker.suspend()
+    broker.freeze()
     # So long is the fault.
     time.sleep(seconds)
-    broker.resume()
+    broker.thaw()
 
 
 def endure(

@@ -16,8 +16,12 @@ from penstock.errors import DevBrokerError
 _LOOK_INTERVAL_S = 0.2
 
 
-def broker(
+def broker(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on 127.0.0.1; 0 takes a free one.")] = 9092,
+    nodes: Annotated[
+        int,
+        typer.Option(min=1, max=9, help="How many brokers: with 3, topics have three copies."),
+    ] = 1,
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help="Keep topics in this folder and find them there again.")
     ] = None,
@@ -43,7 +47,10 @@ def broker(
 
     log_to_stderr()
     folder = data_dir or (kept_folder() if keep else None)
-    with until_signal(), DevBroker(port=port or None, data_dir=folder, security=security, acls=acls) as running:
+    with (
+        until_signal(),
+        DevBroker(nodes=nodes, port=port or None, data_dir=folder, security=security, acls=acls) as running,
+    ):
         typer.echo(f"Kafka runs at {running.bootstrap_servers}")
         config = ""
         if security is not None:

@@ -7,8 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock import clients
-from penstock.devbroker.node import Node
+from penstock.devbroker.cluster import Cluster
 from penstock.devbroker.security.certificates import Certificate, Certificates, write_private
 from penstock.devbroker.security.protocols import ADMIN, ClientSecurity, Security, User, check_security, check_user
 from penstock.devbroker.security.rights import AskedRight, Rights, asked_rights, bindings
@@ -39,7 +38,7 @@ class AccessControl(ABC):
 
         They are empty where the broker has no security, and contain a password where it has passwords.
         """
-        self._running_node()
+        self._running_cluster()
         return {} if self._security is None else self._security.client_settings(ADMIN, "SCRAM-SHA-512")
 
     def settings_file(self) -> Path:
@@ -47,8 +46,8 @@ class AccessControl(ABC):
 
         Its owner alone can read it.
         """
-        path = self._running_node().log_path.with_name("client.properties")
-        settings = {"bootstrap.servers": self._running_node().address, **self.admin_config}
+        path = self._running_cluster().folder / "client.properties"
+        settings = {"bootstrap.servers": self._running_cluster().address, **self.admin_config}
         write_private(path, "".join(f"{name}={value}\n" for name, value in settings.items()).encode())
         return path
 
@@ -70,12 +69,12 @@ class AccessControl(ABC):
             ConfigurationError: an argument is out of its range.
             DevBrokerError: the broker has no security, or refused the user.
         """
-        node, security = self._running_node(), self._secured()
+        cluster, security = self._running_cluster(), self._secured()
         known = security.add(name, password)
         config = security.client_settings(name, mechanism)
         if security.kind.has_passwords:
-            Rights(clients.admin(node.inside, {})).set_password(name, known)
-            node.await_login(config, time.monotonic() + _LOGIN_TIMEOUT_S)
+            cluster.rights().set_password(name, known)
+            cluster.await_login(config, time.monotonic() + _LOGIN_TIMEOUT_S)
         return User(name, config)
 
     def certificate(self, name: str, *, expired: bool = False, foreign: bool = False) -> Certificate:
@@ -148,17 +147,18 @@ class AccessControl(ABC):
         """Return the rights that the broker has looked up for a user since it was first started, each once, in order.
 
         It is what the user's requests need. What it was asked in order to show only what the user may see, as for a
-        list of all topics, is there only where it was allowed.
+        list of all topics, is there only where it was allowed. Of several nodes, the first's come first.
 
         Raises:
             DevBrokerError: the broker was started without `acls=True`.
         """
-        self._rights()
-        return asked_rights(self._running_node().authorizer_log_path, _name(user))
+        self._require_acls()
+        logs = [node.authorizer_log_path for node in self._running_cluster().brokers]
+        return asked_rights(logs, _name(user))
 
     @abstractmethod
-    def _running_node(self) -> Node:
-        """Return the broker's process, or raise `DevBrokerError` that says that it was not started."""
+    def _running_cluster(self) -> Cluster:
+        """Return the broker's nodes, or raise `DevBrokerError` that says that it was not started."""
 
     def _security_in(self, folder: Path) -> ClientSecurity | None:
         if self._kind is None:
@@ -172,7 +172,7 @@ class AccessControl(ABC):
         )
 
     def _secured(self) -> ClientSecurity:
-        self._running_node()
+        self._running_cluster()
         if self._security is None:
             raise DevBrokerError(
                 "the embedded broker has no users: it was started without security; "
@@ -181,11 +181,14 @@ class AccessControl(ABC):
         return self._security
 
     def _rights(self) -> Rights:
+        self._require_acls()
+        return self._running_cluster().rights()
+
+    def _require_acls(self) -> None:
         if not self._has_acls:
             raise DevBrokerError(
                 "the embedded broker allows everything to everybody: it was started without acls=True; give that"
             )
-        return Rights(clients.admin(self._running_node().inside, {}))
 
 
 def _name(user: User | str) -> str:

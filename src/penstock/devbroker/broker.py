@@ -1,9 +1,8 @@
-"""A real single-node Apache Kafka in a child process, for development, demonstrations and tests."""
+"""A real Apache Kafka in child processes, for development, demonstrations and tests."""
 
 from __future__ import annotations
 
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Mapping
@@ -14,24 +13,29 @@ from penstock import clients
 from penstock.clients.asking import ask_again
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker.access import AccessControl
+from penstock.devbroker.cluster import Cluster
 from penstock.devbroker.java.jars import kafka_jars
 from penstock.devbroker.java.runtime import find_java
-from penstock.devbroker.node import STOP_TIMEOUT_S, Node
+from penstock.devbroker.node import Node
+from penstock.devbroker.replication import Replication
 from penstock.devbroker.security.protocols import Security
 from penstock.devbroker.settings import OWNED_SETTINGS
 from penstock.errors import ConfigurationError, DevBrokerError
-from penstock.options import positive, positive_int, reserved
+from penstock.options import not_negative, positive, positive_int, reserved
 
 #: Seconds in which the broker answers a question, and between two questions.
 _ANSWER_S = 30.0
 _LOOK_INTERVAL_S = 0.01
 
 
-class DevBroker(AccessControl):
-    """A Kafka broker on 127.0.0.1 that ends with this process, however this process ends.
+class DevBroker(AccessControl, Replication):
+    """A Kafka on 127.0.0.1 that ends with this process, however this process ends.
 
     Topics are not created by being asked for: `auto.create.topics.enable` is false. One thread at a time may call
     its methods; which one does not matter, and the broker outlives the thread that started it.
+
+    With `nodes=3` it is a cluster: each topic has three copies, two of which must be in sync (`min.insync.replicas`),
+    Kafka's own included. Nodes have the numbers 1, 2, 3. Where a method takes a node, None means every node.
 
     With `security=`, clients have to prove who they are, as users made with `user`, and with `acls=True` they may do
     only what `allow` gave them. It is there to develop and test against, and guards nothing: the broker talks to
@@ -41,8 +45,12 @@ class DevBroker(AccessControl):
     `KAFKA_JVM_PERFORMANCE_OPTS` to "-XX:+TieredCompilation".
 
     Args:
-        port: port to listen on; None takes a free one.
-        data_dir: folder that keeps topics between brokers; None takes a temporary one, removed in the end.
+        nodes: how many brokers there are, each a process, and a controller too.
+        controllers: further processes that are the only controllers; their numbers follow those of the brokers. With
+            them, metadata and elections go on however few brokers run.
+        port: port to listen on; None takes a free one. Further nodes take the ports that follow.
+        data_dir: folder that keeps topics between brokers; None takes a temporary one, removed in the end. One for
+            another number of nodes is a cluster of its own, in the same folder.
         config: broker settings by Kafka's names, over the defaults.
         start_timeout: seconds within which the broker must answer. Fetching Kafka the first time is not counted.
         progress: whether to show the progress of that; None shows it when standard error is a terminal.
@@ -61,6 +69,8 @@ class DevBroker(AccessControl):
     def __init__(
         self,
         *,
+        nodes: int = 1,
+        controllers: int = 0,
         port: int | None = None,
         data_dir: Path | None = None,
         config: Mapping[str, str] | None = None,
@@ -72,39 +82,46 @@ class DevBroker(AccessControl):
         expired_certificate: bool = False,
     ) -> None:
         positive("start_timeout", start_timeout)
-        if port is not None and not 1 <= port <= 65_535:  # noqa: PLR2004 - the range of TCP
-            raise ConfigurationError(f"port must be between 1 and 65535, but is {port!r}")
+        positive_int("nodes", nodes)
+        not_negative("controllers", controllers)
+        if port is not None and not 1 <= port <= 65_536 - nodes:
+            raise ConfigurationError(f"port must be between 1 and {65_536 - nodes}, but is {port!r}")
         reserved(config or {}, OWNED_SETTINGS, "the embedded broker")
-        super().__init__(security, acls=acls, users=users, expired_certificate=expired_certificate)
+        AccessControl.__init__(self, security, acls=acls, users=users, expired_certificate=expired_certificate)
+        Replication.__init__(self, start_timeout)
+        self._brokers, self._controllers = nodes, controllers
         self._wanted_port = port
         self._data_dir = data_dir
         self._config = dict(config or {})
-        self._start_timeout_s = start_timeout
         self._progress = progress
-        self._node: Node | None = None
+        self._cluster: Cluster | None = None
 
     @property
     def bootstrap_servers(self) -> str:
-        """The address for clients, `127.0.0.1:PORT`."""
-        return self._running_node().address
+        """The address for clients, `127.0.0.1:PORT`; of several nodes, all of them with commas, in order."""
+        return self._running_cluster().address
 
     @property
     def pid(self) -> int:
-        """Process id of the Java process."""
-        pid = self._running_node().child.pid
+        """Process id of the Java process, of several that of the first."""
+        return self.pid_of(1)
+
+    def pid_of(self, node: int) -> int:
+        """Return the process id of a node."""
+        pid = self._chosen(node)[0].child.pid
         if pid is None:
             raise DevBrokerError("the embedded broker has no process; call start() first")
         return pid
 
     @property
     def log_path(self) -> Path:
-        """File with what the broker prints."""
-        return self._running_node().log_path
+        """File with what the broker prints, of several nodes the first."""
+        return self._running_cluster().nodes[0].log_path
 
     @property
     def running(self) -> bool:
-        """Whether the broker's process is there (a suspended one is)."""
-        return self._node is not None and self._node.child.wait(0) is None
+        """Whether the processes of all nodes are there (a frozen one is)."""
+        return self._cluster is not None and all(node.runs for node in self._cluster.nodes)
 
     def start(self) -> Self:
         """Start the broker and return when it answers.
@@ -113,26 +130,34 @@ class DevBroker(AccessControl):
             DevBrokerError: Java or Kafka's jars are not to be had, the port is taken, the data folder is in use, or
                 the broker did not answer in time; then the message ends with the last lines of its log.
         """
-        if self._node is not None:
+        if self._cluster is not None:
             raise DevBrokerError(f"the embedded broker runs already, at {self.bootstrap_servers}; stop it first")
         java = find_java()
         jars = kafka_jars(java, progress=self._progress)
         folder, temporary = self._folder()
-        node: Node | None = None
+        cluster: Cluster | None = None
         try:
             security = self._security_in(folder)
-            node = Node(
-                java, jars, folder, temporary=temporary, port=self._wanted_port, config=self._config, security=security
+            cluster = Cluster(
+                java,
+                jars,
+                folder,
+                brokers=self._brokers,
+                controllers=self._controllers,
+                temporary=temporary,
+                port=self._wanted_port,
+                config=self._config,
+                security=security,
             )
-            node.start(time.monotonic() + self._start_timeout_s)
+            cluster.start(cluster.nodes, time.monotonic() + self._start_timeout_s)
         except BaseException:
             # Ctrl-C included: nothing may be left behind by a start that failed.
-            if node is not None:
-                node.close()
+            if cluster is not None:
+                cluster.close()
             if temporary:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        self._node, self._security = node, security
+        self._cluster, self._security = cluster, security
         return self
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
@@ -147,60 +172,59 @@ class DevBroker(AccessControl):
             PenstockError: the broker refused to create it; the message says why.
         """
         positive_int("partitions", partitions)
-        inside = self._running_node().inside
-        admin = clients.admin(inside, {})
-        ensure_topics(admin, inside, [TopicSpec(name, partitions, dict(config or {}))])
+        brokers = self._running_cluster().answering
+        admins = [clients.admin(node.inside, {}) for node in brokers]
+        ensure_topics(admins[0], brokers[0].inside, [TopicSpec(name, partitions, dict(config or {}))])
         # Whoever asks for the ends of a partition before it has a leader is refused.
 
         def has_leaders() -> bool:
-            found = admin.list_topics(name, timeout=_ANSWER_S).topics[name]
-            return all(one.leader >= 0 for one in found.partitions.values())
+            views = [admin.list_topics(name, timeout=_ANSWER_S).topics[name].partitions for admin in admins]
+            return all(view and all(found.leader >= 0 for found in view.values()) for view in views)
 
         if not ask_again(has_leaders, self._start_timeout_s, _LOOK_INTERVAL_S):
             raise DevBrokerError(f"topic {name} of the embedded broker has no leader; read {self.log_path}")
 
-    def stop(self) -> None:
-        """Stop the broker in order, and kill it when that takes too long. Does nothing when none runs."""
-        if self._node is not None:
-            node, self._node = self._node, None
-            try:
-                node.stop()
-            finally:
-                node.close()
+    def stop(self, node: int | None = None) -> None:
+        """Stop the broker in order, and kill it when that takes too long. Does nothing when none runs.
 
-    def kill(self) -> None:
+        A stopped node comes back by `restart`; where all are stopped, a temporary folder is removed, and `start` makes
+        another cluster.
+        """
+        if node is not None:
+            self._running_cluster().stop(self._chosen(node))
+        elif self._cluster is not None:
+            cluster, self._cluster = self._cluster, None
+            cluster.stop_all()
+
+    def kill(self, node: int | None = None) -> None:
         """Kill the broker with SIGKILL and return when it is gone; `restart` brings it back."""
-        node = self._running_node()
-        node.child.signal(signal.SIGKILL)
-        if node.child.wait(STOP_TIMEOUT_S) is None:
-            raise DevBrokerError(f"the broker's process {node.child.pid} did not end when killed; look at the machine")
+        for one in self._chosen(node):
+            one.kill()
 
-    def suspend(self) -> None:
-        """Freeze the broker with SIGSTOP: connections stay open and nothing answers. `resume` ends it.
+    def freeze(self, node: int | None = None) -> None:
+        """Freeze the broker with SIGSTOP: connections stay open and nothing answers. `thaw` ends it.
 
         It returns when the last of the broker's threads stands still: no request is answered after that.
 
         Raises:
             DevBrokerError: the broker's process has ended, or does not stop.
         """
-        child = self._running_node().child
-        if not child.suspend():
-            why = "did not stop when told to; look at the machine"
-            if child.wait(0) is not None:
-                why = "has ended, so it cannot be suspended; restart() brings it back"
-            raise DevBrokerError(f"the broker's process {child.pid} {why}")
+        for one in self._chosen(node):
+            one.freeze()
 
-    def resume(self) -> None:
-        """Let a suspended broker go on, if it is suspended; `DevBrokerError` where it does not go on."""
-        child = self._running_node().child
-        if not child.resume():
-            raise DevBrokerError(f"the broker's process {child.pid} did not go on when told to; look at the machine")
+    def thaw(self, node: int | None = None) -> None:
+        """Let a frozen broker go on, if it is frozen; `DevBrokerError` where it does not go on."""
+        for one in self._chosen(node):
+            one.thaw()
 
-    def restart(self) -> None:
-        """Start the broker anew on the same port and data, stopping it first if it still runs; errors as `start`."""
-        node = self._running_node()
-        node.stop()
-        node.start(time.monotonic() + self._start_timeout_s)
+    def restart(self, node: int | None = None) -> None:
+        """Start the broker again on the same port and data, stopping it first if it still runs; errors as `start`.
+
+        It returns when the node answers; `wait_in_sync` returns when it has caught up.
+        """
+        cluster, nodes = self._running_cluster(), self._chosen(node)
+        cluster.stop(nodes)
+        cluster.start(nodes, time.monotonic() + self._start_timeout_s)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -208,10 +232,19 @@ class DevBroker(AccessControl):
     def __exit__(self, *_raised: object) -> None:
         self.stop()
 
-    def _running_node(self) -> Node:
-        if self._node is None:
+    def _running_cluster(self) -> Cluster:
+        if self._cluster is None:
             raise DevBrokerError("the embedded broker is not started; call start() or use it in a with statement")
-        return self._node
+        return self._cluster
+
+    def _chosen(self, number: int | None) -> list[Node]:
+        """Return the node of that number, or all."""
+        nodes = self._running_cluster().nodes
+        if number is None:
+            return nodes
+        if not 1 <= number <= len(nodes):
+            raise ConfigurationError(f"node must be between 1 and {len(nodes)}, but is {number!r}")
+        return [nodes[number - 1]]
 
     def _folder(self) -> tuple[Path, bool]:
         if self._data_dir is None:
@@ -219,6 +252,8 @@ class DevBroker(AccessControl):
         folder = Path(self._data_dir).absolute()
         if "," in str(folder):
             raise ConfigurationError(f"data_dir must not contain a comma (Kafka's separator), but is {folder}")
+        if self._brokers + self._controllers > 1:
+            folder /= f"brokers-{self._brokers}-controllers-{self._controllers}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

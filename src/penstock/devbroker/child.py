@@ -80,6 +80,11 @@ class SupervisedChild:
         self._read_reports(_SUPERVISOR_TIMEOUT_S, lambda: not self._stopped or self._exit_code is not None)
         return not self._stopped or self._exit_code is not None
 
+    @property
+    def suspended(self) -> bool:
+        """Whether the command was stopped with SIGSTOP when the supervisor last reported; `wait(0)` takes reports."""
+        return self._stopped
+
     def wait(self, timeout_s: float) -> int | None:
         """Return the exit code (negative: the signal that ended it), or None when it still runs after `timeout_s`."""
         self._read_reports(timeout_s, lambda: self._exit_code is not None)

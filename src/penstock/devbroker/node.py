@@ -1,126 +1,114 @@
-"""One Kafka process with its port, folder and lock: what stays the same from start to stop, over restarts."""
+"""One process of an embedded Kafka with its ports and its folder: what stays the same over restarts."""
 
 from __future__ import annotations
 
-import base64
-import fcntl
 import logging
-import os
-import secrets
 import signal
 import socket
-import subprocess
 import time
-import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from confluent_kafka import KafkaException
+from confluent_kafka.admin import ClusterMetadata  # type: ignore[attr-defined] # not in its __all__
 
 from penstock import clients
 from penstock.clients.kafka_errors import reason
 from penstock.devbroker.child import SupervisedChild
-from penstock.devbroker.java.jars import KAFKA_VERSION, last_lines
-from penstock.devbroker.java.runtime import JavaRuntime
-from penstock.devbroker.security.certificates import write_private
-from penstock.devbroker.security.protocols import ADMIN, ClientSecurity
-from penstock.devbroker.security.rights import Rights
-from penstock.devbroker.settings import SecuredListener, log_format, properties
+from penstock.devbroker.settings import HOST, Ports, log_format
 from penstock.errors import DevBrokerError
 
-HOST = "127.0.0.1"
-
-#: Ports to choose from: below the range from which Linux picks the near ends of connections, so that nobody takes
-#: the port while a broker restarts.
-_FIRST_PORT, _LAST_PORT = 20_000, 32_000
-
-#: Seconds a broker may take to end in order before it is killed.
+#: Seconds a node may take to end in order before it is killed.
 STOP_TIMEOUT_S = 15.0
 
-_LOOK_INTERVAL_S = 0.05
+#: Seconds within which a node that runs answers one question.
+_ANSWER_S = 5.0
 
-_JVM_OPTIONS = ("-Xmx1g", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Djava.awt.headless=true")
-#: What may be replaced, as Kafka's own scripts let one. The JVM's second compiler is left out: it makes a broker faster
-#: that lives for long, and takes a third of a start, and half a core of the minutes that one of development lives.
-_PERFORMANCE_VARIABLE = "KAFKA_JVM_PERFORMANCE_OPTS"
-_PERFORMANCE_OPTIONS = "-XX:TieredStopAtLevel=1"
-
-#: The transactional id that is initialised once at each start.
-_WARM_UP_ID = "penstock-devbroker-warm-up"
+#: For clients that are expected to be refused at first.
+SILENT = {"logger": logging.getLogger("penstock.devbroker.silent")}
+SILENT["logger"].disabled = True
 
 
 class Node:
-    """One broker from its first start to its end."""
+    """A broker, a controller, or both in one. For one thread at a time."""
 
     def __init__(
         self,
-        java: JavaRuntime,
-        jars: Path,
+        number: int,
         folder: Path,
+        ports: Ports,
+        java: Sequence[str],
         *,
-        temporary: bool,
-        port: int | None,
-        config: Mapping[str, str],
-        security: ClientSecurity | None,
+        authorizer_log: bool,
+        remove: Path | None,
+        lock: int,
     ) -> None:
-        self.port = _free_port() if port is None else _checked_port(port)
+        self.number = number
+        self.ports = ports
+        self.storage = folder / "kafka"
         self.log_path = folder / "broker.log"
-        self._folder = folder
-        self._config = config
-        self._security = security
-        self._inside_port = self.port
         self.authorizer_log_path = folder / "authorizer.log"
-        self._properties = folder / "server.properties"
-        self._cluster_file = folder / "cluster-id"
-        self._java_command = [
-            str(java.executable),
-            *_JVM_OPTIONS,
-            *os.environ.get(_PERFORMANCE_VARIABLE, _PERFORMANCE_OPTIONS).split(),
-            f"-Dlog4j2.configurationFile={(folder / 'log4j2.properties').as_uri()}",
-            "-cp",
-            f"{jars}/*",
-        ]
-        with _lock(folder) as lock:
-            authorizer_log = self.authorizer_log_path if security is not None and security.has_acls else None
-            (folder / "log4j2.properties").write_text(log_format(authorizer_log), encoding="ascii")
-            self.child = SupervisedChild(
-                [*self._java_command, "kafka.Kafka", str(self._properties)],
-                log_path=self.log_path,
-                remove=folder if temporary else None,
-                lock=lock.fileno(),
-            )
-
-    def start(self, deadline: float) -> None:
-        """Format the folder if it is new, run the broker and return when it answers."""
-        self._write_properties()
-        cluster_id = self._format(deadline)
-        self.child.run()
-        while not self._answers(cluster_id):
-            code = self.child.wait(_LOOK_INTERVAL_S)
-            if code is not None:
-                raise self._failed(f"it ended with code {code}")
-            if time.monotonic() > deadline:
-                raise self._failed("it did not answer in time")
-        self._load_transactions(deadline)
-        if self._security is not None:
-            self._let_users_in(self._security, deadline)
+        self.properties_path = folder / "server.properties"
+        folder.mkdir(exist_ok=True)
+        log_settings = folder / "log4j2.properties"
+        log_settings.write_text(log_format(self.authorizer_log_path if authorizer_log else None), encoding="ascii")
+        #: The beginning of each command that runs Kafka's code for this node.
+        self.java = [*java[:1], f"-Dlog4j2.configurationFile={log_settings.as_uri()}", *java[1:]]
+        self.child = SupervisedChild(
+            [*self.java, "kafka.Kafka", str(self.properties_path)], log_path=self.log_path, remove=remove, lock=lock
+        )
 
     @property
     def address(self) -> str:
-        """The address for clients."""
-        return f"{HOST}:{self.port}"
+        """The address for clients; of a node that is only a controller, that of the quorum."""
+        return f"{HOST}:{self.ports.clients or self.ports.controller}"
 
     @property
     def inside(self) -> str:
         """The address at which this process needs no right and no password; where there are none, that of clients."""
-        return f"{HOST}:{self._inside_port}"
+        return f"{HOST}:{self.ports.inside or self.ports.controller}"
+
+    @property
+    def is_broker(self) -> bool:
+        """Whether clients connect to it."""
+        return self.ports.clients is not None
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there (a frozen one is)."""
+        return self.child.wait(0) is None
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether it is a broker whose process is there and not frozen."""
+        return self.is_broker and self.runs and not self.child.suspended
+
+    def metadata(self, topic: str | None = None) -> ClusterMetadata:
+        """Return what this broker knows of the topic, or of all; `KafkaException` where it does not answer."""
+        admin = clients.admin(self.inside, SILENT)
+        return admin.list_topics(timeout=_ANSWER_S) if topic is None else admin.list_topics(topic, timeout=_ANSWER_S)
+
+    def answers(self, cluster_id: str, brokers: set[int]) -> bool:
+        """Tell whether this very node answers and, if it is a broker, knows those: on its port another one might."""
+        try:
+            socket.create_connection((HOST, int(self.inside.rpartition(":")[2])), timeout=1).close()
+        except OSError:
+            return False
+        if not self.is_broker:
+            return True
+        try:
+            metadata = self.metadata()
+        except KafkaException:
+            return False  # it listens but is not ready: the caller asks again and keeps the deadline
+        found: str | None = metadata.cluster_id
+        return found == cluster_id and brokers <= set(metadata.brokers)
 
     def await_login(self, config: Mapping[str, Any], deadline: float) -> None:
         """Wait until a client with these settings is let in; `DevBrokerError` where it was not in time."""
         # Whether the client would trust the broker is another question: its certificate may be one that expired.
         unchecked = {"enable.ssl.certificate.verification": "false"} if "ssl.ca.location" in config else {}
-        client = clients.admin(self.address, {**config, **unchecked, "logger": _silent()})
+        client = clients.admin(self.address, {**config, **unchecked, **SILENT})
         try:
             client.list_topics(timeout=max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
@@ -129,132 +117,33 @@ class Node:
                 f"read its log {self.log_path}"
             ) from error
 
-    def _let_users_in(self, security: ClientSecurity, deadline: float) -> None:
-        """Make the users known from the start, and wait until each can log in."""
-        names = security.passwords if security.kind.has_passwords else (ADMIN,)
-        for name in names:
-            if security.kind.has_passwords:
-                Rights(clients.admin(self.inside, {})).set_password(name, security.passwords[name])
-            self.await_login(security.client_settings(name, "SCRAM-SHA-512"), deadline)
-
-    def _load_transactions(self, deadline: float) -> None:
-        """Wait until the transaction coordinator has loaded: the first producers would meet warnings and delays."""
-        settings: dict[str, Any] = {"transactional.id": _WARM_UP_ID, "logger": _silent()}
-        try:
-            clients.producer(self.inside, settings).init_transactions(max(0.1, deadline - time.monotonic()))
-        except KafkaException as error:
-            raise self._failed(f"its transaction coordinator did not load: {reason(error)}") from error
-
-    def stop(self) -> None:
-        """End the process in order, or kill it."""
-        if self.child.wait(0) is not None:
-            return
-        for number in (signal.SIGCONT, signal.SIGTERM):  # a suspended process could not hear the second
+    def end(self) -> None:
+        """Tell the process to end in order; `await_end` waits for that."""
+        for number in (signal.SIGCONT, signal.SIGTERM):  # a frozen process could not hear the second
             self.child.signal(number)
+
+    def await_end(self) -> None:
+        """Return when the process is gone, and kill it if that takes too long."""
         if self.child.wait(STOP_TIMEOUT_S) is None:
-            self.child.signal(signal.SIGKILL)
-            self.child.wait(STOP_TIMEOUT_S)
+            self.kill()
 
-    def close(self) -> None:
-        """Kill what is left and remove a temporary folder."""
-        self.child.close()
+    def kill(self) -> None:
+        """Kill the process and return when it is gone."""
+        self.child.signal(signal.SIGKILL)
+        if self.child.wait(STOP_TIMEOUT_S) is None:
+            raise DevBrokerError(f"{self} did not end when it was killed; look at the machine")
 
-    def _write_properties(self) -> None:
-        secured = None
-        if self._security is not None:
-            self._inside_port = _free_port()
-            secured = SecuredListener(self._security.kind.protocol, self._inside_port, self._security.broker_settings())
-        text = properties(self.port, _free_port(), self._folder / "kafka", self._config, secured)
-        write_private(self._properties, text.encode("ascii"))
+    def freeze(self) -> None:
+        """Stop the process and return when the last of its threads stands still."""
+        if not self.child.suspend():
+            why = "has ended, so it cannot be frozen; restart() brings it back"
+            raise DevBrokerError(f"{self} {'did not stop; look at the machine' if self.runs else why}")
 
-    def _format(self, deadline: float) -> str:
-        """Return the cluster's id, giving the folder one if it has none: the file is written when that is done."""
-        if self._cluster_file.is_file():
-            return self._cluster_file.read_text().strip()
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        if cluster_id.startswith("-"):  # would read as an option
-            return self._format(deadline)
-        command = [*self._java_command, "kafka.tools.StorageTool", "format", "--cluster-id", cluster_id]
-        command += ["--config", str(self._properties), "--ignore-formatted"]
-        with self.log_path.open("ab") as log:
-            try:
-                done = subprocess.run(  # noqa: S603 - the Java that was found
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    timeout=max(0.1, deadline - time.monotonic()),
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                raise self._failed("its folder was not formatted in time") from None
-        if done.returncode != 0:
-            raise self._failed(f"its folder could not be formatted (code {done.returncode})")
-        self._cluster_file.write_text(cluster_id)
-        return cluster_id
+    def thaw(self) -> None:
+        """Let a frozen process go on."""
+        if not self.child.resume():
+            raise DevBrokerError(f"{self} did not go on after SIGCONT; look at the machine")
 
-    def _answers(self, cluster_id: str) -> bool:
-        """Tell whether this very broker answers: on its port another one might."""
-        try:
-            socket.create_connection((HOST, self._inside_port), timeout=1).close()
-        except OSError:
-            return False
-        try:
-            metadata = clients.admin(self.inside, {}).list_topics(timeout=5)
-        except KafkaException:
-            return False  # it listens but is not ready: the caller asks again and keeps the deadline
-        found: str | None = metadata.cluster_id
-        return found == cluster_id and len(metadata.brokers) == 1
-
-    def _failed(self, what: str) -> DevBrokerError:
-        return DevBrokerError(
-            f"the embedded Kafka {KAFKA_VERSION} at {self.address} did not start: {what}. "
-            f"Correct what its last lines name:\n{last_lines(self.log_path)}"
-        )
-
-
-def _silent() -> logging.Logger:
-    """Return a logger for clients that are expected to be refused at first."""
-    silent = logging.getLogger("penstock.devbroker.silent")
-    silent.disabled = True
-    return silent
-
-
-def _lock(folder: Path) -> IO[bytes]:
-    """Lock the folder. The supervisor inherits the lock and so holds it until the broker is gone."""
-    file = (folder / "lock").open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise DevBrokerError(
-            f"another embedded broker uses the data folder {folder}; stop it or choose another data_dir"
-        ) from None
-    return file
-
-
-def _checked_port(port: int) -> int:
-    if not _is_free(port):
-        raise DevBrokerError(
-            f"port {port} on {HOST} is taken by another program; stop that program or choose another port"
-        )
-    return port
-
-
-def _free_port() -> int:
-    for _ in range(200):
-        port = _FIRST_PORT + secrets.randbelow(_LAST_PORT - _FIRST_PORT)
-        if _is_free(port):
-            return port
-    raise DevBrokerError(f"no free port found on {HOST} between {_FIRST_PORT} and {_LAST_PORT}; name one with port=")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # As Java does: connections of an earlier broker that are still timing out do not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True
+    def __str__(self) -> str:
+        """Name the process in errors."""
+        return f"the broker's process {self.child.pid} (node {self.number})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,23 +65,25 @@ class AskedRight:
 
 
 class Rights:
-    """Gives and takes rights, and makes users, and returns when the broker has applied it. For one thread at a time."""
+    """Gives and takes rights, makes users, and waits until the brokers have applied it. For one thread at a time."""
 
-    def __init__(self, admin: AdminClient) -> None:
-        self._admin = admin
+    def __init__(self, admins: Sequence[AdminClient]) -> None:
+        #: One of each broker: each has to have applied what the first is asked to do.
+        self._admins = admins
+        self._admin = admins[0]
 
     def allow(self, bindings: Iterable[AclBinding]) -> None:
         """Give rights and wait until the broker's authorizer has them."""
         wanted = list(bindings)
         _done("give a right", self._admin.create_acls(wanted).values())
         # The authorizer of the controller, in the same process, knows before that of the broker, which answers here.
-        self._await("give a right", lambda: all(self._found(binding) for binding in wanted))
+        self._await("give a right", lambda: all(all(self._found(binding)) for binding in wanted))
 
     def disallow(self, bindings: Iterable[AclBinding]) -> None:
         """Take rights and wait until the broker's authorizer has forgotten them."""
         unwanted = list(bindings)
         _done("take a right", self._admin.delete_acls([_exactly(binding) for binding in unwanted]).values())
-        self._await("take a right", lambda: not any(self._found(binding) for binding in unwanted))
+        self._await("take a right", lambda: not any(any(self._found(binding)) for binding in unwanted))
 
     def set_password(self, user: str, password: str) -> None:
         """Let the user log in with the password by both kinds of SCRAM. The broker applies it a moment later."""
@@ -90,8 +92,9 @@ class Rights:
             change = UserScramCredentialUpsertion(user, ScramCredentialInfo(kind, _SCRAM_ITERATIONS), password.encode())
             _done("make a user", self._admin.alter_user_scram_credentials([change]).values())
 
-    def _found(self, binding: AclBinding) -> bool:
-        return bool(answered(self._admin.describe_acls(_exactly(binding)), _ANSWER_TIMEOUT_S))
+    def _found(self, binding: AclBinding) -> Iterator[bool]:
+        for admin in self._admins:
+            yield bool(answered(admin.describe_acls(_exactly(binding)), _ANSWER_TIMEOUT_S))
 
     def _await(self, what: str, applied: Callable[[], bool]) -> None:
         if not ask_again(applied, _ANSWER_TIMEOUT_S, _LOOK_INTERVAL_S):
@@ -138,9 +141,9 @@ def bindings(
     )
 
 
-def asked_rights(log_path: Path, user: str) -> list[AskedRight]:
+def asked_rights(log_paths: Iterable[Path], user: str) -> list[AskedRight]:
     """Return what was looked up for the user so far, each once, in the order of the first times."""
-    text = log_path.read_text(errors="replace") if log_path.exists() else ""
+    text = "".join(path.read_text(errors="replace") for path in log_paths if path.exists())
     asked: dict[AskedRight, None] = {}
     for match in _ASKED.finditer(text):
         if match["user"] == user:

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer
+
+from penstock.devbroker import DevBroker
+from penstock.errors import ConfigurationError, DevBrokerError
+
+TOPIC, PARTITIONS = "replicated", 6
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[DevBroker]:
+    """Three brokers that the tests of this file may harm, and leave in sync."""
+    with DevBroker(nodes=3, start_timeout=150) as running:
+        running.create_topic(TOPIC, PARTITIONS)
+        yield running
+
+
+def replicas(cluster: DevBroker, topic: str) -> dict[int, list[int]]:
+    node = cluster._running_cluster().answering[0]
+    return {number: found.replicas for number, found in node.metadata(topic).topics[topic].partitions.items()}
+
+
+def send(cluster: DevBroker, value: bytes) -> None:
+    errors: list[object] = []
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"})
+    producer.produce(TOPIC, value, partition=0, on_delivery=lambda error, _: errors.append(error))
+    producer.flush(60)
+    assert errors == [None]
+
+
+def hash_of(text: str) -> int:
+    """Return Java's hash code, made positive as Kafka does it."""
+    code = 0
+    for character in text:
+        code = (31 * code + ord(character)) & 0xFFFFFFFF
+    return abs(code - (1 << 32) if code >= 1 << 31 else code)
+
+
+def test_each_topic_has_three_copies_and_each_node_leads(cluster: DevBroker) -> None:
+    copies = [replicas(cluster, topic) for topic in (TOPIC, "__transaction_state")]
+
+    leaders = {cluster.leader_of(TOPIC, partition) for partition in range(PARTITIONS)}
+
+    assert all(sorted(nodes) == [1, 2, 3] for found in copies for nodes in found.values())
+    assert leaders == {1, 2, 3}
+    assert len(cluster.bootstrap_servers.split(",")) == 3
+
+
+def test_coordinators_are_those_that_kafka_chooses_by_its_hash(cluster: DevBroker) -> None:
+    names = [f"coordinated-{number}" for number in range(6)]
+
+    found = [(cluster.coordinator_of(name), cluster.transaction_coordinator_of(name)) for name in names]
+
+    topics = ["__consumer_offsets", "__transaction_state"]
+    counts = [len(replicas(cluster, topic)) for topic in topics]
+    assert found == [
+        tuple(cluster.leader_of(topic, hash_of(name) % count) for topic, count in zip(topics, counts, strict=True))
+        for name in names
+    ]
+    assert len({node for pair in found for node in pair}) > 1
+
+
+def test_a_killed_leader_has_a_successor_and_comes_back_in_sync(cluster: DevBroker) -> None:
+    send(cluster, b"before")
+    killed = cluster.leader_of(TOPIC, 0)
+
+    cluster.kill(killed)
+    successor = cluster.leader_of(TOPIC, 0)
+    was_running = cluster.running
+    send(cluster, b"meanwhile")
+    cluster.restart(killed)
+    cluster.wait_in_sync()
+    cluster.elect_preferred()
+    again = cluster.leader_of(TOPIC, 0)
+
+    assert successor != killed
+    assert not was_running
+    assert again == killed == replicas(cluster, TOPIC)[0][0]
+    reader = Consumer(
+        {"bootstrap.servers": cluster.bootstrap_servers, "group.id": "reader", "auto.offset.reset": "earliest"}
+    )
+    reader.subscribe([TOPIC])
+    try:
+        assert [message.value() for message in reader.consume(2, timeout=60)] == [b"before", b"meanwhile"]
+    finally:
+        reader.close()
+
+
+def test_a_frozen_node_answers_nothing_until_it_is_thawed_and_the_others_go_on(cluster: DevBroker) -> None:
+    node, frozen = cluster._running_cluster().nodes[1], 2
+
+    cluster.freeze(frozen)
+    try:
+        assert not node.can_answer
+        with pytest.raises(KafkaException):
+            node.metadata(TOPIC)
+        assert replicas(cluster, TOPIC)
+    finally:
+        cluster.thaw(frozen)
+
+    cluster.wait_in_sync()
+    assert node.can_answer
+
+
+def test_partitions_move_to_other_nodes(cluster: DevBroker) -> None:
+    cluster.create_topic("moving", 3)
+
+    cluster.reassign("moving", {0: [3, 1], 1: [2]})
+
+    found = replicas(cluster, "moving")
+    assert found[0] == [3, 1]
+    assert found[1] == [2]
+    assert sorted(found[2]) == [1, 2, 3]
+    with pytest.raises(ConfigurationError, match=r"different nodes of \[1, 2, 3\]"):
+        cluster.reassign("moving", {0: [1, 4]})
+
+
+def test_a_node_that_is_not_there_cannot_be_harmed(cluster: DevBroker) -> None:
+    with pytest.raises(ConfigurationError, match="node must be between 1 and 3, but is 4"):
+        cluster.kill(4)
+
+
+@pytest.mark.chaos
+def test_with_a_controller_of_its_own_one_broker_of_three_leads_on_and_a_kept_folder_is_found_again(
+    tmp_path: Path,
+) -> None:
+    with DevBroker(nodes=3, controllers=1, data_dir=tmp_path, start_timeout=150) as cluster:
+        cluster.create_topic(TOPIC)
+
+        cluster.kill(1)
+        cluster.kill(2)
+        leader = cluster.leader_of(TOPIC)
+        cluster.restart()
+        cluster.wait_in_sync()
+        with pytest.raises(DevBrokerError, match="another embedded broker uses"):
+            DevBroker(nodes=3, controllers=1, data_dir=tmp_path).start()
+
+    with DevBroker(nodes=3, controllers=1, data_dir=tmp_path, start_timeout=150) as cluster:
+        found = cluster.leader_of(TOPIC)
+
+    assert leader == 3
+    assert found in {1, 2, 3}
