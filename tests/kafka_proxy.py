@@ -21,6 +21,8 @@ from waiting import wait_until
 
 PRODUCE, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 0, 3, 8, 9, 10
 INIT_PRODUCER_ID, ADD_PARTITIONS, ADD_OFFSETS, END_TXN, TXN_OFFSET_COMMIT = 22, 24, 25, 26, 28
+#: The first request on each connection.
+API_VERSIONS = 18
 DESCRIBE_CLUSTER = 60
 
 #: Answers with addresses of brokers in them.

@@ -14,12 +14,12 @@ from confluent_kafka import TopicPartition
 
 from penstock import clients
 from penstock.clients.bounded_calls import BackgroundCall, Disposable, LeftBehind
-from penstock.clients.reading import reading_settings
 from penstock.clients.requests.granted_rights import AskedRights, Rights
+from penstock.clients.requests.group_requests import committed_offsets
 from penstock.clients.requests.log_ends import log_ends
 from penstock.clients.requests.topic_ids import AskedTopicIds, TopicIds
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, message_limits, partition_counts, require_topics
-from penstock.clients.rights import Right, principal_of, transactional_right
+from penstock.clients.rights import Resource, Right, principal_of, transactional_right
 from penstock.options import ClientConfig
 
 if TYPE_CHECKING:
@@ -257,16 +257,8 @@ class KafkaCluster:
         return Disposable(name, left)
 
     def stable_offsets(self, group: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """As `Cluster` says; `KafkaException` where the coordinator does not answer.
-
-        Not by an admin client: its question to a group whose broker goes away may end the process (librdkafka 2.16,
-        issue 4605), and this one is asked when brokers are away.
-        """
-        asking = clients.consumer(self._bootstrap_servers, reading_settings(self._config, group))
-        try:
-            return asking.committed(partitions, timeout=_ANSWER_S)
-        finally:
-            asking.close()
+        """As `Cluster` says; `KafkaException` where the coordinator does not answer."""
+        return committed_offsets(self._bootstrap_servers, self._config, group, partitions, _ANSWER_S)
 
     def require_topics(self, topics: Iterable[str]) -> dict[str, int]:
         """As `Cluster` says; `BrokerConnectionError` where no broker answered."""
@@ -297,7 +289,15 @@ class KafkaCluster:
 
     def ask_rights(self, needed: Iterable[Right]) -> Answer[Rights]:
         """As `Cluster` says."""
-        return AskedRights(self._lasting_admin(), needed, _ANSWER_S)
+        rights = list(needed)
+        if not any(right.resource is Resource.GROUP for right in rights):
+            return AskedRights(self._lasting_admin(), rights, _ANSWER_S)
+
+        def ask() -> Rights:
+            # By a client that is dropped with the answer, or without it: see `group_requests`.
+            return AskedRights(clients.admin(self._bootstrap_servers, self._config), rights, _ANSWER_S).wait()
+
+        return self.in_background("the rights of this client", ask)
 
     def in_background(self, what: str, work: Callable[[], T]) -> Answer[T]:
         """As `Cluster` says."""

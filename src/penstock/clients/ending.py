@@ -24,8 +24,13 @@ class DestroyedElsewhere:
 
     def __del__(self) -> None:
         if isinstance(threading.current_thread(), threading._DummyThread):  # noqa: SLF001 - a thread that Python did not make
-            # It lives on in the list. Nothing waits here: a thread of `threading` would be waited for until it runs.
-            _thread.start_new_thread(_destroy, ([self],))
+            destroy_elsewhere([self])
+
+
+def destroy_elsewhere(client: list[Any]) -> None:
+    """Destroy the client in the list on another thread: its destructor may wait for brokers."""
+    # It lives on in the list. Nothing waits here: a thread of `threading` would be waited for until it runs.
+    _thread.start_new_thread(_destroy, (client,))
 
 
 def _destroy(client: list[Any]) -> None:

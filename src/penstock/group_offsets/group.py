@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from confluent_kafka import (
     ConsumerGroupState,
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -26,6 +25,7 @@ from penstock.clients.kafka_errors import code_of, is_missing_right, is_transien
 from penstock.clients.requests import topics as kafka_topics
 from penstock.clients.requests.answers import answered, known_offset
 from penstock.clients.requests.granted_rights import require_rights
+from penstock.clients.requests.group_requests import alter_group_offsets, committed_offsets, describe_groups
 from penstock.clients.requests.topic_ids import described, id_of
 from penstock.clients.rights import MissingRightError, Operation, Right, group_right, principal_of, topic_right
 from penstock.errors import BrokerConnectionError, PenstockError
@@ -86,6 +86,7 @@ class Group:
 
     def __init__(self, bootstrap_servers: str, config: ClientConfig, group: str) -> None:
         self._servers = bootstrap_servers
+        self._config = config
         self._admin = clients.admin(bootstrap_servers, config)
         self._principal = principal_of(config)
         self._group = group
@@ -120,7 +121,8 @@ class Group:
         `PenstockError` where the brokers refused for another reason.
         """
         state, members = self._described()
-        committed = self._committed()
+        all_parts = {(topic, number) for topic, count in counts.items() for number in range(count)}
+        committed = self._committed(all_parts if parts is None else parts)
         if parts is None:
             topics = {topic for topic, _ in committed} | {part[0] for one in members for part in one.partitions}
             existing = {(topic, number) for topic in topics for number in range(counts.get(topic, 0))}
@@ -166,16 +168,12 @@ class Group:
         """
         if not changes:
             return
-        asked = ConsumerGroupTopicPartitions(
-            self._group,
-            [TopicPartition(*one.before.part, one.offset, metadata=one.metadata) for one in changes],
-        )
+        wanted = [TopicPartition(*one.before.part, one.offset, metadata=one.metadata) for one in changes]
         what = f"the offsets of group {self._group} are not known to be changed"
         rights = self._rights(Operation.READ, {one.before.topic for one in changes})
 
         def ask() -> list[TopicPartition]:
-            answer = self._admin.alter_consumer_group_offsets([asked], request_timeout=_ANSWER_S)
-            return list(answered(answer[self._group], _ANSWER_S).topic_partitions)
+            return list(answered(alter_group_offsets(self._admin, self._group, wanted), _ANSWER_S).topic_partitions)
 
         def may_pass(answer: list[TopicPartition]) -> bool:
             return any(one.error is not None and is_transient(one.error) for one in answer)
@@ -201,8 +199,7 @@ class Group:
 
     def _described(self) -> tuple[str, tuple[Member, ...]]:
         def ask() -> Any:
-            answer = self._admin.describe_consumer_groups([self._group], request_timeout=_ANSWER_S)
-            return answered(answer[self._group], _ANSWER_S)
+            return answered(describe_groups(self._admin, [self._group])[self._group], _ANSWER_S)
 
         try:
             found = self._answer(ask, f"group {self._group} cannot be looked at", self._rights(Operation.DESCRIBE))
@@ -220,13 +217,22 @@ class Group:
         state = found.state if isinstance(found.state, ConsumerGroupState) else ConsumerGroupState.UNKNOWN
         return state.name.lower().replace("_", " "), members
 
-    def _committed(self) -> dict[Part, tuple[int, str | None]]:
-        asked = ConsumerGroupTopicPartitions(self._group)
+    def _committed(self, parts: Iterable[Part]) -> dict[Part, tuple[int, str | None]]:
+        places = [TopicPartition(*part) for part in sorted(parts)]
+        if not places:
+            return {}
 
         def ask() -> list[TopicPartition]:
-            # Stable ones: those of a transaction that is still open may be replaced when it ends.
-            answer = self._admin.list_consumer_group_offsets([asked], require_stable=True, request_timeout=_ANSWER_S)
-            found = list(answered(answer[self._group], _ANSWER_S).topic_partitions)
+            asking = self._servers, self._config, self._group, places
+            try:
+                # Stable ones: those of a transaction that is still open may be replaced when it ends.
+                found = committed_offsets(*asking, _PASSES_S)
+            except KafkaException as error:
+                if code_of(error) != KafkaError._TIMED_OUT:  # noqa: SLF001 - public constants look so
+                    raise
+                # The library waits for open transactions, and does not say so: then there is an answer without that.
+                committed_offsets(*asking, _ANSWER_S, stable=False)
+                raise KafkaException(KafkaError(KafkaError.UNSTABLE_OFFSET_COMMIT)) from error
             if failed := next((one.error for one in found if one.error is not None), None):
                 raise KafkaException(failed)
             return found

@@ -6,6 +6,7 @@ or a group the brokers tell what the client may do with it (KIP-430), whatever t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,10 +16,14 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka_errors import is_missing_right
+from penstock.clients.requests.answers import answered
+from penstock.clients.requests.group_requests import describe_groups
 from penstock.clients.rights import MissingRightError, Resource, Right
 
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 5.0
+#: Seconds that the library may take to say that a broker did not.
+_LATE_S = 1.0
 #: What every client may that gets an answer on a topic or a group: an answer without it is none.
 _TOLD = "DESCRIBE"
 
@@ -36,10 +41,15 @@ class Rights:
 
 
 class AskedRights:
-    """A question for the rights of this client, sent when it is made; `KafkaException` where that is refused."""
+    """A question for the rights of this client, sent when it is made; `KafkaException` where that is refused.
+
+    Where rights on groups are asked for, `admin` is of this question alone: see `group_requests`.
+    """
 
     def __init__(self, admin: AdminClient, needed: Iterable[Right], timeout_s: float) -> None:
+        self._admin = admin
         self._needed = list(dict.fromkeys(needed))
+        self._deadline = time.monotonic() + timeout_s + _LATE_S
         topics, groups = self._names(Resource.TOPIC), self._names(Resource.GROUP)
         self._asked: dict[tuple[Resource, str], Future[Any]] = {}
         if topics:
@@ -47,21 +57,20 @@ class AskedRights:
             found = admin.describe_topics(names, request_timeout=timeout_s, include_authorized_operations=True)
             self._asked |= {(Resource.TOPIC, name): future for name, future in found.items()}
         if groups:
-            found = admin.describe_consumer_groups(
-                groups, request_timeout=timeout_s, include_authorized_operations=True
-            )
+            found = describe_groups(admin, groups, with_rights=True)
             self._asked |= {(Resource.GROUP, name): future for name, future in found.items()}
 
     def _names(self, kind: Resource) -> list[str]:
         return list(dict.fromkeys(right.name for right in self._needed if right.resource is kind))
 
     def answer(self) -> Rights | None:
-        """Return what was answered; None as long as it is not complete."""
-        return self.wait() if all(future.done() for future in self._asked.values()) else None
+        """Return what was answered; None as long as it is not complete and its time is not over."""
+        is_over = time.monotonic() >= self._deadline
+        return self.wait() if is_over or all(future.done() for future in self._asked.values()) else None
 
     def wait(self) -> Rights:
-        """Return what was answered, waiting for it."""
-        answers = {place: _held(future) for place, future in self._asked.items()}
+        """Return what was answered, waiting for it until its time is over."""
+        answers = {place: _held(future, self._deadline) for place, future in self._asked.items()}
         held, missing, unknown = list[Right](), list[Right](), list[Right]()
         for right in self._needed:
             names = answers.get((right.resource, right.name))
@@ -87,10 +96,10 @@ def require_rights(
         raise MissingRightError(what, missing, principal)
 
 
-def _held(asked: Future[Any]) -> Sequence[str] | None:
+def _held(asked: Future[Any], deadline: float) -> Sequence[str] | None:
     """Return the operations that the client may do, by the client library's names; None where that is not known."""
     try:
-        operations = asked.result().authorized_operations
+        operations = answered(asked, max(0.0, deadline - time.monotonic())).authorized_operations
     except KafkaException as error:
         return () if is_missing_right(error) else None
     names = [one.name for one in operations or ()]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from penstock import clients
 from penstock.clients.asking import ask_again
@@ -19,6 +19,7 @@ from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.reading import reading_settings
 from penstock.clients.requests.answers import answered
 from penstock.clients.requests.granted_rights import missing_rights
+from penstock.clients.requests.group_requests import GroupAdmin, alter_group_offsets
 from penstock.clients.rights import Operation, Right, group_right, missing_right_text, principal_of, topic_right
 from penstock.options import ClientConfig, not_empty
 from penstock.spark_sink.source.offsets.planning import Offsets
@@ -60,11 +61,11 @@ class GroupOffsets:
     def __init__(self, group: str, *, bootstrap_servers: str, config: ClientConfig | None = None) -> None:
         not_empty("group", group)
         self.group = group
-        self._admin: AdminClient = clients.admin(bootstrap_servers, config or {})
+        self._make_admin = partial(clients.admin, bootstrap_servers, config or {})
+        self._admin = GroupAdmin(self._make_admin)
         self._principal = principal_of(config or {})
-        # Reads what the group has, and joins nothing. The admin client's way of asking ends the process where the
-        # group's coordinator is new or moves (librdkafka 2.16: rd_kafka_handle_OffsetFetch has no group to tell;
-        # confluent-kafka-python 1982, confluent-kafka-javascript 374).
+        # Reads what the group has, and joins nothing. The admin client's way of asking may end the process: see
+        # `group_requests`, confluent-kafka-python 1982, confluent-kafka-javascript 374.
         self._reader: Consumer = clients.consumer(bootstrap_servers, reading_settings(config or {}, group))
         #: Kinds of complaints that were made since it last went well.
         self._warned: set[str] = set()
@@ -72,7 +73,7 @@ class GroupOffsets:
     def warn_missing_rights(self, topics: Iterable[str]) -> None:
         """Warn where offsets of these topics may not be written to the group: they would be missing in silence."""
         try:
-            missing = missing_rights(self._admin, _needed(self.group, topics))
+            missing = missing_rights(self._make_admin(), _needed(self.group, topics))
         except KafkaException:
             return  # the first offsets tell
         if missing:
@@ -95,6 +96,7 @@ class GroupOffsets:
             if wanted:
                 _retried(lambda: self._write(wanted))
         except KafkaException as error:
+            self._admin.renew()
             if _code(error) in _HAS_MEMBERS:
                 self._warn_once(
                     "members",
@@ -117,19 +119,15 @@ class GroupOffsets:
         return {(one.topic, one.partition): one.offset for one in found if one.error is None and one.offset >= 0}
 
     def _write(self, position: Offsets) -> None:
-        asked = ConsumerGroupTopicPartitions(
-            self.group,
-            [TopicPartition(topic, partition, offset) for (topic, partition), offset in sorted(position.items())],
-        )
-        answer = self._admin.alter_consumer_group_offsets([asked], request_timeout=_ANSWER_S)
-        for one in answered(answer[self.group], _ANSWER_S).topic_partitions:
+        wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in sorted(position.items())]
+        for one in answered(alter_group_offsets(self._admin.client, self.group, wanted), _ANSWER_S).topic_partitions:
             if one.error is not None:
                 raise KafkaException(one.error)
 
     def _warn_failure(self, error: KafkaException, topics: Iterable[str]) -> None:
         """Log why offsets were not written; the client waits in silence for a coordinator that it may not look up."""
         needed = _needed(self.group, topics)
-        missing = missing_rights(self._admin, needed) or (needed if is_missing_right(error) else [])
+        missing = missing_rights(self._make_admin(), needed) or (needed if is_missing_right(error) else [])
         if missing:
             self._warn_missing(missing)
             return

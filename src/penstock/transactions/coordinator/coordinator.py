@@ -18,6 +18,7 @@ from confluent_kafka import KafkaException
 
 from penstock import clients
 from penstock.clients.bounded_calls import Disposable, LeftBehind, NotAnsweredError
+from penstock.clients.requests.group_requests import GroupAdmin
 from penstock.clients.rights import Operation, principal_of
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import ConfigurationError, StoppedError, raised
@@ -243,7 +244,8 @@ class KafkaCoordinator:
         # A question is a half with a few headers more: it may be larger than what its producer's client let through.
         settings = {**ANY_SIZE, **self._config}
         sends = AckedProducer(servers, settings, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
-        sender = CheckSender(self._admin, sends, topics, self._ration, clock, rights=self._rights)
+        members = GroupAdmin(partial(clients.admin, servers, self._config))
+        sender = CheckSender(members, sends, topics, self._ration, clock, rights=self._rights)
         discarding = Discarding(options.discard, options.check_timeout, self._prefix)
         checks = CheckScheduler(
             policy=policy,

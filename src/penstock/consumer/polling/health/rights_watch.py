@@ -4,8 +4,8 @@ A missing right shows in many places: a fetch, a heartbeat, a commit, a dead let
 brokers are asked every few seconds what this client may do. What is missing is logged once, stands in `explain` as long
 as it is missing, and is logged again when it was given. The client goes on by itself then.
 
-Of the group they are asked only once it has refused something, as it refuses commits: a question to a group whose
-broker goes away at that moment may end the process (librdkafka 2.16, issue 4605).
+Of the group they are asked only once it has refused something, as it refuses commits: such a question takes a client of
+its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException
 
+from penstock.clients.bounded_calls import NotAnsweredError
 from penstock.clients.cluster import Answer
 from penstock.clients.kafka_errors import reason
 from penstock.clients.requests.granted_rights import Rights
@@ -101,19 +102,21 @@ class RightsWatch:
 
     def check(self, now: float) -> None:
         """Take the answer where there is one; ask again when it is time."""
-        if self._asked is not None:
-            found = self._asked.answer()
-            if found is None:
-                return
-            self._asked = None
-            self._compare(found, now)
-        if now >= self._next:
-            self._next = now + _EVERY_S
-            try:
+        try:
+            if self._asked is not None:
+                found = self._asked.answer()
+                if found is None:
+                    return
+                self._asked = None
+                self._compare(found, now)
+            if now >= self._next:
+                self._next = now + _EVERY_S
                 suspects = self._suspects_group
                 self._asked = self._ask([one for one in self._needed if suspects or one.resource is not Resource.GROUP])
-            except KafkaException as error:
-                _log.info("the rights of group %s are not known: %s", self._group, reason(error))
+        except (KafkaException, NotAnsweredError) as error:
+            self._asked = None
+            why = reason(error) if isinstance(error, KafkaException) else error
+            _log.info("the rights of group %s are not known: %s", self._group, why)
 
     def _compare(self, found: Rights, now: float) -> None:
         # Where a right is not known, as while brokers are away, the last answer still counts. And some that were asked

@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from typing import Any
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message
-from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.requests.group_requests import GroupAdmin, describe_groups
 from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
@@ -64,7 +65,7 @@ class CheckSender:
 
     def __init__(
         self,
-        admin: AdminClient,
+        admin: GroupAdmin,
         sends: AckedProducer,
         topics: StoreTopics,
         ration: RationedLog,
@@ -80,7 +81,8 @@ class CheckSender:
         self._rights = rights
         # By producer group: when it was learnt, and whether a producer is alive.
         self._alive: dict[str, tuple[float, bool]] = {}
-        self._asked: dict[str, Future[Any]] = {}
+        # What that client was asked, and when.
+        self._asked: dict[str, tuple[float, Future[Any]]] = {}
 
     def check(self, partition: HalfPartition, pending: Pending, now: float) -> SendOutcome:
         """Ask the producer group of a half about it."""
@@ -181,18 +183,27 @@ class CheckSender:
             self._ration.warn(f"not sent {topic}", text, topic, half_partition, reason(error))
 
     def _is_alive(self, group: str, now: float) -> bool | None:
-        future = self._asked.get(group)
+        asked_at, future = self._asked.get(group, (now, None))
         if future is not None and future.done():
             del self._asked[group]
             alive = self._has_members(future, self._topics.checkers(group))
             if alive is not None:
                 self._alive[group] = (now, alive)
+        elif now - asked_at > _ANSWER_S:
+            text = (
+                "the producers of group %s are not checked: no broker said within %g s whether one runs; see whether "
+                "the brokers run"
+            )
+            self._ration.warn(f"unknown {group}", text, group, _ANSWER_S)
+            self._asked.clear()
+            with suppress(KafkaException):  # no token for another client now: the one that is there asks again
+                self._admin.renew()
         learnt, alive = self._alive.get(group, (None, False))
         if learnt is not None and now - learnt < _FRESH_S:
             return alive
         if group not in self._asked:
             name = self._topics.checkers(group)
-            self._asked[group] = self._admin.describe_consumer_groups([name], request_timeout=_ANSWER_S)[name]
+            self._asked[group] = now, describe_groups(self._admin.client, [name])[name]
         return None
 
     def _has_members(self, answer: Future[Any], group: str) -> bool | None:

@@ -14,9 +14,13 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from penstock import clients
 from penstock.clients.bounded_calls import Disposable, LeftBehind, NotAnsweredError
+from penstock.clients.requests.answers import answered
+from penstock.clients.requests.group_requests import describe_groups
 from penstock.clients.requests.topics import partition_counts
 from penstock.errors import BrokerConnectionError, PenstockError
+from penstock.options import ClientConfig
 from penstock.transactions.coordinator.status import Status
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.wire.topics import StoreTopics
@@ -102,11 +106,12 @@ def _without_status(seen: Observation, store: str) -> str:
 
 
 def observer_of(
-    admin: AdminClient, servers: str, inspection: Inspection, topics: StoreTopics
+    servers: str, config: ClientConfig, inspection: Inspection, topics: StoreTopics
 ) -> Callable[[], Observation]:
-    """Return what observes a store in Kafka."""
+    """Return what observes a store in Kafka, by a client that ends with the observation: see `group_requests`."""
 
     def observe() -> Observation:
+        admin = clients.admin(servers, config)
         counts = partition_counts(admin, servers, _ANSWER_S)
         return Observation(frozenset(counts), inspection.seen_statuses(), _coordinators(admin, topics))
 
@@ -114,11 +119,9 @@ def observer_of(
 
 
 def _coordinators(admin: AdminClient, topics: StoreTopics) -> int | None:
-    asked = admin.describe_consumer_groups([topics.coordinators], request_timeout=_ANSWER_S)
+    asked = describe_groups(admin, [topics.coordinators])
     try:
-        return len(asked[topics.coordinators].result(_ANSWER_S).members)
+        return len(answered(asked[topics.coordinators], _ANSWER_S).members)
     except KafkaException as error:
         # None has ever been there; or a producer has not the right to ask.
         return 0 if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND else None
-    except TimeoutError:
-        return None

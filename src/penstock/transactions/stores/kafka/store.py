@@ -179,7 +179,7 @@ class KafkaStore:
         self._half_topic = self._topics.half
         self._ops = OpBatches(self._sends, self._topics.op, self._pace)
         inspection = Inspection(self._bootstrap_servers, self._config, self._topics)
-        read = observer_of(self._admin, self._bootstrap_servers, inspection, self._topics)
+        read = observer_of(self._bootstrap_servers, self._config, inspection, self._topics)
         self._why = PublicationDiagnosis(read, self._prefix)
         self._sends.after_reports = self._ops.after_reports
         self._sends.start()

@@ -1,0 +1,387 @@
+"""Which requests of the client library end the process when a broker goes: each in a loop, in a process of its own.
+
+    python tests/chaos/admin_requests.py            # all of them, one line each
+    python tests/chaos/admin_requests.py --rounds 6 describe_consumer_groups list_offsets
+
+In each round every node is frozen, killed and restarted once. Groups, partitions and the nodes that clients take for
+the controller are spread over all nodes, so each kill strikes each request. It takes all of two cores for a while.
+
+Found with librdkafka 2.16.0 and Kafka 4.2.2: `describe_consumer_groups`, `alter_consumer_group_offsets`,
+`list_consumer_group_offsets` and `delete_consumer_groups` end the process (SIGABRT, 4 of 4 within three kills), and
+none of them does with `--timeout 3600` (six kills). What makes them do it is a request that runs out of time before its
+node is reached: `ask_late`, which needs no cluster and strikes every time, tells these four from the other 16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    ElectionType,
+    KafkaException,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from penstock import clients
+from penstock.clients.requests.answers import answered
+from penstock.clients.requests.group_requests import (
+    GroupAdmin,
+    alter_group_offsets,
+    committed_offsets,
+    describe_groups,
+)
+from penstock.devbroker import DevBroker
+
+TOPIC, PARTITIONS = "asked", 6
+#: Seconds that a request may take, as penstock's own.
+ANSWER_S = 5.0
+#: Requests of one process that are on their way at once.
+SIDE_BY_SIDE = 4
+#: Seconds between two requests of one process.
+PAUSE_S = 0.1
+#: Processes at once.
+PROCESSES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a process asks about."""
+
+    admin: AdminClient
+    #: One that each node coordinates.
+    groups: Sequence[str]
+    #: Rises with each question.
+    number: int
+
+    @property
+    def group(self) -> str:
+        """One of the groups, another one each time."""
+        return self.groups[self.number % len(self.groups)]
+
+    @property
+    def fresh(self) -> str:
+        """A name that was not asked about before."""
+        return f"fresh-{os.getpid()}-{self.number}"
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        """All partitions, at their beginnings."""
+        return [TopicPartition(TOPIC, number, 0) for number in range(PARTITIONS)]
+
+
+Answers = Iterable[Future[Any]]
+_WAIT: dict[str, Any] = {"request_timeout": ANSWER_S}
+
+
+def _acl(world: World) -> tuple[Any, ...]:
+    return (
+        ResourceType.TOPIC,
+        world.fresh,
+        ResourcePatternType.LITERAL,
+        "User:nobody",
+        "*",
+        AclOperation.READ,
+        AclPermissionType.ALLOW,
+    )
+
+
+def _resource(world: World) -> ConfigResource:
+    entry = ConfigEntry("retention.ms", "600000", incremental_operation=AlterConfigOpType.SET)
+    return ConfigResource(ResourceType.TOPIC, TOPIC, incremental_configs=[entry])
+
+
+def _offsets(world: World) -> list[ConsumerGroupTopicPartitions]:
+    return [ConsumerGroupTopicPartitions(world.group, world.partitions)]
+
+
+def _user(world: World) -> list[UserScramCredentialUpsertion]:
+    credentials = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
+    return [UserScramCredentialUpsertion("clerk", credentials, b"secret")]
+
+
+#: The admin requests, by name.
+REQUESTS: Mapping[str, Callable[[World], Answers]] = {
+    "describe_consumer_groups": lambda w: w.admin.describe_consumer_groups([w.group], **_WAIT).values(),
+    "list_consumer_groups": lambda w: [w.admin.list_consumer_groups(**_WAIT)],
+    "list_consumer_group_offsets": lambda w: w.admin.list_consumer_group_offsets(
+        [ConsumerGroupTopicPartitions(w.group)], **_WAIT
+    ).values(),
+    "alter_consumer_group_offsets": lambda w: w.admin.alter_consumer_group_offsets(_offsets(w), **_WAIT).values(),
+    "delete_consumer_groups": lambda w: w.admin.delete_consumer_groups([w.group], **_WAIT).values(),
+    "describe_topics": lambda w: w.admin.describe_topics(TopicCollection([TOPIC]), **_WAIT).values(),
+    "describe_cluster": lambda w: [w.admin.describe_cluster(**_WAIT)],
+    "list_offsets": lambda w: w.admin.list_offsets(dict.fromkeys(w.partitions, OffsetSpec.latest()), **_WAIT).values(),
+    "delete_records": lambda w: w.admin.delete_records(w.partitions, **_WAIT).values(),
+    "describe_configs": lambda w: w.admin.describe_configs(
+        [ConfigResource(ResourceType.TOPIC, TOPIC)], **_WAIT
+    ).values(),
+    "incremental_alter_configs": lambda w: w.admin.incremental_alter_configs([_resource(w)], **_WAIT).values(),
+    "create_topics": lambda w: w.admin.create_topics([NewTopic(TOPIC, 1, -1)], **_WAIT).values(),
+    "delete_topics": lambda w: w.admin.delete_topics([w.fresh], **_WAIT).values(),
+    "create_partitions": lambda w: w.admin.create_partitions([NewPartitions(TOPIC, PARTITIONS)], **_WAIT).values(),
+    "describe_acls": lambda w: [w.admin.describe_acls(AclBindingFilter(*_acl(w)), **_WAIT)],
+    "create_acls": lambda w: w.admin.create_acls([AclBinding(*_acl(w))], **_WAIT).values(),
+    "delete_acls": lambda w: w.admin.delete_acls([AclBindingFilter(*_acl(w))], **_WAIT).values(),
+    "describe_user_scram_credentials": lambda w: [w.admin.describe_user_scram_credentials(**_WAIT)],
+    "alter_user_scram_credentials": lambda w: w.admin.alter_user_scram_credentials(_user(w), **_WAIT).values(),
+    "elect_leaders": lambda w: [w.admin.elect_leaders(ElectionType.PREFERRED)],
+}
+
+#: penstock's own ways to ask coordinators: see `penstock.clients.requests.group_requests`.
+GUARDED: Mapping[str, Callable[[Clients, World], object]] = {
+    "describe_groups": lambda c, w: c.guarded(lambda admin: describe_groups(admin, [w.group])[w.group]),
+    "alter_group_offsets": lambda c, w: c.guarded(lambda admin: alter_group_offsets(admin, w.group, w.partitions)),
+    "committed_offsets": lambda c, w: committed_offsets(c.address, {}, w.group, w.partitions, ANSWER_S),
+}
+
+#: What waits for its answer: other clients' requests, and the admin client's that have no future.
+CALLS: Mapping[str, Callable[[Clients, World], object]] = {
+    "list_topics": lambda _, w: w.admin.list_topics(timeout=ANSWER_S),
+    "list_groups": lambda _, w: w.admin.list_groups(timeout=ANSWER_S),
+    "Consumer.committed": lambda c, w: c.consumer.committed(w.partitions, timeout=ANSWER_S),
+    "Consumer.commit": lambda c, w: c.consumer.commit(offsets=w.partitions, asynchronous=False),
+    "Consumer.offsets_for_times": lambda c, w: c.consumer.offsets_for_times(w.partitions, timeout=ANSWER_S),
+    "Consumer.get_watermark_offsets": lambda c, w: c.consumer.get_watermark_offsets(
+        w.partitions[w.number % PARTITIONS], timeout=ANSWER_S
+    ),
+    "Consumer.consume": lambda c, _: c.consume(),
+    "Producer of transactions": lambda c, w: c.transaction(w),
+}
+
+
+class Clients:
+    """The clients of one process other than its admin client, made when they are asked for."""
+
+    def __init__(self, address: str, group: str) -> None:
+        self.address = address
+        self._group = group
+
+    @cached_property
+    def admin(self) -> GroupAdmin:
+        """A client that is renewed."""
+        return GroupAdmin(lambda: clients.admin(self.address, {}))
+
+    def guarded(self, ask: Callable[[AdminClient], Future[Any]]) -> None:
+        """Ask as penstock does, with a limit that is often too short."""
+        try:
+            answered(ask(self.admin.client), ANSWER_S / 5)
+        except KafkaException:
+            self.admin.renew()
+            raise
+
+    @cached_property
+    def consumer(self) -> Consumer:
+        """One that is in no group but has its offsets."""
+        return Consumer({"bootstrap.servers": self.address, "group.id": self._group, "enable.auto.commit": False})
+
+    @cached_property
+    def member(self) -> Consumer:
+        """A member of a group, alone."""
+        config = {"group.id": f"member-{self._group}", "session.timeout.ms": 6000, "auto.offset.reset": "earliest"}
+        member = Consumer({"bootstrap.servers": self.address, **config})
+        member.subscribe([TOPIC])
+        return member
+
+    @cached_property
+    def producer(self) -> Producer:
+        """One with a transactional id."""
+        config = {"transactional.id": f"tx-{self._group}", "transaction.timeout.ms": 10_000}
+        producer = Producer({"bootstrap.servers": self.address, **config})
+        producer.init_transactions(60)
+        return producer
+
+    def consume(self) -> None:
+        """Read a little as a member."""
+        for message in self.member.consume(10, 0.1):
+            if message.error() is not None:
+                raise KafkaException(message.error())
+
+    def transaction(self, world: World) -> None:
+        """Write and commit offsets in a transaction, and make the producer again where that is what it takes."""
+        try:
+            self.producer.begin_transaction()
+            for place in world.partitions:
+                self.producer.produce(place.topic, b"x", partition=place.partition)
+            self.producer.send_offsets_to_transaction(
+                world.partitions, self.consumer.consumer_group_metadata(), ANSWER_S
+            )
+            self.producer.commit_transaction(ANSWER_S)
+        except KafkaException as error:
+            if error.args[0].txn_requires_abort():
+                self.producer.abort_transaction(60)
+            elif error.args[0].fatal():
+                del self.producer
+            elif error.args[0].retriable():
+                self.producer.commit_transaction(60)
+            raise
+
+
+def ask(request: str, address: str, groups: Sequence[str]) -> None:
+    """Ask until SIGTERM and print how often each answer came: the work of a child."""
+    os.nice(10)  # clients that cannot connect use a core each, which the brokers need
+    admin = AdminClient({"bootstrap.servers": address, "reconnect.backoff.ms": 250})
+    others = Clients(address, groups[0])
+    ended, outcomes, flying = Event(), Counter[str](), deque[Answers]()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    _say("asking")
+    for number in itertools.count():
+        world = World(admin, groups, number)
+        try:
+            if request in REQUESTS:
+                flying.append(list(REQUESTS[request](world)))
+                answers = flying.popleft() if len(flying) == SIDE_BY_SIDE else []
+                for answer in answers:
+                    answer.result(3 * ANSWER_S)
+            else:
+                {**CALLS, **GUARDED}[request](others, world)
+            outcomes["answered"] += 1
+        except KafkaException as error:
+            outcomes[error.args[0].name()] += 1
+        except TimeoutError:
+            outcomes["never answered"] += 1
+        if ended.wait(PAUSE_S):
+            _say(json.dumps(outcomes))
+            os._exit(0)  # closing clients is not what is tried here
+
+
+def ask_late(request: str, address: str) -> None:
+    """Ask once, with a second of time, wait until the node may be reached, and tell whether the client lives on."""
+    _WAIT["request_timeout"] = 1.0
+    admin = AdminClient({"bootstrap.servers": address})
+    for answer in REQUESTS[request](World(admin, ["asked-about"], 0)):
+        with suppress(KafkaException, TimeoutError):
+            answer.result(1.5)
+    _say("asked")
+    sys.stdin.readline()
+    time.sleep(1.0)  # what ends the process does so on a thread of the client
+    admin.list_topics(timeout=30)
+    os._exit(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What became of the process that asked."""
+
+    request: str
+    #: Negative: the signal that ended it.
+    exit_code: int
+    #: How often each answer came, where it did not die.
+    outcomes: Mapping[str, int]
+    #: The last line it printed to standard error.
+    last_line: str
+
+
+def try_requests(
+    broker: DevBroker, requests: Sequence[str], rounds: int, timeout_s: float, folder: Path
+) -> Iterator[Finding]:
+    """Ask while each node is killed and restarted, `rounds` times, and yield what became of each process."""
+    groups = _groups_on_each_node(broker)
+    children = {request: _child(request, broker.bootstrap_servers, groups, timeout_s, folder) for request in requests}
+    for _, node in itertools.product(range(rounds), (1, 2, 3)):
+        time.sleep(0.5)  # questions are on their way
+        broker.freeze(node)
+        time.sleep(2.0)  # of some, the time is over before the node is gone
+        broker.kill(node)
+        broker.restart(node)
+        broker.wait_in_sync()
+    time.sleep(2.0)
+    for request, child in children.items():
+        child.terminate()
+        written, _ = child.communicate(timeout=120)
+        lines = (folder / f"{request}.err").read_text().strip().splitlines() or [""]
+        outcomes = json.loads(written.splitlines()[-1]) if child.returncode == 0 else {}
+        yield Finding(request, child.returncode, outcomes, lines[-1])
+
+
+def _child(request: str, address: str, groups: Sequence[str], timeout_s: float, folder: Path) -> subprocess.Popen[str]:
+    arguments = ["--timeout", str(timeout_s), "--child", f"{address} {' '.join(groups)}", request]
+    with (folder / f"{request}.err").open("wb") as errors:
+        child = subprocess.Popen(
+            [sys.executable, __file__, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "asking\n"
+    return child
+
+
+def _groups_on_each_node(broker: DevBroker) -> list[str]:
+    found: dict[int, str] = {}
+    for number in itertools.count():
+        name = f"asked-about-{number}"
+        found.setdefault(broker.coordinator_of(name), name)
+        if len(found) == 3:
+            return list(found.values())
+    raise AssertionError
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Print one line for each request."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    arguments.add_argument("--rounds", type=int, default=4)
+    arguments.add_argument("--timeout", type=float, default=ANSWER_S, help="seconds that the library gives a request")
+    arguments.add_argument("--child", help=argparse.SUPPRESS)
+    arguments.add_argument("--late", help=argparse.SUPPRESS)
+    arguments.add_argument("requests", nargs="*", choices=[*REQUESTS, *CALLS, *GUARDED, []])
+    chosen = arguments.parse_args()
+    _WAIT["request_timeout"] = chosen.timeout
+    if chosen.late:
+        ask_late(chosen.requests[0], chosen.late)
+    if chosen.child:
+        address, *groups = chosen.child.split()
+        ask(chosen.requests[0], address, groups)
+    requests = chosen.requests or [*REQUESTS, *CALLS, *GUARDED]
+    with tempfile.TemporaryDirectory() as folder, DevBroker(nodes=3, start_timeout=300) as broker:
+        broker.create_topic(TOPIC, PARTITIONS)
+        for first in range(0, len(requests), PROCESSES):
+            batch = requests[first : first + PROCESSES]
+            for found in try_requests(broker, batch, chosen.rounds, chosen.timeout, Path(folder)):
+                answers = ", ".join(f"{count} {name}" for name, count in found.outcomes.items())
+                _say(f"{found.request:34} exit {found.exit_code:3}  {answers or found.last_line}")
+
+
+if __name__ == "__main__":
+    main()
