@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from penstock.clients.asking import ask_again
@@ -16,10 +14,7 @@ def test_it_is_asked_until_the_answer_is_as_wanted() -> None:
 
 
 def test_after_the_limit_the_last_answer_counts() -> None:
-    begun = time.monotonic()
-
     assert ask_again(lambda: None, 0.1, 0.01) is None
-    assert 0.1 <= time.monotonic() - begun < 5
 
 
 def test_a_limit_of_nothing_asks_once() -> None:
@@ -38,9 +33,7 @@ def test_an_error_that_does_not_pass_is_raised_at_once_and_one_that_may_is_the_l
 
     with pytest.raises(KeyError, match="1"):
         ask_again(ask, 5.0, 0.001)
-    begun = time.monotonic()
     with pytest.raises(KeyError) as last:
         ask_again(ask, 0.1, 0.01, passes=lambda error: isinstance(error, KeyError))
     assert last.value.args == (asked,)
     assert asked > 2
-    assert time.monotonic() - begun >= 0.1
