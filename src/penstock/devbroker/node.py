@@ -23,6 +23,7 @@ from penstock.clients.kafka_errors import reason
 from penstock.devbroker.child import SupervisedChild
 from penstock.devbroker.java.jars import KAFKA_VERSION, last_lines
 from penstock.devbroker.java.runtime import JavaRuntime
+from penstock.devbroker.patience import Patience
 from penstock.devbroker.security.certificates import write_private
 from penstock.devbroker.security.protocols import ADMIN, ClientSecurity
 from penstock.devbroker.security.rights import Rights
@@ -39,6 +40,8 @@ _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 STOP_TIMEOUT_S = 15.0
 
 _LOOK_INTERVAL_S = 0.05
+#: Seconds for one try to use the transaction coordinator, which is loading.
+_ANSWER_S = 10.0
 
 _JVM_OPTIONS = ("-Xmx1g", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Djava.awt.headless=true")
 #: What may be replaced, as Kafka's own scripts let one. The JVM's second compiler is left out: it makes a broker faster
@@ -91,20 +94,21 @@ class Node:
                 lock=lock.fileno(),
             )
 
-    def start(self, deadline: float) -> None:
-        """Format the folder if it is new, run the broker and return when it answers."""
+    def start(self, limit_s: float) -> None:
+        """Format the folder if it is new, run the broker and return when it answers: see `Patience`."""
         self._write_properties()
-        cluster_id = self._format(deadline)
-        self.child.run()
+        patience = Patience(f"the embedded Kafka at {self.address}", limit_s, self.log_path)
+        cluster_id = self._format(patience)
+        pid = self.child.run()
         while not self._answers(cluster_id):
             code = self.child.wait(_LOOK_INTERVAL_S)
             if code is not None:
                 raise self._failed(f"it ended with code {code}")
-            if time.monotonic() > deadline:
-                raise self._failed("it did not answer in time")
-        self._load_transactions(deadline)
+            if patience.is_over(pid):
+                raise self._failed("it did not answer in time, and does not get on")
+        self._load_transactions(patience, pid)
         if self._security is not None:
-            self._let_users_in(self._security, deadline)
+            self._let_users_in(self._security, time.monotonic() + limit_s)
 
     @property
     def address(self) -> str:
@@ -137,13 +141,18 @@ class Node:
                 Rights(clients.admin(self.inside, {})).set_password(name, security.passwords[name])
             self.await_login(security.client_settings(name, "SCRAM-SHA-512"), deadline)
 
-    def _load_transactions(self, deadline: float) -> None:
+    def _load_transactions(self, patience: Patience, pid: int) -> None:
         """Wait until the transaction coordinator has loaded: the first producers would meet warnings and delays."""
         settings: dict[str, Any] = {"transactional.id": _WARM_UP_ID, "logger": _silent()}
-        try:
-            clients.producer(self.inside, settings).init_transactions(max(0.1, deadline - time.monotonic()))
-        except KafkaException as error:
-            raise self._failed(f"its transaction coordinator did not load: {reason(error)}") from error
+        producer = clients.producer(self.inside, settings)
+        while True:
+            try:
+                producer.init_transactions(_ANSWER_S)
+            except KafkaException as error:
+                if not error.args[0].retriable() or patience.is_over(pid):
+                    raise self._failed(f"its transaction coordinator did not load: {reason(error)}") from error
+            else:
+                return
 
     def stop(self) -> None:
         """End the process in order, or kill it."""
@@ -167,29 +176,27 @@ class Node:
         text = properties(self.port, _free_port(), self._folder / "kafka", self._config, secured)
         write_private(self._properties, text.encode("ascii"))
 
-    def _format(self, deadline: float) -> str:
+    def _format(self, patience: Patience) -> str:
         """Return the cluster's id, giving the folder one if it has none: the file is written when that is done."""
         if self._cluster_file.is_file():
             return self._cluster_file.read_text().strip()
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         if cluster_id.startswith("-"):  # would read as an option
-            return self._format(deadline)
+            return self._format(patience)
         command = [*self._java_command, "kafka.tools.StorageTool", "format", "--cluster-id", cluster_id]
         command += ["--config", str(self._properties), "--ignore-formatted"]
         with self.log_path.open("ab") as log:
-            try:
-                done = subprocess.run(  # noqa: S603 - the Java that was found
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    timeout=max(0.1, deadline - time.monotonic()),
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                raise self._failed("its folder was not formatted in time") from None
-        if done.returncode != 0:
-            raise self._failed(f"its folder could not be formatted (code {done.returncode})")
+            formatting = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)  # noqa: S603 - the Java that was found
+        try:
+            while formatting.poll() is None:
+                if patience.is_over(formatting.pid):
+                    raise self._failed("its folder was not formatted in time")
+                time.sleep(_LOOK_INTERVAL_S)
+        finally:
+            formatting.kill()
+            formatting.wait(STOP_TIMEOUT_S)
+        if formatting.returncode != 0:
+            raise self._failed(f"its folder could not be formatted (code {formatting.returncode})")
         self._cluster_file.write_text(cluster_id)
         return cluster_id
 
