@@ -10,13 +10,13 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
-from option_tables import CHANGES, SIGNATURES, TYPES, default_in_words, kind_of_setting, listed
+from option_tables import CHANGES, SIGNATURES, default_in_words, listed
 
 import penstock
 from penstock.consumer import ConsumerSettings
 from penstock.consumer.settings import _DEFAULTS, _OWNED
 from penstock.errors import ConfigurationError
-from penstock.settings.model import Options
+from penstock.settings.model import OPTIONS, TYPE_NAMES
 from penstock.spark_sink.source.options.options import OPTION_NAMES
 
 TEXT = "\n".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("options.md", "spark.md"))
@@ -101,14 +101,16 @@ def test_the_options_table_has_the_client_settings_that_are_refused() -> None:
 
 
 def test_the_settings_table_has_every_option_with_its_variable_and_its_type() -> None:
-    types = {name: one.annotation for name, one in Options.model_fields.items()}
-
     table = rows("Settings outside of the code")
 
-    assert table == {
-        name: [f"`PENSTOCK_{name.upper()}`", kind_of_setting(types[name])] for name in types if name != "config"
-    } | {"config": ["`PENSTOCK_CONFIG`", "table"]}
-    assert TYPES == {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "dict": "table"}
+    assert table == {name: [f"`PENSTOCK_{name.upper()}`", TYPE_NAMES[kind]] for name, kind in OPTIONS.items()}
+
+
+def test_a_setting_has_the_type_of_the_option_that_it_sets() -> None:
+    parameters = inspect.signature(penstock.App).parameters
+    names = {str: "str", int: "int", float: "float", bool: "bool", dict: "ClientConfig"}
+
+    assert {name for name, kind in OPTIONS.items() if names[kind] not in str(parameters[name].annotation)} == set()
 
 
 def test_the_table_of_the_source_has_every_option_that_it_takes() -> None:
