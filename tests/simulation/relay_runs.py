@@ -150,7 +150,7 @@ class Run:
         self.relay = relay.Relay(
             backlog,
             "simulated",
-            lambda *_, **__: Outbound(self.kafka),  # type: ignore[arg-type,return-value] # what is used of it
+            lambda *_, **__: Outbound(self.kafka),  # type: ignore[arg-type] # what is used of it
             LeftBehind("a simulation"),
             lambda: None,
         )

@@ -70,6 +70,7 @@ def commit(_: HalfMessage) -> TransactionState:
     return TransactionState.COMMIT
 
 
+@pytest.mark.thorough
 def test_garbage_in_every_log_among_real_transactions_costs_none_of_them_and_no_coordinator(bench: Bench) -> None:
     real = [b"%d" % number for number in range(REAL)]
     with child("coordinator_child.py", bench.servers, bench.topics.prefix, "never") as coordinator:

@@ -49,6 +49,7 @@ def test_the_largest_half_that_is_accepted_is_asked_about(bench: Bench, config: 
     assert statistics.no_producer == 0
 
 
+@pytest.mark.thorough
 def test_a_question_that_the_client_library_refuses_is_told_once_counted_and_delays_no_other(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.store_cases import FileBench, counted, decide, prepare, settled
-from file_stores import COMMIT, NO_CHECKS, ROLLBACK, half, store_of
+from conformance.store_cases import NO_CHECKS, FileBench, counted, decide, prepare, settled
+from file_stores import COMMIT, ROLLBACK, half, store_of
 from transaction_tools import child, kill, line_of
 
 from kafka_tools import ends
@@ -169,18 +168,3 @@ def test_a_damaged_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     # The lock was let go.
     with pytest.raises(StoreDamagedError):
         store_of(tmp_path).start()
-
-
-def test_a_topic_that_is_gone_holds_its_messages_and_their_key_alone(
-    bench: FileBench, new_topic: Callable[..., str]
-) -> None:
-    gone = f"{bench.topic}-gone"
-    coordinator = bench.coordinator(**NO_CHECKS)
-
-    bench.send(COMMIT, bench.half(b"1", topic=gone, order_key=b"k"))
-    bench.send(COMMIT, bench.half(b"2", order_key=b"k"))
-    bench.send(COMMIT, bench.half(b"3"))
-    statistics = counted(coordinator, committed=1, held=1)
-
-    assert statistics.pending == 2
-    assert bench.seen() == [b"3"]

