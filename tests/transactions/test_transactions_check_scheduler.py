@@ -1,4 +1,4 @@
-"""What a coordinator asks, and when: under load, by the broker's clock, of the discard policy, and of nobody."""
+"""What a coordinator asks, and when: by the broker's clock, of a crowd, and of nobody."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks in a producer's process: their slots, their time limit, and what a hung one costs."""
+"""The threads that run a user's checks: their slots, their time limit, and what a hung call costs."""
 
 from __future__ import annotations
 

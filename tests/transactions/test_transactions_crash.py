@@ -1,4 +1,4 @@
-"""Processes that are killed at the worst moment: nothing lost, nothing twice, nothing that was rolled back."""
+"""Ends in doubt and restarts of a coordinator: nothing lost, nothing twice, and logs that do not grow."""
 
 from __future__ import annotations
 

@@ -97,7 +97,6 @@ def test_an_end_that_the_library_retried_counts_as_in_doubt(
     assert (repeated.producer_id, repeated.epoch) not in senders
 
 
-@pytest.mark.thorough
 def test_an_end_held_past_the_next_begin_ends_nothing_else_and_a_new_epoch_is_seen(
     bench: Bench, proxy: KafkaProxy, coordinator: Coordinator
 ) -> None:
@@ -121,6 +120,7 @@ def test_an_end_held_past_the_next_begin_ends_nothing_else_and_a_new_epoch_is_se
     assert seen(bench) == Counter([b"first", b"a", *sent])
 
 
+@pytest.mark.thorough
 def test_a_transaction_that_failed_is_ended_by_a_new_epoch_and_no_end_of_it_can_come_late(
     bench: Bench, proxy: KafkaProxy, coordinator: Coordinator, new_topic: Callable[..., str]
 ) -> None:

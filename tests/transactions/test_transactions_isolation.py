@@ -41,7 +41,6 @@ def test_a_target_without_a_leader_delays_no_other_target(
     assert values(bench, dead) == Counter(b"waits %d" % number for number in range(3))
 
 
-@pytest.mark.thorough
 def test_a_missing_discard_topic_stops_nobody(bench: Bench) -> None:
     producer = bench.producer(check=lambda _: TransactionState.UNKNOWN)
     coordinator = bench.coordinator(check_max=1)
@@ -59,6 +58,7 @@ def test_a_missing_discard_topic_stops_nobody(bench: Bench) -> None:
     assert values(bench) == Counter(b"%d" % number for number in range(50))
 
 
+@pytest.mark.thorough
 def test_one_message_that_its_topic_refuses_is_found_among_many_without_sending_all_alone(
     bench: Bench, new_topic: Callable[..., str]
 ) -> None:

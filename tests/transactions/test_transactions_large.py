@@ -49,7 +49,6 @@ def test_the_largest_half_that_is_accepted_is_asked_about(bench: Bench, config: 
     assert statistics.no_producer == 0
 
 
-@pytest.mark.thorough
 def test_a_question_that_the_client_library_refuses_is_told_once_counted_and_delays_no_other(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -67,6 +66,7 @@ def test_a_question_that_the_client_library_refuses_is_told_once_counted_and_del
     assert "message.max.bytes" in told[0]
 
 
+@pytest.mark.thorough
 def test_a_question_that_the_broker_refuses_is_told(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     entry = ConfigEntry("max.message.bytes", "2000", incremental_operation=AlterConfigOpType.SET)
     checks = ConfigResource(ResourceType.TOPIC, bench.topics.check, incremental_configs=[entry])

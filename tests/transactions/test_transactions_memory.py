@@ -107,7 +107,6 @@ def test_what_was_carried_is_read_again_from_the_done_log_where_its_half_is_dele
     assert sum(one.loaded for one in seen[-2:]) == count, "after a restart none was in memory"
 
 
-@pytest.mark.thorough
 def test_a_check_and_a_late_decision_find_a_payload_that_was_dropped(bench: Bench, seen: list[Payloads]) -> None:
     asked: list[tuple[bytes | None, bytes | None]] = []
 
@@ -159,6 +158,7 @@ def test_a_discard_policy_is_given_a_payload_that_was_dropped_and_so_is_the_disc
     assert sum(one.dropped for one in seen) > 0
 
 
+@pytest.mark.thorough
 def test_a_dropped_payload_whose_half_somebody_deletes_is_told_and_counted_and_the_others_are_published(
     bench: Bench, seen: list[Payloads], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,4 +1,4 @@
-"""The state machine of a half partition: I7 and I8 by simulation, without Kafka and without a clock."""
+"""When checks of a half partition are due, and what its state machine makes of notes and of operators. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions of several messages, delayed ones, and what a state machine makes of halves that do not fit together."""
+"""Halves of a transaction that do not fit together, or never come."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections import defaultdict
 from itertools import takewhile
 from typing import Any
@@ -13,9 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
-from penstock.transactions.coordinator.state.snapshot import to_snapshot
 from penstock.transactions.coordinator.state.state_machine import PartitionState
-from penstock.transactions.wire.done_records import Snapshot, SnapshotHalf
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
@@ -66,30 +63,6 @@ class Partition:
         published = [one for pending in batch.decided for one in pending.halves]
         self.state.apply(batch)
         return published
-
-
-def test_a_round_looks_at_the_oldest_carry_and_the_next_due_only_however_many_wait() -> None:
-    partition = Partition()
-    state = partition.state
-    for number in range(2_000):
-        partition.decide(partition.store(half(deliver_at_ms=10**12 + number)))
-    for at, pending in enumerate(list(state.pending.values())):
-        state._take_snapshot(at, Snapshot(pending.note(), (SnapshotHalf(pending.offset, 1, pending.half),)))
-    calls = 0
-
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-
-    sys.setprofile(count)
-    try:
-        assert to_snapshot(state, 2_000, 50_000) == []
-        assert partition.payloads.next_read(1.0, 1) == []
-        assert state.next_batch(100, lambda _: None) is None
-    finally:
-        sys.setprofile(None)
-
-    assert calls < 200
 
 
 class Keys:

@@ -138,7 +138,6 @@ def test_ending_what_was_left_open_under_its_owners_name_shuts_it_out(bench: Ben
         left.commit_transaction(30)
 
 
-@pytest.mark.thorough
 def test_what_a_dead_coordinator_left_open_in_the_done_log_alone_is_ended_by_who_takes_over(bench: Bench) -> None:
     topics, dead = bench.topics, transactional_names(bench.topics, "dead").all
     group = {"bootstrap.servers": bench.servers, "group.id": topics.coordinators}
@@ -166,6 +165,7 @@ def test_what_a_dead_coordinator_left_open_in_the_done_log_alone_is_ended_by_who
         left.commit_transaction(30)
 
 
+@pytest.mark.thorough
 def test_what_was_tried_apart_and_let_through_before_the_group_changed_hands_is_waited_for(bench: Bench) -> None:
     topics = bench.topics
     member = Consumer({"bootstrap.servers": bench.servers, "group.id": topics.coordinators})

@@ -1,11 +1,10 @@
-"""Which pending transactions are snapshotted past the checkpoints, and how they come back."""
+"""Which pending transactions are snapshotted past the checkpoints."""
 
 from __future__ import annotations
 
 import pytest
 
 from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.state.recovered_state import live_snapshots
 from penstock.transactions.coordinator.state.snapshot import LARGEST_BYTES, to_snapshot
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.wire.done_records import Done
@@ -53,11 +52,6 @@ class Log:
         self.state.apply(batch, len(self.done) - 1)
         self.positions = (batch.half_checkpoint, batch.op_checkpoint)
         return [snapshotted.halves[0].half.value for snapshotted in batch.snapshots]
-
-    def restart(self) -> None:
-        self.state = PartitionState(*self.positions)
-        records = list(enumerate(self.done))
-        self.state.remember([note for one in self.done for note in one.notes], live_snapshots(records))
 
 
 def test_what_is_old_is_carried_and_what_is_young_is_not() -> None:

@@ -137,7 +137,8 @@ def counted(coordinator: Coordinator, timeout: float = 60.0, **counts: int) -> C
         now = coordinator.statistics()
         return now if all(getattr(now, name) >= count for name, count in counts.items()) else None
 
-    return wait_until(reached, timeout)
+    # A store in a database asks that.
+    return wait_until(reached, timeout, 0.1)
 
 
 def settled(coordinator: Coordinator, timeout: float = 60.0, **counts: int) -> CoordinatorStatistics:
@@ -148,7 +149,8 @@ def settled(coordinator: Coordinator, timeout: float = 60.0, **counts: int) -> C
         enough = all(getattr(now, name) >= count for name, count in counts.items())
         return now if enough and not now.pending and now.partitions else None
 
-    return wait_until(reached, timeout)
+    # A store in a database asks that.
+    return wait_until(reached, timeout, 0.1)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""One suite for every store: the rows of the design's table, and the scenarios that a store decides."""
+"""One suite for every store: decisions, order, delays, several messages, and what a coordinator shows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from penstock.transactions import new_id
 from penstock.transactions.wire.ops import Verdict
 from telemetry_tools import Recorded
 from waiting import wait_until
-
-#: Here each database counts; elsewhere what one does, the other does, too.
-pytestmark = pytest.mark.parametrize("store_bench", ["kafka", "file", "sqlite", "postgresql"], indirect=True)
 
 COMMIT, ROLLBACK, UNKNOWN = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN
 

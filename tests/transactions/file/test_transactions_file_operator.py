@@ -1,4 +1,4 @@
-"""What an operator does on a file store besides deciding: bring back what was discarded, look from another process."""
+"""Operators of a file store: what is written down, what is brought back, and who looks from another process."""
 
 from __future__ import annotations
 

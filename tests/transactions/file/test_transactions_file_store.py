@@ -1,4 +1,4 @@
-"""The file store alone: the lock, readers, operators, watches, what it does besides the suite."""
+"""The file store beyond the suite of all stores: its lock, readers, disk and arguments."""
 
 from __future__ import annotations
 

@@ -27,9 +27,10 @@ from penstock.transactions.stores.relay.outbound.outbound import InDoubtError, O
 from waiting import wait_until
 
 
-def test_a_process_that_is_killed_again_and_again_loses_and_doubles_nothing(bench: FileBench) -> None:
+@pytest.mark.parametrize("rounds", [2, pytest.param(6, marks=pytest.mark.thorough)])
+def test_a_process_that_is_killed_again_and_again_loses_and_doubles_nothing(bench: FileBench, rounds: int) -> None:
     acknowledged: set[int] = set()
-    for round_number in range(4):
+    for round_number in range(rounds):
         first, published = round_number * 1_000_000, ends(bench.servers, bench.topic, 1)[0]
         with child(
             "file_store_child.py", bench.servers, str(bench.folder), bench.prefix, bench.topic, str(first)
@@ -42,7 +43,7 @@ def test_a_process_that_is_killed_again_and_again_loses_and_doubles_nothing(benc
             kill(process)
             assert process.stdout is not None
             acknowledged.update(int(line) for line in process.stdout.read().split("\n")[:-1])
-    assert len(acknowledged) > 4 * 60
+    assert len(acknowledged) > rounds * 60
 
     coordinator = bench.coordinator(transaction_timeout=0.2)
     with bench.answering(lambda request: COMMIT if int(request.half.value or b"") % 3 else ROLLBACK):

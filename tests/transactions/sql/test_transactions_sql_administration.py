@@ -1,4 +1,4 @@
-"""What an operator sees and does on a SQL store, and what is written down of it."""
+"""Operators of a SQL store: whose clock counts, and what is written down."""
 
 from __future__ import annotations
 

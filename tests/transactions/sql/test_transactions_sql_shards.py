@@ -107,10 +107,10 @@ def test_a_shard_whose_row_somebody_holds_keeps_nobody_from_the_others(sql_bench
 @pytest.mark.parametrize(
     ("database", "where"),
     [
-        ("postgresql", "before commit"),
+        pytest.param("postgresql", "before commit", marks=pytest.mark.thorough),
         ("postgresql", "after commit"),
-        ("postgresql", "after mark"),
-        ("sqlite", "after commit"),
+        pytest.param("postgresql", "after mark", marks=pytest.mark.thorough),
+        pytest.param("sqlite", "after commit", marks=pytest.mark.thorough),
     ],
     indirect=["database"],
 )
@@ -149,6 +149,7 @@ def frozen_outside_a_transaction(sql_bench: SqlBench, pid: int) -> bool:
     return False
 
 
+@pytest.mark.thorough
 @ONE_DATABASE
 def test_a_coordinator_frozen_past_its_session_is_fenced_in_kafka_and_in_the_database(sql_bench: SqlBench) -> None:
     with coordinator_child(sql_bench, "never") as frozen:
@@ -171,7 +172,6 @@ def test_a_coordinator_frozen_past_its_session_is_fenced_in_kafka_and_in_the_dat
         assert Counter(sql_bench.seen()) == Counter(b"%d" % number for number in range(20))
 
 
-@pytest.mark.thorough
 def test_a_lease_that_ran_out_is_fenced_in_kafka_and_in_the_database(
     sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +201,7 @@ def test_a_lease_that_ran_out_is_fenced_in_kafka_and_in_the_database(
     assert sql_bench.seen() == [b"once"]
 
 
+@pytest.mark.thorough
 def test_a_database_that_crashes_and_recovers_loses_and_doubles_nothing(
     broker: DevBroker, new_topic: Callable[..., str]
 ) -> None:

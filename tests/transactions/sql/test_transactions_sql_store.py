@@ -1,4 +1,4 @@
-"""What the SQL store does beyond the suite of all stores: order, parts, delays, held messages, and whoever is first."""
+"""What the SQL store does beyond the suite of all stores: who is first, what stays, and a database that is away."""
 
 from __future__ import annotations
 
