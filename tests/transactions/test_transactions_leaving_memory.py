@@ -8,17 +8,10 @@ from typing import Any
 import pytest
 from half_partition import half_partition, half_record, op_record
 
-from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
-from penstock.transactions.coordinator.checks.discard_policy import Discarding
-from penstock.transactions.coordinator.partitions.counts import Counts
-from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.model import HalfMessage, TransactionState
-from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
-from waiting import wait_until
 
 MANY = 2_000
 
@@ -79,52 +72,3 @@ def test_nothing_of_what_is_settled_is_in_memory_whenever_its_check_would_have_b
 
     assert in_memory() - before == 1
     assert list(partition.owned.state.pending) == [stays.transaction_id]
-
-
-class Silent:
-    """Asks nobody, and keeps the coordinator's decisions."""
-
-    def __init__(self) -> None:
-        self.decided: list[str] = []
-
-    def tick(self, half_partition: int) -> None:
-        pass
-
-    def decide(self, half_partition: int, pending: Pending, verdict: Verdict) -> None:
-        assert (half_partition, verdict) == (0, Verdict.ROLLBACK)
-        self.decided.append(pending.half.transaction_id)
-
-
-def test_what_a_discard_policy_was_asked_about_leaves_memory_when_it_is_settled() -> None:
-    before = in_memory()
-    asked: list[str] = []
-
-    def policy(half: HalfMessage) -> TransactionState:
-        asked.append(half.transaction_id)
-        return TransactionState.ROLLBACK
-
-    partition, silent = Partition(), Silent()
-    discarding = Discarding(policy, 30.0, "test")
-    scheduler = CheckScheduler(
-        policy=CheckPolicy(6, 30, 15),
-        sender=silent,  # type: ignore[arg-type] # what is used of it
-        discarding=discarding,
-        half_end=lambda _: 0,
-        counts=Counts(),
-        ration=RationedLog(),
-    )
-    one = half()
-    partition.store(one)
-    pending = partition.owned.state.pending[one.transaction_id]
-    pending.check_count = 15
-    partition.owned.note_progress(0.0)
-    del pending
-
-    scheduler._check(partition.owned, partition.owned.state.pending[one.transaction_id], 0.0, 1e9)
-    wait_until(lambda: silent.decided == [one.transaction_id])
-    assert asked == [one.transaction_id]
-    partition.decide(one.transaction_id, (0,), Verdict.ROLLBACK)
-    partition.settle_all()
-
-    wait_until(lambda: in_memory() == before)
-    discarding.close()

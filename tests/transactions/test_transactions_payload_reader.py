@@ -64,19 +64,6 @@ def test_a_read_that_hangs_is_left_behind_and_the_next_one_has_a_thread_of_its_o
     reader.close()
 
 
-def test_what_fails_is_tried_again_and_hinders_nobody(reader: PayloadReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> Read:
-        raise PayloadsNotReadError("not now")
-
-    monkeypatch.setattr(payload_reader, "_read", fails)
-    owner = Owner()
-    assert reader.read(owner, wanted())
-
-    assert read_of(reader, owner) == Read()
-    wait_until(lambda: reader.read(owner, wanted()), 20)
-    reader.close()
-
-
 @pytest.mark.parametrize("log", [HALF, DONE])
 def test_nothing_is_read_of_a_topic_that_was_made_again(log: str) -> None:
     bounds = {(log, 0): Bounds(0, 9)}

@@ -61,105 +61,6 @@ def test_answers_beyond_what_may_be_unpublished_wait_until_enough_was_published(
     assert world.answered == list(range(first, first + 50 + ROOM // 10))
 
 
-def test_the_room_grows_with_what_is_in_flight_up_to_a_limit() -> None:
-    world = World()
-    world.keeps_up()
-    world.in_flight = 2_000
-
-    world.store(1)
-    world.now += 0.02
-    world.store(500)
-
-    assert len(world.answered) == 400
-
-
-def test_few_in_flight_have_room_for_some_groups() -> None:
-    world = World()
-    world.keeps_up()
-    world.in_flight = 1
-
-    world.store(1)
-    world.now += 0.02
-    world.store(500)
-
-    assert len(world.answered) == 12
-
-
-def test_a_record_that_is_published_in_part_is_not_published() -> None:
-    world = World()
-    world.keeps_up()
-    world.store(1)
-    world.now += 0.02
-    world.store(30)
-    assert len(world.answered) == 30
-
-    world.publish(to=31, index=8)
-    assert len(world.answered) == 30
-    world.publish(to=31, index=9)
-    assert len(world.answered) == 31
-
-
-def test_nothing_is_held_as_long_as_publication_takes_no_longer_than_usual() -> None:
-    world = World()
-    world.keeps_up()
-
-    world.store(1)
-    world.now += 0.01
-    world.store(99)
-
-    assert len(world.answered) == 100
-
-
-def test_an_answer_is_held_for_a_tenth_of_a_second_at_most() -> None:
-    world = World()
-    world.keeps_up()
-    world.store(1)
-    world.now += 0.02
-    world.store(99)
-    assert len(world.answered) == ROOM // 10
-
-    world.now += 0.05
-    world.pace.look()
-    assert len(world.answered) == ROOM // 10
-    world.now += 0.05
-    world.pace.look()
-    assert len(world.answered) == 100
-
-
-def test_where_publication_does_not_move_all_is_answered_until_it_moves_again() -> None:
-    world = World()
-    world.keeps_up()
-    world.store(100)
-
-    world.now += 0.6
-    world.store(100)
-    assert len(world.answered) == 200
-
-    world.publish()
-    world.store(1)
-    world.now += 0.02
-    world.store(99)
-    assert len(world.answered) == 200 + ROOM // 10
-
-
-def test_a_half_partition_whose_publication_does_not_move_holds_up_no_other() -> None:
-    world = World()
-    world.keeps_up()
-    world.pace.published(1, (0, 0))
-    for number in range(100):
-        world.pace.stored(1, number, 10, lambda: None)
-
-    for _ in range(7):
-        world.now += 0.1
-        world.store(1)
-        world.publish()
-        world.pace.look()
-    world.answered.clear()
-    world.store(29)
-
-    assert len(world.answered) == 29
-
-
 def test_a_producer_that_is_not_busy_follows_nothing_and_is_never_held() -> None:
     world = World()
 
@@ -169,15 +70,6 @@ def test_a_producer_that_is_not_busy_follows_nothing_and_is_never_held() -> None
 
     assert not world.followed
     assert len(world.answered) == 200
-
-
-def test_one_that_is_busy_begins_to_follow_the_publication_once() -> None:
-    world = World()
-
-    world.store(100)
-
-    assert world.followed == 1
-    assert len(world.answered) == 100
 
 
 def test_at_the_end_all_is_answered_and_nothing_held_any_more() -> None:

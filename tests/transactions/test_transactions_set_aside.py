@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
-from penstock.transactions.coordinator.state.pending.set_aside import SetAside
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
@@ -77,19 +76,6 @@ def test_what_is_let_go_goes_before_what_was_decided_later() -> None:
     assert list(decisions.choose(10, lambda _: None, 1 << 20).values()) == [*held, later]
 
 
-def test_one_that_waits_for_another_topics_sake_keeps_its_place() -> None:
-    aside = SetAside()
-    first, second = pending(0, ("sick", b"a"), ("gone", b"g")), pending(1, ("sick", b"a"))
-    aside.add(first, "sick")
-    aside.add(second, "sick")
-
-    aside.refile(first, "gone")
-
-    assert aside.topics() == ["gone"]
-    assert aside.remove(first) == []
-    assert list(aside.fronts("sick")) == [second]
-
-
 def test_a_topic_that_takes_nothing_is_tried_after_pauses_that_grow_to_half_a_minute() -> None:
     quarantine, now, pauses = TargetQuarantine(), 0.0, []
 
@@ -124,14 +110,3 @@ def test_refused_ones_are_tried_one_at_a_time_whatever_their_number_and_the_topi
     quarantine.succeeded("narrow", ["1"], now)
     assert quarantine.refusals() == {}
     assert not quarantine.is_too_large("narrow", 6_000)
-
-
-def test_a_topic_leaves_quarantine_when_nothing_of_it_waits_and_its_time_has_come() -> None:
-    quarantine = TargetQuarantine()
-    quarantine.suspect("sick", "it may be", 0.0)
-
-    assert quarantine.release(lambda _: True, 1.0) == []
-    assert quarantine.release(lambda _: False, 1.0) == ["sick"]
-    quarantine.refuse("x", "sick", "no", 2.0)
-    assert quarantine.release(lambda _: False, 3.0) == []
-    assert quarantine.release(lambda _: False, 400.0) == ["sick"]

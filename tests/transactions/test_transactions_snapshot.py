@@ -1,11 +1,10 @@
-"""Which pending transactions are snapshotted past the checkpoints, and how they come back."""
+"""Which pending transactions are snapshotted past the checkpoints."""
 
 from __future__ import annotations
 
 import pytest
 
 from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.state.recovered_state import live_snapshots
 from penstock.transactions.coordinator.state.snapshot import LARGEST_BYTES, to_snapshot
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.wire.done_records import Done
@@ -54,11 +53,6 @@ class Log:
         self.positions = (batch.half_checkpoint, batch.op_checkpoint)
         return [snapshotted.halves[0].half.value for snapshotted in batch.snapshots]
 
-    def restart(self) -> None:
-        self.state = PartitionState(*self.positions)
-        records = list(enumerate(self.done))
-        self.state.remember([note for one in self.done for note in one.notes], live_snapshots(records))
-
 
 def test_what_is_old_is_carried_and_what_is_young_is_not() -> None:
     log = Log()
@@ -73,23 +67,6 @@ def test_what_is_old_is_carried_and_what_is_young_is_not() -> None:
     assert log.next_batch() == []
 
 
-def test_what_was_carried_is_the_same_after_a_restart_and_can_be_decided() -> None:
-    log = Log()
-    old = log.store(b"old")
-    log.go_on(60)
-    log.next_batch()
-    before = log.state.pending[old.transaction_id]
-
-    log.restart()
-
-    after = log.state.pending[old.transaction_id]
-    assert (after.half, after.offset, after.birth_ms, after.verdict) == (before.half, before.offset, 7, None)
-    log.decide(old, Verdict.COMMIT)
-    log.next_batch()
-    log.restart()
-    assert not log.state.pending
-
-
 @pytest.mark.parametrize("kind", ["large", "incomplete"])
 def test_what_cannot_be_carried_pins_the_log_and_all_that_is_behind_it_stays_in_order(kind: str) -> None:
     log = Log()
@@ -100,36 +77,3 @@ def test_what_cannot_be_carried_pins_the_log_and_all_that_is_behind_it_stays_in_
 
     assert log.next_batch() == [b"first"]
     assert log.positions[0] == 1
-
-
-def test_a_carry_that_the_done_log_has_left_behind_is_written_down_once_more() -> None:
-    log = Log()
-    log.store(b"old")
-    log.go_on(60)
-    assert log.next_batch() == [b"old"]
-
-    snapshotted = 0
-    for _ in range(3 * GAP):
-        log.go_on(1)
-        snapshotted += len(log.next_batch())
-
-    assert snapshotted == 3
-
-
-def test_a_delayed_message_that_was_carried_undecided_lets_the_op_log_go_on() -> None:
-    log = Log()
-    half = Half(new_id(), "g", "topic", None, None, b"due", (), None, deliver_at_ms=10_000)
-    log.state.add_half(0, half, 7)
-    log.go_on(60)
-    assert log.next_batch() == [b"due"]
-    log.decide(half, Verdict.COMMIT)
-    log.go_on(60)
-
-    assert log.next_batch() == [b"due"]
-    assert log.positions == (121, 121)
-    log.restart()
-    assert not log.state.has_work
-    log.state.now_ms = 10_000
-    batch = log.state.next_batch(10, lambda _: None)
-    assert batch is not None
-    assert [pending.half for pending in batch.decided] == [half]
