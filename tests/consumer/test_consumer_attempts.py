@@ -35,21 +35,6 @@ def test_a_plain_handler_sees_how_often_its_message_was_tried_before() -> None:
     assert seen == [(b"good", 0), (b"bad", 0), (b"bad", 1), (b"bad", 2), (b"behind", 0)]
 
 
-def test_an_async_handler_with_a_decoder_sees_it_too() -> None:
-    app, seen = an_app(), list[tuple[object, int]]()
-
-    @app.handler("t", retry=THREE_TIMES, on_failure="drop", decoder="json")
-    async def handle(message: Message) -> None:
-        seen.append((message.body, message.attempt))
-        raise ValueError
-
-    with TestApp(app) as test:
-        test.send("t", "[1]")
-        test.advance(10)
-
-    assert seen == [([1], 0), ([1], 1), ([1], 2)]
-
-
 def test_rounds_of_a_retry_topic_go_on_counting_and_the_place_stays_that_of_the_origin() -> None:
     app, seen = an_app(), list[tuple[str, int, int]]()
 
@@ -113,8 +98,3 @@ def test_what_stood_behind_a_failed_message_in_its_batch_was_tried_with_it() -> 
 
     assert seen[0] == [(b"0", 0), (b"1", 0), (b"2", 0)]
     assert [one for batch in seen[1:] for one in batch] == [(b"0", 1), (b"0", 2), (b"1", 1), (b"2", 1), (b"3", 0)]
-
-
-def test_a_message_made_by_hand_says_what_it_is_given() -> None:
-    assert Message.of(b"v").attempt == 0
-    assert Message.of(b"v", attempt=2).attempt == 2

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import tenacity
-from consuming import consumer_of
 from noted_middlewares import noted
 from stepped_engine import SteppedEngine
 
@@ -21,9 +20,8 @@ from penstock.devbroker import DevBroker
 from penstock.errors import BatchError, PenstockError
 from penstock.message import Message
 from penstock.testing import TestApp
+from support.consumers import NewTopic, consumer_of
 from waiting import wait_until
-
-NewTopic = Callable[..., str]
 
 
 def noted_async(name: str, log: list[str]) -> Callable[[Any, CallNext], Any]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import resource
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import tenacity
 from confluent_kafka import OFFSET_INVALID, Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kafka_tools import Recorder, committed, ends, produce, transactional, wait_for_markers
+from kafka_tools import Recorder, committed, ends, produce
 from penstock.consumer import ConsumerSettings, LitePushConsumer, handler, retry
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
@@ -211,25 +209,6 @@ def test_an_offset_that_is_not_in_the_log_stops_the_consumer_where_no_policy_is_
     assert "the consumer stops: the group's offset is not in the log" in caplog.text
 
 
-def test_aborted_messages_at_the_tail_leave_no_lag(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"x")] * 3)
-    producer = transactional(broker.bootstrap_servers)
-    producer.begin_transaction()
-    for _ in range(20):
-        producer.produce(topic, b"never")
-    producer.flush()
-    producer.abort_transaction()
-    wait_for_markers(broker.bootstrap_servers, topic)
-    seen = Recorder()
-
-    with consumer_of(broker, topic, seen) as consumer:
-        wait_until(lambda: at(broker, topic).offset == 24)
-        wait_until(lambda: (one := consumer.explain()) and (one[0].lag, one[0].state) == (0, "idle"))
-
-    assert len(seen.calls) == 3
-
-
 def test_a_poison_fraction_stops_nothing_until_its_own_budget_is_full(broker: DevBroker, new_topic: NewTopic) -> None:
     topic = new_topic()
 
@@ -340,39 +319,3 @@ def test_a_partition_that_was_paused_when_it_left_runs_when_it_comes_back(
         gate.set()
         wait_until(lambda: len(set(seen.places())) == 400)
         wait_until(lambda: first.statistics().in_flight == 0)
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def test_memory_stays_within_the_bytes_allowed_and_what_the_client_has_fetched(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic, count = new_topic(), 250
-    for _ in range(count // 25):
-        produce(broker.bootstrap_servers, topic, ((None, b"x" * 900_000) for _ in range(25)))
-    gate = threading.Event()
-    sizes: list[int] = []
-
-    def function(message: Message) -> None:
-        gate.wait(120)
-        sizes.append(len(message.value or b""))
-
-    settings: dict[str, object] = {
-        "max_in_flight_bytes": 20 * MEGABYTE,
-        "fetch_size": 5,
-        "config": {"queued.max.messages.kbytes": 20_000, "max.partition.fetch.bytes": 2 * MEGABYTE},
-    }
-    before = resident_bytes()
-    with consumer_of(broker, topic, function, settings) as consumer:
-        wait_until(lambda: (one := consumer.statistics().partitions) and one[0].paused == "byte limit")
-        held = resident_bytes() - before
-        in_flight = consumer.statistics().partitions[0].bytes_in_flight
-        gate.set()
-        wait_until(lambda: len(sizes) == count, timeout=60)
-
-    assert 20 * MEGABYTE <= in_flight <= 25 * MEGABYTE
-    # In flight, one fetch, the client's queue, and as much again for what the allocator keeps.
-    assert held <= 100 * MEGABYTE
-    assert set(sizes) == {900_000}

@@ -12,11 +12,12 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from publishing_apps import app_of, in_flight, written
+from publishing_apps import in_flight, written
 
 import penstock
 from penstock import Outgoing
 from penstock.testing import TestApp, TestBroker
+from support.consumers import app_of
 
 
 @pytest.mark.parametrize(

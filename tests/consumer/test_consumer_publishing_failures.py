@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
-from publishing_apps import app_of, in_flight, written
+from publishing_apps import in_flight, written
 
 import penstock
 from penstock import Outgoing
-from penstock.consumer.handlers.results import Result
-from penstock.consumer.publishing.result_publisher import ResultPublisher
 from penstock.errors import ConfigurationError, TopicNotFoundError
 from penstock.testing import TestApp, TestBroker
+from support.consumers import app_of
 
 
 @pytest.mark.parametrize(
@@ -116,53 +114,6 @@ def test_a_producer_that_failed_for_ever_is_replaced_and_nothing_is_missing() ->
         assert in_flight(test) == 0
 
     assert list(dict.fromkeys(values)) == [b"before", *(b"%d" % number for number in range(5))]
-
-
-class FailingProducer:
-    """Stands in for a `LastingProducer`."""
-
-    def __init__(self) -> None:
-        self.failure: KafkaError | None = None
-        self.written: list[bytes] = []
-        self._out: list[Any] = []
-
-    def renew(self) -> bool:
-        failure, self.failure = self.failure, None
-        out, self._out = self._out, []
-        for told in out:
-            told(failure, None)
-        return True
-
-    def produce(self, _topic: str, value: bytes, _key: bytes, *, on_delivery: Any, **_more: object) -> None:
-        if self.failure is not None:
-            self.renew()
-        self.written.append(value)
-        self._out.append(on_delivery)
-
-    def poll(self, _timeout: float) -> int:
-        return 0
-
-
-def test_what_a_producer_had_that_failed_for_ever_is_sent_before_what_came_later() -> None:
-    fatal = KafkaError(KafkaError._FENCED, "fenced", fatal=True)
-    producer = FailingProducer()
-    publisher = ResultPublisher(lambda _lane, _refused: None)
-    publisher._producer = cast("Any", producer)
-    assignment = SimpleNamespace(active=True, tracker=SimpleNamespace(complete=lambda *_: None))
-    fetch = SimpleNamespace(assignment=assignment, block=None)
-
-    def submit(*values: bytes) -> None:
-        results = [Result("out", value, b"k", [], -1) for value in values]
-        publisher.submit(cast("Any", None), [cast("Any", (fetch, 0, None))], results)
-
-    submit(b"1", b"2")
-    publisher.serve()
-    producer.failure = fatal
-    submit(b"3")
-    for _ in range(5):
-        publisher.serve()
-
-    assert producer.written == [b"1", b"2", b"1", b"2", b"3"]
 
 
 def test_a_batch_that_returns_too_few_plain_values_fails() -> None:

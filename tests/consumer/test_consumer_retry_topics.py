@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
 import tenacity
 from confluent_kafka import TopicPartition
 
-from kafka_tools import Recorder, committed, produce, read_all
+from kafka_tools import Recorder, produce, read_all
 from penstock.app import App
-from penstock.consumer import CallNext, ConsumerSettings, DeferredCompletion, LitePushConsumer, handler, retry
+from penstock.consumer import CallNext, ConsumerSettings, LitePushConsumer, handler, retry
 from penstock.consumer.retry_topics import (
     DUE,
     ORIGIN,
@@ -77,101 +76,6 @@ def test_what_waits_in_a_retry_topic_is_never_passed_over_by_auto_offset_reset(r
         committed = test.committed(waits_in)
 
     assert (handled, committed) == ([waits_in.encode()], {0: 1})
-
-
-@pytest.mark.parametrize("dead_letter_format", ["kafka", "spring"])
-def test_a_message_takes_its_rounds_and_its_dead_letter_tells_where_it_first_came_from(
-    broker: DevBroker, new_topic: NewTopic, dead_letter_format: str
-) -> None:
-    topic = new_topic(partitions=2)
-    produce(broker.bootstrap_servers, topic, [(b"k", b"fine"), (b"k", b"poison"), (b"k", b"behind")])
-    seen: list[tuple[str, int, int, bytes | None, float]] = []
-
-    def function(message: Message) -> None:
-        seen.append((message.topic, message.partition, message.offset, message.value, time.monotonic()))
-        if message.value == b"poison":
-            raise PoisonError
-
-    with consumer_of(broker, topic, function, dead_letter_format=dead_letter_format) as consumer:
-        wait_until(lambda: consumer.statistics().dead_letters == 1)
-        wait_until(lambda: sum(one.in_flight for one in consumer.statistics().partitions) == 0)
-        statistics = consumer.statistics()
-
-    tries = [(place, offset, at) for place, _, offset, value, at in seen if value == b"poison"]
-    (partition,) = {one[1] for one in seen if one[0] == topic}
-    # In the retry topic too it is shown with the place that it first came from.
-    assert [(place, offset) for place, offset, _ in tries] == [(topic, 1)] * 3
-    # Each wait was at least what was asked for, by a header in whole milliseconds.
-    assert tries[1][2] - tries[0][2] >= 0.29
-    assert tries[2][2] - tries[1][2] >= 0.19
-    letters = f"dlq.{topic}" if dead_letter_format == "kafka" else f"{topic}-dlt"
-    (letter,) = read_all(broker.bootstrap_servers, letters)
-    origin = read(letter.headers() or [])
-    assert origin is not None
-    assert (origin.topic, origin.partition, origin.offset) == (topic, partition, 1)
-    assert not [name for name, _ in letter.headers() or () if name.startswith("penstock-retry-")]
-    assert (statistics.retry_topic, statistics.handled, statistics.received) == (2, 2, 5)
-    assert committed(broker.bootstrap_servers, f"g-{topic}", topic, 2)[partition].offset == 3
-
-
-def test_a_message_that_waits_in_its_retry_topic_holds_neither_its_key_nor_the_watermark(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"poison"), *((b"k", b"%d" % i) for i in range(20))])
-    seen: list[bytes | None] = []
-
-    def function(message: Message) -> None:
-        if message.value == b"poison":
-            raise PoisonError
-        seen.append(message.value)
-
-    with consumer_of(broker, topic, function, retry_delays=(600,)) as consumer:
-        # Ten minutes pass before the retry: whoever gets here did not wait for it.
-        wait_until(lambda: len(seen) == 20)
-        wait_until(lambda: committed(broker.bootstrap_servers, f"g-{topic}", topic, 1)[0].offset == 21)
-        produce(broker.bootstrap_servers, retry_topic(f"g-{topic}", topic, 600), [(b"k", b"due")])
-        wait_until(lambda: b"due" in seen)
-        parked = {one.topic: one.parked for one in consumer.statistics().partitions}
-        consumer.request_stop(now=True)
-
-    assert parked == {topic: 0, f"retry.g-{topic}.{topic}.600s": 1}
-    assert b"poison" not in seen
-
-
-def test_a_retry_waits_for_a_completion_of_its_key_that_is_out_and_then_holds_the_key_itself(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"first")])
-    out: dict[bytes | None, DeferredCompletion] = {}
-
-    def function(message: Message) -> DeferredCompletion:
-        out[message.value] = completion = DeferredCompletion()
-        if message.key == b"other":
-            completion.complete()
-        return completion
-
-    with consumer_of(broker, topic, function) as consumer:
-        wait_until(lambda: b"first" in out)
-        retries = retry_topic(f"g-{topic}", topic, 0.3)
-        produce(broker.bootstrap_servers, retries, [(b"k", b"again"), (b"other", b"passes")])
-        wait_until(lambda: b"passes" in out)
-        wait_until(lambda: sum(one.parked for one in consumer.statistics().partitions) == 2)
-        began_early = b"again" in out
-        out[b"first"].complete()
-        wait_until(lambda: b"again" in out)
-        produce(broker.bootstrap_servers, topic, [(b"k", b"later"), (b"other", b"passes too")])
-        wait_until(lambda: b"passes too" in out)
-        wait_until(lambda: sum(one.parked for one in consumer.statistics().partitions) == 2)
-        later_began_early = b"later" in out
-        out[b"again"].complete()
-        wait_until(lambda: b"later" in out)
-        out[b"later"].complete()
-        wait_until(lambda: consumer.statistics().handled == 5)
-
-    assert not began_early
-    assert not later_began_early
 
 
 def test_messages_of_a_key_and_its_retries_never_overlap(broker: DevBroker, new_topic: NewTopic) -> None:
@@ -354,22 +258,6 @@ def test_what_waits_for_a_delay_that_its_handler_has_no_more_is_handled_all_the_
         assert second.statistics().dropped == 1
 
     assert seen == [(b"poison", 0), (b"poison", 1), (b"poison", 2)]
-
-
-def test_the_policy_is_asked_in_each_round_before_the_next(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"poison")])
-    places: list[str] = []
-
-    def function(message: Message) -> None:
-        places.append(message.topic)
-        raise PoisonError
-
-    policy = retry(attempts=2, wait=tenacity.wait_fixed(0.02))
-    with consumer_of(broker, topic, function, retry_policy=policy, retry_delays=(0.05,)) as consumer:
-        wait_until(lambda: consumer.statistics().dead_letters == 1)
-
-    assert places == [topic] * 4
 
 
 def app_of_delays(seen: list[tuple[bytes | None, float]], clock: list[TestApp], **limits: int) -> App:

@@ -21,7 +21,7 @@ from confluent_kafka.serialization import (
     SerializationContext,
 )
 from registries import AVRO, ProtobufOrder, mock_registry, order, serdes_of
-from serdes_apps import VALUE, Told, app_of, framed
+from serdes_apps import VALUE, Told, framed
 
 import penstock
 from kafka_tools import produce, read_all
@@ -30,6 +30,7 @@ from penstock.consumer.handlers.serialization.encoding import encoder_of
 from penstock.consumer.handlers.serialization.serdes import RecordEncoder
 from penstock.devbroker import DevBroker
 from penstock.testing import TestApp
+from support.consumers import app_of
 from waiting import wait_until
 
 ORIGINAL_KEY = "sr_original_key"
