@@ -12,11 +12,11 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.consumer import handler
-from penstock.consumer.assignments import Assignment, Fetch
+from penstock.consumer.assignments import Assignment, Fetch, Item
 from penstock.consumer.handlers.results import Result
 from penstock.consumer.publishing.transaction import Places, Transaction
 from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
-from penstock.offsets import CommitPoint
+from penstock.offsets import MAX_METADATA_CHARS, CommitPoint
 from penstock.testing import TestClock
 
 
@@ -64,18 +64,28 @@ class Stepped:
         self.publisher._runner = cast("Any", self.runner)
         self.publisher.changed = self.changed
         self.publisher.set_metadata("generation")
+        self.map_chars = MAX_METADATA_CHARS
         self._next = 0
 
     def changed(self, with_done: Mapping[Assignment, Places]) -> dict[Assignment, CommitPoint]:
-        point = self.assignment.tracker.commit_point(with_done=with_done.get(self.assignment, {}))
+        point = self.assignment.tracker.commit_point(self.map_chars, with_done=with_done.get(self.assignment, {}))
         mine = {} if point == self.assignment.committed else {self.assignment: point}
         return {one: at for one, at in (mine | self.others).items() if not one.is_gone}
 
-    def submit(self, value: bytes) -> None:
+    def take_in(self) -> Item:
         block = self.assignment.tracker.register([self._next], 1)
         self._next += 1
-        item = Fetch(self.assignment, block, 0.0), 0, cast("Any", None)
-        self.publisher.submit(cast("Any", None), (item,), [Result("out", value, b"k", [], -1)])
+        return Fetch(self.assignment, block, 0.0), 0, cast("Any", None)
+
+    def submit(self, value: bytes, item: Item | None = None) -> None:
+        lane: Any = "a lane"
+        self.publisher.submit(lane, (item or self.take_in(),), [Result("out", value, b"k", [], -1)])
+
+    def forward(self, value: bytes, item: Item) -> None:
+        def complete() -> None:
+            self.assignment.tracker.complete(item[0].block, (item[1],))
+
+        self.publisher.forward(item, Result("dlq", value, b"k", [], -1), complete, lambda _: None)
 
     def transact(self, times: int = 3) -> None:
         for _ in range(times):
@@ -146,3 +156,25 @@ def test_a_right_that_is_missing_is_passed_on_and_the_same_failure_is_logged_onc
     assert stepped.runner.committed_values == [b"1"]
     assert stepped.publisher.lacks_right
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
+@pytest.mark.parametrize("kind", ["results", "dead letters"])
+def test_what_the_offset_map_has_no_room_for_waits_and_holds_back_nothing_that_gives_it_room(kind: str) -> None:
+    stepped = Stepped()
+    stepped.map_chars = 0
+    # The second is of the first one's key, and is handled after it; the third, of another, was quicker than both.
+    first, second, third = (stepped.take_in() for _ in range(3))
+    put = stepped.submit if kind == "results" else stepped.forward
+    put(b"third", third)
+    stepped.transact(1)
+    alone = list(stepped.runner.committed_values)
+    put(b"first", first)
+    stepped.transact(1)
+    room_for_one = list(stepped.runner.committed_values)
+    put(b"second", second)
+
+    stepped.transact()
+
+    assert (alone, room_for_one) == ([], [b"first"])
+    assert stepped.runner.committed_values == [b"first", b"third", b"second"]
+    assert (stepped.publisher.waiting, stepped.runner.positions["in", 0].offset) == (0, 3)
