@@ -6,7 +6,6 @@ import tenacity
 
 from penstock import App
 from penstock.consumer import retry
-from penstock.errors import BatchError
 from penstock.message import Message
 from penstock.testing import TestApp
 
@@ -80,21 +79,3 @@ def test_the_messages_of_a_batch_count_each_for_itself() -> None:
         [(b"2", 2)],
         [(b"3", 0)],
     ]
-
-
-def test_what_stood_behind_a_failed_message_in_its_batch_was_tried_with_it() -> None:
-    app, seen = an_app(), list[list[tuple[bytes | None, int]]]()
-
-    @app.handler("t", batch=3, retry=THREE_TIMES, on_failure="drop")
-    def handle(messages: list[Message]) -> None:
-        seen.append([(message.value, message.attempt) for message in messages])
-        if messages[0].value == b"0" and messages[0].attempt < 2:
-            raise BatchError({0: ValueError()})
-
-    with TestApp(app) as test:
-        for number in range(4):
-            test.send("t", str(number), key="k")
-        test.advance(20)
-
-    assert seen[0] == [(b"0", 0), (b"1", 0), (b"2", 0)]
-    assert [one for batch in seen[1:] for one in batch] == [(b"0", 1), (b"0", 2), (b"1", 1), (b"2", 1), (b"3", 0)]

@@ -14,7 +14,7 @@ from stepped_engine import ONCE_A_SECOND, SteppedEngine
 
 from penstock.consumer import DeferredCompletion, Kind, handler, retry
 from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.errors import BatchError, MessageFormatError
+from penstock.errors import BatchError
 from penstock.message import Message
 from penstock.testing import TestBroker
 from support.consumers import consumer_of, group_of
@@ -89,18 +89,6 @@ def test_a_batch_that_is_not_full_waits_for_linger_and_a_full_one_does_not() -> 
     assert waiting == []
     assert full == not_yet == [[b"1", b"2", b"3"]]
     assert seen.calls == [[b"1", b"2", b"3"], [b"4"]]
-
-
-def test_a_batch_that_cannot_grow_does_not_wait_for_linger() -> None:
-    # Behind it stand messages of another partition: those that come for this one cannot join it.
-    seen = Batches()
-    stepped = SteppedEngine({"a": handler(seen, batch=3, linger=10), "b": handler(seen, batch=3, linger=10)})
-
-    stepped.feed("a", (b"k", b"a1"))
-    stepped.feed("b", (b"k", b"b1"))
-    stepped.serve()
-
-    assert seen.calls == [[b"a1"]]
 
 
 def test_a_drain_that_begins_while_a_batch_decides_to_wait_is_not_missed() -> None:
@@ -204,21 +192,6 @@ def test_a_batch_handler_that_puts_its_completion_off_fails_by_name_at_every_try
     (stop,) = stepped.failures
     assert len(out) == 2
     assert "cannot put its completion off" in str(stop.__cause__)
-
-
-def test_messages_of_a_parked_key_wait_behind_it_while_others_fill_batches() -> None:
-    seen = Batches(lambda values: ValueError() if values[0] == b"bad" and len(seen.calls) < 3 else None)
-    stepped = SteppedEngine({"t": handler(seen, batch=3, retry_policy=retry(attempts=9, wait=tenacity.wait_fixed(1)))})
-
-    stepped.feed("t", (b"a", b"bad"))
-    stepped.serve()
-    stepped.feed("t", (b"a", b"a2"), (b"b", b"b1"), (b"a", b"a3"), (b"c", b"c1"), (b"b", b"b2"))
-    stepped.serve()
-    before = list(seen.calls)
-    stepped.pass_time(1)
-
-    assert before == [[b"bad"], [b"b1", b"c1", b"b2"]]
-    assert seen.calls[2:] == [[b"bad"], [b"a2", b"a3"]]
 
 
 def test_an_async_batch_is_served_by_the_same_rules() -> None:
@@ -334,28 +307,6 @@ def test_an_undecodable_value_ends_its_batch_and_those_behind_it_come_in_batches
     assert seen.calls == [values(range(3)), values(range(4, 104)), values(range(104, 204)), values(range(204, 250))]
     assert stepped.deliveries.sent == [("dlq.t", b"3")]
     assert stepped.of("t").tracker.in_flight == 0
-
-
-def test_an_undecodable_value_among_those_that_wait_ends_their_batch() -> None:
-    def decode(value: bytes) -> bytes:
-        if value == b"7":
-            raise MessageFormatError
-        return value
-
-    seen = Batches(names(b"1"))
-    stepped = SteppedEngine(
-        {"t": handler(seen, batch=10, decoder=decode, retry_policy=ONCE_A_SECOND, on_failure="drop")}
-    )
-
-    stepped.feed("t", *of_one_key(20))
-    stepped.serve()
-    for _ in range(3):
-        stepped.pass_time(1)
-
-    assert seen.calls[0] == values(range(7))
-    assert seen.calls[1:] == [[b"1"], [b"1"], values(range(2, 7)), values(range(8, 18)), values(range(18, 20))]
-    assert stepped.of("t").tracker.in_flight == 0
-    assert stepped.count("dropped") == 2
 
 
 @pytest.mark.parametrize(

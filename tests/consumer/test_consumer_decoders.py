@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import example, given, strategies
+from hypothesis import example, given, settings, strategies
 from stepped_engine import SteppedEngine
 
 from penstock.consumer import handler
@@ -153,6 +153,7 @@ def test_what_is_no_decoder_is_refused(given: object) -> None:
         handler(print, decoder=given)  # type: ignore[arg-type] # that is what is tested
 
 
+@settings(max_examples=40)
 @given(
     strategies.one_of(
         strategies.binary(),

@@ -134,27 +134,3 @@ def test_what_a_filter_refused_in_a_slice_is_done_and_counted_while_a_handler_be
 
     assert seen == [(3, 3, 6)]
     assert (slot.handled, slot.filtered, stepped.of("t").tracker.watermark) == (5, 5, 10)
-
-
-def test_what_cannot_be_decoded_in_a_slice_fails_and_the_others_are_handled() -> None:
-    slot = ExecutionSlot(Kind.THREAD, "slot")
-    slot.slice_size = 10
-    handled = Handled()
-    stepped = SteppedEngine({"t": handler(handled, decoder="json", on_failure="drop")})
-    stepped.feed("t", *_TEN[:3], (b"bad", b"{"), *_TEN[4:])
-
-    _serve(stepped, slot)
-
-    assert handled.values == [value for _, value in _TEN if value != b"3"]
-    assert (slot.failed, slot.dropped, stepped.of("t").tracker.watermark) == (1, 1, 10)
-
-
-def test_a_header_as_key_needs_no_thread_for_keys() -> None:
-    handled = Handled()
-    stepped = SteppedEngine({"t": handler(handled, key="header:account")})
-
-    stepped.feed("t", *_TEN, headers=(("account", b"a"),))
-    stepped.serve()
-
-    assert stepped.engine.key_resolver is None
-    assert handled.values == [value for _, value in _TEN]
