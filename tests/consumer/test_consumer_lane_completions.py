@@ -99,26 +99,6 @@ def test_a_dead_letter_acknowledged_after_a_revocation_never_settles_the_message
     assert stepped.of("kept").tracker.in_flight == 0
 
 
-def test_a_partition_that_comes_back_waits_for_the_completion_of_its_former_owner() -> None:
-    puts = Puts()
-    stepped = SteppedEngine({"t": handler(puts)})
-    stepped.feed("t", (b"k", b"1"))
-    stepped.serve()
-    first = puts.out[b"1"]
-
-    stepped.revoke("t")
-    again = stepped.assign("t")
-    stepped.feed("t", (b"k", b"1"))
-    stepped.serve()
-    while_out = list(puts.calls)
-    first.complete()
-    stepped.serve()
-
-    assert while_out == [b"1"]
-    assert puts.calls == [b"1", b"1"]
-    assert again.tracker.in_flight == 1
-
-
 def test_a_completion_that_fails_is_retried_by_the_policy_from_the_time_of_its_own_first_try() -> None:
     puts = Puts()
     policy = retry(stop=tenacity.stop_after_delay(100), wait=tenacity.wait_fixed(1))
@@ -178,20 +158,6 @@ def test_a_completion_returned_for_two_messages_is_a_failure_of_the_second_only(
     assert stepped.of("t").tracker.in_flight == 0
 
 
-def test_the_first_of_two_calls_decides_a_completion() -> None:
-    puts = Puts()
-    stepped = SteppedEngine({"t": handler(puts)})
-    stepped.feed("t", (b"k", b"1"))
-    stepped.serve()
-
-    answers = [puts.out[b"1"].complete(), puts.out[b"1"].complete(), puts.out[b"1"].fail(ValueError())]
-    stepped.serve()
-
-    assert answers == [True, False, False]
-    assert stepped.count("failed") == 0
-    assert stepped.of("t").tracker.in_flight == 0
-
-
 @pytest.mark.parametrize("error", [None, "words", 7])
 def test_a_completion_failed_with_what_is_no_exception_has_failed_all_the_same(error: object) -> None:
     puts = Puts()
@@ -232,7 +198,7 @@ def test_a_completion_that_came_keeps_neither_its_timer_nor_its_message_until_th
 
     puts = Puts()
     stepped = SteppedEngine({"t": handler(puts, deferred_timeout=600)})
-    records = [Kept("t", 0, place, b"k%d" % place, b"%d" % place, (), None) for place in range(5_000)]
+    records = [Kept("t", 0, place, b"k%d" % place, b"%d" % place, (), None) for place in range(2_500)]
     watched = [weakref.ref(record) for record in records]
 
     stepped.engine.router.route(records, stepped.clock.monotonic())
@@ -244,7 +210,7 @@ def test_a_completion_that_came_keeps_neither_its_timer_nor_its_message_until_th
     stepped.serve()
     gc.collect()
 
-    assert waiting == 5_000
+    assert waiting == 2_500
     assert len(stepped.engine.timers) < 2_000
     assert sum(ref() is not None for ref in watched) < 10
     assert stepped.engine.timers.next_due() is None

@@ -5,36 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
 
 from penstock.consumer.polling.group.membership import Membership
 from penstock.consumer.polling.stop_request import StopRequest
 from penstock.consumer.settings import ConsumerSettings
 from penstock.testing import TestClock
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        KafkaException(KafkaError(KafkaError._TIMED_OUT)),
-        RuntimeError("closed already"),
-        SystemError("exception <class 'str'> is not a BaseException subclass"),
-    ],
-)
-def test_what_the_library_raises_while_it_leaves_is_logged_and_ends_nothing(
-    error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Client:
-        def close(self) -> None:
-            raise error
-
-    membership = object.__new__(Membership)
-    membership.client = Client()  # type: ignore[assignment] # what is used of it
-
-    membership.leave()
-
-    assert "leaving the group: " in caplog.text
-    assert "what was not committed is handled again" in caplog.text
 
 
 def test_a_poll_thread_that_hangs_before_it_leaves_holds_no_stop(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from stepped import Stepped
 
@@ -96,15 +94,6 @@ def test_a_batch_in_the_handler_is_done_as_a_whole_or_not_at_all() -> None:
 
     assert (second.blocking_offset, second.state, second.in_flight) == (2, "in handler", 4)
     assert (third.blocking_offset, third.state) == (3, "parked")
-
-
-def test_the_watchdog_says_whether_the_message_it_reports_holds_the_watermark(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "penstock"):
-        stepped = stuck_at_3(stall_after=5.0)
-        stepped.poll()
-
-    assert "t[0]@3 has been in nothing for 7.0 s" in caplog.text
-    assert "the watermark of t[0] is 3, held by this message" in caplog.text
 
 
 class Incomparable(FixedRecord):

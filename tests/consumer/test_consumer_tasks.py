@@ -72,23 +72,6 @@ def test_a_context_variable_that_one_message_sets_is_not_seen_by_the_next() -> N
     assert seen == [None] * 20
 
 
-def test_a_context_variable_that_is_changed_and_put_back_costs_no_further_task() -> None:
-    tasks: list[object] = []
-
-    async def sets_and_resets(message: Message) -> None:
-        token = USER.set(message.key)
-        await asyncio.sleep(0)
-        USER.reset(token)
-        tasks.append(asyncio.current_task())
-
-    with running(handler(sets_and_resets)) as stepped:
-        stepped.feed("t", *messages(20))
-        wait_until(lambda: done(stepped))
-
-    assert len(tasks) == 20
-    assert len({id(task) for task in tasks}) == 1
-
-
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_cancel_that_a_handler_swallowed_does_not_poison_a_task_group_of_a_later_message(waits: bool) -> None:
     asked: list[int] = []
