@@ -114,25 +114,6 @@ def test_a_sink_that_fails_is_started_again_while_the_handler_goes_on(
     assert sink.last_error is not None
 
 
-def test_a_sink_that_fails_too_often_stops_the_app_with_a_sentence(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
-) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"x")])
-    app = App("fails", bootstrap_servers=broker.bootstrap_servers)
-    calls: list[int] = []
-
-    @app.sink(topic, trigger="1 second", name="broken", restarts=1, checkpoint_location=str(tmp_path))
-    def broken(_batch: DataFrame, batch_id: int) -> None:
-        calls.append(batch_id)
-        raise ValueError("no room")
-
-    with app.start() as running, pytest.raises(SinkError, match=r"the query broken ended: .* started again 1 time "):
-        running.wait(SPARK_S)
-
-    assert set(calls) == {0}
-
-
 class Stored:
     """A sink that keeps rows, and tells what it was asked."""
 
@@ -194,45 +175,6 @@ def test_wrong_settings_of_sinks_are_refused_at_once() -> None:
         app.sink("orders", sink="sqlite://")(lambda frame: frame)  # type: ignore[arg-type] # it is the mistake
 
 
-def test_a_sink_that_does_not_start_leaves_no_other_running(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
-) -> None:
-    topic = new_topic()
-    app = App("leak", bootstrap_servers=broker.bootstrap_servers)
-    for name, options in (("first", {}), ("second", {"maxOffsetPerTrigger": "10"})):
-        app.sink(topic, name=name, options=options, checkpoint_location=str(tmp_path / name))(
-            lambda _batch, _batch_id: None
-        )
-
-    with pytest.raises(ConfigurationError, match="did you mean maxOffsetsPerTrigger"):
-        app.start()
-
-    assert [query.name for query in spark.streams.active] == []
-
-
-def test_a_sink_beside_a_handler_takes_its_options_and_of_the_settings_what_means_something_to_it(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
-) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"x")] * 25)
-    counts: list[int] = []
-    seen = Recorder()
-    app = App(
-        "settings",
-        bootstrap_servers=broker.bootstrap_servers,
-        config={"auto.offset.reset": "earliest", "session.timeout.ms": 6000, "error_cb": print, "client.id": "both"},
-    )
-    app.handler(topic)(seen)
-    app.sink(topic, trigger="1 second", options={"maxOffsetsPerTrigger": "10"}, checkpoint_location=str(tmp_path))(
-        lambda batch, _: counts.append(batch.count())
-    )
-
-    with app.start():
-        wait_until(lambda: sum(counts) == 25 and len(seen.calls) == 25, timeout=SPARK_S)
-
-    assert max(counts) <= 10
-
-
 def test_of_several_processes_the_first_runs_the_sinks(
     spark: SparkSession, broker: DevBroker, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -253,19 +195,6 @@ def test_of_several_processes_the_first_runs_the_sinks(
         in_the_first = [query.isActive for query in first.queries]
 
     assert (in_the_second, in_the_first) == ([], [True])
-
-
-def test_a_sink_that_remembers_nothing_is_refused_without_a_checkpoint(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic()
-    app = App("forgets", bootstrap_servers=broker.bootstrap_servers)
-    app.sink(topic, name="forgetful")(lambda _batch, _batch_id: None)
-
-    with pytest.raises(ConfigurationError, match="the sink of the query forgetful has no ledger, and the query no che"):
-        app.start()
-
-    assert [query.name for query in spark.streams.active] == []
 
 
 def test_a_sink_for_a_missing_topic_is_refused_before_spark_starts_it(spark: SparkSession, broker: DevBroker) -> None:

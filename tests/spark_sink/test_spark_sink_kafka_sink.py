@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import pickle
-from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import lose_commit
 from confluent_kafka import Producer
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 
 from kafka_tools import read_all
 from penstock.clients import factory as making
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
-from penstock.spark_sink import KafkaSink, start_sink
+from penstock.spark_sink import KafkaSink
 from penstock.spark_sink.ledger.kafka_target import Row
 from penstock.spark_sink.sinks.kafka_publication import PIECE_BYTES, PIECE_ROWS, pieces
 
@@ -40,54 +36,6 @@ def sink_to(broker: DevBroker) -> Callable[..., KafkaSink]:
 def values(broker: DevBroker, topic: str, **how: bool) -> list[bytes | None]:
     """Return what a plain reader sees, sorted."""
     return sorted((one.value() for one in read_all(broker.bootstrap_servers, topic, **how)), key=lambda v: v or b"")
-
-
-def test_a_replayed_batch_and_a_lost_checkpoint_publish_nothing_twice(
-    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
-) -> None:
-    source, topic, seen = new_topic(partitions=2), new_topic(partitions=3), list[int]()
-    sink = KafkaSink(broker.bootstrap_servers, topic, name=topic, ledger_topic=LEDGER)
-
-    def store(batch: DataFrame, batch_id: int) -> None:
-        seen.append(batch_id)
-        sink(batch, batch_id)
-
-    def run(checkpoint: str) -> None:
-        query = start_sink(
-            spark,
-            source,
-            store,
-            bootstrap_servers=broker.bootstrap_servers,
-            trigger="available now",
-            name=topic,
-            checkpoint_location=str(tmp_path / checkpoint),
-            options={"includeHeaders": "true"},
-        )
-        assert query.awaitTermination(150)
-
-    def by_key() -> dict[bytes | None, list[bytes | None]]:
-        found = defaultdict(list)
-        for one in read_all(broker.bootstrap_servers, topic):
-            assert one.headers() == [("trace", b"\x01"), ("empty", None)]
-            found[one.key()].append(one.value())
-        return found
-
-    rows = [(b"key-%d" % (n % 7), b"%d" % n) for n in range(140)]
-    expected = {key: [value for own, value in rows if own == key] for key, _ in rows}
-    headers = [("trace", b"\x01"), ("empty", None)]
-    for part in (rows[:70], rows[70:]):
-        for key in expected:
-            # All of a key in one partition: that is what its order hangs on.
-            write(source, int(key[-1:]) % 2, [row for row in part if row[0] == key], headers)
-        run("checkpoint")
-    lose_commit(tmp_path / "checkpoint", 1)
-    run("checkpoint")
-    after_replay = by_key()
-    run("another checkpoint")
-
-    assert seen == [0, 1, 1, 0]  # the batches really came twice
-    assert after_replay == expected
-    assert by_key() == expected
 
 
 def test_a_batch_that_shall_be_whole_is_seen_whole_or_not_at_all(
@@ -114,27 +62,6 @@ def test_a_batch_that_shall_be_whole_is_seen_whole_or_not_at_all(
 
     assert looks == [(30, 0)]  # all of it was on the broker, and no reader saw any; the second time nothing was written
     assert [len(values(broker, topic)) for topic in topics] == [15, 15]
-
-
-def test_rows_below_the_ledger_are_left_out_and_told(
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    frame_of: FrameOf,
-    sink_to: Callable[..., KafkaSink],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    topic = new_topic()
-    sink = sink_to(topic)
-
-    sink(frame_of("value STRING", [(p, n, f"{p}-{n}") for p in (0, 1) for n in range(5)]), 0)
-    # One message may give several rows; a NULL value is one.
-    sink(frame_of("value STRING", [(0, 4, "0-4"), (0, 5, "new"), (0, 5, "new too"), (1, 5, None)]), 1)
-    sink(frame_of("value STRING", []), 2)
-
-    assert "batch 1: 1 of 4 rows for sink" in caplog.text
-    assert "orders[0]" in caplog.text
-    wanted = [None, *(f"{p}-{n}".encode() for p in (0, 1) for n in range(5)), b"new", b"new too"]
-    assert values(broker, topic) == wanted
 
 
 def test_what_cannot_be_published_is_told_without_its_value_and_comes_again(
@@ -207,10 +134,3 @@ def test_a_wrong_setting_is_named_without_secrets(settings: dict[str, Any], name
         KafkaSink(**{"bootstrap_servers": "127.0.0.1:1", "topic": "t", "name": "n"} | settings)
 
     assert "canary-4711" not in str(caught.value)
-
-
-def test_a_sink_can_be_pickled_and_does_not_show_its_settings() -> None:
-    sink = KafkaSink("127.0.0.1:1", "t", name="n", config={"sasl.password": "canary-4711"})
-
-    assert pickle.loads(pickle.dumps(sink)) == sink  # noqa: S301 - the test's own bytes
-    assert "canary-4711" not in repr(sink)

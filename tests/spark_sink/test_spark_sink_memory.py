@@ -79,15 +79,3 @@ def test_a_task_holds_no_more_of_large_messages_than_is_stated(
     assert len(large) * LARGE > TASK_BYTES + LIBRARIES, "a task that held everything would not be noticed"
     assert report["grown"] <= TASK_BYTES + LIBRARIES
     assert report["largest"] <= TASK_BYTES // 2
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(400)  # as above
-def test_a_gigabyte_of_large_messages_takes_no_more(broker: DevBroker, new_topic: Callable[..., str]) -> None:
-    """A partition with 1 GB behind; a quarter of a minute, and as much disk."""
-    topic = new_topic()
-    rows = fill(broker.bootstrap_servers, topic, ({"value": BODY, "key": b"%d" % n} for n in range(1_024)))
-
-    report = read_apart(broker.bootstrap_servers, topic, rows)
-
-    assert report["grown"] <= TASK_BYTES + LIBRARIES

@@ -68,10 +68,6 @@ def test_a_report_becomes_rows_seconds_offsets_and_lag() -> None:
     assert progress.lag == {("orders", 0): 4, ("orders", 1): 6}
 
 
-def test_a_report_of_nothing_to_do_is_no_batch() -> None:
-    assert not QueryProgress.parse(report(8, phases=IDLE)).executed
-
-
 @pytest.mark.parametrize("end", ['{"orders": {"0": 4}}', {"orders": {"0": 4}}])
 def test_offsets_come_as_texts_from_some_sources_and_as_objects_from_others(end: object) -> None:
     assert QueryProgress.parse(report(1, end=end)).ends == {("orders", 0): 4}
@@ -82,11 +78,6 @@ def test_other_sources_are_passed_over(end: object) -> None:
     progress = QueryProgress.parse(report(1, end=end, latest=end))
 
     assert (progress.ends, progress.lag) == ({}, {})
-
-
-@pytest.mark.parametrize("rate", ["NaN", "Infinity", None])
-def test_a_rate_that_is_no_number_counts_as_none(rate: object) -> None:
-    assert QueryProgress.parse(report(1, processedRowsPerSecond=rate)).rows_per_s == 0
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"id": 1, "runId": 2}', "nonsense"])
@@ -113,14 +104,6 @@ def test_each_batch_counts_once_in_whatever_order_its_reports_come() -> None:
 
     shown = publisher.shown("store")
     assert (shown.batches, shown.rows, shown.batch_id) == (4, 40, 3)
-
-
-def test_an_older_report_does_not_move_the_position_back() -> None:
-    publisher = ProgressPublisher()
-    publisher.take(report(5, end={"orders": {"0": 50}}))
-    publisher.take(report(4, end={"orders": {"0": 40}}))
-
-    assert publisher.shown("store").position == {("orders", 0): 50}
 
 
 def test_a_restarted_query_goes_on_counting_and_its_former_run_says_nothing_new_of_the_position() -> None:

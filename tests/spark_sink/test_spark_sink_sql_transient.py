@@ -14,7 +14,6 @@ from arrow_frames import PRICES, Letters, frame
 from databases import TestDatabase, new_database
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.sinks.sql import batch_transaction
 from penstock.spark_sink.sinks.sql import sink as sql_sink
 from penstock.spark_sink.sinks.sql.databases.errors import is_transient, refused
 from penstock.spark_sink.sinks.sql.databases.postgresql import PostgreSql
@@ -96,34 +95,6 @@ def test_a_task_that_loses_its_connection_has_the_batch_staged_anew(
     assert not lost
     assert "is tried again" in caplog.text
     assert server.rows("SELECT price FROM events ORDER BY price") == [(1,), (2,), (3,)]
-
-
-@pytest.mark.parametrize("staged", ["driver", "executors"])
-def test_a_commit_that_is_not_heard_of_is_no_second_call_of_the_sink(
-    server: TestDatabase, monkeypatch: pytest.MonkeyPatch, staged: Any
-) -> None:
-    sink = SqlSink(server.url, "totals", ["id"], sum_columns=["price"], staging=staged)
-    advance, commit = batch_transaction.advance_ledger, sa.RootTransaction._do_commit
-    lost = list[bool]()
-
-    def advanced(*what: Any) -> None:
-        advance(*what)
-        lost.append(False)
-
-    def unheard(self: sa.RootTransaction) -> None:
-        commit(self)
-        if lost == [False]:
-            lost[:] = [True]
-            raise sa.exc.DBAPIError("COMMIT", None, psycopg.OperationalError("the connection is lost"))
-
-    monkeypatch.setattr(batch_transaction, "advance_ledger", advanced)
-    monkeypatch.setattr(sa.RootTransaction, "_do_commit", unheard)
-    sink(frame(PRICES, BATCH, run="first"), 0)
-
-    assert lost == [True]
-    assert server.rows("SELECT id, price FROM totals ORDER BY id") == [("a", 4), ("b", 2)]
-    with pytest.raises(SinkError, match="given to table totals twice"):
-        sink(frame(PRICES, [(0, 1, "b", 9)], run="first"), 0)
 
 
 @pytest.mark.parametrize("staged", ["driver", "executors"])

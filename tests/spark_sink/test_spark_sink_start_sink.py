@@ -6,46 +6,10 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from pyspark.sql import SparkSession
-from source_batches import Batches
 
 from penstock.devbroker import DevBroker
-from penstock.errors import ConfigurationError
 from penstock.spark_sink import SqlSink, start_sink
-
-
-def test_start_sink_hands_every_batch_to_the_function(
-    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
-) -> None:
-    topic = new_topic()
-    write(topic, 0, [(b"k", b"v")])
-    batches = Batches()
-
-    query = start_sink(
-        spark,
-        [topic],
-        batches,
-        bootstrap_servers=broker.bootstrap_servers,
-        config={"client.id": "sink", "enable.ssl.certificate.verification": True},
-        trigger="available now",
-        name="stored",
-        checkpoint_location=str(tmp_path),
-    )
-
-    assert query.awaitTermination(150)
-    assert query.name == "stored"
-    assert [row[3:] for row in batches.all] == [(b"k", b"v")]
-    with pytest.raises(ConfigurationError, match="cannot travel"):
-        start_sink(
-            spark,
-            topic,
-            batches,
-            bootstrap_servers=broker.bootstrap_servers,
-            config={"error_cb": print},
-            name="stored",
-            checkpoint_location=str(tmp_path),
-        )
 
 
 def test_a_query_that_lost_its_checkpoint_begins_where_the_ledger_says_and_not_at_a_default(

@@ -21,7 +21,6 @@ from penstock.spark_sink.monitoring.progress import SinkState
 from penstock.spark_sink.queries.restarts import (
     LONGEST_WAIT_S,
     RIGHT_WAIT_S,
-    Restarts,
     is_permanent,
     lacks_right,
     summary_of,
@@ -113,15 +112,6 @@ def test_a_failed_query_is_started_again_after_waits_that_double_up_to_a_minute(
     assert world.one.last_error == "ValueError: no room"
 
 
-def test_waits_are_spread_by_chance_and_never_shorter() -> None:
-    chances = iter([0.0, 0.5, 0.999])
-    restarts = Restarts(10, lambda: next(chances))
-
-    waits = [restarts.next_wait_s() for _ in range(3)]
-
-    assert waits == [1.0, pytest.approx(2 * 1.125), pytest.approx(4 * 1.24975)]
-
-
 def test_a_committed_batch_begins_the_count_anew() -> None:
     world = World(restarts=2)
     world.one.start()
@@ -149,23 +139,6 @@ def test_a_batch_that_was_not_committed_does_not_begin_it_anew() -> None:
     assert world.one.state is SinkState.FAILED
     with pytest.raises(SinkError, match=r"the query orders ended: ValueError.*started again 2 times"):
         raise world.one.failure or AssertionError
-
-
-def test_a_batch_after_another_shows_that_the_other_was_committed() -> None:
-    def second_fails(_batch: object, batch_id: int) -> None:
-        if batch_id == 8:
-            raise ValueError("no room")
-
-    world = World(restarts=1, function=second_fails)
-    world.one.start()
-    for _ in range(3):
-        world.gates[-1](FRAME, 7)
-        with pytest.raises(ValueError, match="no room"):
-            world.gates[-1](FRAME, 8)
-        fail_at_once(world, RuntimeError("py4j says something long"))
-
-        assert world.one.last_error == "ValueError: no room"
-        world.wait_for_restart()
 
 
 @pytest.mark.parametrize(
@@ -224,10 +197,6 @@ def test_the_type_of_an_error_is_found_in_the_stack_that_spark_keeps_of_it(error
     (found,) = errors_in(f"Job aborted:\n{stack}\n\tat org.apache.spark.api.python.BasePythonRunner.read\n")
 
     assert (type(found), str(found)) == (type(error), str(error))
-
-
-def test_a_type_that_this_version_does_not_know_is_passed_over() -> None:
-    assert errors_in("penstock.errors.NoSuchError: x\npenstock.gone.Error: x\npenstock.errors: x\n") == []
 
 
 def test_a_start_that_fails_counts_like_a_query_that_fails() -> None:

@@ -10,14 +10,12 @@ from confluent_kafka import Producer
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
 
 from kafka_tools import wait_for_markers
-from penstock.clients import factory as making
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
 from penstock.spark_sink.source.batch_reader import BatchReader
 from penstock.spark_sink.source.offsets.planning import OffsetRange
 from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.offset_reader import OffsetReader
-from penstock.spark_sink.source.planning.open_transactions import REPEAT_S, STALLED_S, OpenTransactions
+from penstock.spark_sink.source.planning.open_transactions import REPEAT_S, STALLED_S
 from penstock.spark_sink.source.stream_reader import StreamReader
 
 Begin = Callable[[str, int], Producer]
@@ -164,29 +162,3 @@ def test_a_batch_that_is_to_end_behind_an_open_transaction_says_what_it_cannot_r
     assert "endingOffsets is 8, but a transaction is open at offset 5" in caplog.text
     log.end_transaction()
     assert log.batch(endingOffsets=behind) == [log.range(0, 8)]
-
-
-def test_several_open_transactions_are_named_by_one_client_in_one_line(  # noqa: PLR0917 - fixtures
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    write: Callable[..., None],
-    open_transaction: Begin,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    topic = new_topic(partitions=3)
-    for partition in range(3):
-        write(topic, partition, [(None, b"before")] * (partition + 1))
-        open_transaction(topic, partition)
-        write(topic, partition, [(None, b"behind")] * 500)
-    view = OffsetReader(SourceOptions.parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": topic}))
-    made: list[object] = []
-    make = making.Consumer
-    monkeypatch.setattr(making, "Consumer", lambda settings: made.append(settings) or make(settings))
-
-    assert OpenTransactions(view).warn(view.latest(view.partitions()))
-
-    assert len(made) == len(caplog.messages) == 1
-    assert f"{topic}[0] waits at offset 1: a transaction is open there, whose first message is of 20" in caplog.text
-    assert f"; so do {topic}[1] at offset 2 since 20" in caplog.text
-    assert f", {topic}[2] at offset 3 since 20" in caplog.text

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from key_queue_rows import Letters, queues_of, row, waits
 
-from penstock.consumer import DeferredCompletion, handler, retry
+from penstock.consumer import DeferredCompletion, handler
 from penstock.consumer.handlers.route import Failed
-from penstock.errors import BatchError, PenstockError, RetryLater, SinkError
-from penstock.message import DecodedMessage, Message, Record
+from penstock.errors import BatchError, RetryLater, SinkError
+from penstock.message import Message, Record
 from penstock.spark_sink.sinks.handlers.execution import runners
 from penstock.spark_sink.sinks.handlers.execution.key_queues import KeyQueues
 
@@ -99,15 +99,6 @@ def test_the_bound_counts_bytes_too() -> None:
     assert next(taken).offset() == 1
 
 
-def test_a_value_that_is_empty_is_a_message_like_others() -> None:
-    bench = Bench()
-
-    queues = bench.run([row(b"a", 0, value=b""), row(b"b", 1, value=b"")])
-
-    assert [offset for _, offset in bench.seen] == [0, 1]
-    assert queues.counts.rows == 2
-
-
 def test_retry_later_says_when_and_the_policy_says_how_often() -> None:
     bench = Bench()
     letters = Letters()
@@ -124,86 +115,6 @@ def test_retry_later_says_when_and_the_policy_says_how_often() -> None:
     assert bench.seen == [(0, 0), (7, 0), (14, 0)]
     assert (letters.places, letters.attempts) == ([("orders", 0)], [3])
     assert (queues.counts.failed, queues.counts.retried, queues.counts.dead_letters) == (3, 2, 1)
-
-
-def test_a_message_that_fails_for_good_fails_the_task_where_its_handler_stops_and_names_its_place() -> None:
-    bench = Bench({4: 99})
-
-    with pytest.raises(
-        SinkError, match=r"orders\[0\]@4 2 times, last with RuntimeError.*the batch comes again"
-    ) as told:
-        bench.run([row(b"secret", 4)], retry_policy=waits(attempts=2))
-
-    assert "secret" not in str(told.value)
-
-
-def test_a_value_that_cannot_be_decoded_is_never_tried_again() -> None:
-    letters = Letters()
-    bench = Bench()
-
-    queues = bench.run(
-        [row(b"a", 0, value=b"{"), row(b"a", 1, value=b"{}")], letters, decoder="json", on_failure="dead_letter"
-    )
-
-    assert letters.places == [("orders", 0)]
-    assert [offset for _, offset in bench.seen] == [1]
-    assert queues.counts.failed == 1
-
-
-def test_a_decoded_body_is_what_the_handler_finds_at_each_try() -> None:
-    bodies: list[object] = []
-
-    def look(message: Message) -> None:
-        assert isinstance(message, DecodedMessage)
-        bodies.append(message.body)
-        if len(bodies) == 1:
-            raise RuntimeError("once more")
-
-    bench = Bench()
-    queues, _ = queues_of([row(b"a", 0, value=b"[1]")], {"orders": handler(look, decoder="json", retry_policy=waits())})
-    runners.run(queues, bench.time, bench.sleep)
-
-    assert bodies == [[1], [1]]
-
-
-def test_a_key_function_that_fails_costs_its_message_and_no_other() -> None:
-    letters = Letters()
-    bench = Bench()
-
-    def key(message: Message) -> bytes:
-        if message.offset == 0:
-            raise KeyError("name")
-        return b"k"
-
-    bench.run([row(b"a", 0), row(b"a", 1)], letters, key=key, on_failure="dead_letter")
-
-    assert letters.places == [("orders", 0)]
-    assert [offset for _, offset in bench.seen] == [1]
-
-
-def test_a_filter_that_fails_is_asked_again_and_one_that_refuses_is_counted() -> None:
-    asked: list[int] = []
-
-    def wanted(message: Message) -> bool:
-        asked.append(message.offset)
-        if asked == [0]:
-            raise RuntimeError("not ready")
-        return message.offset != 1
-
-    bench = Bench()
-    queues = bench.run([row(b"a", 0), row(b"b", 1)], filter=wanted, retry_policy=waits())
-
-    assert asked == [0, 1, 0]
-    assert bench.seen == [(1, 0)]
-    assert (queues.counts.filtered, queues.counts.handled) == (1, 1)
-
-
-def test_a_policy_that_raises_fails_the_task_in_a_sentence() -> None:
-    def broken(_: object) -> float:
-        raise ZeroDivisionError
-
-    with pytest.raises(SinkError, match=r"retry policy of Bench.* failed with ZeroDivisionError.*orders\[0\]@0"):
-        Bench({0: 1}).run([row(b"a", 0)], retry_policy=retry(wait=broken))
 
 
 class Batches:
@@ -227,14 +138,6 @@ def run_batches(batches: Batches, rows: list[Record], **options: Any) -> KeyQueu
     return queues
 
 
-def test_batches_are_full_while_there_are_rows_and_hold_a_key_more_than_once() -> None:
-    batches = Batches()
-
-    run_batches(batches, [row(b"a", 0), row(b"a", 1), row(b"b", 2), row(b"a", 3)])
-
-    assert batches.calls == [[0, 1, 2], [3]]
-
-
 def test_of_a_batch_that_failed_in_part_only_those_and_what_is_behind_them_come_again() -> None:
     batches = Batches(BatchError({0: RuntimeError("no")}))
 
@@ -245,68 +148,8 @@ def test_of_a_batch_that_failed_in_part_only_those_and_what_is_behind_them_come_
     assert queues.counts.handled == 3
 
 
-def test_a_batch_error_that_names_what_is_not_there_fails_the_whole_batch() -> None:
-    batches = Batches(BatchError({7: RuntimeError("no")}))
-
-    run_batches(batches, [row(b"a", 0), row(b"b", 1)])
-
-    assert batches.calls == [[0, 1], [0], [1]]
-
-
-def test_batches_hold_messages_of_one_topic_only() -> None:
-    batches = Batches()
-    one = handler(batches, batch=3)
-    queues, _ = queues_of([row(b"a", 0), row(b"a", 1, "payments")], {"orders": one, "payments": one})
-
-    runners.run(queues, lambda: 0.0, lambda _: None)
-
-    assert batches.calls == [[0], [1]]
-
-
 def test_a_handler_that_puts_its_completion_off_fails_the_task() -> None:
     queues, _ = queues_of([row(b"a", 0)], {"orders": handler(lambda _: DeferredCompletion(), on_failure="drop")})
 
     with pytest.raises(SinkError, match="returned a DeferredCompletion, which cannot be put off on an executor"):
         runners.run(queues, lambda: 0.0, lambda _: None)
-
-
-def test_a_dead_letter_that_cannot_be_written_fails_the_task() -> None:
-    def refuse(*_: object) -> None:
-        raise PenstockError("no broker")
-
-    queues, _ = queues_of(
-        [row(b"a", 0)], {"orders": handler(Bench({0: 1}), on_failure="dead_letter", retry_policy=retry(1))}, refuse
-    )
-
-    with pytest.raises(PenstockError, match="no broker"):
-        runners.run(queues, lambda: 0.0, lambda _: None)
-
-
-def test_a_filter_that_fails_on_a_message_lets_those_of_its_key_in_the_batch_go_first() -> None:
-    batches = Batches()
-    asked: list[int] = []
-
-    def wanted(message: Message) -> bool:
-        asked.append(message.offset)
-        if message.offset == 1 and asked.count(1) < 3:
-            raise RuntimeError("not ready")
-        return True
-
-    queues = run_batches(batches, [row(b"a", 0), row(b"a", 1), row(b"a", 2)], filter=wanted)
-
-    assert batches.calls == [[0], [1], [2]]
-    assert queues.counts.handled == 3
-
-
-def test_a_message_tells_how_often_its_task_tried_it_before() -> None:
-    bench, seen = Bench(), list[tuple[int, int]]()
-
-    def handle(message: Message) -> None:
-        seen.append((message.offset, message.attempt))
-        if message.offset == 0 and message.attempt < 2:
-            raise RuntimeError("not yet")
-
-    queues, _ = queues_of([row(b"a", 0), row(b"a", 1)], {"orders": handler(handle, retry_policy=waits())})
-    runners.run(queues, bench.time, bench.sleep)
-
-    assert seen == [(0, 0), (0, 1), (0, 2), (1, 0)]

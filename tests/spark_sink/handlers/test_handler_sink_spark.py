@@ -15,10 +15,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from kafka_tools import Recorder, produce, read_all
 from penstock.app import App
 from penstock.consumer import handler, retry
-from penstock.dead_letters.headers import read as read_headers
 from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
-from penstock.message import DecodedMessage, Message
+from penstock.message import Message
 from penstock.spark_sink import HandlerSink
 from penstock.spark_sink.queries.restarts import is_permanent
 from telemetry_tools import TRACE, Recorded, traceparent
@@ -116,82 +115,6 @@ def frame_of(spark: SparkSession, broker: DevBroker, *topics: str, headers: bool
         .option("includeHeaders", str(headers).lower())
         .load()
     )
-
-
-def test_async_and_batch_handlers_keep_their_order_their_filter_and_their_dead_letters_on_executors(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
-) -> None:
-    prices, orders = new_topic(partitions=2), new_topic()
-    for account in (b"one", b"two"):
-        records = [(b"%d" % n, account) for n in range(20)]
-        produce(broker.bootstrap_servers, prices, records, headers=[("account", account)])
-    produce(
-        broker.bootstrap_servers, orders, [(b"k%d" % (n % 3), b'{"n": %d}' % n) for n in range(25)] + [(b"k0", b"{")]
-    )
-    where = str(tmp_path)
-
-    def log(name: str, *what: object) -> None:
-        with open(f"{where}/{name}", "a") as file:  # noqa: PTH123 - executors cannot import this file
-            file.write(f"{what!r}\n")
-
-    async def price(message: Message) -> None:
-        import asyncio
-
-        await asyncio.sleep(0.001)
-        if message.key == b"7":
-            raise ValueError("no such price")
-        log(message.value.decode(), message.partition, message.offset)
-
-    def store(messages: list[DecodedMessage]) -> None:
-        log("orders", [message.body["n"] for message in messages])
-
-    policy = retry(2, wait=lambda _: 0.01)
-    sink = HandlerSink(
-        {
-            prices: handler(price, key="header:account", retry_policy=policy, on_failure="dead_letter"),
-            orders: handler(
-                store,
-                batch=10,
-                decoder="json",
-                on_failure="dead_letter",
-                dead_letter_topic=f"lost.{orders}",
-                dead_letter_format="spring",
-                filter=lambda message: message.offset != 4,
-            ),
-        },
-        group="billing",
-        parallelism=2,
-        bootstrap_servers=broker.bootstrap_servers,
-    )
-
-    sink(frame_of(spark, broker, prices, orders), 0)
-
-    report = sink.last_report
-    assert report is not None
-    assert (report.rows, report.handled, report.dead_letters, report.filtered) == (66, 62, 3, 1)
-    for account in ("one", "two"):
-        places = [eval(line) for line in (tmp_path / account).read_text().splitlines()]  # noqa: S307 - written above
-        # By a header the key is spread over partitions: each partition's in order.
-        assert len(places) == 19
-        for partition in (0, 1):
-            offsets = [offset for number, offset in places if number == partition]
-            assert offsets == sorted(offsets)
-    stored = [n for line in (tmp_path / "orders").read_text().splitlines() for n in eval(line)[0]]  # noqa: S307 - the same
-    for key in range(3):
-        assert [n for n in stored if n % 3 == key] == [n for n in range(key, 25, 3) if n != 4]
-    letters = read_all(broker.bootstrap_servers, f"dlq.{prices}")
-    assert sorted((one.key(), one.value()) for one in letters) == [(b"7", b"one"), (b"7", b"two")]
-    for letter in letters:
-        origin = read_headers(letter.headers())
-        assert origin is not None
-        assert (origin.topic, origin.group, origin.attempts, origin.exception) == (
-            *(prices, "billing", 2, "builtins.ValueError"),
-        )
-        assert dict(letter.headers())["account"] == letter.value()
-    (lost,) = read_all(broker.bootstrap_servers, f"lost.{orders}")
-    origin = read_headers(lost.headers())
-    assert origin is not None
-    assert (lost.value(), origin.topic, origin.offset) == (b"{", orders, 25)
 
 
 def test_what_is_wrong_is_told_in_a_sentence_that_names_the_place_or_the_remedy(
