@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from app_sinks import SPARK_S, NewTopic
 from pyspark.sql import DataFrame, SparkSession
+from streams import SPARK_S
 
 from kafka_tools import produce
 from penstock.app import App
@@ -21,7 +21,7 @@ from waiting import wait_until
 def test_a_stop_finishes_the_batch_under_way_and_the_next_start_goes_on_behind_it(
     spark: SparkSession,
     broker: DevBroker,
-    new_topic: NewTopic,
+    new_topic: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -38,7 +38,7 @@ def test_a_stop_finishes_the_batch_under_way_and_the_next_start_goes_on_behind_i
         rows.append(batch.count())
 
     def new_app() -> App:
-        app = App("stops", bootstrap_servers=broker.bootstrap_servers, stop_timeout=SPARK_S)
+        app = App(topic, bootstrap_servers=broker.bootstrap_servers, stop_timeout=SPARK_S)
         app.sink(
             topic,
             trigger="100 milliseconds",
@@ -69,8 +69,13 @@ def test_a_stop_finishes_the_batch_under_way_and_the_next_start_goes_on_behind_i
     assert (begun, rows) == ([0, 1, 2], [5, 5, 5])
 
 
+@pytest.mark.thorough
 def test_a_batch_behind_a_closed_gate_is_woken_by_sparks_stop_which_is_no_failure(
-    spark: SparkSession, read: Callable[..., DataFrame], broker: DevBroker, new_topic: NewTopic, tmp_path: Path
+    spark: SparkSession,
+    read: Callable[..., DataFrame],
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    tmp_path: Path,
 ) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"x")])
@@ -78,7 +83,7 @@ def test_a_batch_behind_a_closed_gate_is_woken_by_sparks_stop_which_is_no_failur
 
     def park(batch: DataFrame, milliseconds: int) -> None:
         waits.append(milliseconds)
-        sleep_in_jvm(batch, 120_000)
+        sleep_in_jvm(batch, 3_600_000)
 
     gate = Gate(lambda _batch, _batch_id: pytest.fail("the batch began"), park=park)
     gate.close()

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
 
 from kafka_tools import read_all, transactional
 from penstock.clients.reading import PartitionReader
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
-from penstock.spark_sink import KafkaSink
 from penstock.spark_sink.ledger import kafka_ledger
-from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG
+from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS
 from penstock.spark_sink.ledger.kafka_producers import SinkPublisher, slot_id
 from penstock.spark_sink.ledger.kafka_publisher import publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target
-from penstock.spark_sink.sinks.sink import ledger_positions
 
 SOURCE = ("orders", 0)
 
@@ -51,14 +44,6 @@ class Bench:
         return [int(one.value() or b"") for one in read_all(self.target.servers, self.topic, **how)]
 
 
-@pytest.fixture(scope="module")
-def ledger_topic(broker: DevBroker, admin: AdminClient) -> str:
-    """One ledger for all tests: each has a sink name of its own."""
-    name = "ledger-tests"
-    ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(name, PARTITIONS, TOPIC_CONFIG)])
-    return name
-
-
 @pytest.fixture
 def bench(broker: DevBroker, ledger_topic: str, new_topic: Callable[..., str]) -> Any:
     """A sink of its own with a topic."""
@@ -81,53 +66,6 @@ def test_a_row_without_a_topic_moves_the_ledger_and_one_may_name_its_partition(b
 
     assert bench.seen() == [3]
     assert bench.open[-1].ledger.read([SOURCE])[SOURCE].next_offset == 21
-
-
-def test_a_sink_tells_the_ledger_of_its_name(bench: Bench) -> None:
-    bench.publish(bench.rows(0, 4))
-    target = bench.target
-    sink = KafkaSink(target.servers, bench.topic, name=target.name, ledger_topic=target.ledger)
-    asked = [SOURCE, ("orders", 1)]
-
-    assert ledger_positions(sink, "the query's own name", asked) == {SOURCE: 5}
-    assert ledger_positions(replace(sink, name="another"), "", asked) == {}
-    assert ledger_positions(replace(sink, ledger_topic="not-made-yet"), "", asked) == {}
-
-
-#: A task that is killed when all is written and nothing is committed.
-KILLED = """
-import os, signal, sys
-from confluent_kafka import Producer
-from penstock.clients import factory
-from penstock.spark_sink.ledger.kafka_producers import SinkPublisher, slot_id
-from penstock.spark_sink.ledger.kafka_publisher import publish
-from penstock.spark_sink.ledger.kafka_target import Row, Target
-class Killed(Producer):
-    def commit_transaction(self, timeout=-1):
-        os.kill(os.getpid(), signal.SIGKILL)
-factory.Producer = Killed
-servers, name, ledger, topic = sys.argv[1:]
-target = Target(servers, {}, name, ledger)
-rows = [Row(("orders", 0), n, topic, b"k", b"%d" % n, ()) for n in range(5)]
-publish(target, slot_id(name, ("orders", 0)), rows, SinkPublisher(target))
-"""
-
-
-def test_a_task_killed_between_produce_and_commit_published_nothing_and_its_successor_does_it_once(
-    bench: Bench,
-) -> None:
-    target = bench.target
-    child = subprocess.run(
-        [sys.executable, "-c", KILLED, target.servers, target.name, target.ledger, bench.topic], check=False
-    )
-    written, committed = bench.seen(committed_only=False), bench.seen(left_open=True)
-    applied = bench.publish(bench.rows(0, 6))
-
-    assert child.returncode == -signal.SIGKILL
-    assert written == list(range(5))  # all was on the broker
-    assert committed == []
-    assert applied == 0
-    assert bench.seen() == list(range(7))
 
 
 def test_the_ledger_is_read_past_what_others_have_open_in_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,14 +59,6 @@ class Worker:
         self._kept.close()
 
 
-@pytest.fixture(scope="module")
-def ledger_topic(broker: DevBroker, admin: AdminClient) -> str:
-    """One ledger for all tests: each has a sink name of its own."""
-    name = "ledger-of-kept-producers"
-    ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(name, PARTITIONS, TOPIC_CONFIG)])
-    return name
-
-
 @pytest.fixture
 def worker(broker: DevBroker, ledger_topic: str, new_topic: Callable[..., str]) -> Iterator[Callable[[], Worker]]:
     """Return a function that makes workers for one sink, which publishes to one topic."""

@@ -6,17 +6,50 @@ import itertools
 import json
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
-from progress_reports import Ledger, values
+from confluent_kafka import Consumer, TopicPartition
+from pyspark.sql import DataFrame, SparkSession
+from streams import SPARK_S
 
-from penstock.errors import MessageFormatError
+from kafka_tools import committed, ends, produce
+from penstock.app import App
+from penstock.devbroker import DevBroker
+from penstock.errors import ConfigurationError, MessageFormatError
+from penstock.spark_sink import ProgressListener
+from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
 from penstock.spark_sink.monitoring.progress import QueryProgress, SinkPartition, SinkState, SinkStatistics
 from penstock.spark_sink.monitoring.progress_publisher import ProgressPublisher
 from penstock.spark_sink.source.offsets.planning import Offsets
 from telemetry_tools import Recorded
 from waiting import wait_until
+
+
+class Ledger:
+    """A sink that tells its ledger."""
+
+    def __init__(self, topic: str = "orders", offset: int = 3) -> None:
+        self.asked = 0
+        self._ledger = {(topic, 0): offset}
+
+    def position(self, _query: str) -> Offsets:
+        self.asked += 1
+        if self.asked == 1:
+            raise ConnectionError("secret-of-the-url")
+        return self._ledger
+
+
+def values(recorded: Recorded, name: str) -> dict[tuple[str, ...], float]:
+    """Return a metric's values by topic and partition, and see that each names its query."""
+    found = {}
+    for point in recorded.points(name):
+        assert point.attributes["penstock.spark.query"] == "store"
+        place = [point.attributes.get(f"messaging.destination.{part}") for part in ("name", "partition.id")]
+        found[tuple(one for one in place if one is not None)] = getattr(point, "value", 0)
+    return found
+
 
 PHASES = {"addBatch": 1433, "latestOffset": 169, "triggerExecution": 1877}
 
@@ -114,13 +147,6 @@ def test_a_restarted_query_goes_on_counting_and_its_former_run_says_nothing_new_
 
     shown = publisher.shown("store")
     assert (shown.position, shown.batch_id, shown.rows) == ({("orders", 0): 60}, 6, 30)
-
-
-def test_queries_of_others_are_left_out_where_names_are_given() -> None:
-    publisher = ProgressPublisher(only=("store",))
-    publisher.take(report(0, name="somebody's"))
-
-    assert publisher.shown("somebody's").batches == 0
 
 
 class Group:
@@ -236,3 +262,121 @@ def test_a_sink_says_where_it_stands_in_a_sentence() -> None:
     assert str(SinkStatistics(name="store", state=SinkState.RUNNING)) == (
         "sink store: running, lag unknown, no batch committed yet"
     )
+
+
+def test_a_groups_offsets_follow_and_never_go_back(
+    broker: DevBroker, new_topic: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = new_topic(partitions=2)
+    produce(broker.bootstrap_servers, topic, [(b"k", b"v")] * 10)
+    group = GroupOffsets(f"shown-{topic}", bootstrap_servers=broker.bootstrap_servers)
+
+    assert group.advance({(topic, 0): 4, (topic, 1): 0}) == {(topic, 0): 4, (topic, 1): 0}
+    assert group.advance({(topic, 0): 4, (topic, 1): 3}) == {(topic, 1): 3}
+    assert "moved back" not in caplog.text
+    assert group.advance({(topic, 0): 1, (topic, 1): 5}) == {(topic, 1): 5}
+
+    standing = committed(broker.bootstrap_servers, f"shown-{topic}", topic, 2)
+    group.close()
+    assert {number: one.offset for number, one in standing.items()} == {0: 4, 1: 5}
+    assert f"is at offset 4 of {topic}[0], the query at 1: its offsets are not moved back" in caplog.text
+
+
+def test_a_group_with_members_is_left_alone_with_one_warning(
+    broker: DevBroker, new_topic: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = new_topic()
+    name = f"members-{topic}"
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": name})
+    consumer.subscribe([topic])
+    wait_until(lambda: consumer.poll(0.1) is None and consumer.assignment())
+    group = GroupOffsets(name, bootstrap_servers=broker.bootstrap_servers)
+
+    assert group.advance({(topic, 0): 4}) == {}
+    assert group.advance({(topic, 0): 5}) == {}
+    (standing,) = consumer.committed([TopicPartition(topic, 0)], timeout=30)
+    consumer.close()
+
+    assert standing.offset < 0
+    assert [one.levelno for one in caplog.records if "has members" in one.message] == [logging.WARNING]
+    assert wait_until(lambda: group.advance({(topic, 0): 5})) == {(topic, 0): 5}, "once they have left, it is written"
+    group.close()
+
+
+def test_groups_need_brokers() -> None:
+    with pytest.raises(ConfigurationError, match="give bootstrap_servers as well"):
+        ProgressListener(groups={"store": "shown"})
+
+
+def test_an_apps_sink_shows_its_progress_as_statistics_metrics_and_offsets_of_a_group(
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], recorded: Recorded
+) -> None:
+    topic = new_topic(partitions=2)
+    group = f"shown-{topic}"
+    produce(broker.bootstrap_servers, topic, [(b"%d" % number, b"v") for number in range(20)])
+    at_end = ends(broker.bootstrap_servers, topic, 2)
+    ledger = Ledger(topic, 0)
+    ledger.asked = 1
+    app = App(topic, bootstrap_servers=broker.bootstrap_servers, telemetry=recorded.telemetry())
+    app.sink(topic, name="store", trigger="available now", group=group, options={"maxOffsetsPerTrigger": "15"})(
+        Telling(ledger)
+    )
+
+    with app.start() as running:
+        # Looked at before the app's end, which takes the metrics off the board.
+        assert running.wait(SPARK_S)
+        (sink,) = running.sinks()
+        explained: Any = running.explanation(topic)
+        wait_until(lambda: recorded.points("penstock.spark.ledger.position"))
+        rows = values(recorded, "penstock.spark.rows")
+        lag = values(recorded, "penstock.spark.partition.lag")
+
+    assert (sink.state, sink.rows, sink.batches, sink.lag) == (SinkState.ENDED, 20, 2, 0)
+    assert {one.partition: one.position for one in sink.partitions} == at_end
+    assert sink.batch_seconds > 0
+    assert explained["sinks"][0]["text"] == str(sink)
+    assert json.loads(json.dumps(explained))["sinks"][0]["state"] == "ended"
+    assert rows == {(): 20}
+    assert [(one.attributes or {})["penstock.spark.batch.id"] for one in recorded.spans("process store")] == [0, 1]
+    assert lag == {(topic, "0"): 0, (topic, "1"): 0}
+    standing = committed(broker.bootstrap_servers, group, topic, 2)
+    assert {number: one.offset for number, one in standing.items()} == at_end
+
+
+class Telling:
+    """A sink with the ledger of another."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.position = ledger.position
+
+    def __call__(self, batch: DataFrame, _batch_id: int) -> None:
+        batch.count()
+
+
+@pytest.mark.thorough
+def test_a_listener_of_ones_own_shows_queries_that_are_started_by_hand(
+    spark: SparkSession,
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    recorded: Recorded,
+    read: Callable[..., DataFrame],
+) -> None:
+    topic = new_topic()
+    group = f"by-hand-{topic}"
+    produce(broker.bootstrap_servers, topic, [(b"k", b"v")] * 5)
+    listener = ProgressListener(
+        recorded.telemetry(), groups={"store": group}, bootstrap_servers=broker.bootstrap_servers
+    )
+    spark.streams.addListener(listener)
+    frame = read(stream=True, subscribe=topic, startingOffsets="earliest")
+    query = frame.writeStream.foreachBatch(lambda batch, _: batch.count()).queryName("store").start()
+
+    try:
+        wait_until(lambda: values(recorded, "penstock.spark.rows") == {(): 5}, timeout=SPARK_S)
+        wait_until(lambda: committed(broker.bootstrap_servers, group, topic, 1)[0].offset == 5)
+        query.stop()
+        wait_until(lambda: recorded.points("penstock.spark.rows") == [])
+    finally:
+        query.stop()
+        spark.streams.removeListener(listener)
+        listener.close()

@@ -73,16 +73,16 @@ def test_a_range_that_ends_among_aborted_records_ends_at_the_first_record_past_i
     assert offsets_read(options_for(broker, topic), OffsetRange(topic, 0, 6, 11)) == [9, 10]
 
 
+@pytest.mark.thorough  # it takes the twenty seconds of the option
 def test_an_open_transaction_ends_the_plan_and_stops_a_task_that_is_sent_past_it(
-    broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None]
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    write: Callable[..., None],
+    open_transaction: Callable[[str, int], Producer],
 ) -> None:
     topic = new_topic()
     write(topic, 0, [(None, b"committed")] * 3)
-    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "open"})
-    producer.init_transactions(60)
-    producer.begin_transaction()
-    producer.produce(topic, partition=0, value=b"open")
-    assert producer.flush(30) == 0
+    producer = open_transaction(topic, 0)
     options = options_for(broker, topic, **{"kafkaConsumer.pollTimeoutMs": "20000"})
 
     ends = OffsetReader(options).latest([(topic, 0)])

@@ -23,7 +23,7 @@ def consumed(broker: DevBroker, topic: str, partitions: int) -> list[Row]:
     consumer = Consumer(
         {
             "bootstrap.servers": broker.bootstrap_servers,
-            "group.id": "plain",
+            "group.id": f"plain-{topic}",
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
             "enable.auto.commit": False,
@@ -152,6 +152,7 @@ def test_a_stopped_query_goes_on_where_it_was(
     assert [[row[4] for row in batch] for batch in batches.rows] == [[b"first"], [b"second"]]
 
 
+@pytest.mark.thorough
 def test_a_partition_added_while_running_is_read_from_its_beginning(  # noqa: PLR0917 - fixtures
     broker: DevBroker,
     admin: AdminClient,
@@ -163,7 +164,8 @@ def test_a_partition_added_while_running_is_read_from_its_beginning(  # noqa: PL
     topic = new_topic(partitions=1)
     write(topic, 0, [(None, b"before")])
     batches = Batches()
-    query = run(read(stream=True, subscribe=topic, startingOffsets="earliest"), batches, tmp_path, once=False)
+    writer = read(stream=True, subscribe=topic, startingOffsets="earliest").writeStream.foreachBatch(batches)
+    query = writer.option("checkpointLocation", str(tmp_path)).trigger(processingTime="100 milliseconds").start()
     try:
         wait_until(lambda: len(batches.all) == 1, timeout=150)
 
@@ -177,6 +179,7 @@ def test_a_partition_added_while_running_is_read_from_its_beginning(  # noqa: PL
     assert batches.all == consumed(broker, topic, 2)
 
 
+@pytest.mark.thorough
 def test_a_stream_begins_at_the_latest_offset_unless_told_otherwise(
     new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame], tmp_path: Path
 ) -> None:
@@ -193,6 +196,7 @@ def test_a_stream_begins_at_the_latest_offset_unless_told_otherwise(
     assert [(row[1], row[2]) for row in chosen.all] == [(0, 7), (0, 8), (0, 9)]
 
 
+@pytest.mark.thorough
 def test_batch_positions_assignment_pattern_and_task_count(
     new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame]
 ) -> None:
@@ -215,6 +219,7 @@ def test_batch_positions_assignment_pattern_and_task_count(
     assert matched.count() == 20
 
 
+@pytest.mark.thorough
 def test_a_missing_topic_an_unknown_option_and_a_silent_broker_are_told_in_a_sentence(
     read: Callable[..., DataFrame], spark: SparkSession, tmp_path: Path
 ) -> None:

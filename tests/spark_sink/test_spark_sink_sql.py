@@ -18,6 +18,7 @@ from arrow_frames import PRICES, frame
 from databases import TestDatabase
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import SqlSink
+from penstock.spark_sink.queries.restarts import is_permanent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -242,3 +243,13 @@ def test_a_crash_in_the_middle_of_the_transaction_stores_nothing_and_the_next_ru
     assert after_crash == [(60, 9)]
     assert database.rows("SELECT sum(price), max(price) FROM totals") == [(100, 15)]
     assert sink.position() == {("orders", 0): 100}
+
+
+def test_a_ledger_that_does_not_know_queries_is_refused(database: TestDatabase) -> None:
+    sink = SqlSink(database.url, "events")
+    database.execute("CREATE TABLE penstock_ledger (target TEXT, topic TEXT, n INTEGER)")
+
+    for ask in (lambda: sink(frame(PRICES, [(0, 0, "a", 1)]), 0), sink.position):
+        with pytest.raises(SinkError, match=r"penstock_ledger lacks the column query.*another ledger_table") as caught:
+            ask()
+        assert is_permanent(caught.value)

@@ -6,22 +6,18 @@ import json
 import logging
 import re
 import traceback
-from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql.types import StructType
 from supervised_world import FRAME, Report, World
 
 from penstock.clients.rights import MissingRightError, Operation, topic_right
 from penstock.errors import BrokerConnectionError, ConfigurationError, SinkError, TopicNotFoundError
-from penstock.spark_sink import SqlSink
 from penstock.spark_sink.errors import DataLossError, SchemaMismatchError, SessionStoppedError, errors_in
 from penstock.spark_sink.monitoring.progress import SinkState
 from penstock.spark_sink.queries.restarts import (
     LONGEST_WAIT_S,
     RIGHT_WAIT_S,
-    is_permanent,
     lacks_right,
     summary_of,
 )
@@ -165,29 +161,6 @@ def test_what_another_start_cannot_mend_is_not_started_again(failure: Exception)
     with pytest.raises(SinkError, match="another start would not mend it") as raised:
         raise world.one.failure or AssertionError
     assert raised.value.__cause__ is failure
-
-
-def test_a_lasting_cause_within_another_error_counts() -> None:
-    outer = RuntimeError("the batch failed")
-    outer.__cause__ = ConfigurationError("wrong")
-
-    assert is_permanent(outer)
-    assert not is_permanent(RuntimeError("connection refused"))
-
-
-def test_frames_that_do_not_fit_their_table_are_not_tried_again_and_a_table_that_is_away_is(tmp_path: Path) -> None:
-    sink = SqlSink(f"sqlite:///{tmp_path}/rows.db", table="orders", key=["id"])
-    with pytest.raises(SinkError) as unfit:
-        sink.check(StructType().add("id", "string").add("topic", "string"))
-
-    assert is_permanent(unfit.value)
-    assert is_permanent(RuntimeError(f"Traceback\npenstock.spark_sink.errors.SchemaMismatchError: {unfit.value}\n"))
-    assert not is_permanent(RuntimeError(f"Traceback\npenstock.errors.SinkError: {unfit.value}\n")), (
-        "by type, not words"
-    )
-    assert not is_permanent(
-        SinkError("batch 7 was refused by table orders: OperationalError; nothing of it was stored")
-    )
 
 
 @pytest.mark.parametrize("error", [MISSING, SchemaMismatchError("no column"), BrokerConnectionError("no broker")])

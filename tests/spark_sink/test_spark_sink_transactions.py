@@ -21,6 +21,7 @@ CHILD = Path(__file__).with_name("secrets_child.py")
 CANARY = "canary-4711"
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)  # it starts a Spark of its own
 def test_secrets_stay_out_of_plans_logs_events_errors_and_checkpoints(
     broker: DevBroker,

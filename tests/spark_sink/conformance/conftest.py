@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tenacity
-from confluent_kafka.admin import AdminClient
 from sinks_under_test import SINKS, SinkUnderTest
 
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
-from penstock.devbroker import DevBroker
-from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG
 from penstock.spark_sink.sinks.sql import sink as sql_sink
 
 
@@ -32,11 +27,3 @@ def new_sink(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], 
         return SINKS[name](request.getfixturevalue, folder)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def ledger_topic(broker: DevBroker, admin: AdminClient, topic_numbers: Any) -> str:
-    """One ledger in Kafka for all tests: each sink has a name of its own."""
-    name = f"ledger-{next(topic_numbers)}"
-    ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(name, PARTITIONS, TOPIC_CONFIG)])
-    return name

@@ -8,10 +8,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from checkpoints import lose_commit
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
-from streams import run_sink
+from streams import lose_commit, run_sink
 
 from databases import TestDatabase, new_database
 from kafka_tools import read_all
@@ -40,6 +39,10 @@ def kafka(servers: str, topic: str, ledger: str) -> Made:
     return sink, lambda: [int(one.value() or b"") for one in read_all(servers, topic)]
 
 
+def as_text(messages: DataFrame) -> DataFrame:
+    return messages.selectExpr("cast(value AS STRING) value", "topic", "partition", "offset")
+
+
 SINKS: dict[str, Callable[[Callable[[str], Any], Path], Made]] = {
     "sqlite": lambda _given, folder: sql(TestDatabase("sqlite", f"sqlite:///{folder / 'test.db'}")),
     "postgresql": lambda given, _: sql(new_database(given("postgresql_url"))),
@@ -66,7 +69,7 @@ def test_a_repeated_batch_and_a_lost_checkpoint_store_nothing_twice(  # noqa: PL
 
     def store(batch: DataFrame, batch_id: int) -> None:
         begun.append(batch_id)
-        sink(batch.selectExpr("cast(value AS STRING) value", "topic", "partition", "offset"), batch_id)
+        sink(as_text(batch), batch_id)
 
     def run(checkpoint: str) -> None:
         most = {"maxOffsetsPerTrigger": "60"}
@@ -82,3 +85,23 @@ def test_a_repeated_batch_and_a_lost_checkpoint_store_nothing_twice(  # noqa: PL
 
     assert begun == [0, 1, 1, 0, 1]  # the batches really came twice
     assert after_repetition == sorted(stored()) == list(range(120))
+
+
+def test_a_query_that_lost_its_checkpoint_begins_where_the_ledger_says_and_not_at_a_default(
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
+) -> None:
+    topic = new_topic(partitions=2)
+    sink, stored = sql(TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}"))
+
+    def run(checkpoint: str, starting_offsets: str) -> int:
+        given = {"rows": as_text, "starting_offsets": starting_offsets}
+        query = run_sink(spark, broker.bootstrap_servers, topic, sink, tmp_path / checkpoint, **given)
+        return sum(report.numInputRows for report in query.recentProgress)
+
+    write(topic, 0, [(None, b"1")] * 4)
+    assert run("kept", "earliest") == 4
+    write(topic, 0, [(None, b"2")] * 6)
+    write(topic, 1, [(None, b"3")] * 2)  # in a partition that had none
+
+    assert run("lost", "latest") == 8, "neither less than the ledger lacks, nor what it has"
+    assert len(stored()) == 12

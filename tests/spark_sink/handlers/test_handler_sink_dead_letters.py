@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
-from handler_rows import Row, run_task
-from task_handlers import ONCE, failing, quickly
+from handler_rows import ONCE, Row, failing, quickly, run_task
 
 from penstock.consumer import DeadLetterLimit, handler
 from penstock.errors import SinkError

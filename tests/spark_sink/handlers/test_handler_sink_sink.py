@@ -55,20 +55,13 @@ def test_an_option_that_executors_cannot_keep_is_refused_with_the_handlers_name(
         ({"parallelism": 0}, "parallelism must be a whole number of at least 1"),
         ({"group": " "}, "group must be a name"),
         ({"max_parked": 0}, "max_parked must be a whole number"),
+        ({"handlers": {}}, "there is no handler"),
+        ({"handlers": {"orders": nothing}}, r"must be made by penstock.consumer.handler\(...\), but is a function"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
-        sink_of(nothing, **options)
-
-
-def test_there_must_be_handlers_and_they_must_be_such() -> None:
-    with pytest.raises(ConfigurationError, match="there is no handler"):
-        HandlerSink({}, group="billing", parallelism=1)
-    with pytest.raises(
-        ConfigurationError, match=r"must be made by penstock.consumer.handler\(...\), but is a function"
-    ):
-        HandlerSink({"orders": nothing}, group="billing", parallelism=1)  # type: ignore[dict-item] # that is the fault
+        HandlerSink(**{"handlers": {"orders": handler(nothing)}, "group": "billing", "parallelism": 4} | options)
 
 
 def test_dead_letters_need_brokers_and_credentials_that_can_travel() -> None:

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from handler_rows import Row, run_task
-from task_handlers import ONCE, quickly
+from handler_rows import ONCE, Row, quickly, run_task
 
 from penstock.consumer import CallNext, WorkerResource, handler
 from penstock.errors import SinkError
