@@ -229,6 +229,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.eventLog.compress", "false")
         # As docs/spark.md advises; sessions of programs under test have Spark's default.
         .config("spark.python.unix.domain.socket.enabled", "true")
+        # A worker or a thread of a busy machine may need more than fifteen seconds to connect.
+        .config("spark.python.authenticate.socketTimeout", "300s")
         # Queries are many and small: the JVM's second compiler would take more than it gives.
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
         .getOrCreate()

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
-from handler_rows import Row, run_task
-from task_handlers import ONCE, failing, quickly
+from handler_rows import ONCE, Row, failing, quickly, run_task
 
-from penstock.clients.rights import MissingRightError
 from penstock.consumer import DeadLetterLimit, handler
 from penstock.errors import SinkError
 from penstock.spark_sink.sinks.handlers import task as task_module
@@ -86,20 +84,6 @@ def test_a_dead_letter_that_the_broker_refuses_fails_the_task_so_that_nothing_is
     producer.error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
 
     with pytest.raises(SinkError, match=r"dead letters could not be written: dlq.orders: .*MSG_SIZE_TOO_LARGE"):
-        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")})
-
-
-@pytest.mark.parametrize(
-    ("code", "right"),
-    [
-        (KafkaError.TOPIC_AUTHORIZATION_FAILED, "--operation Write --topic 'dlq.orders'"),
-        (KafkaError.CLUSTER_AUTHORIZATION_FAILED, "--operation IdempotentWrite --cluster"),
-    ],
-)
-def test_a_dead_letter_that_may_not_be_written_names_the_right(producer: FakeProducer, code: int, right: str) -> None:
-    producer.error = KafkaError(code)
-
-    with pytest.raises(MissingRightError, match=right):
         run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")})
 
 

@@ -61,15 +61,6 @@ def test_results_stand_in_the_order_of_their_messages_and_then_as_they_were_retu
     assert (report.handled, report.results) == (2, 4)
 
 
-def test_plain_values_go_where_the_handler_says_and_keep_the_key() -> None:
-    one = handler(lambda message: {"n": message.offset}, to="invoices", encoder="json")
-
-    rows, _ = publish_task([Row(b"x", 7)], {"orders": one})
-
-    (made,) = (row for row in rows if row.target_topic)
-    assert (made.target_topic, made.key, made.value) == ("invoices", b"x", b'{"n":7}')
-
-
 def test_messages_without_results_move_the_ledger_and_what_a_failed_try_made_is_not_published() -> None:
     tried: list[int] = []
 

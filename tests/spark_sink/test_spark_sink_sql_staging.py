@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
+from arrow_frames import PRICES, frame
 from pyspark.sql import DataFrame, SparkSession
-from test_spark_sink_sql_rows import PRICES, frame
 
-from databases import TestDatabase, new_database
+from databases import TestDatabase
+from penstock.database_url import parse_database_url
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.sinks.sql import batch_write
@@ -19,11 +20,6 @@ from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
 from penstock.spark_sink.sinks.sql.kept_stage import KeptStages
 from penstock.spark_sink.sinks.sql.rows import staging
 from waiting import wait_until
-
-
-@pytest.fixture
-def server(postgresql_url: str) -> TestDatabase:
-    return new_database(postgresql_url)
 
 
 @pytest.fixture(autouse=True)
@@ -77,126 +73,67 @@ def totals_sink(database: TestDatabase, **options: Any) -> SqlSink:
 
 
 def test_tables_are_checked_and_the_staging_table_is_made_once_a_query(
-    server: TestDatabase, calls: dict[str, int]
+    postgresql: TestDatabase, calls: dict[str, int]
 ) -> None:
-    sink = totals_sink(server)
+    sink = totals_sink(postgresql)
 
     for number in range(4):
         sink(batch(number), number)
-        (stage,) = stages(server)
-        assert server.rows(f"SELECT count(*) FROM {stage}") == [(0,)]  # noqa: S608 - the sink's own name
+        (stage,) = stages(postgresql)
+        assert postgresql.rows(f"SELECT count(*) FROM {stage}") == [(0,)]  # noqa: S608 - the sink's own name
 
     assert calls == {"prepare": 1, "create": 1, "empty": 4}
-    assert totals(server) == expected(4)
+    assert totals(postgresql) == expected(4)
 
 
-def test_without_a_query_nothing_is_kept(server: TestDatabase, calls: dict[str, int]) -> None:
-    sink = totals_sink(server)
-
-    for number in range(2):
-        sink(batch(number, run=None), number)
-        assert stages(server) == []
-
-    assert calls == {"prepare": 2, "create": 2, "empty": 0}
-
-
-def test_a_table_that_has_changed_since_is_checked_again(server: TestDatabase, calls: dict[str, int]) -> None:
-    sink = totals_sink(server)
+def test_a_table_that_has_changed_since_is_checked_again(postgresql: TestDatabase, calls: dict[str, int]) -> None:
+    sink = totals_sink(postgresql)
     sink(batch(0), 0)
 
-    server.execute("ALTER TABLE totals ADD COLUMN more INT NOT NULL DEFAULT 7")
+    postgresql.execute("ALTER TABLE totals ADD COLUMN more INT NOT NULL DEFAULT 7")
     sink(batch(1), 1)
     assert calls["prepare"] == 2
-    server.execute("ALTER TABLE totals ALTER COLUMN more DROP DEFAULT")
+    postgresql.execute("ALTER TABLE totals ALTER COLUMN more DROP DEFAULT")
     with pytest.raises(SinkError, match="column more must not be empty"):
         sink(batch(2), 2)
-    assert stages(server) == []
-    server.execute("ALTER TABLE totals DROP COLUMN more", "ALTER TABLE totals DROP CONSTRAINT totals_pkey")
+    assert stages(postgresql) == []
+    postgresql.execute("ALTER TABLE totals DROP COLUMN more", "ALTER TABLE totals DROP CONSTRAINT totals_pkey")
     with pytest.raises(SinkError, match=r"no primary key or unique index on \(id\)"):
         sink(batch(2), 2)
-    server.execute("ALTER TABLE totals ADD PRIMARY KEY (id)", "ALTER TABLE totals ALTER COLUMN price TYPE NUMERIC")
+    postgresql.execute("ALTER TABLE totals ADD PRIMARY KEY (id)", "ALTER TABLE totals ALTER COLUMN price TYPE NUMERIC")
     sink(batch(2), 2)
-    assert totals(server) == expected(3)
+    assert totals(postgresql) == expected(3)
 
-    server.execute("DROP TABLE totals")
+    postgresql.execute("DROP TABLE totals")
     sink(batch(3), 3)  # as before: the table is made anew, the ledger goes on
-    assert totals(server) == {"k3": 3, "all": 1}
-    server.execute("DROP TABLE penstock_ledger")
+    assert totals(postgresql) == {"k3": 3, "all": 1}
+    postgresql.execute("DROP TABLE penstock_ledger")
     sink(batch(4), 4)
-    assert totals(server) == {"k3": 3, "k4": 4, "all": 2}
-
-
-def test_a_frame_with_another_column_is_another_table_to_be_checked(
-    server: TestDatabase, calls: dict[str, int]
-) -> None:
-    sink = SqlSink(server.url, "events", evolve=True)
-    sink(batch(0), 0)
-    wider = frame({**PRICES, "note": pa.string()}, [(0, 2, "k1", 1, "new")], run="run", query="q")
-
-    sink(wider, 1)
-    sink(batch(2), 2)
-
-    assert calls["prepare"] == 3  # the third finds another table than the first has left
-    assert server.rows("SELECT id, note FROM events ORDER BY price, id DESC") == [
-        ("k0", None), ("k1", "new"), ("all", None), ("all", None), ("k2", None)
-    ]  # fmt: skip
+    assert totals(postgresql) == {"k3": 3, "k4": 4, "all": 2}
 
 
 def test_a_session_that_is_lost_between_batches_costs_no_try_and_leaves_no_table(
-    server: TestDatabase, calls: dict[str, int], caplog: pytest.LogCaptureFixture
+    postgresql: TestDatabase, calls: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink = totals_sink(server)
+    sink = totals_sink(postgresql)
     sink(batch(0), 0)
-    before = stages(server)
+    before = stages(postgresql)
 
     ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid() AND datname = "
-    assert server.rows(f"{ended} current_database()") == [(True,)]
+    assert postgresql.rows(f"{ended} current_database()") == [(True,)]
     sink(batch(1), 1)
 
     assert calls["prepare"] == 2
     assert "is tried again" not in caplog.text
-    assert len(stages(server)) == 1
-    assert stages(server) != before
-    assert totals(server) == expected(2)
-
-
-def test_a_staging_table_that_somebody_removes_or_writes_to_is_noticed(
-    server: TestDatabase, calls: dict[str, int]
-) -> None:
-    sink = totals_sink(server)
-    sink(batch(0), 0)
-    server.execute(f"DROP TABLE {stages(server)[0]}")
-    sink(batch(1), 1)
-    assert calls["create"] == 2
-
-    stage = stages(server)[0]
-    columns = '(id, price, topic, partition, "offset", penstock_attempt)'
-    server.execute(f"INSERT INTO {stage} {columns} VALUES ('foreign', 1, 'orders', 0, 4, 999999999)")  # noqa: S608 - the sink's own name
-    sink(batch(2), 2)
-
-    assert totals(server) == expected(3)
-
-
-def test_queries_over_one_table_and_starts_of_one_query_have_a_staging_table_each(
-    server: TestDatabase, calls: dict[str, int]
-) -> None:
-    sink = totals_sink(server)
-
-    for number in range(3):
-        sink(batch(number, query="one"), number)
-        sink(batch(number, query="other"), number)
-    assert len(stages(server)) == 2
-    assert calls["create"] == 2
-    sink(batch(2, query="one", run="started again"), 0)
-
-    assert len(stages(server)) == 3
-    assert totals(server) == {"k0": 0, "k1": 2, "k2": 4, "all": 6}
+    assert len(stages(postgresql)) == 1
+    assert stages(postgresql) != before
+    assert totals(postgresql) == expected(2)
 
 
 def test_a_second_copy_of_a_query_in_the_middle_of_a_batch_does_not_get_its_staging_table(
-    server: TestDatabase, calls: dict[str, int], caplog: pytest.LogCaptureFixture
+    postgresql: TestDatabase, calls: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink = totals_sink(server)
+    sink = totals_sink(postgresql)
     sink(batch(0), 0)
     copies = iter([batch(1, run="copy")])
 
@@ -207,75 +144,58 @@ def test_a_second_copy_of_a_query_in_the_middle_of_a_batch_does_not_get_its_stag
     sink(batch(1, between=copy), 1)
 
     assert "another writer has moved its ledger" in caplog.text
-    assert totals(server) == expected(2)
-    assert len(stages(server)) == 2
+    assert totals(postgresql) == expected(2)
+    assert len(stages(postgresql)) == 2
 
 
-def test_a_batch_that_fails_leaves_nothing_and_the_next_one_begins_anew(
-    server: TestDatabase, calls: dict[str, int]
-) -> None:
-    sink = totals_sink(server)
-    sink(batch(0), 0)
-
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        sink(batch(1, between=fail), 1)
-    assert stages(server) == []
-    sink(batch(1), 1)
-
-    assert calls["create"] == 2
-    assert totals(server) == expected(2)
-
-
-def test_a_staging_table_into_which_a_lost_task_still_copies_is_left_behind(server: TestDatabase) -> None:
-    sink = totals_sink(server)
-    with sa.create_engine(server.url, poolclass=sa.NullPool).connect() as lost:
+def test_a_staging_table_into_which_a_lost_task_still_copies_is_left_behind(postgresql: TestDatabase) -> None:
+    sink = totals_sink(postgresql)
+    with sa.create_engine(postgresql.url, poolclass=sa.NullPool).connect() as lost:
 
         def copy() -> None:
-            lost.exec_driver_sql(f"LOCK TABLE {stages(server)[0]} IN ROW EXCLUSIVE MODE")
+            lost.exec_driver_sql(f"LOCK TABLE {stages(postgresql)[0]} IN ROW EXCLUSIVE MODE")
 
         sink(batch(0, between=copy), 0)
-        held = stages(server)
+        held = stages(postgresql)
         assert len(held) == 1
     sink(batch(1), 1)
 
-    assert len(stages(server)) == 1
-    assert stages(server) != held
-    assert totals(server) == expected(2)
+    assert len(stages(postgresql)) == 1
+    assert stages(postgresql) != held
+    assert totals(postgresql) == expected(2)
 
 
 def test_what_no_batch_asks_for_is_removed_after_a_while_and_with_the_process(
-    server: TestDatabase, monkeypatch: pytest.MonkeyPatch
+    postgresql: TestDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink, sessions = (
-        totals_sink(server),
+        totals_sink(postgresql),
         "SELECT pid FROM pg_stat_activity WHERE pid != pg_backend_pid() AND datname = ",
     )
     hasty = KeptStages(idle_s=0.05)
     monkeypatch.setattr(batch_write, "_kept_stages", hasty)
     sink(batch(0), 0)
-    wait_until(lambda: stages(server) == [] and server.rows(f"{sessions} current_database()") == [])
+    wait_until(lambda: stages(postgresql) == [] and postgresql.rows(f"{sessions} current_database()") == [])
 
     lasting = KeptStages()
     monkeypatch.setattr(batch_write, "_kept_stages", lasting)
     sink(batch(1), 1)
-    assert len(stages(server)) == 1
+    assert len(stages(postgresql)) == 1
     lasting.close()
-    assert stages(server) == []
+    assert stages(postgresql) == []
 
     sink(batch(2), 2)
     lasting._process = -1  # as in a process that was forked
     lasting.close()
-    assert len(stages(server)) == 1
+    assert len(stages(postgresql)) == 1
     for one in lasting._of_parent[0].values():
         one.timer.cancel()
         one.opened.close()
 
 
+@pytest.mark.thorough
 def test_connections_are_bounded_and_what_reads_and_transforms_is_not(
-    spark: SparkSession, server: TestDatabase
+    spark: SparkSession, postgresql: TestDatabase
 ) -> None:
     rows = [("orders", 0, n, f"k{n % 50}", n) for n in range(400)]
     parallel = spark.sparkContext.parallelize(rows, 6)
@@ -290,7 +210,37 @@ def test_connections_are_bounded_and_what_reads_and_transforms_is_not(
     assert plan(1) == (1, True)
     assert plan(cores) == (cores, False)
     assert plan(16) == (6, False)
-    SqlSink(server.url, "newest", ["id"], max_connections=1)(many, 0)
+    SqlSink(postgresql.url, "newest", ["id"], max_connections=1)(many, 0)
 
     newest = {f"k{n % 50}": n for n in range(400)}
-    assert dict(server.rows("SELECT id, price FROM newest")) == newest  # type: ignore[arg-type] # two columns
+    assert dict(postgresql.rows("SELECT id, price FROM newest")) == newest  # type: ignore[arg-type] # two columns
+
+
+def test_a_staging_table_that_a_crash_has_emptied_is_noticed(postgresql: TestDatabase) -> None:
+    def empty() -> None:
+        postgresql.execute(f"TRUNCATE {stages(postgresql)[0]}")
+
+    sink = SqlSink(postgresql.url, "events")
+    with pytest.raises(SinkError, match="holds 0 rows where its tasks had copied 4"):
+        sink(frame(PRICES, [(0, n, "a", 1) for n in range(4)], between=empty), 0)
+
+    assert postgresql.rows("SELECT * FROM events") == []
+    assert sink.position() == {}
+
+
+def test_staging_tables_of_a_driver_that_is_gone_are_removed_and_those_of_a_live_one_stay(
+    postgresql: TestDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    columns = pa.schema([("id", pa.string())])
+    prefix = staging.stage_prefix("events", "penstock_ledger")
+    url = parse_database_url(postgresql.url)
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.connect() as gone:
+        left = staging.create_stage(gone, prefix, None, columns)
+    with engine.connect() as living:
+        alive = staging.create_stage(living, prefix, None, columns)
+        SqlSink(postgresql.url, "events")(frame(PRICES, [(0, 0, "a", 1)]), 0)
+        found = stages(postgresql)
+
+    assert found == [alive.name]
+    assert f"the staging table {left.name} was left by a driver that is gone" in caplog.text
