@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 from stepped import Stepped
 
-from penstock.consumer import Kind, handler
-from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer import handler
 from penstock.errors import BatchError
 from penstock.message import FixedRecord, Message
-from penstock.routing import Run
 
 
 def nothing(_message: Message) -> None:
@@ -103,17 +101,3 @@ class Incomparable(FixedRecord):
 
     def __eq__(self, other: object) -> bool:
         raise AssertionError("records are not to be compared")
-
-
-def test_how_far_a_run_is_is_found_without_comparing_records() -> None:
-    records = [Incomparable("t", 0, offset, b"k", b"", (), None) for offset in (3, 4, 7, 9)]
-    slot = ExecutionSlot(Kind.THREAD, "s")
-    slot.run = Run(None, 1, records, [0, 1, 2, 3])  # type: ignore[assignment, arg-type] # what it belongs to is not asked
-
-    found = []
-    for record in (*records, Incomparable("t", 0, 8, b"k", b"", (), None)):
-        slot.record = record
-        finished = slot.finished()
-        found.append(None if finished is None else list(finished[1]))
-
-    assert found == [[], [0], [0, 1], [0, 1, 2], None]

@@ -84,15 +84,6 @@ def test_what_a_former_owner_had_done_is_counted_and_not_handed_over() -> None:
     assert (routed.router.received, routed.router.restored) == (7, 3)
 
 
-def test_small_headers_of_many_messages_are_measured_by_some_of_them() -> None:
-    routed = Routed()
-
-    routed.router.route([FixedRecord("t", 0, i, b"k", b"v", (("h", b"x" * 100),), None) for i in range(1000)], 0.0)
-
-    assert routed.current.tracker.bytes_in_flight >= 1000 * 100
-    assert not routed.current.sizes_each
-
-
 @pytest.mark.parametrize("senders", [2, 3, 4, 8, 10, 16, 32])
 def test_large_keys_that_come_by_turns_with_small_ones_are_seen(senders: int) -> None:
     routed = Routed()
@@ -117,14 +108,3 @@ def test_headers_that_cannot_be_read_stop_no_routing() -> None:
     routed.router.route([UnreadableRecord("t", 0, 0, b"k", b"v", (), None)], 0.0)
 
     assert routed.waiting() == [0]
-
-
-def test_messages_are_counted_by_partition_as_they_came_until_the_counts_are_taken() -> None:
-    routed = Routed()
-
-    routed.take(1, 2, 5)
-    # Of a partition that was revoked while they were under way: they were fetched all the same.
-    routed.router.route([FixedRecord("t", 7, offset, b"k", b"v", (), None) for offset in (3, 4)], 0.0)
-
-    assert routed.router.take_counts() == {("t", 0): 3, ("t", 7): 2}
-    assert routed.router.take_counts() == {}

@@ -17,10 +17,8 @@ from streams import SPARK_S
 from kafka_tools import committed, ends, produce
 from penstock.app import App
 from penstock.devbroker import DevBroker
-from penstock.errors import ConfigurationError, MessageFormatError
-from penstock.spark_sink import ProgressListener
 from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
-from penstock.spark_sink.monitoring.progress import QueryProgress, SinkPartition, SinkState, SinkStatistics
+from penstock.spark_sink.monitoring.progress import QueryProgress, SinkState, SinkStatistics
 from penstock.spark_sink.monitoring.progress_publisher import ProgressPublisher
 from penstock.spark_sink.source.offsets.planning import Offsets
 from telemetry_tools import Recorded
@@ -101,24 +99,6 @@ def test_a_report_becomes_rows_seconds_offsets_and_lag() -> None:
     assert progress.lag == {("orders", 0): 4, ("orders", 1): 6}
 
 
-@pytest.mark.parametrize("end", ['{"orders": {"0": 4}}', {"orders": {"0": 4}}])
-def test_offsets_come_as_texts_from_some_sources_and_as_objects_from_others(end: object) -> None:
-    assert QueryProgress.parse(report(1, end=end)).ends == {("orders", 0): 4}
-
-
-@pytest.mark.parametrize("end", [17, {"logOffset": 3}, "abc", [1], {"0": 5}])
-def test_other_sources_are_passed_over(end: object) -> None:
-    progress = QueryProgress.parse(report(1, end=end, latest=end))
-
-    assert (progress.ends, progress.lag) == ({}, {})
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"id": 1, "runId": 2}', "nonsense"])
-def test_what_is_no_report_is_refused_with_a_sentence(text: str) -> None:
-    with pytest.raises(MessageFormatError, match="progress does not read"):
-        QueryProgress.parse(text)
-
-
 def test_what_is_no_report_costs_a_warning_and_the_next_one_counts(caplog: pytest.LogCaptureFixture) -> None:
     publisher = ProgressPublisher()
     with caplog.at_level(logging.WARNING):
@@ -196,23 +176,6 @@ def test_metrics_equal_the_reports_and_end_with_the_publisher(recorded: Recorded
     assert recorded.points("penstock.spark.rows") == [], "what has ended is shown no more"
 
 
-def test_a_sink_that_cannot_tell_its_ledger_costs_a_warning_without_its_words(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    ledger = Ledger()
-    publisher = ProgressPublisher(sinks={"store": ledger})
-    publisher.take(report(0))
-    wait_until(lambda: ledger.asked == 1)
-    publisher.take(report(1))
-
-    wait_until(lambda: publisher.shown("store").ledger == {("orders", 0): 3})
-
-    assert publisher.shown("store").partitions()[0] == SinkPartition("orders", 0, 4, 4, 3)
-    assert "ConnectionError" in caplog.text
-    assert "secret-of-the-url" not in caplog.text
-    publisher.close()
-
-
 def test_a_group_that_hangs_holds_no_report_up_and_gets_the_latest_position() -> None:
     group = Group()
     group.go.clear()
@@ -227,19 +190,6 @@ def test_a_group_that_hangs_holds_no_report_up_and_gets_the_latest_position() ->
     assert group.closed
     assert group.taken[-1] == {("orders", 0): 19}
     assert len(group.taken) <= 2, "what a later batch has overtaken is not written"
-
-
-def test_a_group_that_fails_does_not_end_the_publishing(caplog: pytest.LogCaptureFixture) -> None:
-    group = Group()
-    group.fails = True
-    publisher = ProgressPublisher(groups={"store": group})
-    publisher.take(report(0))
-    wait_until(lambda: len(group.taken) == 1)
-    publisher.take(report(1))
-    publisher.close()
-
-    assert len(group.taken) == 2
-    assert "was not written to its group" in caplog.text
 
 
 def test_a_sink_says_where_it_stands_in_a_sentence() -> None:
@@ -303,11 +253,6 @@ def test_a_group_with_members_is_left_alone_with_one_warning(
     group.close()
 
 
-def test_groups_need_brokers() -> None:
-    with pytest.raises(ConfigurationError, match="give bootstrap_servers as well"):
-        ProgressListener(groups={"store": "shown"})
-
-
 def test_an_apps_sink_shows_its_progress_as_statistics_metrics_and_offsets_of_a_group(
     spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], recorded: Recorded
 ) -> None:
@@ -351,32 +296,3 @@ class Telling:
 
     def __call__(self, batch: DataFrame, _batch_id: int) -> None:
         batch.count()
-
-
-@pytest.mark.thorough
-def test_a_listener_of_ones_own_shows_queries_that_are_started_by_hand(
-    spark: SparkSession,
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    recorded: Recorded,
-    read: Callable[..., DataFrame],
-) -> None:
-    topic = new_topic()
-    group = f"by-hand-{topic}"
-    produce(broker.bootstrap_servers, topic, [(b"k", b"v")] * 5)
-    listener = ProgressListener(
-        recorded.telemetry(), groups={"store": group}, bootstrap_servers=broker.bootstrap_servers
-    )
-    spark.streams.addListener(listener)
-    frame = read(stream=True, subscribe=topic, startingOffsets="earliest")
-    query = frame.writeStream.foreachBatch(lambda batch, _: batch.count()).queryName("store").start()
-
-    try:
-        wait_until(lambda: values(recorded, "penstock.spark.rows") == {(): 5}, timeout=SPARK_S)
-        wait_until(lambda: committed(broker.bootstrap_servers, group, topic, 1)[0].offset == 5)
-        query.stop()
-        wait_until(lambda: recorded.points("penstock.spark.rows") == [])
-    finally:
-        query.stop()
-        spark.streams.removeListener(listener)
-        listener.close()

@@ -104,12 +104,3 @@ def test_a_task_that_loses_everything_is_stopped_by_the_limit(producer: FakeProd
         )
 
     assert len(producer.sent) == 3
-
-
-def test_a_task_that_drops_everything_is_stopped_by_the_limit() -> None:
-    with pytest.raises(SinkError, match=r"3 messages were given up in a row .* orders\[0\]@3 is not given up"):
-        run_task(
-            [Row(b"k%d" % n, n) for n in range(9)],
-            {"orders": handler(failing, retry_policy=ONCE, on_failure="drop")},
-            limit=DeadLetterLimit(consecutive=3),
-        )

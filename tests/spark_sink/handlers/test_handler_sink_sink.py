@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +17,6 @@ from penstock.consumer import Handler, handler
 from penstock.errors import ConfigurationError, SinkError
 from penstock.message import Message
 from penstock.spark_sink.queries.restarts import is_permanent
-from penstock.spark_sink.sinks.handlers.kill_timeout import seconds_until_killed
 from penstock.spark_sink.sinks.handlers.pickling import pack, unpack
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.handlers.spark_settings import refuse_double_runs
@@ -77,14 +76,6 @@ def test_dead_letters_need_brokers_and_credentials_that_can_travel() -> None:
     sink_of(one, bootstrap_servers="there", config={"error_cb": print, "auto.offset.reset": "earliest"})
 
 
-def test_an_async_lifespan_needs_an_async_handler() -> None:
-    async def span() -> AsyncIterator[None]:
-        yield
-
-    with pytest.raises(ConfigurationError, match="an async lifespan needs an `async def` handler"):
-        sink_of(nothing, lifespans=[span])
-
-
 def test_a_sink_travels_with_its_settings_and_leaves_telemetry_behind() -> None:
     sink = sink_of(handler(nothing, key="header:account"), max_parked=7, telemetry=Telemetry())
 
@@ -130,14 +121,6 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     yield importlib.import_module("shop_of_handlers")
     del sys.modules["shop_of_handlers"]
-
-
-def test_a_serializer_that_is_a_global_of_a_module_travels_by_its_name(shop: Any) -> None:
-    decoder, encoder = unpack(pack(sink_of(shop.coded).handlers["orders"].decoder)), unpack(pack(shop.coded.encoder))
-
-    assert decoder.deserializer is shop.serdes
-    assert encoder is shop.coded.encoder  # one for each serializer, as in a consumer
-    assert decoder.decode(Message.of(b"x", topic="t")._record, b"x") == b"x of t"
 
 
 @pytest.mark.parametrize("option", ["decoder", "encoder"])
@@ -234,29 +217,3 @@ def test_settings_that_would_run_two_handlers_of_a_key_at_once_are_refused(setti
         refuse_double_runs(Settings(**settings))  # type: ignore[arg-type] # the part of a session that is asked
 
     assert is_permanent(caught.value)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"spark_master": "local[2,4]"},
-        ONCE,
-        {**ONCE, "spark_decommission_enabled": "true", "spark_stage_ignoreDecommissionFetchFailure": "false"},
-    ],
-)
-def test_settings_that_run_a_task_once_at_a_time_are_taken(settings: dict[str, str]) -> None:
-    refuse_double_runs(Settings(**settings))  # type: ignore[arg-type] # the same
-
-
-@pytest.mark.parametrize(("given", "seconds"), [(None, 6), ("500ms", 4.5), ("1500", 5.5), ("1m", 64), ("soon", 6)])
-def test_the_wait_for_tasks_of_a_failed_batch_follows_sparks_own_time(given: str | None, seconds: float) -> None:
-    class Conf:
-        def get(self, key: str, default: str) -> str:
-            assert key == "spark.python.task.killTimeout"
-            return given or default
-
-    class Session:
-        conf = Conf()
-
-    assert seconds_until_killed(Session()) == seconds  # type: ignore[arg-type] # the part of a session that is asked
