@@ -50,8 +50,8 @@ AT_ONCE_S = 10.0
         ),
         (
             (
-                "b:9: Disconnected: requesting ApiVersion: might be caused by incorrect security.protocol configuration "
-                "(connecting to a SSL listener?) or broker version is < 0.10 (see api.version.request) (after 2ms in "
+                "b:9: Disconnected: requesting ApiVersion: might be caused by incorrect security.protocol configuration"
+                " (connecting to a SSL listener?) or broker version is < 0.10 (see api.version.request) (after 2ms in "
                 "state APIVERSION_QUERY)"
             ),
             "SASL_SSL",
