@@ -14,6 +14,8 @@ from penstock.devbroker import DevBroker
 from support.consumers import NewTopic, consumer_of, group_of
 from waiting import wait_until
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def fragile() -> Iterator[DevBroker]:

@@ -16,6 +16,9 @@ from penstock.offsets import decode, owner_of
 from support.consumers import consumer_of
 from waiting import wait_until
 
+pytestmark = pytest.mark.thorough
+
+
 COUNT = 8000
 
 

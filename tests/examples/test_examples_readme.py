@@ -27,6 +27,7 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
 
+@pytest.mark.thorough
 def test_the_first_program_prints_what_the_readme_says_until_it_is_interrupted() -> None:
     program = ROOT / "examples" / "consumer.py"
     assert program.read_text().split('"""\n', 1)[1].strip() in README
@@ -150,6 +151,7 @@ def test_the_commands_that_the_docs_tell_of_exist(page: Path) -> None:
     assert named or page.name != "README.md"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", re.findall(r"`((?:[A-Z_]+=\d+ )?\.venv/bin/python -m pytest [^`]+)`", CONTRIBUTING))
 def test_what_contributing_runs_selects_tests(command: str) -> None:
     words = shlex.split(command)
