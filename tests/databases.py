@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
-
-_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class TestDatabase:
 
 def new_database(server: str) -> TestDatabase:
     """Make a database of its own on a PostgreSQL server."""
-    name = f"test_{next(_numbers)}"
+    name = f"test_{uuid.uuid4().hex}"
     with sa.create_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool).connect() as connection:
         connection.exec_driver_sql(f"CREATE DATABASE {name}")
     return TestDatabase("postgresql", sa.make_url(server).set(database=name).render_as_string(hide_password=False))

@@ -125,11 +125,12 @@ class KafkaProxy:
 
     Args:
         bootstrap_servers: the broker's address, an IPv4 number and a port.
+        own_port: where it listens, as another one did before; 0 is any free port.
     """
 
-    def __init__(self, bootstrap_servers: str) -> None:
+    def __init__(self, bootstrap_servers: str, own_port: int = 0) -> None:
         host, port = bootstrap_servers.split(":")
-        self._host, self._port = host, int(port)
+        self._host, self._port, self.own_port = host, int(port), own_port
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kafka-proxy", daemon=True)
         self._faults: list[Fault] = []
@@ -143,12 +144,12 @@ class KafkaProxy:
     def __enter__(self) -> Self:
         self._thread.start()
         server = asyncio.run_coroutine_threadsafe(
-            asyncio.start_server(self._connected, self._host, 0), self._loop
+            asyncio.start_server(self._connected, self._host, self.own_port), self._loop
         ).result(30)
         self._server = server
-        self._own_port = server.sockets[0].getsockname()[1]
+        self.own_port = server.sockets[0].getsockname()[1]
         #: Where clients connect to.
-        self.bootstrap_servers = f"{self._host}:{self._own_port}"
+        self.bootstrap_servers = f"{self._host}:{self.own_port}"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -272,7 +273,7 @@ class KafkaProxy:
 
     def _readdressed(self, frame: bytes) -> bytes:
         host = self._host.encode()
-        return frame.replace(host + struct.pack(">i", self._port), host + struct.pack(">i", self._own_port))
+        return frame.replace(host + struct.pack(">i", self._port), host + struct.pack(">i", self.own_port))
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes:

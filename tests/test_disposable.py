@@ -6,7 +6,14 @@ import threading
 
 import pytest
 
-from penstock.clients.bounded_calls import Disposable, LeftBehind, NotAnsweredError, TooManyLeftBehindError
+from penstock.clients.bounded_calls import (
+    Disposable,
+    LeftBehind,
+    NotAnsweredError,
+    TooManyLeftBehindError,
+    end_within,
+)
+from penstock.clients.reading import PartitionReader, partition_reader
 from waiting import wait_until
 
 
@@ -106,3 +113,32 @@ def test_too_many_that_hang_are_told_in_a_sentence() -> None:
         left.require_few()
     gate.set()
     wait_until(lambda: left.hanging == 0)
+
+
+def test_closing_that_hangs_is_left_behind_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    gate = threading.Event()
+
+    assert end_within(5, "closing at once", lambda: 7) == 7
+    assert end_within(0.05, "closing a reader", gate.wait) is None
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "closing a reader did not return in 0.05 s: it was left behind, and ends with the process at the latest"
+    ]
+    gate.set()
+
+
+def test_a_reader_whose_client_does_not_close_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(partition_reader, "CLOSE_S", 0.05)
+    gate = threading.Event()
+
+    class Client:
+        def close(self) -> None:
+            gate.wait()
+
+    with PartitionReader("127.0.0.1:1", {"log_level": 0}, "readers") as reader:
+        reader.consumer = Client()  # type: ignore[assignment] # what is used of it
+
+    assert "closing the reader of readers did not return" in caplog.text
+    gate.set()

@@ -57,14 +57,6 @@ def test_a_message_that_nobody_produced_is_named() -> None:
     assert not report.lost
 
 
-def test_repeated_messages_are_counted() -> None:
-    report = judged(one_after_the_other(1, 2, 1, 2, 3, 3), keys="kkk")
-
-    assert report.repeated == {(0, 1): 1, (0, 2): 1, (0, 3): 1}
-    assert report.repeats == 3
-    assert report.faults == []
-
-
 @pytest.mark.parametrize("offsets", [(1, 2, 1, 2, 3), (1, 2, 2, 3), (1, 1, 1, 2, 3), (1, 2, 3, 2, 3), (1, 2, 3)])
 def test_a_redelivery_may_restart_from_a_former_place(offsets: tuple[int, ...]) -> None:
     assert not out_of_order(judged(one_after_the_other(*offsets), keys="kkk"))
@@ -82,13 +74,6 @@ def test_a_redelivery_may_restart_from_a_former_place(offsets: tuple[int, ...]) 
 )
 def test_what_neither_follows_nor_restarts_is_out_of_order(offsets: tuple[int, ...]) -> None:
     assert out_of_order(judged(one_after_the_other(*offsets), keys="k" * max(offsets)))
-
-
-def test_a_lost_message_in_the_middle_is_out_of_order_too() -> None:
-    report = judged(one_after_the_other(1, 3), keys="kkk")
-
-    assert report.lost == ((0, 2),)
-    assert out_of_order(report)
 
 
 def test_keys_do_not_wait_for_each_other() -> None:
@@ -115,12 +100,6 @@ def test_two_calls_of_a_key_at_once_in_one_process_overlap() -> None:
     assert len(report.overlaps) == 1
 
 
-def test_a_long_call_overlaps_with_all_that_begin_meanwhile() -> None:
-    calls = [Call("a", "k", 0, 1, 0.0, 9.0), *one_after_the_other(1, 1, begin=1.0)]
-
-    assert len(judged(calls, keys="k").overlaps) == 2
-
-
 def test_a_call_that_was_cut_off_overlaps_with_later_ones_of_its_process_only() -> None:
     cut_off = Call("a", "k", 0, 1, 0.0, None)
 
@@ -133,15 +112,6 @@ def test_two_processes_at_one_key_overlap_while_ownership_is_clear() -> None:
 
     assert len(judged(calls, keys="k").overlaps) == 1
     assert judged(calls, keys="k", doubtful={"a": (0.5, inf)}).faults == []
-
-
-def test_doubt_covers_only_the_calls_of_its_time() -> None:
-    calls = [Call("a", "k", 0, 1, 0.0, 5.0), Call("b", "k", 0, 1, 1.0, 2.0)]
-
-    assert len(judged(calls, keys="k", doubtful={"b": (2.5, 9.0)}).overlaps) == 1
-    assert len(judged(calls, keys="k", doubtful={"b": (0.0, 0.5)}).overlaps) == 1
-    assert judged(calls, keys="k", doubtful={"b": (1.5, 1.6)}).faults == []
-    assert len(judged(calls, keys="k", doubtful={"a": (6.0, inf)}).overlaps) == 1
 
 
 def test_processes_that_follow_each_other_make_one_sequence() -> None:
@@ -165,12 +135,6 @@ def test_a_process_in_doubt_may_not_leave_out_what_only_itself_had_done() -> Non
     calls = one_after_the_other(1, 2, 3, 1, 3)
 
     assert out_of_order(judged(calls, keys="kkk", doubtful={"a": (0.0, inf)}))
-
-
-def test_a_process_in_doubt_may_not_run_ahead_of_everybody() -> None:
-    calls = [*one_after_the_other(1, 2, 4), *one_after_the_other(2, 3, 4, instance="b", begin=2.5)]
-
-    assert out_of_order(judged(calls, keys="kkkk", doubtful={"a": (0.5, inf)}))
 
 
 def test_where_commits_are_known_a_restart_may_fall_as_long_as_it_stays_above_them() -> None:
@@ -206,12 +170,6 @@ def test_a_commit_below_a_former_one_is_a_regression() -> None:
 
     assert len(report.regressions) == 1
     assert judged(calls, Commit(0, 3, 3.0), Commit(0, 3, 4.0), keys="kkk").faults == []
-
-
-def test_partitions_commit_apart() -> None:
-    calls = [Call("a", "k", partition, 1, 0.0, 1.0) for partition in (0, 1)]
-
-    assert examine({(0, 1): "k", (1, 1): "k"}, calls, [Commit(0, 2, 3.0), Commit(1, 1, 4.0)]) == Report()
 
 
 def test_every_kind_of_fault_is_told() -> None:

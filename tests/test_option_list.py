@@ -11,7 +11,6 @@ import pytest
 import penstock
 from penstock.consumer import ConsumerSettings, LitePushConsumer, LiveSettings, handler
 from penstock.consumer.handlers.options.handler_options import DEFAULTS, HandlerOptions
-from penstock.errors import ConfigurationError
 from penstock.option_list import takes_options
 from penstock.transactions.coordinator.options import CoordinatorOptions
 
@@ -68,15 +67,6 @@ def test_an_app_and_the_engine_under_it_list_the_same_options_of_a_handler() -> 
 def test_an_unknown_option_of_a_handler_is_refused_where_it_is_written() -> None:
     with pytest.raises(TypeError, match=r"handler\(\) got an unexpected keyword argument 'ordr'. Did you mean 'order'"):
         app().handler("t", ordr="key")  # type: ignore[call-arg] # on purpose
-
-
-def test_a_retry_policy_has_two_names_in_the_engine() -> None:
-    policy = penstock.retry(attempts=2)
-
-    assert handler(print, retry=policy).retry is policy
-    assert handler(print, retry_policy=policy).retry is policy
-    with pytest.raises(ConfigurationError, match=r"retry must be made by penstock\.retry"):
-        handler(print, retry=3)  # type: ignore[arg-type] # on purpose
 
 
 def test_what_may_change_while_it_runs_is_listed_by_the_app_and_by_its_consumer() -> None:

@@ -173,13 +173,6 @@ def test_what_public_signatures_speak_of_can_be_imported_from_where_users_import
     assert hidden == {}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_name_of_a_public_package_can_be_had(package: str) -> None:
-    home = importlib.import_module(package)
-
-    assert [name for name in home.__all__ if getattr(home, name, None) is None] == []
-
-
 @pytest.mark.parametrize("package", [penstock, transactions])
 def test_no_module_has_a_public_name_which_it_would_hide_once_it_is_imported(package: ModuleType) -> None:
     assert not {one.name for one in pkgutil.iter_modules(package.__path__)} & set(package.__all__)

@@ -15,18 +15,20 @@ from pictures.guarantees import TIMELINES
 from pictures.lanes import lanes
 from pictures.offset_map import offset_map
 from pictures.transaction import transaction
+from reference_pages import with_descriptions
 
 DOCS = Path(__file__).parents[1]
 
 
-def _with_tables(page: Path) -> str:
-    return with_tables(page.read_text())
+def _completed(complete: Callable[[str], str], page: Path) -> str:
+    return complete(page.read_text())
 
 
 #: What makes each page or picture, by where it stands.
 GENERATED: dict[Path, Callable[[], str]] = {
     DOCS / "commands.md": command_page,
-    **{page: partial(_with_tables, page) for page in (DOCS / "options.md", DOCS / "spark.md")},
+    **{page: partial(_completed, with_tables, page) for page in (DOCS / "options.md", DOCS / "spark.md")},
+    **{page: partial(_completed, with_descriptions, page) for page in sorted((DOCS / "reference").glob("*.md"))},
     DOCS / "images" / "lanes.svg": lanes,
     DOCS / "images" / "transaction.svg": transaction,
     DOCS / "images" / "offset-map.svg": offset_map,

@@ -15,7 +15,7 @@ from functools import partial
 import penstock
 from penstock import spark_sink
 from penstock.consumer import UNCHANGED
-from penstock.settings.model import PREFIX, Options
+from penstock.settings.model import OPTIONS, PREFIX, TYPE_NAMES
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.sql.store import SqlStore
 
@@ -52,8 +52,6 @@ LIVE: Mapping[str, Callable[..., object]] = {
     "App.handler": penstock.RunningApp.change_handler,
 }
 _UNITS = {"seconds": "s", "bytes": "bytes", "messages": "messages", "threads": "threads"}
-#: Words for the types of settings.
-TYPES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "dict": "table"}
 _TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 _SETTINGS = "Settings outside of the code"
 
@@ -95,11 +93,6 @@ def default_in_words(heading: str, parameter: inspect.Parameter) -> str | None:
     return None
 
 
-def kind_of_setting(annotation: object) -> str:
-    """Return the word for the type of a setting."""
-    return next(word for kind, word in TYPES.items() if kind in str(annotation))
-
-
 def _options(heading: str, signature: Callable[..., object], table: str) -> str:
     columns, _, *lines = [_cells(line) for line in table.splitlines()]
     written = {row[0].strip("`"): dict(zip(columns, row, strict=True)) for row in lines}
@@ -110,7 +103,7 @@ def _options(heading: str, signature: Callable[..., object], table: str) -> str:
         unit = next((unit for word, unit in _UNITS.items() if word in said.get(one.name, "")), "")
         row = {"unit": unit, "meaning": said.get(one.name, "")} | written.get(one.name, {})
         row |= {"option": f"`{one.name}`", "default": _default(heading, one)}
-        row["environment"] = f"`{PREFIX}{one.name.upper()}`" if one.name in Options.model_fields else ""
+        row["environment"] = f"`{PREFIX}{one.name.upper()}`" if one.name in OPTIONS else ""
         row["live"] = "yes" if one.name in changes else "no"
         rows.append([row[column] for column in columns])
     return _drawn([columns, *rows])
@@ -118,9 +111,7 @@ def _options(heading: str, signature: Callable[..., object], table: str) -> str:
 
 def _settings() -> str:
     rows = [["key", "environment", "type"]]
-    for name, field in Options.model_fields.items():
-        kind = "table" if name == "config" else kind_of_setting(field.annotation)
-        rows.append([f"`{name}`", f"`{PREFIX}{name.upper()}`", kind])
+    rows += [[f"`{name}`", f"`{PREFIX}{name.upper()}`", TYPE_NAMES[kind]] for name, kind in OPTIONS.items()]
     return _drawn(rows)
 
 

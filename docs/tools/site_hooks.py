@@ -21,11 +21,14 @@ PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security-policy.md",
     "deploy/README.md": "deployment.md",
     "examples": "examples.md",
 }
 #: Files that are shown with their text, on one page of their folder.
 _SHOWN = {"examples": "examples.md", "benchmarks": None, "deploy": "deployment.md"}
+#: A public name of the reference, as a heading, and the text that is made below it.
+DESCRIBED = re.compile(r"^(##+) `(penstock[\w.]+)`\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 
 
@@ -39,8 +42,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Have links that leave `docs` lead to the pages that stand for what they name."""
+    """Have links that leave `docs` lead to the pages that stand for what they name, and docstrings stand as a whole."""
     del config, files
+    if page.file.src_uri.startswith("reference/"):
+        markdown = DESCRIBED.sub(
+            lambda name: f"::: {name[2]}\n    options:\n      heading_level: {len(name[1])}\n\n", markdown
+        )
     if page.file.generated_by is not None:
         return markdown
     return relinked(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
 from commands import Command, commands
-from penstock.clients.requests import topics
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
 from waiting import wait_until
@@ -19,12 +17,6 @@ from waiting import wait_until
 def penstock_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Return a function that runs `penstock ARGUMENTS...` in this process, on a wide terminal."""
     return commands(monkeypatch, capsys)
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give a broker one second to answer, not fifteen."""
-    monkeypatch.setattr(topics, "partition_counts", functools.partial(partition_counts, timeout_s=1))
 
 
 @pytest.fixture

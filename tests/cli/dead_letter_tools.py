@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from confluent_kafka import Producer
-
+from kafka_tools import produce
 from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, HeaderList, write
 from penstock.message import FixedRecord
 
@@ -38,18 +37,5 @@ def put(
     count: int = 1,
 ) -> None:
     """Write dead letters; `%d` in the value becomes their number."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "enable.idempotence": True})
-    failures: list[object] = []
-    for number in range(count):
-        body = value % number if value is not None and b"%d" in value else value
-        producer.produce(
-            topic,
-            body,
-            key=key,
-            headers=headers or [],
-            partition=partition,
-            on_delivery=lambda error, _: error and failures.append(error),
-        )
-        producer.poll(0)
-    assert producer.flush(60) == 0
-    assert not failures
+    bodies = [value % number if value is not None and b"%d" in value else value for number in range(count)]
+    produce(bootstrap, topic, [(key, body) for body in bodies], headers=headers or [], partition=partition)

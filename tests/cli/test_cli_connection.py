@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from commands import Command
 from penstock.cli.options.connection import client_settings
-from penstock.devbroker import DevBroker
+from penstock.devbroker import DevBroker, User
 from penstock.errors import ConfigurationError
 
 
@@ -45,29 +45,24 @@ def test_what_cannot_be_read_is_not_shown(monkeypatch: pytest.MonkeyPatch, text:
     assert "canary" not in str(caught.value)
 
 
-@pytest.fixture(scope="module")
-def with_passwords() -> Iterator[DevBroker]:
-    with DevBroker(security="sasl_ssl", users={"orders": "right"}, start_timeout=150) as running:
-        yield running
-
-
-@pytest.mark.parametrize("arguments", [("doctor",), ("dlq", "ls", "--all"), ("tx", "ls"), ("lag", "sms")], ids=" ".join)
 def test_commands_reach_a_secured_cluster_without_a_secret_on_the_command_line(
     penstock_command: Command,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    with_passwords: DevBroker,
-    arguments: tuple[str, ...],
+    secured: DevBroker,
+    new_user: Callable[..., User],
 ) -> None:
     file = tmp_path / "client.properties"
-    config = with_passwords.user("orders").config
-    file.write_text("\n".join(f"{name}={value}" for name, value in config.items()), encoding="utf-8")
-    monkeypatch.setenv("PENSTOCK_BOOTSTRAP_SERVERS", with_passwords.bootstrap_servers)
+    file.write_text("\n".join(f"{name}={value}" for name, value in new_user().config.items()), encoding="utf-8")
+    monkeypatch.setenv("PENSTOCK_BOOTSTRAP_SERVERS", secured.bootstrap_servers)
 
-    let_in = penstock_command(*arguments, "--config-file", str(file))
-    refused = penstock_command(*arguments, "--config-file", str(file), "--config", "sasl.password=canary-4711")
+    for command in ("doctor", "dlq ls --all", "tx ls", "lag sms"):
+        arguments = (*command.split(), "--config-file", str(file))
+        let_in = penstock_command(*arguments)
+        refused = penstock_command(*arguments, "--config", "sasl.password=canary-4711")
 
-    assert let_in.code != 3, let_in.err
-    assert refused.code == 3
-    assert "SASL authentication error" in refused.err
-    assert "canary-4711" not in refused.err + refused.out
+        assert let_in.code != 3, let_in.err
+        assert refused.code == 3
+        assert "SASL authentication error" in refused.err
+        assert "canary-4711" not in refused.err + refused.out
+    file.unlink()  # it holds a password on purpose

@@ -1,20 +1,22 @@
-"""`penstock explain`, asked of apps that run in processes of their own."""
+"""`penstock explain` and `penstock run --http`, asked of apps that run in processes of their own."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kafka_tools import produce
-from penstock import App
 from penstock.consumer.inspection import explain_server
 from penstock.devbroker import DevBroker
 from waiting import wait_until
@@ -39,7 +41,7 @@ def own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-def test_the_message_that_holds_a_partition_is_told_with_its_handler_and_for_how_long(
+def test_a_process_answers_explain_and_http_and_names_what_holds_a_partition(
     broker: DevBroker,
     new_topic: Callable[..., str],
     tmp_path: Path,
@@ -48,10 +50,15 @@ def test_the_message_that_holds_a_partition_is_told_with_its_handler_and_for_how
     topic = new_topic(partitions=1)
     produce(broker.bootstrap_servers, topic, [(b"the key", b"x"), (b"another", b"x")])
     (tmp_path / "shop.py").write_text(APP.format(name=topic, servers=broker.bootstrap_servers, topic=topic))
-    command = [sys.executable, "-m", "penstock", "run", "shop:app"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, "-m", "penstock", "run", "shop:app", "--http", address]
     with subprocess.Popen(command, cwd=tmp_path) as process:
         try:
-            wait_until((tmp_path / "begun").exists, 60)
+            wait_until((tmp_path / "begun").exists, 120)
+            wait_until(lambda: status(address, "/readyz") == 200, 120)
+            served = [status(address, path) for path in ("/healthz", "/metrics", "/")]
             wait_until(lambda: len(list(explain_server.folder().glob("*.sock"))) == 1)
             code, out, _ = penstock_command("explain", topic)
             _, with_keys, _ = penstock_command("explain", "--keys")
@@ -77,18 +84,20 @@ def test_the_message_that_holds_a_partition_is_told_with_its_handler_and_for_how
     assert (said["process"], said["group"], said["partitions"][0]["blocking_offset"]) == (process.pid, topic, 0)
     assert (others_code, "no app called another-group" in str(others)) == (1, True)
     assert (silent_code, f"process {process.pid} did not answer" in str(silent)) == (1, True)
-    assert ended == 0
+    assert (ended, served, status(address, "/healthz")) == (0, [200, 200, 200], None)
     assert (gone_code, "no app of this user's answers" in str(gone)) == (1, True)
     assert list(explain_server.folder().glob("*.sock")) == []
 
 
-def test_the_sinks_of_an_app_are_told_with_its_partitions(penstock_command: Callable[..., tuple[object, ...]]) -> None:
-    sink = {"name": "shop-store", "text": "shop-store: running, batch 7"}
-
-    with explain_server.explain_server(lambda: {"group": "shop", "partitions": [], "sinks": [sink]}):
-        code, out, _ = penstock_command("explain", "shop")
-
-    assert (code, str(out).splitlines()[1:]) == (0, ["  shop-store: running, batch 7"])
+def status(address: str, path: str) -> int | None:
+    """Return the status of an answer; None where nobody answers."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
 
 
 def test_the_file_of_a_process_that_was_killed_is_removed(tmp_path: Path) -> None:
@@ -129,22 +138,3 @@ def test_an_answer_that_cannot_be_said_leaves_the_app_running(caplog: pytest.Log
     assert answers == again == [explain_server.Answer(os.getpid(), None)]
     assert "got no answer from this process" in caplog.text
     assert not [one for one in threading.enumerate() if one.name == "penstock-explain"]
-
-
-def test_every_app_that_was_started_answers_until_it_is_stopped(
-    broker: DevBroker, new_topic: Callable[..., str], penstock_command: Callable[..., tuple[object, ...]]
-) -> None:
-    topics = [new_topic(), new_topic()]
-    apps = [App(topic, bootstrap_servers=broker.bootstrap_servers) for topic in topics]
-    for app, topic in zip(apps, topics, strict=True):
-        app.handler(topic)(print)
-
-    with apps[0].start(), apps[1].start():
-        said = sorted(one.content["group"] for one in explain_server.ask_all() if one.content)
-        code, out, _ = penstock_command("explain", topics[1])
-    left = explain_server.ask_all()
-
-    assert said == sorted(topics)
-    assert code == 0
-    assert str(out).startswith(f"{topics[1]}, process {os.getpid()}: ")
-    assert left == list(explain_server.folder().iterdir()) == []

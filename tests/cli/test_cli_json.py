@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import click
-import pytest
 import typer.main
-from confluent_kafka import Consumer, Producer, TopicPartition
+from dead_letter_tools import put
+from offsets_tools import commit
 
 from commands import Command
 from penstock.cli.frame import frame
@@ -41,14 +41,10 @@ def test_offsets_dead_letters_and_transactions_are_told_as_json(
 ) -> None:
     original, letters = dead_letter_topic()
     servers = ("--bootstrap-servers", broker.bootstrap_servers, "--json")
-    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
     for topic in (original, letters):
-        producer.produce(topic, b"\x1b[31mvalue", headers=[("own", b"canary")])
-    assert producer.flush(30) == 0
+        put(broker.bootstrap_servers, topic, value=b"\x1b[31mvalue", headers=[("own", b"canary")])
     group = f"g-{original}"
-    committing = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": group})
-    committing.commit(offsets=[TopicPartition(original, 0, 1)], asynchronous=False)
-    committing.close()
+    commit(broker.bootstrap_servers, group, original, 0, 1)
 
     def told(*arguments: str) -> Any:
         outcome = penstock_command(*arguments, *servers)
@@ -73,12 +69,3 @@ def test_offsets_dead_letters_and_transactions_are_told_as_json(
     assert (shown["value"], shown["header_values"]) == ("\\x1b[31mvalue", ["canary"])
     assert told("dlq", "replay", letters, "--to", original, "--dry-run")["sent"] == {original: 1}
     wait_until(lambda: "topics" in told("doctor"))
-
-
-def test_a_store_that_is_not_there_is_an_error_in_words_with_json_too(
-    penstock_command: Command, tmp_path: pytest.TempPathFactory
-) -> None:
-    outcome = penstock_command("tx", "ls", "--sql", f"sqlite:///{tmp_path}/none.db", "--json")
-
-    assert (outcome.code, outcome.out) == (1, "")
-    assert "there is no store of transactions" in outcome.err

@@ -1,3 +1,5 @@
+"""A run of processes: what they print, when one is started again, what signals do, and with which code it ends."""
+
 from __future__ import annotations
 
 import logging
@@ -9,11 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tenacity
 
 from penstock.supervisor.processes import Processes, RestartPolicy
+from support.processes import alive
 from waiting import wait_until
 
 #: Seconds before another signal: sooner, it is the same request.
@@ -68,15 +72,6 @@ def begun() -> list[tuple[str, int]]:
     return [(number, int(pid)) for number, pid in (line.split() for line in lines)]
 
 
-def alive(pid: int) -> bool:
-    """Tell whether a process runs; one that ended and was not waited for does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in {"Z", "X"}
-
-
 @contextmanager
 def run_of(program: str, count: int = 2) -> Iterator[subprocess.Popen[bytes]]:
     """Run members below a process of their own; none is left behind."""
@@ -99,43 +94,26 @@ def test_the_waits_between_restarts_double_from_half_a_second_to_thirty() -> Non
     assert [policy.delay_before(restart) for restart in range(1, 10)] == [0.5, 1, 2, 4, 8, 16, 30, 30, None]
 
 
-def test_members_that_end_by_themselves_end_the_run_with_code_0() -> None:
-    code = members(BEGUN, count=3).run()
-
-    assert code == 0
-    assert sorted(number for number, _ in begun()) == ["1", "2", "3"]
-
-
-def test_every_line_of_a_member_has_its_number_before_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_line_of_a_member_has_its_number_before_it_and_all_of_it_is_printed(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     # The pause is what is tested: half a line waits for its end.
     program = BEGUN + (
-        "print('one'); print('two\\nthree'); print(); os.write(2, b'wrong\\n')\n"
-        "os.write(1, b'begun, '); time.sleep(0.2); os.write(1, b'ended\\n'); os.write(1, b'\\xff no end of line')\n"
+        "print('two\\nthree'); print(); os.write(2, b'wrong\\n')\n"
+        "os.write(1, b'begun, '); time.sleep(0.2); os.write(1, b'ended\\n')\n"
+        "for number in range(20_000): print('line', number)\n"
+        "print('x' * 1_000_000, end='', flush=True); os.write(1, b'\\xff no end of line')\n"
     )
 
     code = members(program).run()
 
     out, err = capfd.readouterr()
+    lines = out.splitlines()
     assert code == 0
-    assert out.splitlines() == [
-        "[1] one",
-        "[1] two",
-        "[1] three",
-        "[1] ",
-        "[1] begun, ended",
-        "[1] \ufffd no end of line",
-    ]
+    assert lines[:4] == ["[1] two", "[1] three", "[1] ", "[1] begun, ended"]
+    assert lines[4:20_004] == [f"[1] line {number}" for number in range(20_000)]
+    assert "".join(line.removeprefix("[1] ") for line in lines[20_004:]) == "x" * 1_000_000 + "\ufffd no end of line"
     assert err.splitlines() == ["[1] wrong"]
-
-
-def test_all_of_a_large_output_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    program = "for number in range(20_000): print('line', number)\nprint('x' * 1_000_000, end='')"
-
-    members(program).run()
-
-    lines = capfd.readouterr().out.splitlines()
-    assert lines[:20_000] == [f"[1] line {number}" for number in range(20_000)]
-    assert "".join(line.removeprefix("[1] ") for line in lines[20_000:]) == "x" * 1_000_000
 
 
 def test_a_process_that_a_member_left_behind_does_not_hold_up_the_run() -> None:
@@ -165,14 +143,25 @@ def test_output_that_nobody_reads_any_more_does_not_end_the_work() -> None:
     assert Path("worked").exists()
 
 
-@pytest.mark.parametrize("death", ["sys.exit(1)", "sys.exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_a_member_that_dies_is_started_again(death: str) -> None:
-    program = BEGUN + f"if len(begun.read_text().splitlines()) < 3: {death}"
+@pytest.mark.parametrize(
+    ("end", "policy", "code", "starts"),
+    [
+        ("", (2,), 0, 1),
+        ("if starts < 3: sys.exit(1)", (2,), 0, 3),
+        ("if starts < 3: os.kill(os.getpid(), signal.SIGKILL)", (2,), 0, 3),
+        ("if starts < 6: sys.exit(1)", (1, 0.0), 0, 6),  # it had been up long enough each time
+        ("sys.exit(2)", (2,), 2, 1),  # wrong use: another start would be the same
+        ("sys.exit(3)", (1,), 3, 2),  # no broker
+        ("sys.exit(1 if starts == 1 else 3)", (3,), 1, 4),  # it was there once
+    ],
+)
+def test_a_run_ends_with_the_code_of_its_members_after_as_many_starts_as_make_sense(
+    end: str, policy: tuple[Any, ...], code: int, starts: int
+) -> None:
+    program = f"{BEGUN}starts = len(begun.read_text().splitlines())\n{end}"
 
-    code = members(program).run()
-
-    assert code == 0
-    assert [number for number, _ in begun()] == ["1"] * 3
+    assert members(program, 1, *policy).run() == code
+    assert [number for number, _ in begun()] == ["1"] * starts
 
 
 def test_a_member_that_dies_too_often_ends_the_run_with_code_1_and_the_others_in_order() -> None:
@@ -193,34 +182,6 @@ def test_a_member_that_dies_too_often_ends_the_run_with_code_1_and_the_others_in
     assert Path("in order").exists()
 
 
-def test_deaths_of_a_member_that_had_been_up_do_not_add_up() -> None:
-    program = BEGUN + "sys.exit(0 if len(begun.read_text().splitlines()) == 6 else 1)"
-
-    code = members(program, max_restarts=1, reset_after_s=0.0).run()
-
-    assert code == 0
-    assert len(begun()) == 6
-
-
-def test_wrong_use_ends_the_run_with_code_2_and_without_a_restart() -> None:
-    code = members(BEGUN + "if number == '2': sys.exit(2)\ntime.sleep(600)", count=2).run()
-
-    assert code == 2
-    assert [number for number, _ in begun()].count("2") == 1
-
-
-def test_members_that_never_reach_a_broker_end_the_run_with_code_3() -> None:
-    assert members(BEGUN + "sys.exit(3)", count=2, max_restarts=1).run() == 3
-    assert len(begun()) >= 2
-
-
-def test_a_broker_that_was_there_once_makes_it_a_failure() -> None:
-    program = BEGUN + "sys.exit(1 if len(begun.read_text().splitlines()) == 1 else 3)"
-
-    assert members(program, max_restarts=3).run() == 1
-    assert len(begun()) == 4
-
-
 def test_a_process_that_cannot_be_made_is_tried_again_and_given_up(caplog: pytest.LogCaptureFixture) -> None:
     policy = RestartPolicy(1, 60.0, tenacity.wait_fixed(0.01))
 
@@ -232,37 +193,27 @@ def test_a_process_that_cannot_be_made_is_tried_again_and_given_up(caplog: pytes
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_and_the_second_signal_reach_every_member(number: signal.Signals) -> None:
-    with run_of(TWO_SIGNALS) as process:
+@pytest.mark.parametrize("is_deaf", [False, True])
+def test_two_signals_reach_every_member_and_a_third_kills_those_that_answer_none(
+    number: signal.Signals, is_deaf: bool
+) -> None:
+    with run_of(TWO_SIGNALS.replace("if heard == 2:", "if False:") if is_deaf else TWO_SIGNALS) as process:
         wait_until(lambda: len(begun()) == 2)
-        process.send_signal(number)
-        wait_until(lambda: Path("heard-1-1").exists() and Path("heard-2-1").exists())
-        assert process.poll() is None
-        time.sleep(LATER_S)
-        process.send_signal(number)
+        for count in (1, 2):
+            assert all(alive(pid) for _, pid in begun())
+            process.send_signal(number)
+            wait_until(lambda count=count: Path(f"heard-1-{count}").exists() and Path(f"heard-2-{count}").exists())
+            time.sleep(LATER_S)
+        if is_deaf:
+            assert process.poll() is None
+            process.send_signal(number)
 
         code = process.wait(60)
 
-    assert code == 0
+    assert code == int(is_deaf)
+    assert not any(alive(pid) for _, pid in begun())
     # Two kinds: a member to which systemd sends the first as well does not take that for a second.
     assert all(Path(f"{name}-{member}").exists() for name in ("SIGTERM", "SIGINT") for member in (1, 2))
-
-
-def test_the_third_signal_kills_members_that_answer_none() -> None:
-    deaf = TWO_SIGNALS.replace("if heard == 2:", "if False:")
-    with run_of(deaf) as process:
-        wait_until(lambda: len(begun()) == 2)
-        for round_ in (1, 2):
-            process.send_signal(signal.SIGTERM)
-            wait_until(lambda at=round_: Path(f"heard-1-{at}").exists() and Path(f"heard-2-{at}").exists())
-            time.sleep(LATER_S)
-        assert all(alive(pid) for _, pid in begun())
-        process.send_signal(signal.SIGTERM)
-
-        code = process.wait(60)
-
-    assert code == 1
-    assert not any(alive(pid) for _, pid in begun())
 
 
 def test_a_signal_ends_a_run_whose_members_wait_for_their_next_start() -> None:

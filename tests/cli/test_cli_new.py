@@ -13,12 +13,17 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from commands import Command
+from deploy_tools import command_of, instructions, require_app, require_command, stage
 from kafka_tools import read_all
 from penstock import clients
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from settings_tools import clean_settings
 from waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+#: What the manifests of `deploy` rely on, in the image that they start.
+FITTING = ("ENTRYPOINT", "USER", "EXPOSE", "WORKDIR", "STOPSIGNAL", "HEALTHCHECK")
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +74,23 @@ def test_a_new_project_passes_its_test_is_checked_and_runs(
     finally:
         running.kill()
         running.wait()
+
+
+def test_the_image_of_a_new_project_serves_probes_and_fits_the_manifests(
+    folder: Path, penstock_command: Command
+) -> None:
+    penstock_command("new", "order-worker")
+    project, own = folder / "order-worker", ROOT / "deploy" / "Dockerfile"
+    made = stage(project / "Dockerfile")
+    options = require_command(command_of(project / "Dockerfile"), {})
+    (installed,) = [value for name, value in instructions(project / "Dockerfile") if "pip install" in value]
+    kept = [name.removeprefix("!") for name in (project / ".dockerignore").read_text().split() if name != "*"]
+
+    assert {name: made[name] for name in FITTING} == {name: stage(own)[name] for name in FITTING}
+    assert options["http"] == f"0.0.0.0:{made['EXPOSE']}"
+    assert require_app(options["target"], project, {}).name == "order-worker"
+    assert made["COPY"].split() == [*kept, "./"]
+    assert '"penstock[cli,otel,web,uvloop]"' in installed
 
 
 @pytest.mark.parametrize("name", ["Orders", "1st", "a b", "../a", ""])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +15,7 @@ from offsets_tools import commit, rows, stand, stands
 
 from commands import Command, Outcome
 from kafka_tools import produce, transactional, wait_for_markers
-from penstock.clients.requests.topics import partition_counts
 from penstock.devbroker import DevBroker
-from penstock.errors import PenstockError
 from penstock.group_offsets.group import Group, GroupHasMembersError
 from penstock.group_offsets.planning import Wanted, plan
 from waiting import wait_until
@@ -65,31 +62,23 @@ def member(broker: DevBroker, group: str, topic: str, **config: str) -> Iterator
         consumer.close()
 
 
-def test_what_a_group_has_committed_and_done_is_listed(offsets: Offsets, broker: DevBroker, topic: str) -> None:
-    group = f"g-{topic}"
-    stand(broker.bootstrap_servers, group, topic, 0, 5, done=DONE)
-
-    code, out, _ = offsets("ls", group)
-
-    assert code == 0
-    assert rows(out) == [
-        [topic, "0", "5", "0", "20", "15", "5", "-"],
-        [topic, "1", "-", "0", "0", "-", "-", "-"],
-    ]
-    assert f"group {group} is empty, with 0 members" in out
-    assert f"{topic}[1]: no offset is committed" in out
-
-
-def test_what_is_odd_is_told(offsets: Offsets, broker: DevBroker, topic: str, admin: AdminClient) -> None:
+def test_what_a_group_has_committed_and_done_is_listed_and_what_is_odd_is_said(
+    offsets: Offsets, broker: DevBroker, topic: str, admin: AdminClient
+) -> None:
     group, servers = f"g-{topic}", broker.bootstrap_servers
+    stand(servers, group, topic, 0, 5, done=DONE)
+    code, listed, _ = offsets("ls", group)
     commit(servers, group, topic, 0, 5, metadata="leader of the flock")
     commit(servers, group, topic, 1, 5)
-
     _, foreign, _ = offsets("ls", group)
     for future in admin.delete_records([TopicPartition(topic, 0, 9)]).values():
         future.result(30)
     _, deleted, _ = offsets("ls", group)
 
+    assert code == 0
+    assert rows(listed) == [[topic, "0", "5", "0", "20", "15", "5", "-"], [topic, "1", "-", "0", "0", "-", "-", "-"]]
+    assert f"group {group} is empty, with 0 members" in listed
+    assert f"{topic}[1]: no offset is committed" in listed
     assert [topic, "0", "5", "0", "20", "15", "?", "(foreign)", "-"] in rows(foreign)
     assert f"{topic}[0]: the commit's metadata is no offset map of this group" in foreign
     assert "leader" not in foreign
@@ -134,13 +123,8 @@ def test_a_group_with_members_is_listed_with_them_and_is_not_moved(
 @pytest.mark.parametrize(
     ("to", "expected"),
     [
-        (("earliest",), (["5", "0", "10", "0", "5", "0"], (0, ()))),
-        (("earliest", "--keep-done"), (["5", "0", "5", "0", "5", "5"], (0, DONE))),
         (("latest",), (["5", "20", "0", "10", "5", "0"], (20, ()))),
-        (("5",), (["5", "5", "5", "0", "5", "0"], (5, ()))),
-        (("10",), (["5", "10", "3", "3", "5", "0"], (10, ()))),
         (("10", "--keep-done"), (["5", "10", "0", "3", "5", "3"], (10, DONE[1:]))),
-        (("12", "--keep-done"), (["5", "15", "0", "5", "5", "0"], (15, ()))),
         (("-2", "--keep-done"), (["5", "3", "2", "0", "5", "5"], (3, DONE))),
         (("+1",), (["5", "6", "5", "1", "5", "0"], (6, ()))),
     ],
@@ -165,7 +149,7 @@ def test_a_reset_does_what_its_dry_run_shows(
     assert stands(servers, group, topic) == after
 
 
-def test_a_reset_to_a_time_finds_the_first_message_that_is_so_late(
+def test_a_reset_to_a_time_finds_its_first_message_and_one_to_the_end_passes_over_no_open_transaction(
     offsets: Offsets, broker: DevBroker, new_topic: NewTopic
 ) -> None:
     servers, topic = broker.bootstrap_servers, new_topic(2)
@@ -177,31 +161,21 @@ def test_a_reset_to_a_time_finds_the_first_message_that_is_so_late(
     stand(servers, group, topic, 0, 6)
 
     code, out, _ = offsets("reset", group, "--to", f"{begun_ms + 2 * day_ms - 5}ms")
-
-    assert code == 0
-    assert stands(servers, group, topic, 0) == (2, ())
-    assert stands(servers, group, topic, 1) == (1, ()), "no message is so late: the end"
-    assert [topic, "1", "-", "1", "0", "1", "-", "0"] in rows(out)
-
-
-def test_the_latest_offset_does_not_pass_over_an_open_transaction(
-    offsets: Offsets, broker: DevBroker, topic: str
-) -> None:
-    group, servers = f"g-{topic}", broker.bootstrap_servers
-    stand(servers, group, topic, 0, 5)
+    at_time = [stands(servers, group, topic, number) for number in (0, 1)]
     producer = transactional(servers)
     producer.begin_transaction()
     producer.produce(topic, b"open", partition=0)
     producer.flush(30)
-
     offsets("reset", group, "--to", "latest", "--topic", f"{topic}:0")
     while_open = stands(servers, group, topic)
     offsets("reset", group, "--to", "latest", "--config", "isolation.level=read_uncommitted")
     uncommitted = stands(servers, group, topic)
     producer.abort_transaction(30)
 
-    assert while_open == (20, ())
-    assert uncommitted == (21, ())
+    assert code == 0
+    assert at_time == [(2, ()), (1, ())], "where no message is so late: the end"
+    assert [topic, "1", "-", "1", "0", "1", "-", "0"] in rows(out)
+    assert (while_open, uncommitted) == ((6, ()), (7, ()))
 
 
 def test_what_cannot_be_meant_is_refused_and_changes_nothing(offsets: Offsets, broker: DevBroker, topic: str) -> None:
@@ -223,19 +197,18 @@ def test_what_cannot_be_meant_is_refused_and_changes_nothing(offsets: Offsets, b
     assert stands(servers, group, topic) == (5, DONE)
 
 
-@pytest.mark.parametrize("command", [("ls",), ("export", "-"), ("reset", "--to", "earliest")], ids=lambda one: one[0])
-def test_a_group_that_is_not_there_is_told(offsets: Offsets, command: tuple[str, ...]) -> None:
-    outcome = offsets(command[0], "no-such-group", *command[1:])
+def test_a_group_that_is_not_there_is_an_error_and_can_be_given_offsets(
+    offsets: Offsets, broker: DevBroker, topic: str
+) -> None:
+    group = f"new-{topic}"
+    absent = [offsets("ls", group), offsets("export", group, "-"), offsets("reset", group, "--to", "earliest")]
+    given = offsets("reset", group, "--to", "latest", "--topic", topic)
 
-    assert outcome.code == 1
-    assert "group no-such-group has no members, and no offsets" in outcome.err
-
-
-def test_a_group_can_be_given_offsets_before_it_ever_ran(offsets: Offsets, broker: DevBroker, topic: str) -> None:
-    outcome = offsets("reset", f"new-{topic}", "--to", "latest", "--topic", topic)
-
-    assert outcome.code == 0, outcome
-    assert stands(broker.bootstrap_servers, f"new-{topic}", topic) == (20, ())
+    for outcome in absent:
+        assert outcome.code == 1
+        assert f"group {group} has no members, and no offsets" in outcome.err
+    assert given.code == 0, given
+    assert stands(broker.bootstrap_servers, group, topic) == (20, ())
 
 
 def test_an_export_brings_a_group_back_and_another_one_to_the_same_place(
@@ -265,59 +238,30 @@ def test_an_export_brings_a_group_back_and_another_one_to_the_same_place(
     assert f"these are the offsets of group {group}" in copied.out
 
 
-def test_a_file_for_a_topic_that_was_made_anew_is_refused(
-    offsets: Offsets, broker: DevBroker, topic: str, admin: AdminClient, tmp_path: Path
+def test_a_file_that_is_none_or_of_another_topic_is_refused(
+    offsets: Offsets, broker: DevBroker, topic: str, tmp_path: Path
 ) -> None:
-    group, servers = f"g-{topic}", broker.bootstrap_servers
-    stand(servers, group, topic, 0, 0)
-    file = tmp_path / "offsets.json"
-    offsets("export", group, str(file))
-    admin.delete_topics([topic])[topic].result(30)
-    wait_until(lambda: topic not in partition_counts(admin, servers))
+    stand(broker.bootstrap_servers, f"g-{topic}", topic, 0, 0)
+    file, wrong = tmp_path / "offsets.json", tmp_path / "wrong.json"
+    offsets("export", f"g-{topic}", str(file))
+    exported = json.loads(file.read_text())
 
-    gone = offsets("import", group, str(file))
-    broker.create_topic(topic, 2)
-    anew = offsets("import", group, str(file))
+    def refusal(text: str | None) -> tuple[object, str]:
+        wrong.unlink(missing_ok=True)
+        if text is not None:
+            wrong.write_text(text)
+        outcome = offsets("import", f"g-{topic}", str(wrong))
+        return outcome.code, outcome.err
 
-    assert gone.code == 1
-    assert f"no such topic at {servers}: {topic}" in gone.err
-    assert anew.code == 2
-    assert f"topic {topic} is not the one of the file" in anew.err
-
-
-def test_a_file_that_is_none_is_refused(offsets: Offsets, tmp_path: Path) -> None:
-    file = tmp_path / "offsets.json"
-    absent = offsets("import", "sms", str(file))
-    file.write_text("{}")
-    empty = offsets("import", "sms", str(file))
-    unwritable = offsets("import", "sms", str(tmp_path))
-
-    assert (absent.code, empty.code, unwritable.code) == (2, 2, 2)
-    assert "cannot be read: FileNotFoundError" in absent.err
-    assert "give a file that `penstock offsets export` wrote" in empty.err
-
-
-def test_what_the_broker_refuses_of_several_is_named(broker: DevBroker, topic: str) -> None:
-    group, servers = f"g-{topic}", broker.bootstrap_servers
-    produce(servers, topic, [(b"k", b"v")], partition=1)
-    known = Group(servers, {}, group)
-    parts = [(topic, 0), (topic, 1)]
-    changes = plan(group, known.state(known.topics(), parts).positions, {part: Wanted(1) for part in parts})
-
-    with pytest.raises(
-        PenstockError, match=r"those of .*\[0\] were refused, and 1 written: .*offset.metadata.max.bytes"
-    ):
-        known.write([dataclasses.replace(changes[0], metadata="x" * 5000), changes[1]])
-
-    assert [stands(servers, group, topic, number)[0] for number in (0, 1)] == [-1, 1]
-
-
-def test_no_broker_is_told_with_code_3(penstock_command: Command, impatient: None) -> None:
-    for command in (("offsets", "ls", "sms"), ("lag", "sms")):
-        outcome = penstock_command(*command, "--bootstrap-servers", "127.0.0.1:1")
-
-        assert outcome.code == 3
-        assert "127.0.0.1:1" in outcome.err
+    cases = {
+        None: (2, "cannot be read: FileNotFoundError"),
+        "{}": (2, "give a file that `penstock offsets export` wrote"),
+        file.read_text().replace(topic, "no-such-topic"): (1, "no-such-topic"),
+        file.read_text().replace(exported["topic_ids"][topic], "made-again"): (2, f"topic {topic} is not the one of"),
+    }
+    for text, (code, says) in cases.items():
+        found, err = refusal(text)
+        assert (found, says in err) == (code, True), err
 
 
 def test_offsets_of_an_open_transaction_are_waited_for(

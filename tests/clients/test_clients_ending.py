@@ -1,4 +1,4 @@
-"""A client that is found as garbage on a thread of its own, which the client library must not see destroyed there."""
+"""Where clients are destroyed: not on their own threads, and on none that somebody waits for."""
 
 from __future__ import annotations
 
@@ -40,5 +40,51 @@ def test_a_client_that_its_own_thread_finds_as_garbage_is_destroyed_elsewhere(is
     program = PROGRAM.replace("INSIDE", str(is_inside))
 
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+
+    assert (ended.returncode, ended.stdout) == (0, "goes on\n"), ended.stderr
+
+
+#: A child of a fork that ends in order, with a client of its parent.
+FORKED = """
+import os
+from penstock import clients
+
+client = clients.producer("127.0.0.1:1", {"log_level": 0})
+client.produce("t", b"waits")
+if os.fork() == 0:
+    from penstock.clients import ending
+    ending.LAST_S = 1000
+    raise SystemExit(0)
+os.wait()
+print("goes on")
+"""
+
+
+def test_a_forked_child_closes_no_client_of_its_parent() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ended.returncode, ended.stdout) == (0, "goes on\n"), ended.stderr
+
+
+#: An admin client whose own thread hangs in a callback for ever: the library's destructor would wait for it.
+HANGING = """
+import queue
+from penstock import clients
+
+client = clients.admin("127.0.0.1:1", {"log_level": 0})
+reached = queue.SimpleQueue()
+question = client.describe_cluster(request_timeout=0.2)
+question.add_done_callback(reached.put)
+question.add_done_callback(queue.SimpleQueue().get)
+reached.get(timeout=60)
+del question
+"""
+
+
+@pytest.mark.parametrize("how", ["del client", "from penstock.clients import ending; ending.LAST_S = 0.2"])
+def test_nobody_waits_for_a_client_that_hangs_while_it_is_destroyed(how: str) -> None:
+    program = f"{HANGING}{how}\nprint('goes on')"
+
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
 
     assert (ended.returncode, ended.stdout) == (0, "goes on\n"), ended.stderr

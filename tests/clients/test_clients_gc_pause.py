@@ -31,17 +31,6 @@ def test_many_messages_at_once_raise_the_threshold_until_none_come_for_a_while()
     assert gc.get_threshold() == (700, 10, 10)
 
 
-def test_few_messages_leave_the_threshold_and_many_do_not_raise_it_without_bound() -> None:
-    threshold = CollectionThreshold()
-
-    threshold.note_in_flight(100, 100.0)
-    few = gc.get_threshold()
-    threshold.note_in_flight(1_000_000, 100.0)
-
-    assert few == (700, 10, 10)
-    assert gc.get_threshold() == (400_700, 10, 10)
-
-
 def test_what_the_process_sets_itself_stands() -> None:
     threshold = CollectionThreshold()
     threshold.note_in_flight(5_000, 100.0)
@@ -57,12 +46,3 @@ def test_what_the_process_sets_itself_stands() -> None:
     assert added_to == (54_000, 5, 5)
     assert restored == (50_000, 5, 5)
     assert gc.get_threshold()[0] == 0
-
-
-def test_the_end_of_a_consumer_takes_back_what_it_raised() -> None:
-    threshold = CollectionThreshold()
-    threshold.note_in_flight(5_000, 100.0)
-
-    threshold.restore()
-
-    assert gc.get_threshold() == (700, 10, 10)

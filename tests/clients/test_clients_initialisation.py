@@ -28,14 +28,6 @@ class Called:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
 
-def test_it_connects_before_it_is_initialised() -> None:
-    producer: Any = Called(away=False)
-
-    initialise(producer, "log", 5.0)
-
-    assert producer.calls == [("list_topics", "log", 1.0), ("init_transactions", 5.0)]
-
-
 def test_where_brokers_are_away_the_initialisation_says_so() -> None:
     producer: Any = Called(away=True)
 

@@ -11,6 +11,7 @@ from waiting import wait_until
 UNSECURED = {"enable.sasl.oauthbearer.unsecure.jwt": "true", "sasl.oauthbearer.config": "principal=orders"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by", ["callback", pytest.param("library", marks=pytest.mark.chaos)])
 def test_an_app_with_dead_letters_runs_with_tokens(by: str) -> None:
     with DevBroker(security="oauthbearer", start_timeout=150) as broker:

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, Message, Producer
 
 from fixed_consumer import FixedConsumer, end, failed, record
 from penstock.clients import factory
@@ -118,13 +118,6 @@ def test_a_partition_at_its_end_keeps_no_records_of_others_from_coming(reader: C
     assert client.paused == [FIRST]
 
 
-def test_nothing_is_asked_where_nothing_is_to_be_read(reader: Callable[..., PartitionReader]) -> None:
-    client = FixedConsumer()
-
-    assert offsets(reader(client).read({FIRST: 5}, {FIRST: 5})) == []
-    assert client.assigned == []
-
-
 def test_what_is_not_read_in_time_is_named_with_what_hindered_it(reader: Callable[..., PartitionReader]) -> None:
     reading = reader(FixedConsumer(record(0), failed(KafkaError.NOT_LEADER_FOR_PARTITION)))
 
@@ -144,20 +137,6 @@ def test_a_log_that_falls_silent_ends_reading_and_one_that_is_read_slowly_does_n
     assert offsets([next(batches)]) == [1]
     with pytest.raises(NotReadInTimeError):
         next(batches)
-
-
-def test_each_step_is_told_what_is_behind(reader: Callable[..., PartitionReader]) -> None:
-    steps: list[set[Place]] = []
-    client = FixedConsumer(record(0))
-
-    def step(behind: set[Place], _idle_s: float) -> None:
-        steps.append(behind)
-        if len(steps) == 3:
-            raise RefusedError
-
-    with pytest.raises(RefusedError):
-        offsets(reader(client).read({FIRST: 0, SECOND: 0}, {FIRST: 1, SECOND: 1}, step=step))
-    assert steps == [{FIRST, SECOND}, {SECOND}, {SECOND}]
 
 
 def test_an_error_is_raised_when_what_came_before_it_was_handed_over(reader: Callable[..., PartitionReader]) -> None:
@@ -189,16 +168,6 @@ def test_trouble_is_told_until_something_comes_and_a_refused_group_is_none(
     assert reading.exhausted == {FIRST}
 
 
-def test_what_comes_late_of_a_partition_that_was_read_before_is_left_out(
-    reader: Callable[..., PartitionReader],
-) -> None:
-    reading = reader(FixedConsumer(record(8, 1), end(9, 1), record(0)))
-    reading.start({FIRST: 0})
-
-    assert [message.partition() for message in reading.poll(0.1)] == [0]
-    assert reading.positions == {FIRST: 1}
-
-
 @pytest.mark.parametrize("gone", [record(7), end(5), failed(KafkaError._AUTO_OFFSET_RESET)])
 def test_a_record_is_found_by_its_offset_or_it_is_gone(reader: Callable[..., PartitionReader], gone: Message) -> None:
     found = reader(FixedConsumer(record(5))).record_at(FIRST, 5, 5.0)
@@ -206,12 +175,6 @@ def test_a_record_is_found_by_its_offset_or_it_is_gone(reader: Callable[..., Par
     assert found is not None
     assert found.offset() == 5
     assert reader(FixedConsumer(gone)).record_at(FIRST, 5, 5.0) is None
-
-
-def test_bounds_that_are_not_told_are_an_error(reader: Callable[..., PartitionReader]) -> None:
-    assert reader(FixedConsumer(first_offset=[3, 4])).bounds("orders", [0, 1], 5.0) == {0: (3, 100), 1: (4, 100)}
-    with pytest.raises(KafkaException, match="no answer in time"):
-        reader(FixedConsumer(first_offset=[None])).bounds("orders", [0], 5.0)
 
 
 def test_committed_records_are_read_to_where_the_log_ends_behind_an_open_transaction(

@@ -18,22 +18,17 @@ from penstock.errors import ConfigurationError, MessageFormatError
 
 TEXTS = st.text(max_size=200)
 NUMBERS = st.integers(0, (1 << 63) - 1)
+IDS = st.text(max_size=100)
+DECISIONS = st.sampled_from(["commit", "rollback", "discard"])
+ASKED = {"by": TEXTS, "asked_ms": NUMBERS}
 COMMANDS = st.one_of(
-    st.builds(Command, st.just("stacks"), TEXTS, TEXTS | st.none(), by=TEXTS, asked_ms=NUMBERS),
+    st.builds(Command, st.just("stacks"), TEXTS, TEXTS | st.none(), **ASKED),
     st.builds(
-        Command, st.sampled_from(["pause", "resume"]), TEXTS, TEXTS | st.none(), TEXTS, NUMBERS | st.none(), by=TEXTS
+        Command, st.sampled_from(["pause", "resume"]), TEXTS, TEXTS | st.none(), TEXTS, NUMBERS | st.none(), **ASKED
     ),
-    st.builds(Command, st.just("give-up"), TEXTS, TEXTS, TEXTS, NUMBERS, NUMBERS, by=TEXTS),
-    st.builds(
-        Command,
-        st.just("settle"),
-        TEXTS,
-        TEXTS,
-        by=TEXTS,
-        transaction_id=st.text(max_size=100),
-        decision=st.sampled_from(["commit", "rollback", "discard"]),
-    ),
-    st.builds(Command, st.just("resume-transaction"), TEXTS, TEXTS, by=TEXTS, transaction_id=st.text(max_size=100)),
+    st.builds(Command, st.just("give-up"), TEXTS, TEXTS, TEXTS, NUMBERS, NUMBERS, **ASKED),
+    st.builds(Command, st.just("settle"), TEXTS, TEXTS, transaction_id=IDS, decision=DECISIONS, **ASKED),
+    st.builds(Command, st.just("resume-transaction"), TEXTS, TEXTS, transaction_id=IDS, **ASKED),
 )
 RECORDS = st.builds(
     AuditRecord,

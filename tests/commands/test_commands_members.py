@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from tenacity import wait_fixed
 
 import penstock
+from kafka_proxy import KafkaProxy
+from kafka_tools import produce
 from penstock.commands.audit import AuditRecord, Outcome
 from penstock.commands.audit_log import audit_records
 from penstock.commands.carrying_out import Member
@@ -24,8 +24,7 @@ from penstock.commands.fields import SIGNATURE, signature
 from penstock.commands.listener import CommandListener
 from penstock.commands.sender import CommandSender
 from penstock.commands.settings import CommandSettings
-from penstock.devbroker import DevBroker, User
-from rights import give, on_topic
+from penstock.devbroker import DevBroker
 from waiting import wait_until
 
 TOKEN = "signed" * 4
@@ -66,13 +65,6 @@ def run_app(broker: DevBroker, settings: CommandSettings) -> Iterator[RunApp]:
         yield run  # type: ignore[misc] # as above
 
 
-def send(broker: DevBroker, topic: str, *values: bytes) -> None:
-    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
-    for value in values:
-        producer.produce(topic, value, key=b"1")
-    assert producer.flush(60) == 0
-
-
 def asked(broker: DevBroker, settings: CommandSettings, command: Command, **options: object) -> list[AuditRecord]:
     with CommandSender(broker.bootstrap_servers, {}, settings) as sender:
         return sender.ask(command, **options)  # type: ignore[arg-type] # the test's
@@ -88,7 +80,7 @@ def test_a_message_that_holds_its_partition_is_given_up_by_command(
 ) -> None:
     topic = new_topic()
     running = run_app(topic, topic, exactly_once=exactly_once)
-    send(broker, topic, b"bad", b"next")
+    produce(broker.bootstrap_servers, topic, [(b"1", b"bad"), (b"1", b"next")])
     wait_until(lambda: running.explain()[0].state == "parked", 60)
 
     give_up = command("give-up", topic, topic=topic, partition=0, offset=0)
@@ -116,7 +108,7 @@ def test_a_running_handler_is_not_given_up_and_the_stacks_name_it(
     with app.start() as running:
         assert running._listener is not None
         assert running._listener.is_listening.wait(60)
-        send(broker, topic, b"good")
+        produce(broker.bootstrap_servers, topic, [(b"1", b"good")])
         wait_until(lambda: [one.state for one in running.explain()] == ["in handler"], 60)
 
         give_up = command("give-up", topic, topic=topic, partition=0, offset=0)
@@ -142,7 +134,6 @@ def test_what_is_no_command_for_a_member_costs_nothing_and_the_next_one_is_done(
     value, key = encode_command(pause), pause.key
     good = [(SIGNATURE, signature(TOKEN, signed.topic, value))]
     old = encode_command(replace(pause, id="0" * 32, asked_ms=pause.asked_ms - 400_000))
-    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
     planted = [
         (b"\xff" * 100, good),
         (b"[" * 5000, good),
@@ -154,9 +145,8 @@ def test_what_is_no_command_for_a_member_costs_nothing_and_the_next_one_is_done(
         (value, good),
     ]
     for body, headers in planted:
-        producer.produce(signed.topic, body, key=key, headers=headers)
-    producer.produce(signed.topic, value, key=b"another group", headers=good)
-    assert producer.flush(60) == 0
+        produce(broker.bootstrap_servers, signed.topic, [(key, body)], headers=headers)
+    produce(broker.bootstrap_servers, signed.topic, [(b"another group", value)], headers=good)
 
     [told] = asked(broker, signed, command("resume", topic, topic=topic))
 
@@ -169,83 +159,49 @@ def test_what_is_no_command_for_a_member_costs_nothing_and_the_next_one_is_done(
     assert listener.passed_over == 6
 
 
-def test_a_command_that_is_heard_too_late_is_refused(
+def test_a_command_that_is_heard_too_late_or_has_no_time_of_the_brokers_is_refused(
     broker: DevBroker, new_topic: Callable[..., str], settings: CommandSettings
 ) -> None:
-    done: list[str] = []
-    doing = Member(lambda topic, _: done.append(topic), lambda *_: None, lambda *_: "", dict)
-    made = CommandListener(
-        "sms",
-        "one",
-        doing,
-        bootstrap_servers=broker.bootstrap_servers,
-        config={},
-        settings=settings,
-        clock=lambda: time.time() + 61,
-    )
-    made.start()
-    try:
-        assert made.is_listening.wait(60)
-        [answer] = asked(broker, settings, command("pause", "sms", topic="orders"))
-    finally:
-        made.stop()
+    """The second topic was made without `message.timestamp.type=LogAppendTime`."""
+    said = []
+    for given, ahead_s in ((settings, 61), (CommandSettings(new_topic(), settings.audit_topic), 0)):
+        with listening(broker.bootstrap_servers, given, clock=lambda ahead_s=ahead_s: time.time() + ahead_s) as done:
+            [answer] = asked(broker, given, command("pause", "sms", topic="orders"))
+        said.append(answer.said)
+        assert (answer.outcome, done) == (Outcome.REFUSED, [])
 
-    assert (answer.outcome, done) == (Outcome.REFUSED, [])
-    assert "s after the broker had it, by this machine's clock, and holds for 60 s" in answer.said
+    assert "s after the broker had it, by this machine's clock, and holds for 60 s" in said[0]
+    assert "message.timestamp.type=LogAppendTime" in said[1]
 
 
-def test_commands_are_heard_again_when_the_broker_is_back_and_a_stop_without_it_does_not_wait() -> None:
-    settings, done = CommandSettings("commands", "audit"), list[str]()
-    doing = Member(lambda topic, _: done.append(topic), lambda *_: None, lambda *_: "", dict)
-    with DevBroker(start_timeout=150) as broker:
-        made = CommandListener(
-            "sms", "one", doing, bootstrap_servers=broker.bootstrap_servers, config={}, settings=settings
-        )
-        made.start()
-        assert made.is_listening.wait(90)
-        broker.kill()
-        broker.restart()
+def test_commands_are_heard_again_when_the_broker_is_back_and_a_stop_without_it_ends(
+    broker: DevBroker, settings: CommandSettings
+) -> None:
+    def is_done() -> bool:
+        pause = command("pause", "sms", topic="orders")
+        try:
+            return [one.outcome for one in asked(broker, settings, pause, timeout=5.0)] == [Outcome.DONE]
+        except penstock.PenstockError:
+            return False
 
-        def is_done() -> bool:
-            pause = command("pause", "sms", topic="orders")
-            try:
-                return [one.outcome for one in asked(broker, settings, pause, timeout=5.0)] == [Outcome.DONE]
-            except penstock.PenstockError:
-                return False
-
-        wait_until(is_done, 120)
-        broker.kill()
-        begun = time.monotonic()
-        made.stop()
-        assert time.monotonic() - begun < 5
+    with ExitStack() as reachable:
+        proxy = reachable.enter_context(KafkaProxy(broker.bootstrap_servers))
+        with listening(proxy.bootstrap_servers, settings) as done:
+            reachable.close()
+            with KafkaProxy(broker.bootstrap_servers, proxy.own_port):
+                wait_until(is_done, 120)
     assert done
 
 
-def test_a_listener_without_its_right_says_so_once_and_hears_when_it_is_given(
-    secured: DevBroker, new_secured_topic: Callable[..., str], new_user: Callable[..., User], caplog: Any
-) -> None:
-    commands, audit, user = new_secured_topic(), new_secured_topic(), new_user()
-    for topic in (commands, audit):
-        give(secured, user, on_topic(topic, "Describe"))
+@contextmanager
+def listening(servers: str, settings: CommandSettings, **options: Any) -> Iterator[list[str]]:
+    """Hear commands as a member of `sms`; the block gets the topics that were paused."""
     done: list[str] = []
     doing = Member(lambda topic, _: done.append(topic), lambda *_: None, lambda *_: "", dict)
-    settings = CommandSettings(commands, audit)
-    made = CommandListener(
-        "sms", "one", doing, bootstrap_servers=secured.bootstrap_servers, config=user.config, settings=settings
-    )
-    with caplog.at_level(logging.WARNING, "penstock.commands"):
-        made.start()
-        try:
-            wait_until(lambda: f"--operation Read --topic '{commands}'" in caplog.text, 60)
-            give(secured, user, [*on_topic(commands, "Read"), *on_topic(audit, "Write")])
-            assert made.is_listening.wait(60)
-            with CommandSender(secured.bootstrap_servers, secured.admin_config, settings) as sender:
-                sender.audit.write(commands, b"no command", b"sms")
-                # Not stamped by the brokers, for it was made without that setting.
-                [answer] = sender.ask(command("pause", "sms", topic="orders"), ["one"], 30.0)
-        finally:
-            made.stop()
-
-    assert caplog.text.count("hears no commands") == 1
-    assert (answer.outcome, done) == (Outcome.REFUSED, [])
-    assert "message.timestamp.type=LogAppendTime" in answer.said
+    made = CommandListener("sms", "one", doing, bootstrap_servers=servers, config={}, settings=settings, **options)
+    made.start()
+    try:
+        assert made.is_listening.wait(60)
+        yield done
+    finally:
+        made.stop()

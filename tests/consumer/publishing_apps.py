@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import penstock
 from penstock.testing import TestApp
-
-
-def app_of(**options: Any) -> penstock.App:
-    """An app that nobody's broker sees."""
-    return penstock.App("app", bootstrap_servers="memory:0", **options)
 
 
 def written(test: TestApp, topic: str = "out") -> list[tuple[bytes | None, bytes | None]]:

@@ -12,14 +12,7 @@ from confluent_kafka.serialization import (
     Serializer,
 )
 
-import penstock
-
 VALUE = SerializationContext("orders", MessageField.VALUE)
-
-
-def app_of(**options: Any) -> penstock.App:
-    """An app that nobody's broker sees."""
-    return penstock.App("app", bootstrap_servers="memory:0", **options)
 
 
 def framed(serializer: Serializer, value: object, told: SerializationContext = VALUE) -> bytes:

@@ -6,7 +6,6 @@ import tenacity
 
 from penstock import App
 from penstock.consumer import retry
-from penstock.errors import BatchError
 from penstock.message import Message
 from penstock.testing import TestApp
 
@@ -33,21 +32,6 @@ def test_a_plain_handler_sees_how_often_its_message_was_tried_before() -> None:
 
     # The count is of the message, not of its key.
     assert seen == [(b"good", 0), (b"bad", 0), (b"bad", 1), (b"bad", 2), (b"behind", 0)]
-
-
-def test_an_async_handler_with_a_decoder_sees_it_too() -> None:
-    app, seen = an_app(), list[tuple[object, int]]()
-
-    @app.handler("t", retry=THREE_TIMES, on_failure="drop", decoder="json")
-    async def handle(message: Message) -> None:
-        seen.append((message.body, message.attempt))
-        raise ValueError
-
-    with TestApp(app) as test:
-        test.send("t", "[1]")
-        test.advance(10)
-
-    assert seen == [([1], 0), ([1], 1), ([1], 2)]
 
 
 def test_rounds_of_a_retry_topic_go_on_counting_and_the_place_stays_that_of_the_origin() -> None:
@@ -95,26 +79,3 @@ def test_the_messages_of_a_batch_count_each_for_itself() -> None:
         [(b"2", 2)],
         [(b"3", 0)],
     ]
-
-
-def test_what_stood_behind_a_failed_message_in_its_batch_was_tried_with_it() -> None:
-    app, seen = an_app(), list[list[tuple[bytes | None, int]]]()
-
-    @app.handler("t", batch=3, retry=THREE_TIMES, on_failure="drop")
-    def handle(messages: list[Message]) -> None:
-        seen.append([(message.value, message.attempt) for message in messages])
-        if messages[0].value == b"0" and messages[0].attempt < 2:
-            raise BatchError({0: ValueError()})
-
-    with TestApp(app) as test:
-        for number in range(4):
-            test.send("t", str(number), key="k")
-        test.advance(20)
-
-    assert seen[0] == [(b"0", 0), (b"1", 0), (b"2", 0)]
-    assert [one for batch in seen[1:] for one in batch] == [(b"0", 1), (b"0", 2), (b"1", 1), (b"2", 1), (b"3", 0)]
-
-
-def test_a_message_made_by_hand_says_what_it_is_given() -> None:
-    assert Message.of(b"v").attempt == 0
-    assert Message.of(b"v", attempt=2).attempt == 2

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 import pytest
 from confluent_kafka import KafkaError
-from consuming import consumer_of
 
 from kafka_tools import Recorder, produce, read_all
 from penstock.consumer import CallNext, Middleware, handler, retry
@@ -17,11 +15,9 @@ from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError, StoppedError, raised
 from penstock.message import Message
 from penstock.transactions import Coordinator
-from penstock.transactions.bulkhead import BulkheadPool
 from penstock.transactions.coordinator.loop import CoordinatorLoop
+from support.consumers import NewTopic, consumer_of
 from waiting import wait_until
-
-NewTopic = Callable[..., str]
 
 
 def raise_bare(*_: object) -> None:
@@ -52,16 +48,6 @@ def test_what_the_client_raises_out_of_a_callback_ends_the_consumer_with_its_rea
 
     with pytest.raises(PenstockError, match="rebalance protocol type is EAGER"):
         consumer.stop()
-
-
-def test_the_name_of_the_group_protocol_may_be_in_capitals_as_for_the_client(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic, seen = new_topic(), Recorder()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"x")])
-
-    with consumer_of(broker, {topic: handler(seen)}, config={"group.protocol": "CLASSIC"}):
-        wait_until(lambda: seen.calls)
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
@@ -113,13 +99,3 @@ def test_a_coordinator_that_ends_of_one_says_so(broker: DevBroker, monkeypatch: 
     assert coordinator.wait(60)
     with pytest.raises(StoppedError, match="for the test"):
         coordinator.stop()
-
-
-def test_a_slot_outlives_one() -> None:
-    slots, ran = BulkheadPool(1, 60, "penstock-test"), []
-    slots.submit("check 1 of transaction x", raise_bare)
-    slots.submit("check 1 of transaction y", lambda: ran.append(True))
-
-    wait_until(lambda: ran)
-
-    assert slots.close(60)

@@ -1,173 +1,417 @@
-"""Batch handlers on a real broker: how lists are made, when they are handed over, and what becomes of failures."""
+"""Batch handlers: how batches are gathered, when they are handed over, and what comes again after a failure.
+
+Step by step: no threads, no broker, and a clock that stands; save one on threads.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+import pytest
 import tenacity
-from consuming import consumer_of
+from stepped_engine import ONCE_A_SECOND, SteppedEngine
 
-from kafka_tools import committed, ends, produce, read_all
-from penstock.consumer import handler, retry
-from penstock.devbroker import DevBroker
+from penstock.consumer import DeferredCompletion, Kind, handler, retry
+from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.errors import BatchError
 from penstock.message import Message
+from penstock.testing import TestBroker
+from support.consumers import consumer_of, group_of
 from waiting import wait_until
 
-NewTopic = Callable[..., str]
-
-QUICK = retry(attempts=3, wait=tenacity.wait_fixed(0.05))
+Values = list[bytes | None]
 
 
-class Lists:
-    """A batch handler that keeps its lists, under a lock."""
+class Batches:
+    """A batch handler that keeps the values of its batches and fails as it is told."""
 
-    def __init__(self) -> None:
-        self.lists: list[list[Message]] = []
-        self._lock = threading.Lock()
+    def __init__(self, fail: Callable[[Values], BaseException | None] = lambda _: None) -> None:
+        self.calls: list[Values] = []
+        self._fail = fail
 
     def __call__(self, messages: list[Message]) -> None:
-        """Keep a list."""
-        with self._lock:
-            self.lists.append(messages)
+        """Take a batch."""
+        values = [message.value for message in messages]
+        self.calls.append(values)
+        error = self._fail(values)
+        if error is not None:
+            raise error
 
-    def count(self) -> int:
-        """Return how many messages came."""
-        return sum(map(len, list(self.lists)))
-
-    def offsets(self) -> dict[tuple[bytes | None, int], list[int]]:
-        """Return the offsets of each key and partition in the order they came in."""
-        found: dict[tuple[bytes | None, int], list[int]] = {}
-        for messages in self.lists:
-            for message in messages:
-                found.setdefault((message.key, message.partition), []).append(message.offset)
-        return found
+    def sizes(self) -> list[int]:
+        """Return how many messages each call had."""
+        return [len(call) for call in self.calls]
 
 
-def test_lists_hold_many_messages_of_one_key_in_order_and_none_twice(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic(partitions=2)
-    produce(broker.bootstrap_servers, topic, ((b"k%d" % (i % 5), b"x") for i in range(1000)))
-    lists = Lists()
-
-    with consumer_of(broker, {topic: handler(lists, batch=50, linger=0.2)}) as consumer:
-        wait_until(lambda: lists.count() == 1000)
-        wait_until(lambda: consumer.statistics().handled == 1000)
-
-    assert max(map(len, lists.lists)) == 50
-    assert any(len(messages) > len({message.key for message in messages}) for messages in lists.lists)
-    assert all(offsets == sorted(set(offsets)) for offsets in lists.offsets().values())
-    assert {
-        p: one.offset for p, one in committed(broker.bootstrap_servers, f"group-{topic}", topic, 2).items()
-    } == ends(broker.bootstrap_servers, topic, 2)
+def first(error: BaseException) -> Callable[[Values], BaseException | None]:
+    """Return what fails the first batch with this, and no other."""
+    errors = [error]
+    return lambda _: errors.pop() if errors else None
 
 
-def test_a_full_batch_does_not_wait_and_a_drain_hands_over_what_waits_for_more(
-    broker: DevBroker, new_topic: NewTopic
+def values(numbers: Iterable[int]) -> Values:
+    return [b"%d" % number for number in numbers]
+
+
+def of_one_key(count: int) -> list[tuple[bytes | None, bytes | None]]:
+    return [(b"k", value) for value in values(range(count))]
+
+
+def of_keys(count: int, keys: int) -> list[tuple[bytes | None, bytes | None]]:
+    return [(b"k%d" % (number % keys), b"%d" % number) for number in range(count)]
+
+
+def names(*bad: bytes) -> Callable[[Values], BaseException | None]:
+    """Return what names the first of the bad ones in a batch."""
+
+    def fail(batch: Values) -> BaseException | None:
+        found = {place: ValueError() for place, value in enumerate(batch) if value in bad}
+        return BatchError(found) if found else None
+
+    return fail
+
+
+def test_a_batch_that_is_not_full_waits_for_linger_and_a_full_one_does_not() -> None:
+    seen = Batches()
+    stepped = SteppedEngine({"t": handler(seen, batch=3, linger=10)})
+
+    stepped.feed("t", (b"k", b"1"), (b"k", b"2"))
+    stepped.serve()
+    stepped.pass_time(9)
+    waiting = list(seen.calls)
+    stepped.feed("t", (b"k", b"3"), (b"k", b"4"))
+    stepped.serve()
+    full = list(seen.calls)
+    stepped.pass_time(9)
+    not_yet = list(seen.calls)
+    stepped.pass_time(1.1)
+
+    assert waiting == []
+    assert full == not_yet == [[b"1", b"2", b"3"]]
+    assert seen.calls == [[b"1", b"2", b"3"], [b"4"]]
+
+
+def test_a_drain_that_begins_while_a_batch_decides_to_wait_is_not_missed() -> None:
+    seen = Batches()
+    stepped = SteppedEngine({"t": handler(seen, batch=3, linger=10)})
+    stepped.feed("t", (b"k", b"1"))
+    lane = stepped.engine.scheduler.take(0)
+    assert lane is not None
+    processor = stepped.engine.processor
+
+    with pytest.raises(StopIteration) as decided:
+        processor.process(lane, ExecutionSlot(Kind.THREAD, "deciding")).send(None)
+    # The drain sets its mark and finds the lane held, so it cannot wake it.
+    processor.draining = True
+    processor.wake_lane(lane)
+    processor.give_back(lane, decided.value.value)
+    stepped.serve()
+
+    assert seen.calls == [[b"1"]]
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [{}, {7: ValueError()}, {-1: ValueError()}, {"1": ValueError()}, {0: ValueError(), 7: ValueError()}, {1.5: None}],
+    ids=str,
+)
+def test_a_batch_error_that_names_what_is_not_there_fails_all(failed: dict[int, BaseException]) -> None:
+    seen = Batches(first(BatchError(failed)))
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry_policy=ONCE_A_SECOND)})
+
+    stepped.feed("t", (b"a", b"a1"), (b"b", b"b1"), (b"a", b"a2"))
+    stepped.serve()
+    in_flight = stepped.of("t").tracker.in_flight
+    stepped.pass_time(1)
+
+    assert stepped.failures == []
+    assert in_flight == 3
+    assert seen.calls == [[b"a1", b"b1", b"a2"]] * 2
+    assert stepped.of("t").tracker.in_flight == 0
+
+
+@pytest.mark.parametrize("reason", [None, "words", 3])
+def test_a_batch_error_may_name_a_message_without_an_exception(reason: object) -> None:
+    seen = Batches(first(BatchError({0: reason})))  # type: ignore[dict-item] # what a user may write
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry_policy=ONCE_A_SECOND)})
+
+    stepped.feed("t", (b"a", b"a1"), (b"b", b"b1"))
+    stepped.serve()
+    stepped.pass_time(1)
+
+    assert stepped.failures == []
+    assert seen.calls == [[b"a1", b"b1"], [b"a1"]]
+
+
+def test_a_batch_that_fails_keeps_the_order_of_a_key_whose_later_message_cannot_be_decoded() -> None:
+    seen = Batches(first(ValueError("all of it")))
+    stepped = SteppedEngine(
+        {"t": handler(seen, batch=10, decoder="json", retry_policy=ONCE_A_SECOND, on_failure="dead_letter")}
+    )
+
+    stepped.feed("t", (b"k", b"1"), (b"k", b"not json"), (b"k", b"3"))
+    stepped.serve()
+    stepped.send_out()
+    stepped.deliveries.acknowledge()
+    stepped.serve()
+    stepped.pass_time(1)
+    stepped.send_out()
+    stepped.deliveries.acknowledge()
+    stepped.serve()
+
+    assert seen.calls == [[b"1"], [b"1"], [b"3"]]
+    assert stepped.deliveries.sent == [("dlq.t", b"not json")]
+    assert stepped.of("t").tracker.in_flight == 0
+
+
+def test_a_batch_that_fails_keeps_the_order_of_a_key_whose_next_message_is_not_due_by_its_rate() -> None:
+    seen = Batches(first(ValueError("all of it")))
+    stepped = SteppedEngine({"t": handler(seen, batch=10, key_rate=0.1, retry_policy=ONCE_A_SECOND)})
+
+    stepped.feed("t", (b"k", b"1"), (b"other", b"x"), (b"k", b"2"))
+    stepped.serve()
+    for _ in range(60):
+        stepped.pass_time(1)
+
+    assert seen.calls == [[b"1", b"x"], [b"1", b"x"], [b"2"]]
+    assert stepped.of("t").tracker.in_flight == 0
+
+
+def test_a_batch_handler_that_puts_its_completion_off_fails_by_name_at_every_try() -> None:
+    out: list[DeferredCompletion] = []
+
+    def puts(_messages: list[Message]) -> DeferredCompletion:
+        out.append(DeferredCompletion())
+        return out[-1]
+
+    stepped = SteppedEngine({"t": handler(puts, batch=2, retry_policy=retry(attempts=2, wait=tenacity.wait_fixed(1)))})
+    stepped.feed("t", (b"k", b"1"))
+    stepped.serve()
+    stepped.pass_time(1)
+
+    (stop,) = stepped.failures
+    assert len(out) == 2
+    assert "cannot put its completion off" in str(stop.__cause__)
+
+
+def test_an_async_batch_is_served_by_the_same_rules() -> None:
+    calls: list[list[bytes | None]] = []
+
+    async def fails_once(messages: list[Message]) -> None:
+        calls.append([message.value for message in messages])
+        if len(calls) == 1:
+            raise BatchError({1: ValueError()})
+
+    stepped = SteppedEngine({"t": handler(fails_once, batch=10, retry_policy=ONCE_A_SECOND)})
+
+    stepped.feed("t", (b"a", b"1"), (b"b", b"2"), (b"b", b"3"), (b"c", b"4"))
+    stepped.serve()
+    stepped.pass_time(1)
+
+    assert calls == [[b"1", b"2", b"3", b"4"], [b"2"], [b"3"]]
+
+
+def test_what_waits_behind_a_failed_message_of_its_key_comes_in_batches() -> None:
+    failed: list[int] = []
+
+    def fails_once(batch: Values) -> BaseException | None:
+        failed.append(1)
+        return BatchError({2: ValueError()}) if len(failed) == 1 else None
+
+    seen = Batches(fails_once)
+    stepped = SteppedEngine({"t": handler(seen, batch=100, retry_policy=ONCE_A_SECOND)})
+
+    stepped.feed("t", *of_one_key(1000))
+    stepped.serve()
+    stepped.pass_time(1)
+
+    # The named one alone, for nothing is gained by handling the others once more with each of its tries.
+    assert seen.sizes() == [100, 1, *[100] * 9, 97]
+    assert [value for call in seen.calls[1:] for value in call] == values(range(2, 1000))
+    assert (stepped.of("t").tracker.in_flight, stepped.count("handled")) == (0, 1000)
+
+
+@pytest.mark.parametrize("keys", [1, 7, 100])
+def test_a_batch_that_failed_whole_is_tried_again_whole(keys: int) -> None:
+    away = True
+    seen = Batches(lambda _: ConnectionError() if away else None)
+    stepped = SteppedEngine({"t": handler(seen, batch=100, retry_policy=retry(100, wait=tenacity.wait_random(0.5, 1)))})
+
+    stepped.feed("t", *of_keys(500, keys))
+    stepped.serve()
+    for _ in range(4):
+        stepped.pass_time(1)
+    while_away = len(seen.calls)
+    away = False
+    for _ in range(3):
+        stepped.pass_time(1)
+
+    # Five batches, or the first where all are of one key, at most once a second.
+    assert while_away <= 5 * 5
+    assert sum(seen.sizes()) == 100 * len(seen.calls)
+    assert len(seen.calls) - while_away <= 5
+    assert stepped.of("t").tracker.in_flight == 0
+    assert stepped.of("t").tracker.parked == (0, 0)
+    for key in range(keys):
+        mine = [value for call in seen.calls[while_away:] for value in call if value is not None]
+        of_key = [int(value) for value in mine if int(value) % keys == key]
+        assert of_key == sorted(of_key)
+
+
+def test_messages_that_nothing_orders_are_tried_again_together_too() -> None:
+    seen = Batches(first(ConnectionError()))
+    stepped = SteppedEngine({"t": handler(seen, batch=50, order="none", retry_policy=ONCE_A_SECOND)})
+
+    stepped.feed("t", *of_one_key(50))
+    stepped.serve()
+    stepped.pass_time(1)
+
+    assert seen.calls == [values(range(50))] * 2
+
+
+def test_of_a_batch_that_fails_whole_to_the_end_only_what_fails_alone_is_given_up() -> None:
+    seen = Batches(lambda batch: ValueError() if b"5" in batch else None)
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry_policy=ONCE_A_SECOND, on_failure="dead_letter")})
+
+    stepped.feed("t", *of_one_key(30))
+    stepped.serve()
+    for _ in range(10):
+        stepped.pass_time(1)
+    stepped.send_out()
+    stepped.deliveries.acknowledge()
+    stepped.serve()
+
+    assert seen.calls[:3] == [values(range(10))] * 3
+    # Then each for itself; the bad one by the policy.
+    assert seen.calls[3:11] == [[b"0"], [b"1"], [b"2"], [b"3"], [b"4"], [b"5"], [b"5"], [b"5"]]
+    assert stepped.deliveries.sent == [("dlq.t", b"5")]
+    assert seen.calls[11:] == [[b"6"], [b"7"], [b"8"], [b"9"], values(range(10, 20)), values(range(20, 30))]
+    assert stepped.of("t").tracker.in_flight == 0
+
+
+def test_an_undecodable_value_ends_its_batch_and_those_behind_it_come_in_batches() -> None:
+    def decode(value: bytes) -> bytes:
+        if value == b"3":
+            raise ValueError
+        return value
+
+    seen = Batches()
+    stepped = SteppedEngine({"t": handler(seen, batch=100, decoder=decode, on_failure="dead_letter")})
+
+    stepped.feed("t", *of_one_key(250))
+    stepped.serve()
+    stepped.send_out()
+    stepped.deliveries.acknowledge()
+    stepped.serve()
+
+    assert seen.calls == [values(range(3)), values(range(4, 104)), values(range(104, 204)), values(range(204, 250))]
+    assert stepped.deliveries.sent == [("dlq.t", b"3")]
+    assert stepped.of("t").tracker.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("order", "again"),
+    [
+        # Behind the failed one in its line, and so handled once more, after it.
+        ("partition", list(range(3, 100))),
+        ("key", [number for number in range(3, 100) if number % 4 == 3]),
+        # Nothing waits for another: only the failed one.
+        ("none", [3]),
+    ],
+)
+def test_of_a_batch_that_names_a_failed_message_those_behind_it_in_its_line_come_again_after_it(
+    order: str, again: list[int]
 ) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"%d" % i) for i in range(25)])
-    lists = Lists()
+    seen = Batches(first(BatchError({3: ValueError()})))
+    stepped = SteppedEngine({"t": handler(seen, batch=100, order=order, retry_policy=ONCE_A_SECOND)})
 
-    # Ten minutes: what came before the stop came because it was full.
-    consumer = consumer_of(broker, {topic: handler(lists, batch=10, linger=600)}, stop_timeout=60).start()
-    wait_until(lambda: consumer.statistics().received == 25 and lists.count() == 20)
-    before = [len(messages) for messages in lists.lists]
+    stepped.feed("t", *of_keys(100, 4))
+    stepped.serve()
+    done_at_once = stepped.count("handled")
+    stepped.pass_time(1)
+
+    assert seen.calls[0] == values(range(100))
+    assert done_at_once == 100 - len(again)
+    assert [call for call in seen.calls[1:] if call] == [
+        call for call in (values(again[:1]), values(again[1:])) if call
+    ]
+    assert (stepped.of("t").tracker.in_flight, stepped.count("handled")) == (0, 100)
+
+
+def test_what_a_batch_of_waiting_messages_names_is_given_up_in_its_turn() -> None:
+    seen = Batches(names(b"1", b"6"))
+    stepped = SteppedEngine(
+        {"t": handler(seen, batch=10, retry_policy=retry(2, wait=tenacity.wait_fixed(1)), on_failure="drop")}
+    )
+
+    stepped.feed("t", *of_one_key(12))
+    stepped.serve()
+    for _ in range(3):
+        stepped.pass_time(1)
+
+    # What is behind the second comes a third time: it was behind the first too.
+    assert seen.calls == [values(range(10)), [b"1"], values(range(2, 12)), [b"6"], values(range(7, 12))]
+    assert stepped.count("dropped") == 2
+    assert (stepped.of("t").tracker.in_flight, stepped.of("t").tracker.parked) == (0, (0, 0))
+
+
+def test_a_retried_batch_holds_messages_of_one_assignment_only() -> None:
+    # One key in two topics: what waits behind the head belongs to another partition.
+    seen = Batches(first(ConnectionError()))
+    one = handler(seen, batch=10, retry_policy=ONCE_A_SECOND)
+    stepped = SteppedEngine({"t": one, "u": one})
+
+    stepped.feed("t", (b"k", b"t0"), (b"k", b"t1"))
+    stepped.serve()
+    stepped.feed("u", (b"k", b"u0"), (b"k", b"u1"))
+    stepped.serve()
+    stepped.pass_time(1)
+
+    assert seen.calls == [[b"t0", b"t1"], [b"t0", b"t1"], [b"u0", b"u1"]]
+
+
+def test_mates_of_a_batch_that_failed_whole_go_with_their_partition() -> None:
+    away = True
+    seen = Batches(lambda _: ConnectionError() if away else None)
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry_policy=ONCE_A_SECOND)})
+    stepped.feed("t", *of_keys(10, 5))
+    stepped.serve()
+
+    stepped.revoke("t")
+    stepped.serve()
+    away = False
+    stepped.assign("t", start=10)
+    stepped.feed("t", *of_keys(10, 5))
+    stepped.serve()
+    stepped.pass_time(5)
+
+    assert seen.calls == [values(range(10))] * 2
+    assert stepped.engine.scheduler.lanes[0].parked == {}
+
+
+def test_on_threads_batches_of_a_key_keep_its_order_and_a_drain_hands_over_what_waits_for_more() -> None:
+    broker, lists, lock = TestBroker(), list[list[Message]](), threading.Lock()
+    broker.create_topic("t", 1)
+    for number in range(1000):
+        broker.produce("t", b"x", key=b"k%d" % (number % 5))
+
+    def keep(messages: list[Message]) -> None:
+        with lock:
+            lists.append(messages)
+
+    # What comes before the stop comes because it is full.
+    consumer = consumer_of(broker, {"t": handler(keep, batch=30, linger=1e9)}, stop_timeout=1e9).start()
+    wait_until(lambda: consumer.statistics().received == 1000 and consumer.statistics().ready_lanes == 0)
+    wait_until(lambda: consumer.statistics().busy_workers == 0)
+    full = [len(messages) for messages in list(lists)]
     drained = consumer.stop()
 
-    assert before == [10, 10]
+    offsets: dict[bytes | None, list[int]] = {}
+    for message in (message for messages in lists for message in messages):
+        offsets.setdefault(message.key, []).append(message.offset)
+    assert full
+    assert set(full) == {30}
     assert drained
-    assert [len(messages) for messages in lists.lists] == [10, 10, 5]
-    assert committed(broker.bootstrap_servers, f"group-{topic}", topic, 1)[0].offset == 25
-
-
-def test_a_batch_that_is_not_full_is_handed_over_after_linger(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"%d" % i) for i in range(3)])
-    lists = Lists()
-
-    with consumer_of(broker, {topic: handler(lists, batch=10, linger=0.3)}):
-        wait_until(lambda: lists.count() == 3)
-
-    assert [value.value for messages in lists.lists for value in messages] == [b"0", b"1", b"2"]
-
-
-def test_what_a_batch_error_names_is_given_up_in_order_and_the_rest_is_done_once(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic()
-    records = [(b"k%d" % (i % 4), b"poison" if i in (10, 33) else b"%d" % i) for i in range(60)]
-    produce(broker.bootstrap_servers, topic, records)
-    done: list[tuple[bytes | None, int]] = []
-    tries: list[int] = []
-
-    async def stores(messages: list[Message]) -> None:
-        failed: dict[int, BaseException] = {
-            place: ValueError("cannot store") for place, one in enumerate(messages) if one.value == b"poison"
-        }
-        tries.extend(messages[place].offset for place in failed)
-        if failed:
-            # It has stored nothing behind a failed message of a key, as it will get that again.
-            bad = {messages[place].key: place for place in reversed(failed)}
-            done.extend(
-                (one.key, one.offset) for place, one in enumerate(messages) if place < bad.get(one.key, len(messages))
-            )
-            raise BatchError(failed)
-        done.extend((one.key, one.offset) for one in messages)
-
-    one = handler(stores, batch=20, retry_policy=QUICK, on_failure="dead_letter")
-    with consumer_of(broker, {topic: one}) as consumer:
-        wait_until(lambda: consumer.statistics().dead_letters == 2 and consumer.statistics().in_flight == 0)
-
-    letters = read_all(broker.bootstrap_servers, f"dlq.{topic}")
-    assert sorted(offset for _, offset in done) == [i for i in range(60) if i not in (10, 33)]
-    for key in {key for key, _ in done}:
-        offsets = [offset for other, offset in done if other == key]
-        assert offsets == sorted(offsets)
-    assert sorted(tries) == [10] * 3 + [33] * 3
-    assert {dict(letter.headers() or [])["__dlq.errors.offset"] for letter in letters} == {b"10", b"33"}
-    assert committed(broker.bootstrap_servers, f"group-{topic}", topic, 1)[0].offset == 60
-
-
-def test_a_batch_that_fails_as_a_whole_comes_again_key_by_key_in_order(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k%d" % (i % 3), b"%d" % i) for i in range(30)])
-    lists = Lists()
-    failed = threading.Event()
-
-    def fails_once(messages: list[Message]) -> None:
-        if not failed.is_set():
-            failed.set()
-            raise ConnectionError("the database is away")
-        lists(messages)
-
-    with consumer_of(broker, {topic: handler(fails_once, batch=30, order="partition", retry_policy=QUICK)}) as consumer:
-        wait_until(lambda: consumer.statistics().in_flight == 0 and consumer.statistics().handled == 30)
-
-    assert [message.offset for messages in lists.lists for message in messages] == list(range(30))
-
-
-def test_lists_hold_decoded_bodies_of_what_the_filter_lets_pass(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    values = [b"not json" if i == 7 else b"%d" % i for i in range(40)]
-    produce(broker.bootstrap_servers, topic, [(b"k", value) for value in values])
-    lists = Lists()
-
-    one = handler(
-        lists,
-        batch=10,
-        decoder="json",
-        filter=lambda message: message.offset % 2 == 1,
-        on_failure="dead_letter",
-        linger=0.2,
-    )
-    with consumer_of(broker, {topic: one}) as consumer:
-        wait_until(
-            lambda: (now := consumer.statistics()).filtered + now.dead_letters + now.handled == 40 and not now.in_flight
-        )
-        statistics = consumer.statistics()
-
-    bodies = [message.body for messages in lists.lists for message in messages]
-    assert bodies == [i for i in range(1, 40, 2) if i != 7]
-    assert (statistics.filtered, statistics.dead_letters, statistics.handled) == (20, 1, 19)
-    assert [letter.value() for letter in read_all(broker.bootstrap_servers, f"dlq.{topic}")] == [b"not json"]
+    assert all(found == sorted(set(found)) for found in offsets.values())
+    assert sum(map(len, offsets.values())) == 1000
+    assert broker.committed(group_of("t"))["t", 0].offset == 1000

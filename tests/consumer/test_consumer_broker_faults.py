@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from kafka_proxy import OFFSET_COMMIT, KafkaProxy, What
 from kafka_tools import STEADY, Recorder, committed, ends, produce
-from penstock.consumer import ConsumerSettings, LitePushConsumer, handler
+from penstock.consumer import handler
 from penstock.devbroker import DevBroker
+from support.consumers import NewTopic, consumer_of, group_of
 from waiting import wait_until
+
+pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture
@@ -28,23 +31,8 @@ def patient() -> Iterator[DevBroker]:
         yield broker
 
 
-def consumer_of(broker: DevBroker, topic: str, seen: Recorder, **config: object) -> LitePushConsumer:
-    return LitePushConsumer(
-        f"group-{topic}",
-        {topic: handler(seen)},
-        bootstrap_servers=broker.bootstrap_servers,
-        settings=ConsumerSettings(
-            workers=4,
-            commit_interval=0.2,
-            max_in_flight=200,
-            fetch_size=50,
-            config=config,
-        ),
-    )
-
-
 def all_committed(broker: DevBroker, topic: str) -> bool:
-    found = committed(broker.bootstrap_servers, f"group-{topic}", topic, 2)
+    found = committed(broker.bootstrap_servers, group_of(topic), topic, 2)
     return {number: one.offset for number, one in found.items()} == ends(broker.bootstrap_servers, topic, 2)
 
 
@@ -54,7 +42,7 @@ def test_a_killed_broker_costs_time_and_neither_messages_nor_order(fragile: DevB
     produce(fragile.bootstrap_servers, "killed", ((b"k%d" % (i % 30), b"x") for i in range(2000)))
     seen = Recorder(seconds=0.002, hold_after=300)
 
-    with consumer_of(fragile, "killed", seen):
+    with consumer_of(fragile, {"killed": handler(seen)}, max_in_flight=200, fetch_size=50):
         wait_until(lambda: len(seen.calls) == 300, timeout=60)
         fragile.kill()
         gone = not fragile.running
@@ -70,6 +58,7 @@ def test_a_killed_broker_costs_time_and_neither_messages_nor_order(fragile: DevB
         assert firsts == sorted(firsts), f"{key!r} was handled out of order"
 
 
+@pytest.mark.thorough  # a broker of its own
 def test_a_frozen_broker_is_waited_for(patient: DevBroker) -> None:
     patient.create_topic("frozen", 2)
     produce(patient.bootstrap_servers, "frozen", ((b"k%d" % i, b"x" * 10_000) for i in range(1000)))
@@ -77,7 +66,7 @@ def test_a_frozen_broker_is_waited_for(patient: DevBroker) -> None:
     # The client itself may hold a small part of the topic only: the rest can come from nowhere but the broker.
     small = {"max.partition.fetch.bytes": 100_000, "queued.max.messages.kbytes": 100}
 
-    with consumer_of(patient, "frozen", seen, **small) as consumer:
+    with consumer_of(patient, {"frozen": handler(seen)}, max_in_flight=200, fetch_size=50, config=small) as consumer:
         wait_until(lambda: len(seen.calls) == 200, timeout=60)
         patient.freeze()
         try:
@@ -95,7 +84,7 @@ def test_a_frozen_broker_is_waited_for(patient: DevBroker) -> None:
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_commit_that_is_not_answered_holds_a_revocation_no_longer_than_its_budget(
-    broker: DevBroker, new_topic: Callable[..., str], caplog: pytest.LogCaptureFixture, protocol: str
+    broker: DevBroker, new_topic: NewTopic, caplog: pytest.LogCaptureFixture, protocol: str
 ) -> None:
     caplog.set_level(logging.INFO, logger="penstock.consumer")
     topic = new_topic(partitions=2)
@@ -103,17 +92,15 @@ def test_a_commit_that_is_not_answered_holds_a_revocation_no_longer_than_its_bud
     produce(broker.bootstrap_servers, topic, records)
     seen = Recorder()
     # No periodic commit: that of the revocation is the first, and the one that the fault strikes.
-    options: dict[str, object] = {"commit_interval": 3600.0, "revoke_timeout": 1.0, "stop_timeout": 30.0}
-    options["config"] = {"group.protocol": "consumer"} if protocol == "consumer" else {"heartbeat.interval.ms": 200}
+    config = {"group.protocol": "consumer"} if protocol == "consumer" else {"heartbeat.interval.ms": 200}
+    options = {"commit_interval": 3600.0, "revoke_timeout": 1.0, "stop_timeout": 30.0, "config": config}
 
-    def member(bootstrap: str) -> LitePushConsumer:
-        settings = ConsumerSettings(workers=4, **options)  # type: ignore[arg-type] # as in `consumer_of`
-        handlers = {topic: handler(seen)}
-        return LitePushConsumer(f"group-{topic}", handlers, bootstrap_servers=bootstrap, settings=settings)
-
-    with KafkaProxy(broker.bootstrap_servers) as proxy, member(proxy.bootstrap_servers) as first:
+    with KafkaProxy(broker.bootstrap_servers) as proxy, consumer_of(proxy, {topic: handler(seen)}, **options) as first:
         wait_until(lambda: len(set(seen.places())) == 200)
-        with proxy.fault(OFFSET_COMMIT, What.DELAY_ANSWER) as fault, member(broker.bootstrap_servers) as second:
+        with (
+            proxy.fault(OFFSET_COMMIT, What.DELAY_ANSWER) as fault,
+            consumer_of(broker, {topic: handler(seen)}, **options) as second,
+        ):
             wait_until(lambda: first.statistics().revoked)
             held = fault.went_on
             proxy.let_go(fault)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from consuming import consumer_of
 
 from kafka_tools import Recorder, committed, ends, produce, read_all
 from penstock import clients
@@ -14,6 +12,7 @@ from penstock.consumer import handler
 from penstock.devbroker import DevBroker
 from penstock.message import Message
 from penstock.offsets import decode, owner_of
+from support.consumers import NewTopic, consumer_of, group_of
 from waiting import wait_until
 
 COMPACTED = {
@@ -25,7 +24,7 @@ COMPACTED = {
 KEYS = [b"k%d" % number for number in range(50)]
 
 
-def compacted_topic(servers: str, new_topic: Callable[..., str]) -> tuple[str, list[tuple[bytes, int]]]:
+def compacted_topic(servers: str, new_topic: NewTopic) -> tuple[str, list[tuple[bytes, int]]]:
     """Return a topic whose log has holes, and the key and offset of all that is left in it."""
     topic = new_topic(partitions=1, config=COMPACTED)
     written = 0
@@ -64,12 +63,10 @@ def stop_compaction(servers: str, topic: str) -> None:
         done.result(20)
 
 
-def test_what_compaction_left_is_handled_once_and_committed_to_the_end(
-    broker: DevBroker, new_topic: Callable[..., str]
-) -> None:
+def test_what_compaction_left_is_handled_once_and_committed_to_the_end(broker: DevBroker, new_topic: NewTopic) -> None:
     servers = broker.bootstrap_servers
     topic, left = compacted_topic(servers, new_topic)
-    group = f"group-{topic}"
+    group = group_of(topic)
     until = threading.Event()
     seen = Recorder()
     held = left[0][0]

@@ -16,6 +16,7 @@ from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.environment.middleware import wrap
 from penstock.errors import ConfigurationError
 from penstock.testing import TestApp
+from support.consumers import app_of
 
 if TYPE_CHECKING:
     from penstock.nowhere import Unknown  # type: ignore[import-not-found] # its name is not known at run time
@@ -119,10 +120,6 @@ FORMS = [
 ]
 
 
-def app_of(**options: object) -> penstock.App:
-    return penstock.App("shop", bootstrap_servers="memory:0", **options)  # type: ignore[arg-type] # the test's own
-
-
 def every(seconds: float, attempts: int = 3) -> penstock.RetryPolicy:
     """Tries so many seconds apart."""
     return penstock.retry(attempts=attempts, wait=lambda _: seconds)
@@ -146,17 +143,8 @@ def test_a_handler_of_any_form_is_given_a_context(form: str) -> None:
     ((message, context),) = notes.seen
     assert isinstance(message, penstock.Message)
     assert message.value == b"v"
-    assert context == penstock.Context(attempt=1, app=app, state="state", group="shop")
+    assert context == penstock.Context(attempt=1, app=app, state="state", group="app")
     assert published == ("generator" in form)
-
-
-def test_a_handler_that_does_not_ask_is_called_as_it_is() -> None:
-    def handle(message: penstock.Message) -> None: ...
-
-    def has_default(message: penstock.Message, context: object = None) -> None: ...
-
-    assert wrap(handler(handle), ()) is handle
-    assert not handler(has_default).takes_context
 
 
 @pytest.mark.parametrize("form", ["plain", "asynchronous"])
@@ -182,23 +170,6 @@ def test_attempts_are_counted_from_one_over_retries_and_retry_topics(form: str) 
     assert seen == [(1, 0), (2, 1), (3, 2), (4, 3)]
 
 
-def test_a_batch_has_one_context_with_the_attempt_of_the_message_that_was_tried_most_often() -> None:
-    app, seen = app_of(), []
-
-    @app.handler("t", batch=3, order="none", retry=every(1), on_failure="drop")
-    def handle(messages: list[penstock.Message], context: penstock.Context) -> None:
-        seen.append(([message.attempt for message in messages], context.attempt))
-        if context.attempt < 3:
-            raise ValueError
-
-    with TestApp(app) as test:
-        for value in "abc":
-            test.send("t", value)
-        test.advance(10)
-
-    assert seen == [([0, 0, 0], 1), ([1, 1, 1], 2), ([2, 2, 2], 3)]
-
-
 def test_the_attempt_of_a_batch_of_messages_that_were_tried_differently_often_is_the_highest() -> None:
     seen: list[int] = []
 
@@ -210,26 +181,6 @@ def test_the_attempt_of_a_batch_of_messages_that_were_tried_differently_often_is
     call([])
 
     assert seen == [5, 1]
-
-
-def test_middlewares_stand_around_a_handler_with_a_context() -> None:
-    seen: Seen = []
-
-    def around(message: penstock.Message, call_next: penstock.CallNext) -> object:
-        return call_next(penstock.Message.of(b"other", attempt=message.attempt))
-
-    app = app_of(middlewares=[around])
-
-    @app.handler("t", retry=every(1), on_failure="drop")
-    def handle(message: penstock.Message, context: penstock.Context) -> None:
-        seen.append((message.value, context))
-        raise ValueError
-
-    with TestApp(app) as test:
-        test.send("t", "v")
-        test.advance(10)
-
-    assert [(value, context.attempt) for value, context in seen] == [(b"other", 1), (b"other", 2), (b"other", 3)]
 
 
 def test_the_state_is_that_of_each_start() -> None:

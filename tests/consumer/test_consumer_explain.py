@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import tenacity
-from confluent_kafka import KafkaError
 
 import penstock
 from penstock.clients.requests.topic_ids import TopicIds
@@ -12,13 +11,14 @@ from penstock.consumer import Explanation, LitePushConsumer, handler
 from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.message import Message
 from penstock.testing import TestApp, TestBroker
+from support.consumers import app_of
 
 
-def app_of(*topics: str, attempts: int = 5, on_failure: str = "stop", commit_interval: float = 1.0) -> penstock.App:
+def failing(*topics: str) -> penstock.App:
     """An app that fails every message of the value `poison`, and is tried again after a minute."""
-    app = penstock.App("app", bootstrap_servers="memory:0", commit_interval=commit_interval)
+    app = app_of()
 
-    @app.handler(*topics, retry=penstock.retry(attempts, wait=tenacity.wait_fixed(60)), on_failure=on_failure)
+    @app.handler(*topics, retry=penstock.retry(5, wait=tenacity.wait_fixed(60)))
     def handle(message: Message) -> None:
         if message.value == b"poison":
             raise ValueError
@@ -30,19 +30,8 @@ def of_topic(test: TestApp, topic: str) -> Explanation:
     return next(one for one in test.explain() if one.topic == topic)
 
 
-def test_the_lag_is_known_within_a_second_however_long_the_commit_interval_is() -> None:
-    with TestApp(app_of("orders", commit_interval=3600)) as test:
-        test.settle()
-        test.send("orders", "poison", key="k")
-        test.send("orders", "fine", key="k")
-        test.settle()
-        test.advance(1.1)
-
-        assert of_topic(test, "orders").lag == 2
-
-
 def test_a_key_that_is_parked_in_another_topic_is_named() -> None:
-    with TestApp(app_of("orders", "payments")) as test:
+    with TestApp(failing("orders", "payments")) as test:
         test.send("orders", "poison", key="k")
         test.settle()
         test.send("payments", "fine", key="k")
@@ -52,20 +41,6 @@ def test_a_key_that_is_parked_in_another_topic_is_named() -> None:
 
         assert (said.blocking_offset, said.state) == (0, "behind its key")
         assert "it waits for orders[0]@0 of its key" in str(said)
-        test.crash()
-
-
-def test_a_dead_letter_that_cannot_be_written_is_told_with_its_topic_and_the_brokers_words() -> None:
-    with TestApp(app_of("t", attempts=1, on_failure="dead_letter")) as test:
-        test.broker.fail("produce", KafkaError.TOPIC_AUTHORIZATION_FAILED, times=100)
-        test.send("t", "poison")
-        test.settle()
-
-        said = of_topic(test, "t")
-
-        assert (said.state, said.blocking_offset) == ("dead letter", 0)
-        assert "it cannot be written to dlq.t: " in str(said)
-        assert "TOPIC_AUTHORIZATION_FAILED" in str(said)
         test.crash()
 
 
@@ -80,7 +55,7 @@ def test_a_dead_letter_that_cannot_be_written_is_told_with_its_topic_and_the_bro
 def test_a_topic_that_cannot_be_had_has_no_lag_and_says_so(
     answer: TopicIds, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with TestApp(app_of("t")) as test:
+    with TestApp(failing("t")) as test:
         test.send("t", "fine")
         test.advance(30)
         before = of_topic(test, "t")

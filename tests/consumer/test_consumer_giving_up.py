@@ -51,21 +51,6 @@ def test_a_message_that_waits_for_its_retry_is_given_up_whatever_its_handler_cho
         assert test.committed("orders") == {0: 2}
 
 
-def test_a_message_that_its_handler_holds_is_given_up() -> None:
-    app, done = failing("hold")
-    with TestApp(app) as test:
-        test.send("orders", "bad", key="1")
-        test.send("orders", "next", key="1")
-        test.advance(600)
-        [held] = test.explain()
-        assert (held.state, held.blocking_offset) == ("held", 0)
-
-        test.give_up("orders", 0, 0)
-
-        assert done == [b"next"]
-        assert test.statistics().held_keys == 0
-
-
 def test_a_batch_that_failed_as_a_whole_goes_on_without_the_message_that_is_given_up() -> None:
     app = penstock.App("sms", bootstrap_servers="in memory")
     done: list[bytes | None] = []
@@ -198,22 +183,6 @@ def test_limits_on_dead_letters_do_not_count_what_was_asked_for() -> None:
             test.give_up("orders", 0, offset)
 
         assert len(test.records("dlq.orders")) == 4
-
-
-def test_of_many_messages_each_is_done_or_given_up_once() -> None:
-    app, done = failing("stop")
-    with TestApp(app) as test:
-        for number in range(20):
-            test.send("orders", "bad" if number % 2 else f"good {number}", key=f"{number % 4}")
-        test.settle()
-        given = 0
-
-        while (held := test.explain()[0].blocking_offset) is not None:
-            test.give_up("orders", 0, held)
-            given += 1
-
-        assert len(test.records("dlq.orders")) == given == 10
-        assert sorted(filter(None, done)) == sorted(f"good {number}".encode() for number in range(0, 20, 2))
 
 
 @pytest.mark.parametrize("exactly_once", [False, True])

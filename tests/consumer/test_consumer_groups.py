@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import Consumer
-from consuming import consumer_of
 
 from kafka_tools import Recorder, produce
 from penstock.consumer import handler
 from penstock.consumer.polling.health import fetch_errors as fetch_errors_module
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
+from support.consumers import NewTopic, consumer_of, group_of
 from waiting import wait_until
-
-NewTopic = Callable[..., str]
 
 
 @contextmanager
@@ -50,7 +48,7 @@ def test_a_group_that_rebalances_otherwise_is_said_with_the_remedy_until_it_lets
     consumer = consumer_of(broker, {topic: handler(seen)})
 
     with caplog.at_level(logging.WARNING, fetch_errors_module.__name__):
-        with eager_member(broker, f"group-{topic}", topic):
+        with eager_member(broker, group_of(topic), topic):
             consumer.start()
             wait_until(lambda: consumer.explain()[0].state == "shut out")
             (said,) = consumer.explain()

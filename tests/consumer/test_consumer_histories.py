@@ -21,6 +21,9 @@ from chaos.scenarios import (
 )
 from penstock.devbroker import DevBroker
 
+pytestmark = pytest.mark.thorough
+
+
 NewTopic = Callable[..., str]
 
 

@@ -58,18 +58,6 @@ def test_a_parked_key_of_one_handler_does_not_hold_the_same_key_of_another() -> 
         test.crash()
 
 
-def test_a_slow_key_of_one_handler_does_not_hold_the_same_key_of_another() -> None:
-    out = Out()
-
-    with TestApp(app_of(out, out, None)) as test:
-        test.send("users", "user", key="42")
-        test.send("orders", "order", key="42")
-        test.settle()
-
-        assert sorted(out.begun) == [("orders", b"order"), ("users", b"user")]
-        test.crash()
-
-
 def test_handlers_that_share_a_key_space_take_the_messages_of_a_key_one_at_a_time_and_in_order() -> None:
     users, orders = Out(), Out()
 
@@ -118,22 +106,6 @@ def test_a_key_that_is_parked_in_a_shared_space_holds_the_key_of_all_its_handler
     assert held.detail == "it waits for users[0]@0 of its key"
 
 
-def test_all_topics_of_a_handler_share_its_keys() -> None:
-    app, out = App("app", bootstrap_servers="memory:0"), Out()
-    app.handler("a", "b")(out)
-
-    with TestApp(app) as test:
-        test.send("a", "1", key="42")
-        test.settle()
-        test.send("b", "2", key="42")
-        test.settle()
-        assert out.begun == [("a", b"1")]
-        out.completions[0].complete()
-        test.settle()
-        assert out.begun[1:] == [("b", b"2")]
-        out.completions[1].complete()
-
-
 def test_a_message_without_a_key_waits_for_those_of_its_handler_only() -> None:
     app, users, orders = App("app", bootstrap_servers="memory:0"), Out(), Out()
     app.handler("users", keyless="together")(users)
@@ -147,16 +119,6 @@ def test_a_message_without_a_key_waits_for_those_of_its_handler_only() -> None:
         assert (len(users.begun), len(orders.begun)) == (1, 1)
         for completion in (*users.completions, *orders.completions):
             completion.complete()
-
-
-def test_the_explanation_of_a_parked_message_has_its_key_as_it_was_written() -> None:
-    with TestApp(app_of(Out(), fail, None)) as test:
-        test.send("orders", "order", key="42")
-        test.settle()
-
-        (found,) = [one for one in test.explain() if one.topic == "orders"]
-        assert (found.state, found.key) == ("parked", b"42")
-        test.crash()
 
 
 def fail(_message: Message) -> None:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pytest
-import tenacity
-from confluent_kafka import Producer
-from consuming import consumer_of
 from stepped_engine import SteppedEngine
 
-from kafka_tools import produce, read_all
-from penstock.consumer import ConsumerSettings, handler, retry
+from kafka_tools import read_all
+from penstock.consumer import ConsumerSettings, handler
 from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.message import FixedRecord, Message
 from penstock.routing import lane_of
+from penstock.testing import TestApp, TestBroker
 from raw_produce import produce_raw
+from support.consumers import ONCE, NewTopic, app_of, consumer_of
 from waiting import wait_until
-
-NewTopic = Callable[..., str]
 
 
 class Watch:
@@ -52,7 +49,7 @@ class Watch:
             self._begun += 1
             waits = self._begun <= self._barrier.parties
         if waits:
-            self._barrier.wait(60)
+            self._barrier.wait()
         with self._lock:
             self._running.discard(key)
             self.offsets[key].append(message.offset)
@@ -63,13 +60,16 @@ class Watch:
             return sum(map(len, self.offsets.values()))
 
 
-def test_a_header_that_stands_for_the_key_orders_by_it(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    write(broker, topic, ((b"k%d" % i, [("user", b"u%d" % (i % 6))] if i % 7 else []) for i in range(300)))
+def test_a_header_that_stands_for_the_key_orders_by_it() -> None:
+    broker = TestBroker()
+    broker.create_topic("t", 1)
+    for number in range(300):
+        headers = [("user", b"u%d" % (number % 6))] if number % 7 else []
+        broker.produce("t", b"x", key=b"k%d" % number, headers=headers)
     # Without the header: the order of the partition.
     watch = Watch(lambda message: message.header("user"))
 
-    with consumer_of(broker, {topic: handler(watch, key="header:user")}):
+    with consumer_of(broker, {"t": handler(watch, key="header:user")}):
         wait_until(lambda: watch.count() == 300)
 
     assert watch.overlaps == []
@@ -77,18 +77,9 @@ def test_a_header_that_stands_for_the_key_orders_by_it(broker: DevBroker, new_to
     assert all(offsets == sorted(offsets) for offsets in watch.offsets.values())
 
 
-def write(broker: DevBroker, topic: str, records: Iterable[tuple[bytes | None, list[tuple[str, bytes]]]]) -> None:
-    """Write keys with headers, in order."""
-    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "enable.idempotence": True})
-    for key, headers in records:
-        producer.produce(topic, b"x", key=key, headers=headers)
-    assert producer.flush(60) == 0
-
-
-def test_a_function_that_stands_for_the_key_may_fail_for_some_messages(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    names = [b"raises", b"number", b"text", b"bytes", b"nothing"]
-    produce(broker.bootstrap_servers, topic, [(names[i % 5], b"%d" % i) for i in range(50)])
+def test_a_function_that_stands_for_the_key_may_fail_for_some_messages() -> None:
+    app, seen = app_of(), list[tuple[bytes | None, int]]()
+    names = ["raises", "number", "text", "bytes", "nothing"]
 
     def own_key(message: Message) -> bytes | str | None:
         if message.key == b"raises":
@@ -96,91 +87,78 @@ def test_a_function_that_stands_for_the_key_may_fail_for_some_messages(broker: D
         answers: dict[bytes | None, object] = {b"number": 7, b"text": "k", b"bytes": b"k", b"nothing": None}
         return answers[message.key]  # type: ignore[return-value] # one of them is wrong, and that is what is tested
 
-    # Text and bytes are one key; those without follow their partition.
-    watch = Watch(lambda message: "k" if message.key in {b"text", b"bytes"} else message.key)
-    with consumer_of(broker, {topic: handler(watch, key=own_key, on_failure="dead_letter")}) as consumer:
-        wait_until(lambda: consumer.statistics().dead_letters == 20 and watch.count() == 30)
-        wait_until(lambda: consumer.statistics().in_flight == 0)
+    app.handler("t", key=own_key, on_failure="dead_letter")(lambda m: seen.append((m.key, m.offset)))
+    with TestApp(app) as test:
+        for number in range(50):
+            test.send("t", "x", key=names[number % 5])
+        test.advance(60)
+        letters = test.dead_letters("t")
 
-    letters = read_all(broker.bootstrap_servers, f"dlq.{topic}")
-    said = {dict(letter.headers() or [])["__dlq.errors.message"] for letter in letters}
-    assert {letter.key() for letter in letters} == {b"raises", b"number"}
-    assert said == {
+    # Text and bytes are one key; those without follow their partition.
+    for keys in ({b"text", b"bytes"}, {b"nothing"}):
+        offsets = [offset for key, offset in seen if key in keys]
+        assert offsets == sorted(offsets)
+    assert len(seen) == 30
+    assert {letter.key for letter in letters} == {b"raises", b"number"}
+    assert {letter.header("__dlq.errors.message") for letter in letters} == {
         b"the key function failed with LookupError; mend it",
         b"the key function returned a int; it must return bytes, text or None",
     }
-    assert watch.overlaps == []
-    assert all(offsets == sorted(offsets) for offsets in watch.offsets.values())
 
 
-def test_a_header_whose_name_is_not_text_costs_its_message_and_not_the_consumer(
+def test_a_header_whose_name_is_not_text_costs_who_asks_for_headers_its_message_and_nobody_else(
     broker: DevBroker, new_topic: NewTopic
 ) -> None:
-    topic = new_topic()
-    produce_raw(
-        broker.bootstrap_servers,
-        topic,
-        [(b"1", [(b"user", b"u")]), (b"2", [(b"user", b"u"), (b"\xff\xfe", b"v")]), (b"3", [(b"user", b"u")])],
-    )
-    seen: list[bytes | None] = []
+    by_header, reads, asks_for_none = new_topic(), new_topic(), new_topic()
+    for topic in (by_header, reads, asks_for_none):
+        produce_raw(
+            broker.bootstrap_servers,
+            topic,
+            [(b"1", [(b"user", b"u")]), (b"2", [(b"user", b"u"), (b"\xff\xfe", b"v")]), (b"3", [(b"user", b"u")])],
+        )
+    seen: dict[str, list[bytes | None]] = defaultdict(list)
 
-    one = handler(lambda message: seen.append(message.key), key="header:user", on_failure="dead_letter")
-    with consumer_of(broker, {topic: one}) as consumer:
-        wait_until(lambda: consumer.statistics().dead_letters == 1 and consumer.statistics().handled == 2)
+    def note(message: Message) -> None:
+        seen[message.topic].append(message.key)
 
-    (letter,) = read_all(broker.bootstrap_servers, f"dlq.{topic}")
+    def read(message: Message) -> None:
+        if message.key == b"2":
+            with pytest.raises(UnicodeDecodeError):
+                message.header("user")
+        # Again and again.
+        assert message.headers is not None
+        note(message)
+
+    handlers = {
+        by_header: handler(note, key="header:user", on_failure="dead_letter"),
+        reads: handler(read, on_failure="dead_letter", retry_policy=ONCE),
+        asks_for_none: handler(note),
+    }
+    with consumer_of(broker, handlers) as consumer:
+        wait_until(lambda: consumer.statistics().dead_letters == 2 and consumer.statistics().handled == 7)
+
+    (letter,) = read_all(broker.bootstrap_servers, f"dlq.{by_header}")
     headers = dict(letter.headers() or [])
-    assert seen == [b"1", b"3"]
+    assert {topic: sorted(filter(None, keys)) for topic, keys in seen.items()} == {
+        by_header: [b"1", b"3"],
+        reads: [b"1", b"3"],
+        asks_for_none: [b"1", b"2", b"3"],
+    }
     assert letter.key() == b"2"
     assert b"a header's name is not UTF-8" in headers["__dlq.errors.message"]
     assert headers["penstock-headers-lost"] == b"a header name is not UTF-8"
-
-
-def test_a_handler_may_read_headers_whose_names_are_not_text_again_and_again(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic()
-    produce_raw(broker.bootstrap_servers, topic, [(b"1", [(b"\xff", b"v")])])
-    tries = 0
-
-    def reads(message: Message) -> None:
-        nonlocal tries
-        tries += 1
-        with pytest.raises(UnicodeDecodeError):
-            message.header("user")
-        assert message.headers == ()
-
-    policy = retry(attempts=3, wait=tenacity.wait_fixed(0.02))
-    one = handler(reads, retry_policy=policy, on_failure="dead_letter")
-    with consumer_of(broker, {topic: one}) as consumer:
-        wait_until(lambda: consumer.statistics().dead_letters == 1)
-
-    (letter,) = read_all(broker.bootstrap_servers, f"dlq.{topic}")
-    assert tries == 3
+    (letter,) = read_all(broker.bootstrap_servers, f"dlq.{reads}")
     assert dict(letter.headers() or [])["penstock-exception-class"] == b"builtins.UnicodeDecodeError"
 
 
-def test_a_handler_that_asks_for_no_headers_gets_a_message_whose_header_names_are_not_text(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic()
-    produce_raw(broker.bootstrap_servers, topic, [(b"1", [(b"\xff", b"v")])])
-    seen: list[bytes | None] = []
-
-    with consumer_of(broker, {topic: handler(lambda message: seen.append(message.key))}):
-        wait_until(lambda: seen)
-
-    assert seen == [b"1"]
-
-
 @pytest.mark.parametrize("keyless", ["partition", "together", "spread"])
-def test_messages_without_a_key_wait_for_each_other_as_they_were_told(
-    broker: DevBroker, new_topic: NewTopic, keyless: str
-) -> None:
+def test_messages_without_a_key_wait_for_each_other_as_they_were_told(keyless: str) -> None:
+    broker = TestBroker()
     # Two partitions may share a lane, and then they wait for each other; not all of four.
-    topic = new_topic(partitions=4)
+    broker.create_topic("t", 4)
     for partition in range(4):
-        produce(broker.bootstrap_servers, topic, [(None, b"%d" % i) for i in range(20)], partition=partition)
+        for _ in range(20):
+            broker.produce("t", b"x", partition=partition)
     # The first two run together: if none could run beside another, this would never end.
     together = 1 if keyless == "together" else 2
     alike: dict[str, Callable[[Message], object]] = {
@@ -190,7 +168,7 @@ def test_messages_without_a_key_wait_for_each_other_as_they_were_told(
     }
     watch = Watch(alike[keyless], together)
 
-    with consumer_of(broker, {topic: handler(watch, keyless=keyless)}):
+    with consumer_of(broker, {"t": handler(watch, keyless=keyless)}):
         wait_until(lambda: watch.count() == 80)
 
     assert watch.overlaps == []
@@ -239,13 +217,15 @@ def test_a_message_that_waits_holds_what_its_order_says(order: str, expected: in
     assert len(tried) == expected
 
 
-def test_without_an_order_messages_of_one_key_run_beside_each_other(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"%d" % i) for i in range(40)])
+def test_without_an_order_messages_of_one_key_run_beside_each_other() -> None:
+    broker = TestBroker()
+    broker.create_topic("t", 1)
+    for _ in range(40):
+        broker.produce("t", b"x", key=b"k")
     # The first four run together: if they waited for each other, this would never end.
     watch = Watch(lambda message: message.offset, together=4)
 
-    with consumer_of(broker, {topic: handler(watch, order="none")}, workers=4):
+    with consumer_of(broker, {"t": handler(watch, order="none")}, workers=4):
         wait_until(lambda: watch.count() == 40)
 
     assert len(watch.offsets) == 40
@@ -268,27 +248,25 @@ def test_what_names_no_key_is_refused(given: object) -> None:
         handler(print, key=given)  # type: ignore[arg-type] # that is what is tested
 
 
-def test_a_hot_key_holds_no_cold_ones(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic()
+def test_a_hot_key_holds_no_cold_ones() -> None:
+    broker, opened, done = TestBroker(), threading.Event(), list[tuple[bytes | None, int]]()
     lanes = 2 * ConsumerSettings().lanes_per_worker
-    lane = lane_of(b"hot", lanes)
     # Those of its own lane wait while it is in a handler; the others are a hundred times as many.
-    cold = [key for i in range(600) if lane_of(key := b"c%d" % i, lanes) != lane]
-    produce(broker.bootstrap_servers, topic, ((b"hot", b"x") for _ in range(2000)))
-    produce(broker.bootstrap_servers, topic, ((key, b"x") for key in cold))
-    gate = threading.Event()
-    done: list[tuple[bytes | None, int]] = []
+    cold = [key for number in range(600) if lane_of(key := b"c%d" % number, lanes) != lane_of(b"hot", lanes)]
+    broker.create_topic("t", 1)
+    for key in (*[b"hot"] * 2000, *cold):
+        broker.produce("t", b"x", key=key)
 
     def function(message: Message) -> None:
         if message.key == b"hot":
-            gate.wait(120)
+            opened.wait()
         done.append((message.key, message.offset))
 
-    with consumer_of(broker, {topic: handler(function)}, workers=2) as consumer:
+    with consumer_of(broker, {"t": handler(function)}, workers=2) as consumer:
         wait_until(lambda: len(done) == len(cold))
         before = list(done)
-        held = next(one for one in consumer.explain() if one.topic == topic)
-        gate.set()
+        (held,) = consumer.explain()
+        opened.set()
         wait_until(lambda: len(done) == len(cold) + 2000)
 
     assert sorted(key or b"" for key, _ in before) == sorted(cold)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-
-import pytest
 import tenacity
 from stepped_engine import ONCE_A_SECOND, SteppedEngine
 
 from penstock.consumer import DeferredCompletion, Kind, handler, retry
 from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.message import FixedRecord, Message
+from penstock.message import Message
 
 
 class Puts:
@@ -99,26 +95,6 @@ def test_a_dead_letter_acknowledged_after_a_revocation_never_settles_the_message
     assert stepped.of("kept").tracker.in_flight == 0
 
 
-def test_a_partition_that_comes_back_waits_for_the_completion_of_its_former_owner() -> None:
-    puts = Puts()
-    stepped = SteppedEngine({"t": handler(puts)})
-    stepped.feed("t", (b"k", b"1"))
-    stepped.serve()
-    first = puts.out[b"1"]
-
-    stepped.revoke("t")
-    again = stepped.assign("t")
-    stepped.feed("t", (b"k", b"1"))
-    stepped.serve()
-    while_out = list(puts.calls)
-    first.complete()
-    stepped.serve()
-
-    assert while_out == [b"1"]
-    assert puts.calls == [b"1", b"1"]
-    assert again.tracker.in_flight == 1
-
-
 def test_a_completion_that_fails_is_retried_by_the_policy_from_the_time_of_its_own_first_try() -> None:
     puts = Puts()
     policy = retry(stop=tenacity.stop_after_delay(100), wait=tenacity.wait_fixed(1))
@@ -140,25 +116,6 @@ def test_a_completion_that_fails_is_retried_by_the_policy_from_the_time_of_its_o
     assert stepped.count("dropped") == 1
 
 
-def test_a_completion_decided_before_it_is_returned_counts_at_once() -> None:
-    def decides(message: Message) -> DeferredCompletion:
-        completion = DeferredCompletion()
-        if message.value == b"bad":
-            completion.fail(ValueError())
-        else:
-            completion.complete()
-        return completion
-
-    stepped = SteppedEngine({"t": handler(decides, retry_policy=retry(attempts=1), on_failure="drop")})
-
-    stepped.feed("t", (b"k", b"good"), (b"k", b"bad"), (b"k", b"good"))
-    stepped.serve()
-
-    assert stepped.of("t").tracker.in_flight == 0
-    assert (stepped.count("handled"), stepped.count("dropped")) == (2, 1)
-    assert stepped.engine.processor.deferred == {}
-
-
 def test_a_completion_returned_for_two_messages_is_a_failure_of_the_second_only() -> None:
     shared = DeferredCompletion()
     stepped = SteppedEngine({"t": handler(lambda _: shared, retry_policy=retry(attempts=1), on_failure="dead_letter")})
@@ -176,34 +133,6 @@ def test_a_completion_returned_for_two_messages_is_a_failure_of_the_second_only(
     assert stepped.deliveries.sent == [("dlq.t", b"2")]
     assert watermark == 0
     assert stepped.of("t").tracker.in_flight == 0
-
-
-def test_the_first_of_two_calls_decides_a_completion() -> None:
-    puts = Puts()
-    stepped = SteppedEngine({"t": handler(puts)})
-    stepped.feed("t", (b"k", b"1"))
-    stepped.serve()
-
-    answers = [puts.out[b"1"].complete(), puts.out[b"1"].complete(), puts.out[b"1"].fail(ValueError())]
-    stepped.serve()
-
-    assert answers == [True, False, False]
-    assert stepped.count("failed") == 0
-    assert stepped.of("t").tracker.in_flight == 0
-
-
-@pytest.mark.parametrize("error", [None, "words", 7])
-def test_a_completion_failed_with_what_is_no_exception_has_failed_all_the_same(error: object) -> None:
-    puts = Puts()
-    stepped = SteppedEngine({"t": handler(puts, retry_policy=retry(attempts=1), on_failure="drop")})
-    stepped.feed("t", (b"k", b"1"), (b"k", b"2"))
-    stepped.serve()
-
-    puts.out[b"1"].fail(error)  # type: ignore[arg-type] # what a callback of some client may hold
-    stepped.serve()
-
-    assert stepped.count("dropped") == 1
-    assert puts.calls == [b"1", b"2"]
 
 
 def test_a_completion_that_stays_out_too_long_has_failed_and_a_late_one_changes_nothing() -> None:
@@ -224,42 +153,3 @@ def test_a_completion_that_stays_out_too_long_has_failed_and_a_late_one_changes_
     assert (in_time, failed, changed) == (0, 1, False)
     assert puts.calls == [b"1", b"1"]
     assert stepped.of("t").tracker.in_flight == 1
-
-
-def test_a_completion_that_came_keeps_neither_its_timer_nor_its_message_until_the_timeout() -> None:
-    class Kept(FixedRecord):
-        """A record that can be watched: its class has no slots."""
-
-    puts = Puts()
-    stepped = SteppedEngine({"t": handler(puts, deferred_timeout=600)})
-    records = [Kept("t", 0, place, b"k%d" % place, b"%d" % place, (), None) for place in range(5_000)]
-    watched = [weakref.ref(record) for record in records]
-
-    stepped.engine.router.route(records, stepped.clock.monotonic())
-    del records
-    stepped.serve()
-    waiting = len(stepped.engine.timers)
-    for completion in puts.out.values():
-        completion.complete()
-    stepped.serve()
-    gc.collect()
-
-    assert waiting == 5_000
-    assert len(stepped.engine.timers) < 2_000
-    assert sum(ref() is not None for ref in watched) < 10
-    assert stepped.engine.timers.next_due() is None
-
-
-def test_a_completion_is_still_out_until_the_lane_that_goes_on_because_of_it_is_ready() -> None:
-    puts = Puts()
-    stepped = SteppedEngine({"t": handler(puts)})
-    stepped.feed("t", (b"k", b"1"), (b"k", b"2"))
-    stepped.serve()
-    out_when_woken: list[int] = []
-    stepped.engine.executor.wake = lambda _: out_when_woken.append(len(stepped.engine.processor.deferred))  # type: ignore[method-assign] # heard
-
-    puts.out[b"1"].complete()
-
-    # A drain that looks between the two steps must see one of them.
-    assert out_when_woken == [1]
-    assert not stepped.engine.scheduler.idle

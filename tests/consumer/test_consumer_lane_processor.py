@@ -132,25 +132,3 @@ def test_a_key_that_waits_for_ever_is_free_again_once_its_partition_is_gone() ->
     assert calls == [b"poison", b"1", b"2"]
     assert again.tracker.in_flight == 0
     assert stepped.engine.scheduler.lanes[0].parked == {}
-
-
-def test_a_key_whose_retry_policy_is_broken_goes_with_its_partition() -> None:
-    calls: list[bytes | None] = []
-
-    def fails(message: Message) -> None:
-        calls.append(message.value)
-        raise ValueError
-
-    def broken(_state: tenacity.RetryCallState) -> float:
-        raise KeyError
-
-    stepped = SteppedEngine({"t": handler(fails, retry_policy=retry(wait=broken))})
-    stepped.feed("t", (b"k", b"1"))
-    stepped.serve()
-    stopped = list(stepped.failures)
-
-    stepped.revoke("t")
-    stepped.serve()
-
-    assert "the retry policy" in str(stopped[0])
-    assert stepped.engine.scheduler.lanes[0].parked == {}

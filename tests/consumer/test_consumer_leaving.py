@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
-from confluent_kafka import KafkaError, KafkaException
 
 from penstock.consumer.polling.group.membership import Membership
+from penstock.consumer.polling.stop_request import StopRequest
+from penstock.consumer.settings import ConsumerSettings
+from penstock.testing import TestClock
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        KafkaException(KafkaError(KafkaError._TIMED_OUT)),
-        RuntimeError("closed already"),
-        SystemError("exception <class 'str'> is not a BaseException subclass"),
-    ],
-)
-def test_what_the_library_raises_while_it_leaves_is_logged_and_ends_nothing(
-    error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Client:
-        def close(self) -> None:
-            raise error
-
+def test_a_poll_thread_that_hangs_before_it_leaves_holds_no_stop(caplog: pytest.LogCaptureFixture) -> None:
+    clock = TestClock()
     membership = object.__new__(Membership)
-    membership.client = Client()  # type: ignore[assignment] # what is used of it
+    membership.clock, membership.group, membership.leaving = clock, "shop", threading.Event()
+    membership._abandoned = False
+    membership.stop_request = StopRequest(ConsumerSettings(), clock)
 
-    membership.leave()
+    clock.advance(3600)
+    while_it_runs = membership.leaving_takes_too_long()
+    membership.stop_request.drain(10)
+    clock.advance(10)
+    in_time = membership.leaving_takes_too_long()
+    clock.advance(10)
+    too_late = [membership.leaving_takes_too_long() for _ in range(2)]
 
-    assert "leaving the group: " in caplog.text
-    assert "what was not committed is handled again" in caplog.text
+    assert (while_it_runs, in_time, too_late) == (False, False, [True, True])
+    assert caplog.text.count("shop cannot leave its group: a call of its Kafka client does not return") == 1

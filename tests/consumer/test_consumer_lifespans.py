@@ -13,13 +13,9 @@ from penstock.app import App
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, TopicNotFoundError
 from penstock.message import Message
+from penstock.testing import TestApp
+from support.consumers import NewTopic, app_of
 from waiting import wait_until
-
-NewTopic = Callable[..., str]
-
-
-def app_of(broker: DevBroker, name: str) -> App:
-    return App(name, bootstrap_servers=broker.bootstrap_servers, workers=1, commit_interval=0.1)
 
 
 def note(app: App, log: list[str], name: str) -> None:
@@ -44,13 +40,23 @@ def note_async(app: App, log: list[str], name: str) -> None:
         log.append(f"{name} ends on {threading.current_thread().name}")
 
 
+def cannot_end() -> Iterator[None]:
+    yield
+    raise OSError("cannot end")
+
+
+async def cannot_begin() -> AsyncGenerator[None]:
+    await asyncio.sleep(0)
+    raise ConnectionError("the database is away")
+    yield
+
+
 def test_lifespans_begin_in_order_before_the_first_message_and_end_in_reverse_after_the_last(
     broker: DevBroker, new_topic: NewTopic
 ) -> None:
-    topic = new_topic()
+    topic, log = new_topic(), list[str]()
     produce(broker.bootstrap_servers, topic, [(b"k", b"1")])
-    log: list[str] = []
-    app = app_of(broker, f"app-{topic}")
+    app = App(f"app-{topic}", bootstrap_servers=broker.bootstrap_servers, workers=1, commit_interval=0.1)
     note(app, log, "first")
     note_async(app, log, "second")
     note(app, log, "third")
@@ -80,104 +86,63 @@ def test_lifespans_begin_in_order_before_the_first_message_and_end_in_reverse_af
     wait_until(lambda: loop not in {thread.name for thread in threading.enumerate()})
 
 
-def test_a_lifespan_that_fails_keeps_the_app_from_starting_and_those_before_it_end(
-    broker: DevBroker, new_topic: NewTopic
+@pytest.mark.parametrize(
+    ("failing", "error"),
+    [
+        ([cannot_begin], ConnectionError),
+        ([], TopicNotFoundError),
+        # What kept it from starting is told, also where a lifespan cannot end.
+        ([cannot_end], TopicNotFoundError),
+    ],
+    ids=["a lifespan fails", "the consumer cannot start", "and a lifespan cannot end"],
+)
+def test_where_an_app_cannot_start_the_lifespans_that_began_end_and_nothing_stays(
+    broker: DevBroker,
+    new_name: Callable[..., str],
+    failing: list[Callable[[], Iterator[None]]],
+    error: type[Exception],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"1")])
-    log: list[str] = []
-    app = app_of(broker, f"app-{topic}")
+    name, log = new_name("app"), list[str]()
+    app = App(name, bootstrap_servers=broker.bootstrap_servers)
     note(app, log, "first")
     note_async(app, log, "second")
+    for span in failing:
+        app.lifespan(span)
+    note(app, log, "third")
 
-    @app.lifespan
-    async def fails() -> AsyncGenerator[None]:
-        await asyncio.sleep(0)
-        raise ConnectionError("the database is away")
-        yield
-
-    note(app, log, "never")
-
-    @app.handler(topic)
-    async def handle(_message: Message) -> None:
-        log.append("message")
-
-    with pytest.raises(ConnectionError, match="the database is away"):
-        app.start()
-
-    assert [line.split(" on ")[0] for line in log] == ["first begins", "second begins", "second ends", "first ends"]
-    loop = f"penstock-loop-app-{topic}"
-    wait_until(lambda: not [one for one in threading.enumerate() if one.name == loop or topic in one.name])
-
-
-def test_lifespans_end_where_the_consumer_cannot_start(broker: DevBroker) -> None:
-    log: list[str] = []
-    app = app_of(broker, "app-without-topic")
-    note(app, log, "first")
-    note_async(app, log, "second")
-
-    @app.handler("there-is-no-such-topic")
+    @app.handler(f"{name}-absent")
     async def handle(_message: Message) -> None:
         """Never called."""
 
-    with pytest.raises(TopicNotFoundError):
+    with pytest.raises(error):
         app.start()
 
-    assert [line.split(" on ")[0] for line in log] == ["first begins", "second begins", "second ends", "first ends"]
+    begun = ["first begins", "second begins", *(["third begins"] if error is TopicNotFoundError else [])]
+    ended = [line.replace("begins", "ends") for line in reversed(begun)]
+    assert [line.split(" on ")[0] for line in log] == [*begun, *ended]
+    assert ("cannot end" in caplog.text) == (cannot_end in failing)
+    wait_until(lambda: not [thread for thread in threading.enumerate() if name in thread.name])
 
 
-def test_what_kept_the_app_from_starting_is_told_also_where_a_lifespan_cannot_end(
-    broker: DevBroker, caplog: pytest.LogCaptureFixture
-) -> None:
-    log: list[str] = []
-    app = app_of(broker, "app-that-cannot-end")
+def test_a_lifespan_that_cannot_end_is_told_and_the_others_end() -> None:
+    app, log = app_of(), list[str]()
     note(app, log, "first")
+    app.lifespan(cannot_end)
+    app.handler("t")(print)
 
-    @app.lifespan
-    def cannot_end() -> Iterator[None]:
-        yield
-        raise OSError("cannot end")
-
-    @app.handler("there-is-no-such-topic")
-    async def handle(_message: Message) -> None:
-        """Never called."""
-
-    with pytest.raises(TopicNotFoundError):
-        app.start()
+    test = TestApp(app).start()
+    with pytest.raises(OSError, match="cannot end"):
+        test.stop()
 
     assert log == ["first begins", "first ends"]
-    assert "cannot end" in caplog.text
-
-
-def test_a_lifespan_that_cannot_end_is_told_and_leaves_nothing_running(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    log: list[str] = []
-    app = app_of(broker, f"app-{topic}")
-    note_async(app, log, "first")
-
-    @app.lifespan
-    def cannot_end() -> Iterator[None]:
-        yield
-        raise OSError("cannot end")
-
-    @app.handler(topic)
-    async def handle(_message: Message) -> None:
-        """Never called."""
-
-    running = app.start()
-    with pytest.raises(OSError, match="cannot end"):
-        running.stop()
-
-    assert len(log) == 2
-    wait_until(lambda: not [one for one in threading.enumerate() if topic in one.name])
 
 
 def test_an_async_lifespan_without_an_async_handler_is_refused_and_nothing_stays(
     broker: DevBroker, new_topic: NewTopic
 ) -> None:
-    topic = new_topic()
-    log: list[str] = []
-    app = app_of(broker, f"app-{topic}")
+    topic, log = new_topic(), list[str]()
+    app = App(f"app-{topic}", bootstrap_servers=broker.bootstrap_servers)
     note(app, log, "first")
     note_async(app, log, "second")
     app.handler(topic)(print)
@@ -189,7 +154,5 @@ def test_an_async_lifespan_without_an_async_handler_is_refused_and_nothing_stays
 
 
 def test_what_is_no_generator_is_no_lifespan() -> None:
-    app = App("app", bootstrap_servers="unused:1")
-
     with pytest.raises(ConfigurationError, match="lifespan takes a function with one `yield`"):
-        app.lifespan(lambda: iter(()))  # type: ignore[arg-type] # that is what is tested
+        app_of().lifespan(lambda: iter(()))  # type: ignore[arg-type] # that is what is tested

@@ -1,286 +1,117 @@
-"""What may change while a consumer runs: rates, workers, concurrency, limits. Nothing is lost, no order broken."""
+"""What may change while a consumer runs: rates, policies, workers, limits. Nothing is lost, no order broken."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 import tenacity
 
-import histories
-from kafka_tools import Recorder, committed, produce
-from penstock.consumer import ConsumerSettings, LitePushConsumer, handler, retry
-from penstock.devbroker import DevBroker
+from penstock.consumer import handler, retry
 from penstock.errors import ConfigurationError, RetryLater
 from penstock.message import Message
 from penstock.offsets import decode, owner_of
+from penstock.testing import TestBroker
+from support.consumers import Handled, consumer_of, group_of
 from waiting import wait_until
 
-NewTopic = Callable[..., str]
+
+def fed(count: int, keys: int, partitions: int = 1) -> TestBroker:
+    """Return a broker in memory with so many messages in topic "t"; its clock goes on by itself."""
+    broker = TestBroker()
+    broker.create_topic("t", partitions)
+    for number in range(count):
+        broker.produce("t", b"x", key=b"k%d" % (number % keys))
+    return broker
 
 
-def consumer_of(
-    broker: DevBroker,
-    topic: str,
-    function: Callable[[Message], object],
-    settings: dict[str, object] | None = None,
-    **options: object,
-) -> LitePushConsumer:
-    return LitePushConsumer(
-        f"g-{topic}",
-        {topic: handler(function, **options)},  # type: ignore[arg-type] # options of several types
-        bootstrap_servers=broker.bootstrap_servers,
-        settings=ConsumerSettings(**{"workers": 4, "commit_interval": 0.1, **(settings or {})}),
-    )
-
-
-def told_done(broker: DevBroker, topic: str, partitions: int) -> int:
+def known_done(broker: TestBroker) -> int:
     """Return how many messages the group knows to be done."""
+    group = group_of("t")
     known = 0
-    for partition, one in committed(broker.bootstrap_servers, f"g-{topic}", topic, partitions).items():
-        above = decode(one.offset, one.metadata, owner_of(f"g-{topic}", topic, partition))
-        known += max(0, one.offset) + sum(map(len, above.done if above is not None else ()))
+    for (topic, partition), found in broker.committed(group).items():
+        above = decode(found.offset, found.metadata, owner_of(group, topic, partition))
+        known += max(0, found.offset) + sum(map(len, above.done if above is not None else ()))
     return known
 
 
-def check_rate(times: list[float], rate: float) -> None:
-    """Assert that no window held more than the rate and its burst. A begin is noted after it was allowed."""
-    times = sorted(times)
-    late = 0.25  # seconds between the permission and the note, on a busy machine
-    for first, start in enumerate(times):
-        for last in range(first, len(times)):
-            assert last - first + 1 <= rate * (times[last] - start + late) + max(1.0, rate * 0.1) + 1e-6
+def test_a_rate_stops_all_lanes_and_lets_them_go_on_and_the_commits_follow() -> None:
+    broker, seen = fed(400, 400, partitions=2), Handled()
 
+    with consumer_of(broker, {"t": handler(seen, rate=0)}) as consumer:
 
-def test_one_handler_of_two_topics_has_one_rate_for_both(broker: DevBroker, new_topic: NewTopic) -> None:
-    topics = [new_topic(), new_topic()]
-    for topic in topics:
-        produce(broker.bootstrap_servers, topic, ((b"k%d" % i, b"x") for i in range(40)))
-    seen = Recorder()
-    both = handler(seen, rate=20)
-    consumer = LitePushConsumer(
-        f"g-{topics[0]}",
-        dict.fromkeys(topics, both),
-        bootstrap_servers=broker.bootstrap_servers,
-        settings=ConsumerSettings(workers=4),
-    )
+        def is_quiet() -> bool:
+            now = consumer.statistics()
+            return now.received == 400 and now.ready_lanes == now.busy_workers == 0
 
-    with consumer:
-        wait_until(lambda: len(seen.calls) >= 40)
-        limited = [call.begun for call in seen.calls]
-        consumer.change_handler(topics[1], rate=None)
-        wait_until(lambda: len(seen.calls) == 80)
-
-    check_rate(limited, 20)
-
-
-def test_a_rate_holds_over_all_lanes_stops_and_goes_on_and_the_commits_follow(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic(partitions=2)
-    produce(broker.bootstrap_servers, topic, ((b"k%d" % i, b"x") for i in range(400)))
-    seen = Recorder()
-
-    with consumer_of(broker, topic, seen, rate=0) as consumer:
-        wait_until(lambda: consumer.statistics().received == 400)
-        wait_until(lambda: consumer.statistics().ready_lanes == 0 and consumer.statistics().busy_workers == 0)
-        held = len(seen.calls)
-        consumer.change_handler(topic, rate=50)
-        wait_until(lambda: len(seen.calls) >= 40)
-        consumer.change_handler(topic, rate=0)
-        wait_until(lambda: consumer.statistics().ready_lanes == 0 and consumer.statistics().busy_workers == 0)
-        slow = [call.begun for call in seen.calls]
-        done = len(slow)
+        wait_until(is_quiet)
+        held = len(seen.done)
+        consumer.change_handler("t", rate=50)
+        wait_until(lambda: len(seen.done) >= 40)
+        consumer.change_handler("t", rate=0)
+        wait_until(is_quiet)
+        done = len(seen.done)
         # Which of a fetch come first is open, so the watermark may stand; what is done above it is told.
-        wait_until(lambda: told_done(broker, topic, 2) == done)
-        still = len(seen.calls)
-        consumer.change_handler(topic, rate=None)
-        wait_until(lambda: len(seen.calls) == 400)
+        wait_until(lambda: known_done(broker) == done)
+        still = len(seen.done)
+        consumer.change_handler("t", rate=None)
+        wait_until(lambda: len(seen.done) == 400)
 
-    assert held == 0
-    check_rate(slow, 50)
-    assert still == done
-    assert len(set(seen.places())) == 400
+    assert (held, still) == (0, done)
+    assert len({(message.partition, message.offset) for message in seen.done}) == 400
 
 
-def test_a_drain_keeps_to_the_rate_and_finishes(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, ((b"k%d" % i, b"x") for i in range(60)))
-    seen = Recorder()
-    consumer = consumer_of(broker, topic, seen, rate=40).start()
-    wait_until(lambda: consumer.statistics().received == 60)
+def test_a_quicker_rate_reaches_the_keys_that_wait_for_their_own() -> None:
+    broker, seen = fed(30, 3), Handled()
 
-    drained = consumer.stop(timeout=60)
+    with consumer_of(broker, {"t": handler(seen, key_rate=1e-9)}) as consumer:
+        wait_until(lambda: len(seen.done) == 3 and consumer.statistics().parked_keys == 3)
+        consumer.change_handler("t", key_rate=20)
+        wait_until(lambda: len(seen.done) == 30)
 
-    assert drained
-    assert len(seen.calls) == 60
-    check_rate([call.begun for call in seen.calls], 40)
-    assert committed(broker.bootstrap_servers, f"g-{topic}", topic, 1)[0].offset == 60
+    assert all(offsets == sorted(offsets) for offsets in seen.offsets().values())
 
 
-def test_a_retry_gets_its_turn_though_more_waits_than_the_rate_lets_through(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic()
-    records = [(b"bad", b"poison"), *((b"k%d" % i, b"x") for i in range(400))]
-    produce(broker.bootstrap_servers, topic, records)
-    seen = Recorder()
+def test_retry_later_and_a_changed_policy_decide_from_then_on() -> None:
+    broker, tries, changed = fed(1, 1), list[float](), threading.Event()
 
     def function(message: Message) -> None:
-        seen(message)
-        if message.value == b"poison":
-            raise ValueError
-
-    policy = retry(attempts=3, wait=tenacity.wait_fixed(0.1))
-    with consumer_of(broker, topic, function, retry_policy=policy, rate=40, on_failure="drop") as consumer:
-        wait_until(lambda: consumer.statistics().dropped == 1, timeout=60)
-        handled = consumer.statistics().handled
-        consumer.change_handler(topic, rate=None)
-
-    # All its tries came before the crowd was through.
-    assert handled < 400
-
-
-def test_each_key_keeps_its_own_rate_and_a_quicker_one_reaches_those_that_wait(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, ((b"k%d" % (i % 3), b"%d" % i) for i in range(30)))
-    seen = Recorder()
-
-    with consumer_of(broker, topic, seen, key_rate=0.001) as consumer:
-        wait_until(lambda: len(seen.calls) == 3)
-        wait_until(lambda: consumer.statistics().parked_keys == 3)
-        first = len(seen.calls)
-        # The next message of each key would begin a thousand seconds from here.
-        consumer.change_handler(topic, key_rate=20)
-        wait_until(lambda: len(seen.calls) == 30)
-
-    assert first == 3
-    for key, offsets in seen.by_key().items():
-        assert offsets == sorted(offsets)
-        begun = [call.begun for call in seen.calls if call.key == key]
-        assert begun[-1] - begun[1] >= 8 * 0.05 - 0.25
-
-
-def test_retry_later_and_a_changed_policy_decide_from_then_on(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"x")])
-    tries: list[float] = []
-    changed = threading.Event()
-
-    def function(message: Message) -> None:
-        tries.append(time.monotonic())
+        tries.append(broker.clock.monotonic())
         if len(tries) == 4:
-            assert changed.wait(60)
-        raise RetryLater(0.3)
+            changed.wait()
+        raise RetryLater(30)
 
-    never = retry(attempts=1000, wait=tenacity.wait_fixed(600))
-    with consumer_of(broker, topic, function, retry_policy=never, on_failure="drop") as consumer:
+    never = retry(attempts=1000, wait=tenacity.wait_fixed(1e9))
+    with consumer_of(broker, {"t": handler(function, retry_policy=never, on_failure="drop")}) as consumer:
         wait_until(lambda: len(tries) >= 3)
-        consumer.change_handler(topic, retry=retry(attempts=4))
+        consumer.change_handler("t", retry=retry(attempts=4))
         changed.set()
         wait_until(lambda: consumer.statistics().dropped == 1)
 
     assert len(tries) == 4
-    assert all(later - former >= 0.29 for former, later in pairwise(tries))
+    assert all(later - former >= 30 for former, later in pairwise(tries))
 
 
-@pytest.mark.parametrize("kind", ["threads", "tasks"])
-def test_settings_that_change_in_mid_stream_lose_and_reorder_nothing(  # noqa: PLR0915 - one stream, watched at each step
-    broker: DevBroker, new_topic: NewTopic, kind: str
-) -> None:
-    topic, keys, count = new_topic(partitions=2), 30, 1500
-    produced: dict[tuple[int, int], str] = {}
-    calls: list[histories.Call] = []
-    steps: list[tuple[int, int, int, int]] = []
-    most = under_way = fullest = 0
-    lock = threading.Lock()
-    produce(broker.bootstrap_servers, topic, ((b"k%d" % (i % keys), b"x") for i in range(count)))
+def test_workers_and_limits_that_change_in_mid_stream_lose_and_reorder_nothing() -> None:
+    broker, seen, count = fed(2000, 30, partitions=2), Handled(), 2000
 
-    def begin() -> float:
-        nonlocal most, under_way
-        with lock:
-            under_way += 1
-            most = max(most, under_way)
-        return time.monotonic()
+    with consumer_of(broker, {"t": handler(seen)}, workers=1, max_in_flight=10, fetch_size=5) as consumer:
+        for step, (workers, limit) in enumerate([(3, 20), (1, 5), (5, 15), (2, 10_000), (8, 7)], 1):
+            wait_until(lambda step=step: len(seen.done) >= step * count // 8)
+            consumer.change(workers=workers, max_in_flight=limit, commit_interval=0.1 * step)
+            assert consumer.statistics().workers == workers
+        wait_until(lambda: len(seen.done) == count and consumer.statistics().in_flight == 0)
 
-    def end(message: Message, begun: float) -> None:
-        nonlocal under_way
-        with lock:
-            under_way -= 1
-            key = (message.key or b"").decode()
-            produced[message.partition, message.offset] = key
-            calls.append(histories.Call("one", key, message.partition, message.offset, begun, time.monotonic()))
-
-    def function(message: Message) -> None:
-        begun = begin()
-        # A handler takes time, so that several run at once.
-        time.sleep(0.001)
-        end(message, begun)
-
-    async def task(message: Message) -> None:
-        begun = begin()
-        await asyncio.sleep(0.001)
-        end(message, begun)
-
-    def narrowed(width: int) -> bool:
-        """Tell whether those too many have ended: a smaller width holds from then on."""
-        if kind == "tasks":
-            return consumer._executor.tasks is not None and consumer._executor.tasks._running <= width
-        names = [thread.name for thread in threading.enumerate()]
-        return sum(name.startswith(f"penstock-worker-g-{topic}-") for name in names) <= width
-
-    def fill() -> int:
-        return max((one.in_flight for one in consumer.statistics().partitions), default=0)
-
-    def step_over(done: int) -> bool:
-        nonlocal fullest
-        fullest = max(fullest, fill())
-        return len(calls) >= done
-
-    size = "workers" if kind == "threads" else "max_concurrency"
-    settings: dict[str, object] = {size: 1, "max_in_flight": 10, "fetch_size": 5}
-    with consumer_of(broker, topic, function if kind == "threads" else task, settings) as consumer:
-        wait_until(lambda: len(calls) >= count // 8, timeout=60)
-        for step, (width, limit, interval) in enumerate(
-            [(3, 20, 0.05), (1, 5, 1.0), (5, 15, 0.02), (2, 10_000, 0.1), (8, 7, 0.5)], 2
-        ):
-            consumer.change(
-                workers=width if kind == "threads" else None,
-                max_concurrency=width if kind == "tasks" else None,
-                max_in_flight=limit,
-                commit_interval=interval,
-            )
-            # A partition that is full takes up to twice as many while the other is hungry, and what one fetch brings.
-            allowed = 2 * limit + 5
-            wait_until(lambda width=width, allowed=allowed: narrowed(width) and fill() <= allowed, timeout=60)
-            with lock:
-                most, fullest = under_way, 0
-            wait_until(lambda step=step: step_over(step * count // 8), timeout=60)
-            steps.append((most, width, fullest, allowed))
-        wait_until(lambda: len(calls) == count, timeout=60)
-        wait_until(lambda: consumer.statistics().in_flight == 0)
-
-    report = histories.examine(produced, calls)
-    assert report.faults == []
-    assert report.repeats == 0
-    assert len(produced) == count
-    assert [step for step in steps if step[0] > step[1] or step[2] > step[3]] == []
-    # It did change: the narrow ones are not what all were.
-    assert max(widest for widest, *_ in steps) > 1
-    done = committed(broker.bootstrap_servers, f"g-{topic}", topic, 2)
-    assert sum(one.offset for one in done.values()) == count
+    assert seen.overlaps == []
+    places = [(message.partition, message.offset) for message in seen.done]
+    assert len(set(places)) == len(places)
+    assert all(offsets == sorted(offsets) for offsets in seen.offsets().values())
+    assert known_done(broker) == count
 
 
-def test_workers_that_own_their_lanes_cannot_change_in_number(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic()
-
-    with consumer_of(broker, topic, Recorder(), {"pinned": True}) as consumer:
+def test_workers_that_own_their_lanes_cannot_change_in_number() -> None:
+    with consumer_of(TestBroker(), {"t": handler(print)}, pinned=True) as consumer:
         with pytest.raises(ConfigurationError, match="cannot change while lanes are pinned"):
             consumer.change(workers=2, max_in_flight=5)
 
@@ -292,8 +123,8 @@ def test_workers_that_own_their_lanes_cannot_change_in_number(broker: DevBroker,
 @pytest.mark.parametrize(
     "wrong", [{"workers": 0}, {"max_in_flight": -1}, {"commit_interval": 0}, {"max_parked_bytes": 1.5}]
 )
-def test_a_wrong_value_changes_nothing(broker: DevBroker, new_topic: NewTopic, wrong: dict[str, int]) -> None:
-    consumer = consumer_of(broker, "unused", Recorder())
+def test_a_wrong_value_changes_nothing(wrong: dict[str, int]) -> None:
+    consumer = consumer_of(TestBroker(), {"t": handler(print)})
 
     with pytest.raises(ConfigurationError):
         consumer.change(**{"workers": 9, **wrong})
@@ -302,13 +133,11 @@ def test_a_wrong_value_changes_nothing(broker: DevBroker, new_topic: NewTopic, w
 
 
 @pytest.mark.parametrize("order", ["partition", "none"])
-def test_a_key_rate_is_refused_where_messages_of_a_key_do_not_wait_for_each_other(
-    broker: DevBroker, order: str
-) -> None:
-    consumer = consumer_of(broker, "unused", Recorder(), order=order, rate=3)
+def test_a_key_rate_is_refused_where_messages_of_a_key_do_not_wait_for_each_other(order: str) -> None:
+    consumer = consumer_of(TestBroker(), {"t": handler(print, order=order, rate=3)})
 
     with pytest.raises(ConfigurationError, match="order='key'"):
-        consumer.change_handler("unused", rate=5, key_rate=1)
-    consumer.change_handler("unused", key_rate=None)
+        consumer.change_handler("t", rate=5, key_rate=1)
+    consumer.change_handler("t", key_rate=None)
 
-    assert consumer._engine.routes["unused"].token_bucket.rate == 3
+    assert consumer._engine.routes["t"].token_bucket.rate == 3

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 import tenacity
-from consuming import consumer_of
-from noted_middlewares import noted
-from stepped_engine import SteppedEngine
 
 import penstock
-from kafka_tools import produce
 from penstock.app import App
 from penstock.consumer import CallNext, Middleware, handler, retry
 from penstock.consumer.handlers.environment.middleware import wrap
-from penstock.devbroker import DevBroker
-from penstock.errors import BatchError, PenstockError
+from penstock.errors import BatchError, ConfigurationError, PenstockError
 from penstock.message import Message
+from penstock.spark_sink import HandlerSink
 from penstock.testing import TestApp
-from waiting import wait_until
+from support.consumers import app_of
 
-NewTopic = Callable[..., str]
+
+def noted(name: str, log: list[str]) -> Callable[[Any, CallNext], object]:
+    """Return a middleware that writes down when it begins and how it ends."""
+
+    def middleware(message: Any, call_next: CallNext) -> object:
+        log.append(f"{name} begins")
+        try:
+            return call_next(message)
+        except BaseException as error:
+            log.append(f"{name} sees {error!r}")
+            raise
+        finally:
+            log.append(f"{name} ends")
+
+    return middleware
 
 
 def noted_async(name: str, log: list[str]) -> Callable[[Any, CallNext], Any]:
@@ -57,12 +68,6 @@ def run(call: Callable[..., Any], work: object) -> object:
 
 def both(log: list[str]) -> Middleware:
     return Middleware(plain=noted("a", log), async_=noted_async("a", log))
-
-
-def test_a_handler_without_middlewares_is_called_as_it_is() -> None:
-    def function(_message: Message) -> None: ...
-
-    assert wrap(handler(function), ()) is function
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
@@ -99,24 +104,6 @@ def test_each_middleware_sees_what_the_handler_raised_and_so_does_the_consumer(k
     assert log[2:] == [f"b sees {error!r}", "b ends", f"a sees {error!r}", "a ends"]
 
 
-def test_a_middleware_of_an_async_handler_sees_its_cancellation() -> None:
-    log: list[str] = []
-
-    async def hangs(_message: Message) -> None:
-        await asyncio.sleep(3600)
-
-    async def cancels() -> None:
-        task = asyncio.ensure_future(wrap(handler(hangs), [noted_async("a", log)])(one()))  # type: ignore[arg-type] # of a task: a coroutine
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancels())
-
-    assert log == ["a begins", "a sees CancelledError()", "a ends"]
-
-
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_middleware_that_does_not_call_the_next_ends_the_message_and_what_is_further_in_is_not_called(
     kind: str,
@@ -134,7 +121,7 @@ def test_a_middleware_that_does_not_call_the_next_ends_the_message_and_what_is_f
         seen.append(message.value)
 
     middlewares = [Middleware(plain=leaves_out, async_=leaves_out_async), both(inner)]
-    app = App("app", bootstrap_servers="memory:0", middlewares=middlewares)
+    app = app_of(middlewares=middlewares)
     app.handler("t")(awaits if kind == "async" else lambda message: seen.append(message.value))
 
     with TestApp(app) as test:
@@ -147,27 +134,6 @@ def test_a_middleware_that_does_not_call_the_next_ends_the_message_and_what_is_f
         assert inner == ["a begins", "a ends"] * 2
         assert test.statistics().handled == 3
         assert test.committed("t") == {0: 3}
-
-
-def test_a_middleware_may_call_the_next_again_and_swallow_what_it_raised() -> None:
-    tries: list[int] = []
-
-    def fails_twice(_message: Message) -> str:
-        tries.append(1)
-        if len(tries) < 3:
-            raise ConnectionError
-        return "done"
-
-    def again(message: Message, call_next: CallNext) -> object:
-        for _ in range(2):
-            try:
-                return call_next(message)
-            except ConnectionError:
-                continue
-        return call_next(message)
-
-    assert wrap(handler(fails_twice), [again])(one()) == "done"
-    assert len(tries) == 3
 
 
 def test_the_completion_that_a_handler_put_off_outlives_a_middleware_that_returns_nothing() -> None:
@@ -187,7 +153,7 @@ def test_the_completion_that_a_handler_put_off_outlives_a_middleware_that_return
         return puts_off(message)
 
     middlewares = [Middleware(plain=looks_on, async_=looks_on_async)] * 2
-    app = App("app", bootstrap_servers="memory:0", middlewares=middlewares)
+    app = app_of(middlewares=middlewares)
     app.handler("plain")(puts_off)
     app.handler("async")(puts_off_async)
 
@@ -211,7 +177,7 @@ def test_a_middleware_that_forgets_to_await_fails_its_message_and_loses_none() -
     async def takes(message: Message) -> None:
         seen.append(message.value)
 
-    app = App("app", bootstrap_servers="memory:0", middlewares=[noted_async("a", []), forgets])
+    app = app_of(middlewares=[noted_async("a", []), forgets])
     app.handler("t", retry=retry(attempts=1))(takes)
 
     with TestApp(app) as test:
@@ -222,21 +188,6 @@ def test_a_middleware_that_forgets_to_await_fails_its_message_and_loses_none() -
     assert "forgets did not await call_next, so the handler has not run" in str(stopped.value.__cause__)
     assert seen == []
     assert test.committed("t").get(0, 0) == 0
-
-
-def test_a_middleware_of_a_batch_handler_gets_the_batch() -> None:
-    log: list[object] = []
-
-    def notes(messages: list[Message], call_next: CallNext) -> object:
-        log.append([message.offset for message in messages])
-        return call_next(messages)
-
-    stepped = SteppedEngine({"t": handler(lambda _: None, batch=3)}, [notes])
-    stepped.feed("t", *((b"k", b"%d" % i) for i in range(5)))
-    stepped.serve()
-
-    assert log == [[0, 1, 2], [3, 4]]
-    assert stepped.count("handled") == 5
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
@@ -263,7 +214,7 @@ def test_of_a_batch_of_which_a_middleware_passes_on_a_part_the_messages_that_fai
     async def takes_async(messages: list[Message]) -> None:
         takes(messages)
 
-    app = App("app", bootstrap_servers="memory:0", middlewares=[Middleware(plain=plain, async_=awaits)] * 2)
+    app = app_of(middlewares=[Middleware(plain=plain, async_=awaits)] * 2)
     policy = retry(attempts=3, wait=tenacity.wait_fixed(1))
     app.handler("t", batch=10, linger=0.5, retry=policy)(takes if kind == "plain" else takes_async)
 
@@ -286,51 +237,90 @@ def test_a_batch_whose_failures_name_messages_of_the_middleware_fails_whole() ->
         call([one(0), one(1)])
 
 
-def test_what_a_middleware_raises_is_retried_like_the_handlers_own_failure(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic, other = new_topic(), new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"a", b"1"), (b"b", b"2")])
-    produce(broker.bootstrap_servers, other, [(b"c", b"3")])
-    calls: list[bytes | None] = []
-    awaited: list[bytes | None] = []
-
-    def fail_first(message: Message) -> None:
-        if (calls + awaited).count(message.value) == 1:
-            raise ConnectionError
+def test_what_a_middleware_raises_is_retried_like_the_handlers_own_failure() -> None:
+    seen: list[bytes | None] = []
 
     def fails(message: Message, call_next: CallNext) -> None:
         call_next(message)
-        fail_first(message)
+        if seen.count(message.value) == 1:
+            raise ConnectionError
 
-    async def fails_async(message: Message, call_next: CallNext) -> None:
-        await call_next(message)
-        fail_first(message)
+    app = app_of(middlewares=[fails])
+    app.handler("t", retry=retry(attempts=3, wait=tenacity.wait_fixed(1)))(lambda message: seen.append(message.value))
 
-    async def keeps(message: Message) -> None:
-        await asyncio.sleep(0)
-        awaited.append(message.value)
+    with TestApp(app) as test:
+        test.send("t", "1")
+        test.advance(5)
 
-    policy = retry(attempts=3, wait=tenacity.wait_fixed(0.02))
-    handlers = {
-        topic: handler(lambda message: calls.append(message.value), retry_policy=policy),
-        other: handler(keeps, retry_policy=policy),
-    }
-    with consumer_of(broker, handlers, middlewares=[Middleware(plain=fails, async_=fails_async)]) as consumer:
-        wait_until(lambda: consumer.statistics().handled == 3)
-        statistics = consumer.statistics()
-
-    assert sorted(value or b"" for value in calls) == [b"1", b"1", b"2", b"2"]
-    assert awaited == [b"3", b"3"]
-    assert (statistics.failed, statistics.retried) == (3, 3)
+        assert seen == [b"1", b"1"]
+        assert (test.statistics().failed, test.statistics().retried) == (1, 1)
 
 
-def test_middlewares_are_not_called_for_what_the_filter_refuses() -> None:
-    log: list[str] = []
-    one_handler = handler(lambda _: None, filter=lambda message: message.offset > 0)
-    stepped = SteppedEngine({"t": one_handler}, [noted("a", log)])
+async def takes_async(_message: Message) -> None: ...
 
-    stepped.feed("t", (b"k", b"0"), (b"k", b"1"))
-    stepped.serve()
 
-    assert log == ["a begins", "a ends"]
+def takes(_message: Message) -> None: ...
+
+
+class Callable2:
+    """A middleware that is an object."""
+
+    async def __call__(self, message: Message, call_next: CallNext) -> object:
+        """Pass it on."""
+        return await call_next(message)
+
+
+PLAIN, ASYNC = noted("a", []), Callable2()
+
+
+@pytest.mark.parametrize(
+    ("middleware", "function", "sentence"),
+    [
+        (PLAIN, takes_async, "takes_async is an `async def`, but middleware .*middleware is a plain function; make it"),
+        (ASYNC, takes, "takes is a plain function, but middleware Callable2 is an `async def`; make it a plain"),
+        (functools.partial(ASYNC), takes, "takes is a plain function, but middleware"),
+    ],
+)
+def test_a_middleware_of_the_other_kind_is_refused_where_the_handler_is_registered(
+    middleware: Any, function: Callable[..., Any], sentence: str
+) -> None:
+    app = App("app", bootstrap_servers="unused:1", middlewares=[middleware])
+
+    with pytest.raises(ConfigurationError, match=sentence):
+        app.handler("t")(function)
+    assert app.handlers == {}
+    with pytest.raises(ConfigurationError, match=sentence):
+        penstock.LitePushConsumer("g", {"t": handler(function)}, bootstrap_servers="x:1", middlewares=[middleware])
+    with pytest.raises(ConfigurationError, match=sentence):
+        HandlerSink({"t": handler(function)}, group="g", parallelism=1, middlewares=[middleware])
+
+
+def yields(_message: Message, call_next: CallNext) -> Iterator[object]:
+    yield call_next
+
+
+async def yields_async(_message: Message, call_next: CallNext) -> AsyncIterator[object]:
+    yield call_next
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (PLAIN, "middlewares must be a list of functions .*, but is a function"),
+        ([7], "a middleware must be a function .*, but one is a int"),
+        ([Callable2], "a middleware must be a function .*, but one is the class Callable2"),
+        ([takes], r"middleware takes.* cannot be called with a message and call_next"),
+        ([yields], "middleware yields has a `yield`"),
+        ([yields_async], "middleware yields_async has a `yield`"),
+    ],
+)
+def test_what_is_no_middleware_is_refused(given: Any, sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        App("app", bootstrap_servers="unused:1", middlewares=given)
+
+
+def test_a_middleware_of_two_forms_says_which_is_of_the_wrong_kind() -> None:
+    with pytest.raises(ConfigurationError, match=r"Middleware\(async_=...\) takes an `async def`"):
+        Middleware(plain=PLAIN, async_=PLAIN)  # type: ignore[arg-type] # that is what is tested
+    with pytest.raises(ConfigurationError, match=r"Middleware\(plain=...\) takes a plain function"):
+        Middleware(plain=ASYNC, async_=ASYNC)

@@ -82,6 +82,7 @@ def test_a_right_that_is_taken_away_is_said_once_and_stands_in_explain_until_it_
         assert right.command("User:test") in str(said)
         assert (logged, again) == (1, 1)
         assert of_topic(test).trouble is None
+        assert test.committed("t") == {0: 1}
         assert f"User:test has the right {right} now" in caplog.text
 
 
@@ -155,23 +156,6 @@ def test_many_dead_letters_that_lack_the_same_right_are_one_line_of_the_log(capl
 
         assert (refused, said) == (100, 1)
         assert test.statistics().dead_letters == 50
-
-
-def test_a_commit_that_is_refused_for_want_of_a_right_is_said_once_until_one_is_taken(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with TestApp(app_of([])) as test:
-        test.broker.fail_by_chance("commit", KafkaError.GROUP_AUTHORIZATION_FAILED, 1.0)
-        test.send("t", "fine")
-        for _ in range(20):
-            test.advance(1)
-        refused, said = test.broker.faults.happened.total(), caplog.text.count("it is made again in")
-        test.broker.fail_by_chance("commit", 0, 0)
-        test.advance(2)
-
-        assert refused > 5
-        assert said == 1
-        assert test.committed("t") == {0: 1}
 
 
 def test_a_client_that_a_refused_heartbeat_has_ended_is_followed_by_a_new_one_once_the_right_is_given() -> None:

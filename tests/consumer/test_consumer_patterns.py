@@ -102,19 +102,6 @@ def test_a_topic_that_had_lost_its_first_messages_before_it_was_found_begins_at_
     assert (seen, committed) == ([("orders.new", b"3")], {0: 3})
 
 
-def test_a_stop_does_not_wait_for_a_beginning_that_is_not_known() -> None:
-    with TestApp(app_of([])) as test:
-        test.settle()
-        test.broker.create_topic("orders.new", 1)
-        test.broker.fail("watermarks", KafkaError._TIMED_OUT)
-        test.advance(FOUND_S)
-        begun = test.clock.monotonic()
-
-        assert test.broker.faults.happened.total() == 1
-        assert test.stop()
-        assert test.clock.monotonic() - begun < 5
-
-
 def test_where_the_group_stands_in_a_new_topic_is_not_taken_for_the_beginning_as_long_as_it_is_not_told() -> None:
     seen: list[tuple[str, bytes | None]] = []
 

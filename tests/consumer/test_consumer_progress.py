@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from stepped import Stepped
 
-from penstock.consumer import Kind, handler
-from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer import handler
 from penstock.errors import BatchError
 from penstock.message import FixedRecord, Message
-from penstock.routing import Run
 
 
 def nothing(_message: Message) -> None:
@@ -98,15 +94,6 @@ def test_a_batch_in_the_handler_is_done_as_a_whole_or_not_at_all() -> None:
     assert (third.blocking_offset, third.state) == (3, "parked")
 
 
-def test_the_watchdog_says_whether_the_message_it_reports_holds_the_watermark(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "penstock"):
-        stepped = stuck_at_3(stall_after=5.0)
-        stepped.poll()
-
-    assert "t[0]@3 has been in nothing for 7.0 s" in caplog.text
-    assert "the watermark of t[0] is 3, held by this message" in caplog.text
-
-
 class Incomparable(FixedRecord):
     """A record as the client makes it: comparing two of them looks at all they hold, and may end the process."""
 
@@ -114,17 +101,3 @@ class Incomparable(FixedRecord):
 
     def __eq__(self, other: object) -> bool:
         raise AssertionError("records are not to be compared")
-
-
-def test_how_far_a_run_is_is_found_without_comparing_records() -> None:
-    records = [Incomparable("t", 0, offset, b"k", b"", (), None) for offset in (3, 4, 7, 9)]
-    slot = ExecutionSlot(Kind.THREAD, "s")
-    slot.run = Run(None, 1, records, [0, 1, 2, 3])  # type: ignore[assignment, arg-type] # what it belongs to is not asked
-
-    found = []
-    for record in (*records, Incomparable("t", 0, 8, b"k", b"", (), None)):
-        slot.record = record
-        finished = slot.finished()
-        found.append(None if finished is None else list(finished[1]))
-
-    assert found == [[], [0], [0, 1], [0, 1, 2], None]

@@ -12,11 +12,12 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from publishing_apps import app_of, in_flight, written
+from publishing_apps import in_flight, written
 
 import penstock
 from penstock import Outgoing
 from penstock.testing import TestApp, TestBroker
+from support.consumers import app_of
 
 
 @pytest.mark.parametrize(
@@ -200,28 +201,3 @@ def test_batches_return_a_list_for_each_message_or_results_for_the_whole() -> No
         assert len(written(test, "pairs")) == 8
         assert sum(int(value or b"0") for _, value in written(test, "sums")) == 6
         assert in_flight(test) == 0
-
-
-def test_results_of_a_partition_that_is_taken_away_are_waited_for_and_not_repeated() -> None:
-    broker = TestBroker(0)
-    app = app_of()
-    app.handler("in", to="out")(lambda message: message.value)
-    other = app_of()
-    other.handler("in", to="out")(lambda message: message.value)
-
-    with TestApp(app, broker, partitions=2) as first:
-        for number in range(40):
-            first.send("in", str(number), key=f"k{number}")
-        first.settle()
-        with TestApp(other, broker, partitions=2) as second:
-            for _ in range(20):
-                first.advance(1)
-                second.advance(1)
-            for number in range(40, 80):
-                second.send("in", str(number), key=f"k{number}")
-            for _ in range(5):
-                first.advance(1)
-                second.advance(1)
-            values = [value for _, value in written(second)]
-
-    assert sorted(values, key=str) == sorted((b"%d" % number for number in range(80)), key=str)

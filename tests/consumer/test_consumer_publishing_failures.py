@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
-from publishing_apps import app_of, in_flight, written
+from publishing_apps import in_flight, written
 
 import penstock
 from penstock import Outgoing
-from penstock.consumer.handlers.results import Result
-from penstock.consumer.publishing.result_publisher import ResultPublisher
 from penstock.errors import ConfigurationError, TopicNotFoundError
-from penstock.testing import TestApp, TestBroker
+from penstock.testing import TestApp
+from support.consumers import app_of
 
 
 @pytest.mark.parametrize(
@@ -86,85 +83,6 @@ def test_a_refused_result_is_a_failure_of_its_message_and_of_no_other() -> None:
     assert b"absent does not take what a handler returned" in (dict(dead.headers)["__dlq.errors.message"] or b"")
 
 
-def test_a_full_buffer_is_waited_for_in_the_order_of_the_messages() -> None:
-    app, broker = app_of(), TestBroker(0)
-    app.handler("in", to="out")(lambda message: message.value)
-
-    with TestApp(app, broker) as test:
-        broker.fail_by_chance("queue", KafkaError(0), 0.5)
-        for number in range(30):
-            test.send("in", str(number), key="k")
-        test.settle()
-        test.advance(1)
-        assert [value for _, value in written(test)] == [b"%d" % number for number in range(30)]
-
-
-def test_a_producer_that_failed_for_ever_is_replaced_and_nothing_is_missing() -> None:
-    app, broker = app_of(), TestBroker(0)
-    app.handler("in", to="out")(lambda message: message.value)
-
-    with TestApp(app, broker) as test:
-        test.send("in", b"before", key="k")
-        test.settle()
-        fatal = KafkaError(KafkaError._FENCED, "fenced", fatal=True)
-        broker.fail("produce", fatal)
-        for number in range(5):
-            test.send("in", str(number), key="k")
-        test.settle()
-        test.advance(30)
-        values = [value for _, value in written(test)]
-        assert in_flight(test) == 0
-
-    assert list(dict.fromkeys(values)) == [b"before", *(b"%d" % number for number in range(5))]
-
-
-class FailingProducer:
-    """Stands in for a `LastingProducer`."""
-
-    def __init__(self) -> None:
-        self.failure: KafkaError | None = None
-        self.written: list[bytes] = []
-        self._out: list[Any] = []
-
-    def renew(self) -> bool:
-        failure, self.failure = self.failure, None
-        out, self._out = self._out, []
-        for told in out:
-            told(failure, None)
-        return True
-
-    def produce(self, _topic: str, value: bytes, _key: bytes, *, on_delivery: Any, **_more: object) -> None:
-        if self.failure is not None:
-            self.renew()
-        self.written.append(value)
-        self._out.append(on_delivery)
-
-    def poll(self, _timeout: float) -> int:
-        return 0
-
-
-def test_what_a_producer_had_that_failed_for_ever_is_sent_before_what_came_later() -> None:
-    fatal = KafkaError(KafkaError._FENCED, "fenced", fatal=True)
-    producer = FailingProducer()
-    publisher = ResultPublisher(lambda _lane, _refused: None)
-    publisher._producer = cast("Any", producer)
-    assignment = SimpleNamespace(active=True, tracker=SimpleNamespace(complete=lambda *_: None))
-    fetch = SimpleNamespace(assignment=assignment, block=None)
-
-    def submit(*values: bytes) -> None:
-        results = [Result("out", value, b"k", [], -1) for value in values]
-        publisher.submit(cast("Any", None), [cast("Any", (fetch, 0, None))], results)
-
-    submit(b"1", b"2")
-    publisher.serve()
-    producer.failure = fatal
-    submit(b"3")
-    for _ in range(5):
-        publisher.serve()
-
-    assert producer.written == [b"1", b"2", b"1", b"2", b"3"]
-
-
 def test_a_batch_that_returns_too_few_plain_values_fails() -> None:
     app = app_of()
     app.handler("in", batch=4, to="out", on_failure="dead_letter")(lambda _: [b"too many"] * 9)
@@ -177,24 +95,6 @@ def test_a_batch_that_returns_too_few_plain_values_fails() -> None:
         assert test.published("out") == []
 
     assert all(b"return a list with a value for each of them" in (one or b"") for one in said)
-
-
-def test_results_of_a_retried_message_come_once_it_succeeds_and_before_those_behind_it() -> None:
-    app, failures = app_of(), [True, True]
-
-    @app.handler("in", to="out", retry=penstock.retry(attempts=5, wait=lambda _: 1.0))
-    def handle(message: penstock.Message) -> bytes | None:
-        if message.value == b"0" and failures:
-            failures.pop()
-            raise ValueError
-        return message.value
-
-    with TestApp(app) as test:
-        for number in range(3):
-            test.send("in", str(number), key="k")
-        test.settle()
-        test.advance(5)
-        assert [value for _, value in written(test)] == [b"0", b"1", b"2"]
 
 
 def test_a_topic_named_with_to_that_is_absent_is_said_at_the_start() -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import pytest
+
 from chaos.publishing import Publishers, faults_of_at_least_once, faults_of_exactly_once
 from penstock.devbroker import DevBroker
 from waiting import wait_until
+
+pytestmark = pytest.mark.thorough
+
 
 KEYS, MESSAGES = 60, 3_000
 #: One that was killed is back soon, and finds the transaction of a member that was.

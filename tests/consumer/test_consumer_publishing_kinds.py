@@ -16,6 +16,9 @@ from kafka_tools import committed, ends, produce, read_all
 from penstock.devbroker import DevBroker
 from waiting import wait_until
 
+pytestmark = pytest.mark.thorough
+
+
 CHILD = Path(__file__).with_name("publishing_kinds_child.py")
 KINDS = ("retried", "given-up", "later", "deferred", "batched", "filtered")
 MESSAGES, KEYS = 200, 20

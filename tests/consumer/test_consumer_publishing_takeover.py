@@ -19,6 +19,9 @@ from penstock.message import Message
 from penstock.testing import Operation, TestApp, TestBroker
 from waiting import wait_until
 
+pytestmark = pytest.mark.thorough
+
+
 NewTopic = Callable[..., str]
 
 

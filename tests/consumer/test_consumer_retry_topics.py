@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
+from collections import Counter
 
 import pytest
 import tenacity
 from confluent_kafka import TopicPartition
 
-from kafka_tools import Recorder, committed, produce, read_all
 from penstock.app import App
-from penstock.consumer import CallNext, ConsumerSettings, DeferredCompletion, LitePushConsumer, handler, retry
+from penstock.consumer import CallNext, DeferredCompletion, handler, retry
 from penstock.consumer.retry_topics import (
     DUE,
     ORIGIN,
@@ -27,30 +24,10 @@ from penstock.consumer.retry_topics import (
     tries_before,
 )
 from penstock.dead_letters.headers import own_headers, read
-from penstock.devbroker import DevBroker
 from penstock.message import FixedRecord, Headers, Message
-from penstock.testing import TestApp
+from penstock.testing import TestApp, TestBroker
+from support.consumers import ONCE, Handled, PoisonError, app_of, consumer_of
 from waiting import wait_until
-
-NewTopic = Callable[..., str]
-
-ONCE = retry(attempts=1)
-
-
-class PoisonError(Exception):
-    """What the poison message raises."""
-
-
-def consumer_of(
-    broker: DevBroker, topic: str, function: Callable[[Message], object], **options: object
-) -> LitePushConsumer:
-    given = {"retry_policy": ONCE, "retry_delays": (0.3, 0.2), "on_failure": "dead_letter", **options}
-    return LitePushConsumer(
-        f"g-{topic}",
-        {topic: handler(function, **given)},  # type: ignore[arg-type] # options of several types
-        bootstrap_servers=broker.bootstrap_servers,
-        settings=ConsumerSettings(workers=4, commit_interval=0.1),
-    )
 
 
 def record(*fields: tuple[str, bytes | None], topic: str = "retry.g.t.1s", offset: int = 7) -> FixedRecord:
@@ -60,7 +37,7 @@ def record(*fields: tuple[str, bytes | None], topic: str = "retry.g.t.1s", offse
 @pytest.mark.parametrize("reset", ["latest", "error"])
 def test_what_waits_in_a_retry_topic_is_never_passed_over_by_auto_offset_reset(reset: str) -> None:
     handled: list[bytes | None] = []
-    app = App("app", bootstrap_servers="memory:0", config={"auto.offset.reset": reset})
+    app = app_of(config={"auto.offset.reset": reset})
     app.handler("t", retry_delays=(30,))(lambda message: handled.append(message.value))
     test, waits_in = TestApp(app), retry_topic("app", "t", 30)
     test.broker.create_topic("t")
@@ -80,154 +57,106 @@ def test_what_waits_in_a_retry_topic_is_never_passed_over_by_auto_offset_reset(r
 
 
 @pytest.mark.parametrize("dead_letter_format", ["kafka", "spring"])
-def test_a_message_takes_its_rounds_and_its_dead_letter_tells_where_it_first_came_from(
-    broker: DevBroker, new_topic: NewTopic, dead_letter_format: str
-) -> None:
-    topic = new_topic(partitions=2)
-    produce(broker.bootstrap_servers, topic, [(b"k", b"fine"), (b"k", b"poison"), (b"k", b"behind")])
-    seen: list[tuple[str, int, int, bytes | None, float]] = []
+def test_a_message_takes_its_rounds_and_its_dead_letter_tells_where_it_first_came_from(dead_letter_format: str) -> None:
+    app, handled, options = app_of(), Handled(), {"dead_letter_format": dead_letter_format}
+    app.handler("t", retry=ONCE, retry_delays=(30, 600), on_failure="dead_letter", **options)(handled)  # type: ignore[arg-type] # a name
 
-    def function(message: Message) -> None:
-        seen.append((message.topic, message.partition, message.offset, message.value, time.monotonic()))
-        if message.value == b"poison":
-            raise PoisonError
+    with TestApp(app, partitions=2) as test:
+        for value in ("fine", "poison", "behind"):
+            test.send("t", value, key="k")
+        test.advance(2)
+        # It waits, and holds neither its key nor the watermark.
+        at_first, offsets = list(handled.calls), test.committed("t")
+        test.advance(30)
+        second_round = handled.calls.count("poison")
+        test.advance(600)
+        (letter,), now = test.dead_letters("t"), test.statistics()
 
-    with consumer_of(broker, topic, function, dead_letter_format=dead_letter_format) as consumer:
-        wait_until(lambda: consumer.statistics().dead_letters == 1)
-        wait_until(lambda: sum(one.in_flight for one in consumer.statistics().partitions) == 0)
-        statistics = consumer.statistics()
-
-    tries = [(place, offset, at) for place, _, offset, value, at in seen if value == b"poison"]
-    (partition,) = {one[1] for one in seen if one[0] == topic}
-    # In the retry topic too it is shown with the place that it first came from.
-    assert [(place, offset) for place, offset, _ in tries] == [(topic, 1)] * 3
-    # Each wait was at least what was asked for, by a header in whole milliseconds.
-    assert tries[1][2] - tries[0][2] >= 0.29
-    assert tries[2][2] - tries[1][2] >= 0.19
-    letters = f"dlq.{topic}" if dead_letter_format == "kafka" else f"{topic}-dlt"
-    (letter,) = read_all(broker.bootstrap_servers, letters)
-    origin = read(letter.headers() or [])
+    origin = read(letter.headers)
+    (partition,) = {message.partition for message in handled.done}
+    assert (at_first, second_round, handled.calls.count("poison")) == (["fine", "poison", "behind"], 2, 3)
+    assert offsets[partition] == 3
     assert origin is not None
-    assert (origin.topic, origin.partition, origin.offset) == (topic, partition, 1)
-    assert not [name for name, _ in letter.headers() or () if name.startswith("penstock-retry-")]
-    assert (statistics.retry_topic, statistics.handled, statistics.received) == (2, 2, 5)
-    assert committed(broker.bootstrap_servers, f"g-{topic}", topic, 2)[partition].offset == 3
+    assert (origin.topic, origin.partition, origin.offset) == ("t", partition, 1)
+    assert not [name for name, _ in letter.headers if name.startswith("penstock-retry-")]
+    assert (now.retry_topic, now.handled, now.received) == (2, 2, 5)
 
 
-def test_a_message_that_waits_in_its_retry_topic_holds_neither_its_key_nor_the_watermark(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"poison"), *((b"k", b"%d" % i) for i in range(20))])
-    seen: list[bytes | None] = []
+def test_a_retry_waits_for_a_completion_of_its_key_that_is_out_and_then_holds_the_key_itself() -> None:
+    app, out = app_of(), dict[bytes | None, DeferredCompletion]()
 
-    def function(message: Message) -> None:
-        if message.value == b"poison":
-            raise PoisonError
-        seen.append(message.value)
+    @app.handler("t", retry_delays=(30,))
+    def put_off(message: Message) -> DeferredCompletion:
+        return out.setdefault(message.value, DeferredCompletion())
 
-    with consumer_of(broker, topic, function, retry_delays=(600,)) as consumer:
-        # Ten minutes pass before the retry: whoever gets here did not wait for it.
-        wait_until(lambda: len(seen) == 20)
-        wait_until(lambda: committed(broker.bootstrap_servers, f"g-{topic}", topic, 1)[0].offset == 21)
-        produce(broker.bootstrap_servers, retry_topic(f"g-{topic}", topic, 600), [(b"k", b"due")])
-        wait_until(lambda: b"due" in seen)
-        parked = {one.topic: one.parked for one in consumer.statistics().partitions}
-        consumer.request_stop(now=True)
-
-    assert parked == {topic: 0, f"retry.g-{topic}.{topic}.600s": 1}
-    assert b"poison" not in seen
-
-
-def test_a_retry_waits_for_a_completion_of_its_key_that_is_out_and_then_holds_the_key_itself(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"first")])
-    out: dict[bytes | None, DeferredCompletion] = {}
-
-    def function(message: Message) -> DeferredCompletion:
-        out[message.value] = completion = DeferredCompletion()
-        if message.key == b"other":
-            completion.complete()
-        return completion
-
-    with consumer_of(broker, topic, function) as consumer:
-        wait_until(lambda: b"first" in out)
-        retries = retry_topic(f"g-{topic}", topic, 0.3)
-        produce(broker.bootstrap_servers, retries, [(b"k", b"again"), (b"other", b"passes")])
-        wait_until(lambda: b"passes" in out)
-        wait_until(lambda: sum(one.parked for one in consumer.statistics().partitions) == 2)
-        began_early = b"again" in out
+    with TestApp(app) as test:
+        test.send("t", "first", key="k")
+        test.settle()
+        test.send(retry_topic("app", "t", 30), "again", key="k")
+        test.settle()
+        while_out = list(out)
         out[b"first"].complete()
-        wait_until(lambda: b"again" in out)
-        produce(broker.bootstrap_servers, topic, [(b"k", b"later"), (b"other", b"passes too")])
-        wait_until(lambda: b"passes too" in out)
-        wait_until(lambda: sum(one.parked for one in consumer.statistics().partitions) == 2)
-        later_began_early = b"later" in out
+        test.settle()
+        test.send("t", "later", key="k")
+        test.settle()
+        while_again = list(out)
         out[b"again"].complete()
-        wait_until(lambda: b"later" in out)
+        test.settle()
         out[b"later"].complete()
-        wait_until(lambda: consumer.statistics().handled == 5)
 
-    assert not began_early
-    assert not later_began_early
+    assert (while_out, while_again) == ([b"first"], [b"first", b"again"])
+    assert list(out) == [b"first", b"again", b"later"]
 
 
-def test_messages_of_a_key_and_its_retries_never_overlap(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic(partitions=2)
-    seen, failed, lock = Recorder(seconds=0.003), set[bytes | None](), threading.Lock()
-    produce(broker.bootstrap_servers, topic, ((b"k%d" % (i % 4), b"%d" % i) for i in range(120)))
+def test_messages_of_a_key_and_its_retries_never_overlap() -> None:
+    broker, handled, failed = TestBroker(), Handled(), set[bytes | None]()
+    broker.create_topic("t", 2)
+    for number in range(120):
+        broker.produce("t", b"%d" % number, key=b"k%d" % (number % 4))
 
     def function(message: Message) -> None:
-        seen(message)
-        with lock:
-            again = message.value in failed
+        handled(message)
+        if int(message.value or b"0") % 3 == 0 and message.value not in failed:
             failed.add(message.value)
-        if not again and int(message.value or b"0") % 3 == 0:
             raise PoisonError
 
-    with consumer_of(broker, topic, function, retry_delays=(0.05,)) as consumer:
-        wait_until(lambda: len(seen.calls) == 160)
+    one = handler(function, retry_policy=ONCE, retry_delays=(0.05,), on_failure="dead_letter")
+    with consumer_of(broker, {"t": one}) as consumer:
         wait_until(lambda: consumer.statistics().handled == 120)
 
-    assert seen.overlaps == []
+    assert len(handled.calls) == 160
+    assert handled.overlaps == []
 
 
-def test_forged_headers_cost_their_message_a_bounded_wait_and_no_more_rounds(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic()
-    retries = retry_topic(f"g-{topic}", topic, 0.4)
-    seen: dict[bytes | None, int] = {}
+def test_forged_headers_cost_their_message_a_bounded_wait_and_no_more_rounds() -> None:
+    app, seen = app_of(), Counter[bytes | None]()
+    retries = retry_topic("app", "t", 40)
+    forged: dict[bytes, list[tuple[str, bytes | None]]] = {
+        b"far future": [(DUE, b"99999999999999"), (ROUND, b"2")],
+        b"garbage": [(DUE, b"\xff\x00soon"), (ROUND, b"-5"), (ORIGIN, b"\xff/\xff/\xff")],
+        b"nothing": [],
+        b"null": [(DUE, None), (ROUND, None), (ORIGIN, None)],
+        b"no rounds": [(DUE, b"0"), (ROUND, b"0"), (ORIGIN, b"elsewhere/1/2")],
+        b"many": [(ROUND, b"999999999999999"), (DUE, b"9" * 400), (ORIGIN, b"t/3/99")],
+    }
 
-    def function(message: Message) -> None:
-        seen[message.value] = seen.get(message.value, 0) + 1
+    @app.handler("t", retry=ONCE, retry_delays=(20, 40), on_failure="dead_letter")
+    def fail(message: Message) -> None:
+        seen[message.value] += 1
         raise PoisonError
 
-    with consumer_of(broker, topic, function, retry_delays=(0.2, 0.4)) as consumer:
-        wait_until(lambda: len(consumer.statistics().partitions) == 3)
-        forged: dict[bytes, list[tuple[str, bytes | None]]] = {
-            b"far future": [(DUE, b"99999999999999"), (ROUND, b"2")],
-            b"garbage": [(DUE, b"\xff\x00soon"), (ROUND, b"-5"), (ORIGIN, b"\xff/\xff/\xff")],
-            b"nothing": [],
-            b"null": [(DUE, None), (ROUND, None), (ORIGIN, None)],
-            b"no rounds": [(DUE, b"0"), (ROUND, b"0"), (ORIGIN, b"elsewhere/1/2")],
-            b"many": [(ROUND, b"999999999999999"), (DUE, b"9" * 400), (ORIGIN, f"{topic}/3/99".encode())],
-        }
+    with TestApp(app) as test:
+        test.settle()
         for value, fields in forged.items():
-            produce(broker.bootstrap_servers, retries, [(b"k", value)], headers=fields)
-        wait_until(lambda: consumer.statistics().dead_letters == len(forged))
+            test.send(retries, value, key="k", headers=fields)
+        test.advance(100)
+        letters = {letter.value: read(letter.headers) for letter in test.dead_letters("t")}
 
-    letters = {one.value(): read(one.headers() or []) for one in read_all(broker.bootstrap_servers, f"dlq.{topic}")}
     # Round 0 is taken for the first, after which there is one more; all others had their last.
     assert seen == {**dict.fromkeys(forged, 1), b"no rounds": 2}
-    assert {value: origin.topic for value, origin in letters.items() if origin} == {
-        **dict.fromkeys(forged, retries),
-        b"many": topic,
-    }
-    assert letters[b"many"] is not None
-    assert (letters[b"many"].partition, letters[b"many"].offset) == (3, 99)
+    places = {value: (origin.topic, origin.offset) for value, origin in letters.items() if origin}
+    assert {value: topic for value, (topic, _) in places.items()} == {**dict.fromkeys(forged, retries), b"many": "t"}
+    assert places[b"many"] == ("t", 99)
 
 
 def test_an_origin_is_believed_only_in_the_retry_topic_and_only_of_its_own_topic() -> None:
@@ -261,7 +190,7 @@ def test_filter_decoder_and_middlewares_see_a_retry_with_the_place_of_its_origin
         seen.append(("filter", message.topic, message.partition, message.offset))
         return True
 
-    app = App("app", bootstrap_servers="memory:0", middlewares=[notes])
+    app = app_of(middlewares=[notes])
 
     @app.handler("t", retry=ONCE, retry_delays=(10,), on_failure="drop", filter=passes, decoder="json")
     def fail(message: Message) -> None:
@@ -279,7 +208,7 @@ def test_filter_decoder_and_middlewares_see_a_retry_with_the_place_of_its_origin
 
 
 def test_a_dead_letter_counts_the_tries_of_all_rounds_and_a_forged_count_is_not_believed() -> None:
-    app = App("app", bootstrap_servers="memory:0")
+    app = app_of()
 
     @app.handler(
         "t", retry=retry(attempts=3, wait=tenacity.wait_fixed(1)), retry_delays=(10, 20), on_failure="dead_letter"
@@ -335,8 +264,8 @@ def test_a_retry_topic_is_called_by_group_topic_and_delay() -> None:
 def test_what_waits_for_a_delay_that_its_handler_has_no_more_is_handled_all_the_same() -> None:
     seen: list[tuple[bytes | None, int]] = []
 
-    def app_of(*delays: float) -> App:
-        app = App("app", bootstrap_servers="memory:0")
+    def app_with(*delays: float) -> App:
+        app = app_of()
 
         @app.handler("t", retry=ONCE, retry_delays=delays, on_failure="drop")
         def fail(message: Message) -> None:
@@ -345,36 +274,20 @@ def test_what_waits_for_a_delay_that_its_handler_has_no_more_is_handled_all_the_
 
         return app
 
-    with TestApp(app_of(60, 3600)) as first:
+    with TestApp(app_with(60, 3600)) as first:
         first.send("t", "poison")
         first.advance(100)
         assert [message.value for message in first.records("retry.app.t.3600s")] == [b"poison"]
-    with TestApp(app_of(10), first.broker) as second:
+    with TestApp(app_with(10), first.broker) as second:
         second.advance(4000)
         assert second.statistics().dropped == 1
 
     assert seen == [(b"poison", 0), (b"poison", 1), (b"poison", 2)]
 
 
-def test_the_policy_is_asked_in_each_round_before_the_next(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"poison")])
-    places: list[str] = []
-
-    def function(message: Message) -> None:
-        places.append(message.topic)
-        raise PoisonError
-
-    policy = retry(attempts=2, wait=tenacity.wait_fixed(0.02))
-    with consumer_of(broker, topic, function, retry_policy=policy, retry_delays=(0.05,)) as consumer:
-        wait_until(lambda: consumer.statistics().dead_letters == 1)
-
-    assert places == [topic] * 4
-
-
 def app_of_delays(seen: list[tuple[bytes | None, float]], clock: list[TestApp], **limits: int) -> App:
     """An app that fails all, and tries again after 5 s, then after an hour."""
-    app = App("app", bootstrap_servers="memory:0", **limits)  # type: ignore[arg-type] # limits are numbers
+    app = app_of(**limits)
 
     @app.handler("t", retry=ONCE, retry_delays=(5, 3600), on_failure="drop")
     def fail(message: Message) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from penstock.consumer import handler
@@ -62,16 +60,6 @@ def test_a_log_that_goes_back_within_one_batch_is_followed_from_where_it_begins_
     assert routed.let_go == 1
 
 
-def test_a_log_that_goes_back_between_batches_drops_what_waits_for_the_former() -> None:
-    routed = Routed()
-    routed.take(10, 11)
-
-    routed.take(0, 1)
-
-    assert routed.waiting() == [0, 1]
-    assert routed.let_go == 1
-
-
 def test_a_compacted_log_is_tracked_by_the_offsets_that_are_there() -> None:
     routed = Routed()
 
@@ -94,46 +82,6 @@ def test_what_a_former_owner_had_done_is_counted_and_not_handed_over() -> None:
 
     assert routed.waiting() == [0, 3, 4, 6]
     assert (routed.router.received, routed.router.restored) == (7, 3)
-
-
-def test_keys_and_headers_count_as_much_as_values() -> None:
-    routed = Routed()
-    large = 100_000
-
-    routed.router.route(
-        [
-            FixedRecord("t", 0, 0, b"k", b"v", (("h", b"x" * large), ("none", None)), None),
-            FixedRecord("t", 0, 1, b"k" * large, b"v", (), None),
-            FixedRecord("t", 0, 2, b"k", b"v" * large, (), None),
-        ],
-        0.0,
-    )
-
-    assert 3 * large <= routed.current.tracker.bytes_in_flight <= 3.1 * large
-
-
-def test_headers_that_only_some_messages_have_are_each_measured_once_large_ones_were_seen() -> None:
-    routed = Routed()
-    plain = [FixedRecord("t", 0, offset, b"k", b"v", (), None) for offset in range(100)]
-    with_headers = [FixedRecord("t", 0, 100 + i, b"k", b"v", (("h", b"x" * 10_000),), None) for i in range(100)]
-    later = [*with_headers[:1], *plain[:3]]
-
-    routed.router.route([*plain, *with_headers], 0.0)
-    before = routed.current.tracker.bytes_in_flight
-    mixed = [replace(record, record_offset=200 + place) for place, record in enumerate(reversed(later))]
-    routed.router.route(mixed, 0.0)
-
-    assert before >= 100 * 10_000
-    assert routed.current.tracker.bytes_in_flight - before >= 10_000
-
-
-def test_small_headers_of_many_messages_are_measured_by_some_of_them() -> None:
-    routed = Routed()
-
-    routed.router.route([FixedRecord("t", 0, i, b"k", b"v", (("h", b"x" * 100),), None) for i in range(1000)], 0.0)
-
-    assert routed.current.tracker.bytes_in_flight >= 1000 * 100
-    assert not routed.current.sizes_each
 
 
 @pytest.mark.parametrize("senders", [2, 3, 4, 8, 10, 16, 32])
@@ -160,14 +108,3 @@ def test_headers_that_cannot_be_read_stop_no_routing() -> None:
     routed.router.route([UnreadableRecord("t", 0, 0, b"k", b"v", (), None)], 0.0)
 
     assert routed.waiting() == [0]
-
-
-def test_messages_are_counted_by_partition_as_they_came_until_the_counts_are_taken() -> None:
-    routed = Routed()
-
-    routed.take(1, 2, 5)
-    # Of a partition that was revoked while they were under way: they were fetched all the same.
-    routed.router.route([FixedRecord("t", 7, offset, b"k", b"v", (), None) for offset in (3, 4)], 0.0)
-
-    assert routed.router.take_counts() == {("t", 0): 3, ("t", 7): 2}
-    assert routed.router.take_counts() == {}

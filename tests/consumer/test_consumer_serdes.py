@@ -20,17 +20,15 @@ from confluent_kafka.serialization import (
     MessageField,
     SerializationContext,
 )
-from registries import AVRO, ProtobufOrder, mock_registry, order, serdes_of
-from serdes_apps import VALUE, Told, app_of, framed
+from registries import AVRO, mock_registry, order, serdes_of
+from serdes_apps import VALUE, Told, framed
 
 import penstock
-from kafka_tools import produce, read_all
 from penstock import Outgoing
 from penstock.consumer.handlers.serialization.encoding import encoder_of
 from penstock.consumer.handlers.serialization.serdes import RecordEncoder
-from penstock.devbroker import DevBroker
 from penstock.testing import TestApp
-from waiting import wait_until
+from support.consumers import app_of
 
 ORIGINAL_KEY = "sr_original_key"
 
@@ -72,23 +70,6 @@ def test_values_go_out_by_a_serializer_and_come_in_by_a_deserializer(kind: str, 
     assert all(one.value.startswith(b"\0") is not in_headers for one in written if one.value)
     assert [dict(one.headers).get("from") for one in written] == [b"list", None] * 2
     assert all(("__value_schema_id" in dict(one.headers)) is in_headers for one in written)
-
-
-def test_a_batch_has_bodies_by_a_deserializer_and_one_value_that_has_none_goes_alone() -> None:
-    serializer, deserializer = serdes_of("avro", mock_registry())
-    app, seen = app_of(), []
-
-    @app.handler("orders", decoder=deserializer, batch=10, on_failure="dead_letter")
-    def keep(messages: list[penstock.Message]) -> None:
-        seen.extend(message.body["number"] for message in messages)
-
-    with TestApp(app) as test:
-        for number in range(5):
-            test.send("orders", framed(serializer, {"number": number}) if number != 2 else b"none")
-        test.settle()
-        assert len(test.dead_letters("orders")) == 1
-
-    assert seen == [0, 1, 3, 4]
 
 
 @dataclass
@@ -261,26 +242,3 @@ def test_nothing_of_a_registry_is_imported_for_those_who_use_none() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
-
-
-def test_on_a_broker_values_are_read_as_others_read_them(broker: DevBroker, new_topic: Callable[..., str]) -> None:
-    topic, out = new_topic(), new_topic()
-    serializer, deserializer = serdes_of("protobuf", mock_registry(), in_headers=True)
-    decoder, encoder = serdes_of("avro", mock_registry())[::-1]
-    produce(broker.bootstrap_servers, topic, [(b"k", None)])
-    app = penstock.App(topic, bootstrap_servers=broker.bootstrap_servers, workers=4)
-    prefixed = [framed(encoder, {"number": number}) for number in range(20)]
-
-    @app.handler(topic, decoder=decoder, to=out, encoder=serializer)
-    def take(message: penstock.Message) -> Any:
-        return None if message.body is None else ProtobufOrder(number=message.body["number"])
-
-    with app.start() as running:
-        produce(broker.bootstrap_servers, topic, [(b"k%d" % (place % 5), one) for place, one in enumerate(prefixed)])
-        wait_until(lambda: running.statistics().published == 20)
-
-    found = [
-        deserializer(one.value(), SerializationContext(out, MessageField.VALUE, one.headers())).number
-        for one in read_all(broker.bootstrap_servers, out)
-    ]
-    assert sorted(found) == list(range(20))

@@ -22,12 +22,13 @@ from confluent_kafka.serialization import (
     StringSerializer,
 )
 from registries import AVRO, http_registry, mock_registry, serdes_of
-from serdes_apps import Told, app_of, framed
+from serdes_apps import Told, framed
 
 import penstock
 from penstock.consumer import handler
 from penstock.errors import ConfigurationError, RegistryConnectionError
 from penstock.testing import TestApp
+from support.consumers import app_of
 
 
 def every(seconds: float, attempts: int = 3, **options: Any) -> penstock.RetryPolicy:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from kafka_tools import produce
 from penstock.app import App
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, LitePushConsumer, handler, retry
 from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError, ConfigurationError, RetryLater, StoppedError, TopicNotFoundError
 from penstock.message import Message
+from penstock.testing import TestBroker
+from support.consumers import consumer_of
 from waiting import wait_until
 
 
@@ -122,11 +123,6 @@ def test_a_wrong_option_is_named_with_its_remedy(wrong: Callable[[], Any], sente
         wrong()
 
 
-def test_read_committed_may_be_said_in_the_clients_own_ways() -> None:
-    for level in ("read_committed", "READ_COMMITTED"):
-        exactly_once({"isolation.level": level})
-
-
 @pytest.mark.parametrize("options", [{"key": "header:tenant"}, {"keyless": "spread"}])
 def test_a_key_where_nothing_goes_by_keys_is_warned_of(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
@@ -138,28 +134,16 @@ def test_a_key_where_nothing_goes_by_keys_is_warned_of(
     assert said == f"handler nothing: {next(iter(options))} means nothing with order='partition'"
 
 
-def test_handlers_of_every_form_that_takes_a_message_are_taken() -> None:
-    class Called:
-        def __call__(self, message: Message, *, retries: int = 3) -> None: ...
-
-        def method(self, message: Message) -> None: ...
-
-    for function in (Called(), Called().method, functools.partial(takes_two, _other=1), print):
-        handler(function)
-
-
 def test_dead_letters_may_go_to_a_topic_with_a_handler_that_ends_them() -> None:
     consumer({"o": letters("p"), "p": letters("q"), "q": handler(nothing)})
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-def test_a_stop_from_within_a_handler_is_refused_at_once_and_the_app_goes_on(
-    broker: DevBroker, new_topic: Callable[..., str], kind: str
-) -> None:
-    topic = new_topic()
-    app = App("stops-itself-" + kind, bootstrap_servers=broker.bootstrap_servers)
-    refused: list[BaseException] = []
-    handled: list[bytes | None] = []
+def test_a_stop_from_within_a_handler_is_refused_at_once_and_the_app_goes_on(kind: str) -> None:
+    broker, refused, handled = TestBroker(), list[BaseException](), list[bytes | None]()
+    broker.create_topic("t", 1)
+    for value in (b"stop", b"next"):
+        broker.produce("t", value, key=b"k")
 
     def plain(message: Message) -> None:
         if message.value == b"stop":
@@ -171,9 +155,8 @@ def test_a_stop_from_within_a_handler_is_refused_at_once_and_the_app_goes_on(
     async def on_the_loop(message: Message) -> None:
         plain(message)
 
-    app.handler(topic)(plain if kind == "plain" else on_the_loop)
-    with app.start() as running:
-        produce(broker.bootstrap_servers, topic, [(b"k", b"stop"), (b"k", b"next")])
+    running = consumer_of(broker, {"t": handler(plain if kind == "plain" else on_the_loop)})
+    with running:
         wait_until(lambda: len(handled) == 2)
 
     assert "stop() was called on penstock-" in str(refused[0])
@@ -189,15 +172,15 @@ def test_a_second_handler_for_a_topic_is_refused() -> None:
 
 
 def test_a_key_the_client_does_not_know_is_named(broker: DevBroker, new_topic: Callable[..., str]) -> None:
-    app = App("app", bootstrap_servers=broker.bootstrap_servers, config={"no.such.key": 1})
+    app = App(new_topic(), bootstrap_servers=broker.bootstrap_servers, config={"no.such.key": 1})
     app.handler(new_topic())(nothing)
 
     with pytest.raises(ConfigurationError, match=r"no\.such\.key"):
         app.start()
 
 
-def test_a_topic_that_does_not_exist_is_named(broker: DevBroker) -> None:
-    app = App("app", bootstrap_servers=broker.bootstrap_servers)
+def test_a_topic_that_does_not_exist_is_named(broker: DevBroker, new_name: Callable[..., str]) -> None:
+    app = App(new_name("app"), bootstrap_servers=broker.bootstrap_servers)
     app.handler("nobody-made-this")(nothing)
 
     with pytest.raises(TopicNotFoundError, match="nobody-made-this; create it first"):
@@ -214,16 +197,13 @@ def test_a_broker_that_does_not_answer_is_an_error_within_seconds(hasty: list[fl
     assert hasty == [15]
 
 
-def test_a_consumer_starts_once(broker: DevBroker, new_topic: Callable[..., str]) -> None:
-    topic = new_topic()
-    consumer = LitePushConsumer("g", {topic: handler(nothing)}, bootstrap_servers=broker.bootstrap_servers)
+def test_a_consumer_starts_once() -> None:
+    consumer = consumer_of(TestBroker(), {"t": handler(nothing)})
     with consumer, pytest.raises(StoppedError, match="was started before"):
         consumer.start()
 
 
 def test_run_needs_the_main_thread() -> None:
-    import threading
-
     app = App("app", bootstrap_servers="127.0.0.1:1")
     app.handler("topic")(nothing)
     caught: list[BaseException] = []

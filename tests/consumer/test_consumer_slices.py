@@ -47,20 +47,6 @@ class Handled:
             self.act()
 
 
-def test_slices_grow_while_handlers_are_quick() -> None:
-    handled = Handled()
-    stepped = SteppedEngine({"t": handler(handled)})
-    slot = ExecutionSlot(Kind.THREAD, "slot")
-    slot.slice_size = 2
-    stepped.feed("t", *_TEN)
-
-    lengths = _serve(stepped, slot)
-
-    assert lengths == [2, 4, 4]
-    assert handled.values == [value for _, value in _TEN]
-    assert stepped.of("t").tracker.watermark == 10
-
-
 def test_messages_of_which_each_takes_its_time_are_handed_over_until_the_lanes_time_is_over() -> None:
     slot = ExecutionSlot(Kind.THREAD, "slot")
     stepped = SteppedEngine({"t": handler(lambda _message: stepped.clock.advance(0.004))}, run_seconds=0.01)
@@ -75,45 +61,6 @@ def test_messages_of_which_each_takes_its_time_are_handed_over_until_the_lanes_t
     assert lengths == [10, 7, 4, 1]
     assert handled == [3, 6, 9, 10]
     assert stepped.of("t").tracker.watermark == 10
-
-
-def test_since_when_a_slow_message_is_in_its_handler_is_known_of_each() -> None:
-    slot = ExecutionSlot(Kind.THREAD, "slot")
-    began: list[float] = []
-
-    def slow(_message: Message) -> None:
-        began.append(slot.started)
-        stepped.clock.advance(1)
-
-    stepped = SteppedEngine({"t": handler(slow)})
-    stepped.feed("t", *_TEN)
-    first = stepped.clock.monotonic()
-
-    _serve(stepped, slot)
-
-    assert began == [first + place for place in range(10)]
-
-
-def test_after_a_handler_that_took_its_time_the_clock_is_looked_at_after_each_until_they_are_quick_again() -> None:
-    slot = ExecutionSlot(Kind.THREAD, "slot")
-    slot.slice_size = 2
-    looks: list[bool] = []
-
-    def be_slow_once(message: Message) -> None:
-        assert slot.slice is not None
-        looks.append(slot.slice.is_slow)
-        if message.value == b"1":
-            stepped.clock.advance(1)
-
-    stepped = SteppedEngine({"t": handler(be_slow_once)})
-    stepped.feed("t", *_TEN)
-
-    lengths = _serve(stepped, slot)
-
-    # The first that are quick show it.
-    assert lengths == [2, 8]
-    assert looks == [False] * 2 + [True] * 8
-    assert slot.slice_size == 2
 
 
 def test_a_slice_that_is_cut_ends_with_the_message_under_way_and_the_rest_comes_next() -> None:
@@ -187,43 +134,3 @@ def test_what_a_filter_refused_in_a_slice_is_done_and_counted_while_a_handler_be
 
     assert seen == [(3, 3, 6)]
     assert (slot.handled, slot.filtered, stepped.of("t").tracker.watermark) == (5, 5, 10)
-
-
-def test_what_cannot_be_decoded_in_a_slice_fails_and_the_others_are_handled() -> None:
-    slot = ExecutionSlot(Kind.THREAD, "slot")
-    slot.slice_size = 10
-    handled = Handled()
-    stepped = SteppedEngine({"t": handler(handled, decoder="json", on_failure="drop")})
-    stepped.feed("t", *_TEN[:3], (b"bad", b"{"), *_TEN[4:])
-
-    _serve(stepped, slot)
-
-    assert handled.values == [value for _, value in _TEN if value != b"3"]
-    assert (slot.failed, slot.dropped, stepped.of("t").tracker.watermark) == (1, 1, 10)
-
-
-def test_a_batch_is_gathered_up_to_what_cannot_be_decoded_and_goes_on_behind_it() -> None:
-    bodies: list[list[object]] = []
-
-    def keep(messages: list[Message]) -> None:
-        bodies.append([message.body for message in messages])
-
-    stepped = SteppedEngine({"t": handler(keep, batch=4, decoder="json", on_failure="drop")})
-    stepped.feed("t", *_TEN[:3], (b"bad", b"{"), *_TEN[4:])
-
-    stepped.serve()
-
-    assert bodies == [[0, 1, 2, 4], [5, 6, 7, 8], [9]]
-    assert stepped.count("dropped") == 1
-    assert stepped.of("t").tracker.watermark == 10
-
-
-def test_a_header_as_key_needs_no_thread_for_keys() -> None:
-    handled = Handled()
-    stepped = SteppedEngine({"t": handler(handled, key="header:account")})
-
-    stepped.feed("t", *_TEN, headers=(("account", b"a"),))
-    stepped.serve()
-
-    assert stepped.engine.key_resolver is None
-    assert handled.values == [value for _, value in _TEN]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from penstock.consumer import ConsumerSettings, LitePushConsumer, handler
+from penstock.consumer import handler
 from penstock.message import Message
 from penstock.testing import TestBroker
+from support.consumers import Handled, consumer_of, group_of
 from waiting import wait_until
 
 
@@ -26,40 +25,8 @@ class SlowKey:
         self.calls += 1
         self.threads.add(threading.current_thread().name)
         if message.value in self._stuck:
-            self.go.wait(60)
+            self.go.wait()
         return (message.value or b"")[:1]
-
-
-class Seen:
-    """Keeps the values, by key."""
-
-    def __init__(self) -> None:
-        self.values: dict[bytes, list[bytes | None]] = {}
-
-    def __call__(self, message: Message) -> None:
-        """Keep it."""
-        self.values.setdefault((message.value or b"")[:1], []).append(message.value)
-
-    def count(self) -> int:
-        """Return how many came."""
-        return sum(map(len, list(self.values.values())))
-
-
-@contextmanager
-def consumer_of(broker: TestBroker, slow: SlowKey, seen: Seen, **settings: object) -> Iterator[LitePushConsumer]:
-    """Run a consumer on threads; the broker's clock goes on whenever the poll thread waits."""
-    consumer = LitePushConsumer(
-        "g",
-        {"t": handler(seen, key=slow)},
-        bootstrap_servers="memory:9092",
-        settings=ConsumerSettings(**{"workers": 4, **settings}),  # type: ignore[arg-type] # the tests name options
-        cluster=broker,
-    )
-    try:
-        with consumer:
-            yield consumer
-    finally:
-        slow.go.set()
 
 
 def values(count: int) -> list[bytes]:
@@ -75,57 +42,58 @@ def fill(broker: TestBroker, count: int) -> None:
 def test_a_key_function_that_hangs_keeps_neither_the_poll_thread_nor_what_came_before() -> None:
     broker = TestBroker()
     fill(broker, 100)
-    slow, seen = SlowKey(b"2-23"), Seen()
+    slow, seen = SlowKey(b"2-23"), Handled()
 
-    with consumer_of(broker, slow, seen, commit_interval=0.5) as consumer:
-        wait_until(lambda: seen.count() == 23)
+    with consumer_of(broker, {"t": handler(seen, key=slow)}, commit_interval=0.5) as consumer:
+        wait_until(lambda: len(seen.calls) == 23)
         before = broker.clock.monotonic()
         # It polls, or the clock would stand; it commits; and it says where the message is.
         wait_until(lambda: broker.clock.monotonic() > before + 5)
-        wait_until(lambda: broker.committed("g")["t", 0].offset == 23)
+        wait_until(lambda: broker.committed(group_of("t"))["t", 0].offset == 23)
         (found,) = consumer.explain()
-        members = broker.members("g")
+        members = broker.members(group_of("t"))
         slow.go.set()
-        wait_until(lambda: seen.count() == 100)
+        wait_until(lambda: len(seen.calls) == 100)
 
     assert len(members) == 1
-    assert (found.blocking_offset, found.state, found.worker) == (23, "in handler", "penstock-keys-g")
-    assert slow.threads == {"penstock-keys-g"}
+    assert (found.blocking_offset, found.state, found.worker) == (23, "in handler", "penstock-keys-group-t")
+    assert slow.threads == {"penstock-keys-group-t"}
     assert slow.calls == 100
-    for key, of_key in seen.values.items():
-        assert of_key == [value for value in values(100) if value.startswith(key)]
+    for key in range(7):
+        of_key = [value for value in seen.calls if value.startswith(f"{key}-")]
+        assert of_key == [value.decode() for value in values(100) if value.startswith(b"%d-" % key)]
 
 
 def test_a_drain_waits_for_what_has_no_lane_yet() -> None:
     broker = TestBroker()
     fill(broker, 50)
-    slow, seen = SlowKey(b"3-10"), Seen()
+    slow, seen = SlowKey(b"3-10"), Handled()
 
-    with consumer_of(broker, slow, seen, stop_timeout=1e6) as consumer:
-        wait_until(lambda: consumer.statistics().received == 50 and seen.count() == 10)
+    with consumer_of(broker, {"t": handler(seen, key=slow)}, stop_timeout=1e6) as consumer:
+        wait_until(lambda: consumer.statistics().received == 50 and len(seen.calls) == 10)
         consumer.request_stop()
         before = broker.clock.monotonic()
         wait_until(lambda: broker.clock.monotonic() > before + 5)
-        early = seen.count()
+        early = len(seen.calls)
         slow.go.set()
         drained = consumer.stop()
 
     assert early == 10
     assert drained
-    assert seen.count() == 50
-    assert broker.committed("g")["t", 0].offset == 50
+    assert len(seen.calls) == 50
+    assert broker.committed(group_of("t"))["t", 0].offset == 50
 
 
 def test_a_stop_does_not_wait_for_a_key_function_that_hangs() -> None:
     broker = TestBroker()
     fill(broker, 20)
-    slow, seen = SlowKey(b"5-5"), Seen()
+    slow, seen = SlowKey(b"5-5"), Handled()
 
-    with consumer_of(broker, slow, seen, stop_timeout=0.1, revoke_timeout=0.1) as consumer:
-        wait_until(lambda: seen.count() == 5)
+    with consumer_of(broker, {"t": handler(seen, key=slow)}, stop_timeout=0.1, revoke_timeout=0.1) as consumer:
+        wait_until(lambda: len(seen.calls) == 5)
         drained = consumer.stop()
         slow.go.set()
 
     assert not drained
-    assert seen.count() == 5
-    assert broker.committed("g")["t", 0].offset == 5
+    assert len(seen.calls) == 5
+    assert broker.committed(group_of("t"))["t", 0].offset == 5

@@ -7,14 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 import tenacity
-from consuming import consumer_of
 
 from kafka_tools import committed, produce
 from penstock.consumer import handler, retry
 from penstock.devbroker import DevBroker
 from penstock.message import Message
 from penstock.offsets import decode, owner_of
+from support.consumers import consumer_of
 from waiting import wait_until
+
+pytestmark = pytest.mark.thorough
+
 
 COUNT = 8000
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,7 +13,9 @@ import pytest
 from stepped_engine import SteppedEngine
 
 from penstock.consumer import Handler, handler, retry
+from penstock.consumer.execution import event_loop
 from penstock.consumer.execution.event_loop import TaskPool
+from penstock.errors import StoppedError
 from penstock.message import Message
 from waiting import wait_until
 
@@ -67,23 +70,6 @@ def test_a_context_variable_that_one_message_sets_is_not_seen_by_the_next() -> N
         wait_until(lambda: done(stepped))
 
     assert seen == [None] * 20
-
-
-def test_a_context_variable_that_is_changed_and_put_back_costs_no_further_task() -> None:
-    tasks: list[object] = []
-
-    async def sets_and_resets(message: Message) -> None:
-        token = USER.set(message.key)
-        await asyncio.sleep(0)
-        USER.reset(token)
-        tasks.append(asyncio.current_task())
-
-    with running(handler(sets_and_resets)) as stepped:
-        stepped.feed("t", *messages(20))
-        wait_until(lambda: done(stepped))
-
-    assert len(tasks) == 20
-    assert len({id(task) for task in tasks}) == 1
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -148,3 +134,28 @@ def test_messages_of_one_run_whose_handler_leaves_something_behind_stay_in_order
     assert order == [b"%d" % number for number in range(30)]
     assert most == 1
     assert (sum(handled for handled, _ in counts), sum(dropped for _, dropped in counts)) == (29, 1)
+
+
+def test_a_hook_of_the_end_does_not_wait_for_a_handler_that_keeps_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_loop, "_JOIN_S", 0.1)
+    begun, go = threading.Event(), threading.Event()
+
+    async def blocks(_message: Message) -> None:
+        begun.set()
+        go.wait(60)
+
+    async def hook() -> str:
+        return "done"
+
+    with running(handler(blocks)) as stepped:
+        pool = stepped.engine.executor
+        assert isinstance(pool, TaskPool)
+        assert pool.run_hook(hook()) == "done"
+        stepped.feed("t", *messages(1))
+        assert begun.wait(60)
+        pool.end_handlers(0.1)
+
+        with pytest.raises(StoppedError, match="a handler keeps the event loop"):
+            pool.run_hook(hook())
+
+        go.set()

@@ -3,65 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from consuming import consumer_of
 from stepped_engine import SteppedEngine
 
 import penstock
-from kafka_tools import Recorder, produce
 from penstock.consumer import handler
-from penstock.devbroker import DevBroker
 from penstock.message import Message
 from penstock.testing import TestApp
-from waiting import wait_until
-
-NewTopic = Callable[..., str]
+from support.consumers import app_of
 
 
-@pytest.mark.parametrize("rate", [0, 10])
-def test_a_topic_with_a_rate_holds_no_other_topic(broker: DevBroker, new_topic: NewTopic, rate: float) -> None:
-    slow, free = new_topic(partitions=2), new_topic(partitions=2)
-    held, seen = Recorder(), Recorder()
-    produce(broker.bootstrap_servers, slow, ((b"k%d" % i, b"x") for i in range(2000)))
-    handlers = {slow: handler(held, rate=rate), free: handler(seen)}
+def test_a_held_topic_that_has_all_the_bytes_holds_no_other_topic() -> None:
+    app, seen = app_of(max_in_flight_bytes=1_000_000), list[int]()
+    app.handler("held", rate=0)(nothing)
+    app.handler("free")(lambda message: seen.append(message.offset))
 
-    with consumer_of(broker, handlers, workers=1) as consumer:
-        wait_until(lambda: consumer.statistics().in_flight >= 1900)
-        # The same keys, among others: they wait for no message that is not begun.
-        produce(broker.bootstrap_servers, free, ((b"k%d" % i, b"x") for i in range(1000, 4000)))
-        wait_until(lambda: len(seen.calls) == 3000)
-        begun = len(held.calls)
-        pauses = consumer.statistics().pauses
-        consumer.request_stop(now=True)
+    with TestApp(app) as test:
+        for _ in range(300):
+            test.send("held", b"x" * 10_000, key="same")
+        test.advance(5)
+        for number in range(1000):
+            test.send("free", b"x", key=f"k{number}")
+        test.advance(5)
+        paused = {one.topic: one.paused for one in test.statistics().partitions}
+        test._end()
 
-    # Had the free ones waited for a place among the held, hundreds of these would have been begun.
-    assert begun < 500
-    assert (rate == 0) == (begun == 0)
-    assert sum(pauses.values()) == 0
-
-
-def test_a_held_topic_that_has_all_the_bytes_holds_no_other_topic(broker: DevBroker, new_topic: NewTopic) -> None:
-    held, free = new_topic(), new_topic()
-    seen = Recorder()
-    produce(broker.bootstrap_servers, held, ((b"same", b"x" * 10_000) for _ in range(300)))
-    handlers = {held: handler(nothing, rate=0), free: handler(seen)}
-
-    with consumer_of(broker, handlers, max_in_flight_bytes=1_000_000) as consumer:
-        wait_until(lambda: any(one.paused == "byte limit" for one in consumer.statistics().partitions))
-        produce(broker.bootstrap_servers, free, ((b"k%d" % i, b"x") for i in range(1000)))
-        wait_until(lambda: len(seen.calls) == 1000)
-        paused = {one.topic: one.paused for one in consumer.statistics().partitions}
-        consumer.request_stop(now=True)
-
-    assert paused == {held: "byte limit", free: None}
+    assert len(seen) == 1000
+    assert paused == {"held": "byte limit", "free": None}
 
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_rate_keeps_the_order_of_each_key_also_when_it_is_taken_away(batch: int) -> None:
-    app = penstock.App("held", bootstrap_servers="memory:0", workers=4)
+    app = app_of(workers=4)
     seen: list[tuple[bytes | None, int]] = []
 
     @app.handler("slow", rate=10, batch=batch)
@@ -91,7 +66,7 @@ def test_a_rate_keeps_the_order_of_each_key_also_when_it_is_taken_away(batch: in
 
 
 def test_an_async_handler_with_a_rate_holds_no_other() -> None:
-    app = penstock.App("held", bootstrap_servers="memory:0")
+    app = app_of()
     seen: list[str] = []
 
     @app.handler("slow", rate=5)
@@ -119,7 +94,7 @@ def test_an_async_handler_with_a_rate_holds_no_other() -> None:
 
 
 def test_the_oldest_message_is_begun_first_whichever_lane_it_is_in() -> None:
-    app = penstock.App("held", bootstrap_servers="memory:0", workers=2)
+    app = app_of(workers=2)
     seen: list[int] = []
 
     @app.handler("slow", rate=10)
@@ -170,7 +145,7 @@ def nothing(_message: Message) -> None:
 
 @pytest.mark.parametrize("limit", [100, 10_000])
 def test_a_hot_key_with_a_rate_holds_no_cold_ones_until_its_messages_fill_the_parked_limit(limit: int) -> None:
-    app = penstock.App("paced", bootstrap_servers="memory:0", max_parked=limit)
+    app = app_of(max_parked=limit)
     seen: list[bytes | None] = []
 
     @app.handler("topic", key_rate=1)
@@ -197,7 +172,7 @@ def test_a_hot_key_with_a_rate_holds_no_cold_ones_until_its_messages_fill_the_pa
 
 
 def test_a_completion_that_is_out_counts_in_the_parked_limit() -> None:
-    app = penstock.App("put-off", bootstrap_servers="memory:0", max_parked=100)
+    app = app_of(max_parked=100)
     out: list[penstock.DeferredCompletion] = []
 
     @app.handler("topic")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import tenacity
-from consuming import consumer_of, event_set
 
-from kafka_tools import produce
 from penstock.app import App
 from penstock.consumer import WorkerResource, handler, retry
-from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.message import Message
+from penstock.testing import TestBroker
+from support.consumers import consumer_of
 from waiting import wait_until
-
-NewTopic = Callable[..., str]
 
 
 class Sessions:
@@ -40,28 +38,32 @@ class Sessions:
         self.closed.append((name, threading.current_thread().name))
 
 
-def test_each_worker_has_one_of_its_own_and_closes_it_itself_when_it_ends(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic()
-    sessions = Sessions()
+def fed(count: int, value: bytes = b"x", broker: TestBroker | None = None) -> TestBroker:
+    """Return a broker with so many messages in topic "t", each of a key of its own."""
+    broker = broker or TestBroker()
+    if "t" not in broker.topics():
+        broker.create_topic("t", 1)
+    for number in range(count):
+        broker.produce("t", value, key=b"%d" % number)
+    return broker
+
+
+def test_each_worker_has_one_of_its_own_and_closes_it_itself_when_it_ends() -> None:
+    broker, sessions, together = fed(3, b"together"), Sessions(), threading.Barrier(3)
     used: list[tuple[object, str]] = []
-    together = threading.Barrier(3)
 
     def uses(message: Message) -> None:
         used.append((sessions.resource.get(), threading.current_thread().name))
         if message.value == b"together":
             # All three workers are in here at once, so each has made its own.
-            together.wait(60)
+            together.wait()
 
-    consumer = consumer_of(broker, {topic: handler(uses, order="none")}, workers=3, resources=[sessions.resource])
-    with consumer:
-        produce(broker.bootstrap_servers, topic, [(b"%d" % i, b"together") for i in range(3)])
+    with consumer_of(broker, {"t": handler(uses)}, workers=3, resources=[sessions.resource]) as consumer:
         wait_until(lambda: consumer.statistics().handled == 3)
         consumer.change(workers=1)
         wait_until(lambda: len(sessions.closed) == 2)
         left = set(sessions.made) - {name for name, _ in sessions.closed}
-        produce(broker.bootstrap_servers, topic, [(b"%d" % i, b"alone") for i in range(20)])
+        fed(20, b"alone", broker)
         wait_until(lambda: consumer.statistics().handled == 23)
 
     assert len(sessions.made) == len(set(sessions.made)) == 3
@@ -71,44 +73,36 @@ def test_each_worker_has_one_of_its_own_and_closes_it_itself_when_it_ends(
     assert sorted(sessions.closed) == sorted((name, name) for name in sessions.made)
 
 
-def test_a_resource_that_cannot_be_made_is_the_failure_of_its_message_and_made_at_the_next(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"1"), (b"k", b"2")])
-    sessions = Sessions()
+def test_a_resource_that_cannot_be_made_is_the_failure_of_its_message_and_made_at_the_next() -> None:
+    sessions, used = Sessions(), list[bytes | None]()
     sessions.failures = 2
-    used: list[bytes | None] = []
 
     def uses(message: Message) -> None:
         sessions.resource.get()
-        used.append(message.value)
+        used.append(message.key)
 
-    policy = retry(attempts=3, wait=tenacity.wait_fixed(0.02))
-    handlers = {topic: handler(uses, retry_policy=policy)}
-    with consumer_of(broker, handlers, workers=1, resources=[sessions.resource]) as consumer:
+    one = handler(uses, order="partition", retry_policy=retry(attempts=3, wait=tenacity.wait_fixed(0.02)))
+    with consumer_of(fed(2), {"t": one}, workers=1, resources=[sessions.resource]) as consumer:
         wait_until(lambda: consumer.statistics().handled == 2)
-        statistics = consumer.statistics()
+        failed = consumer.statistics().failed
 
-    assert used == [b"1", b"2"]
-    assert (statistics.failed, len(sessions.made), len(sessions.closed)) == (2, 1, 1)
+    assert used == [b"0", b"1"]
+    assert (failed, len(sessions.made), len(sessions.closed)) == (2, 1, 1)
 
 
-def test_handlers_on_the_loop_share_one_that_is_made_and_closed_there(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"%d" % i, b"x") for i in range(20)])
-    sessions, go = Sessions(), threading.Event()
-    used: list[object] = []
+def test_handlers_on_the_loop_share_one_that_is_made_and_closed_there() -> None:
+    sessions, used, ended = Sessions(), list[object](), list[int]()
 
     async def uses(_message: Message) -> None:
         used.append(sessions.resource.get())
-        await event_set(go)
+        while len(used) < 20:  # noqa: ASYNC110 - until all have begun
+            await asyncio.sleep(0)
+        ended.append(1)
 
-    with consumer_of(broker, {topic: handler(uses)}, resources=[sessions.resource]):
-        wait_until(lambda: len(used) == 20)
-        go.set()
+    with consumer_of(fed(20), {"t": handler(uses)}, resources=[sessions.resource]):
+        wait_until(lambda: len(ended) == 20)
 
-    assert set(used) == {f"penstock-loop-group-{topic}"}
+    assert set(used) == {"penstock-loop-group-t"}
     assert sessions.closed == [(sessions.made[0], sessions.made[0])]
 
 

@@ -27,8 +27,9 @@ def browser() -> Iterator[Browser]:
 
     It ends with its file: until then playwright runs an event loop in this thread, beside which no other can run.
     """
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=120_000)
     found = chromium()
     if found is None:
         pytest.skip("no Chromium: apt-get install chromium, or name one by CHROMIUM=/path/to/it")
@@ -49,7 +50,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
 
     def opened(url: str, *, width: int = 1280, scheme: str = "light") -> Page:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(120_000)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))

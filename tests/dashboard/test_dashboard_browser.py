@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from playwright.sync_api import expect
-from scenes import Scene, partition, report, serving
+from scenes import Scene, alone, partition, report, serving
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from kafka_tools import produce
+from penstock import App
+from penstock.dashboard import Address, Endpoints
+from penstock.devbroker import DevBroker
 from penstock.reports.group_state import Group, Member
 
 if TYPE_CHECKING:
@@ -64,26 +69,18 @@ def planted(text: str) -> Group:
     return Group(text, [Member(told, 1.0, is_silent=False), Member(told, 60.0, is_silent=True)])
 
 
-class Planted(Scene):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ignored = {"<script>window.ran=1</script>": 3}
-        self.trouble = PLANTED[0]
-
-    def groups(self) -> Sequence[Group]:
-        return [planted(text) for text in PLANTED]
-
-
 def test_what_is_planted_in_names_keys_and_errors_is_text_and_runs_nowhere(open_page: OpenPage) -> None:
     def read(*_: object) -> dict[str, Any]:
         text = "".join(PLANTED[:8])
         return {"key": text, "value": text, "bytes": 3, "timestamp": 1, "headers": [[text, text]]}
 
-    with serving(Planted(), read_message=read) as url:
+    scene = Scene(lambda: [planted(text) for text in PLANTED])
+    scene.ignored, scene.trouble = {PLANTED[0]: 3}, PLANTED[0]
+    with serving(scene, read_message=read) as url:
         page = open_page(url)
         expect(page.get_by_role("heading", name="All groups")).to_be_visible()
         shown = page.inner_text("body")
-        for text in PLANTED[:4]:
+        for text in PLANTED[:3]:
             page.goto("about:blank")
             page.goto(f"{url}/#/" + page.evaluate("encodeURIComponent", text))
             expect(page.get_by_role("heading", level=1)).to_contain_text(text[:6])
@@ -101,10 +98,12 @@ def test_what_is_planted_in_names_keys_and_errors_is_text_and_runs_nowhere(open_
     assert "\\u001b[2J" in shown
 
 
-def test_from_a_group_to_the_cause_in_two_clicks(open_page: OpenPage) -> None:
+def test_from_a_group_to_the_cause_in_two_clicks_and_nothing_to_press_without_actions(open_page: OpenPage) -> None:
     with serving(Scene()) as url:
         page = open_page(url)
         page.get_by_role("link", name="shop", exact=True).click()
+        # Actions are off.
+        expect(page.get_by_role("button", name=re.compile("Pause|Give up|Stacks|Set offsets"))).to_have_count(0)
         page.locator("li", has_text="waits for its handler").get_by_role("button", name="Details").click()
 
         told = page.get_by_role("dialog")
@@ -129,18 +128,20 @@ def test_keys_lead_through_the_page(open_page: OpenPage) -> None:
         expect(page.get_by_role("heading", name="All groups")).to_be_visible()
 
 
-@pytest.mark.parametrize("where", ["", "#/shop", "#/lake", "#/shop/vm-7f22-1c"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_shows_all_without_scrolling_sideways_in_light_and_dark(
-    open_page: OpenPage, where: str, scheme: str
-) -> None:
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.thorough)])
+def test_a_phone_shows_all_without_scrolling_sideways_in_light_and_dark(open_page: OpenPage, scheme: str) -> None:
+    sizes = []
     with serving(Scene()) as url:
-        page = open_page(f"{url}/{where}", width=380, scheme=scheme)
-        expect(page.locator("dl.tiles")).to_be_visible()
-        sizes = page.evaluate("[document.documentElement.scrollWidth, getComputedStyle(document.body).backgroundColor]")
+        page = open_page(url, width=380, scheme=scheme)
+        for where, title in (("", "All groups"), ("shop", "shop"), ("lake", "lake"), ("shop/vm-7f22-1c", "vm-7f22-1c")):
+            page.goto(f"{url}/#/{where}")
+            expect(page.get_by_role("heading", name=title).first).to_be_visible()
+            expect(page.locator("dl.tiles")).to_be_visible()
+            size = "[document.documentElement.scrollWidth, getComputedStyle(document.body).backgroundColor]"
+            sizes.append(page.evaluate(size))
 
-    assert sizes[0] <= 380
-    assert (sizes[1] == "rgb(15, 21, 27)") == (scheme == "dark")
+    assert all(width <= 380 for width, _ in sizes)
+    assert all((colour == "rgb(15, 21, 27)") == (scheme == "dark") for _, colour in sizes)
 
 
 def test_a_broker_and_a_dashboard_that_are_gone_are_told(open_page: OpenPage) -> None:
@@ -208,24 +209,23 @@ def test_an_action_asks_for_the_token_then_once_more_and_names_what_was_done(ope
     assert backend.asked[-1] == ("give-up", given)
 
 
-class Stores(Scene):
-    """Three coordinators: of a store in Kafka, of one that hears commands, and of one that does not."""
-
-    def groups(self) -> Sequence[Group]:
-        hears = {"store": "other", "group": "sql.coordinator", "member": "vm-1"}
-        found = []
-        for name, operator in (("kafka", {"store": "kafka"}), ("sql", hears), ("file", {"store": "other"})):
-            pending = {"id": f"tx-{name}", "prefix": name, "group": "shop", "topics": "orders", "age": 9.0, "checks": 1}
-            told = {"counts": {"pending": 1}, "waits": [], "transactions": [pending], "operator": operator}
-            found.append(Group(name, [Member(report(name, "vm-1", coordinator=told), 1.0, is_silent=False)]))
-        return found
+def stores() -> list[Group]:
+    """Return three coordinators: of a store in Kafka, of one that hears commands, and of one that does not."""
+    hears = {"store": "other", "group": "sql.coordinator", "member": "vm-1"}
+    found = []
+    for name, operator in (("kafka", {"store": "kafka"}), ("sql", hears), ("file", {"store": "other"})):
+        pending = {"id": f"tx-{name}", "prefix": name, "group": "shop", "topics": "orders", "age": 9.0, "checks": 1}
+        told = {"counts": {"pending": 1}, "waits": [], "transactions": [pending], "operator": operator}
+        found.append(alone(name, coordinator=told))
+    return found
 
 
+@pytest.mark.thorough
 def test_a_transaction_is_settled_in_kafka_or_by_its_coordinator_and_not_where_nobody_hears(
     open_page: OpenPage,
 ) -> None:
     backend = Backend()
-    with serving(Stores(), actions=backend.routes) as url:
+    with serving(Scene(stores), actions=backend.routes) as url:
         page = open_page(f"{url}/#/kafka")
         for name in ("kafka", "sql"):
             page.goto(f"{url}/#/{name}")
@@ -249,9 +249,26 @@ def test_a_transaction_is_settled_in_kafka_or_by_its_coordinator_and_not_where_n
     ]
 
 
-def test_without_actions_there_is_nothing_to_press(open_page: OpenPage) -> None:
-    with serving(Scene()) as url:
-        page = open_page(f"{url}/#/shop")
-        expect(page.get_by_role("button", name="Details").first).to_be_visible()
+def test_one_process_shows_itself_and_the_message_in_its_way_to_whom_that_is_switched_on(
+    broker: DevBroker, new_topic: Callable[..., str], open_page: OpenPage
+) -> None:
+    topic, go_on = new_topic(), threading.Event()
+    app = App(topic, bootstrap_servers=broker.bootstrap_servers)
 
-        assert page.get_by_role("button", name=re.compile("Pause|Give up|Stacks|Set offsets")).count() == 0
+    @app.handler(topic)
+    def pack(_message: object) -> None:
+        assert go_on.wait(120)
+
+    with Endpoints(app, Address("127.0.0.1", 0), show_messages=True) as endpoints:
+        page = open_page(f"http://{endpoints.address}/#/{topic}")
+        with app.start() as started:
+            endpoints.watch(started)
+            produce(broker.bootstrap_servers, topic, [(b"<b>the key</b>", b"\x1b[2Jthe value")])
+            try:
+                expect(page.get_by_text("offset 0, in handler")).to_be_visible()
+                page.get_by_role("button", name=f"{topic}[0]").click()
+                page.get_by_role("button", name="Show the message").click()
+                expect(page.locator("#message")).to_contain_text("<b>the key</b>")
+                expect(page.locator("#message pre")).to_have_text("\\u001b[2Jthe value")
+            finally:
+                go_on.set()

@@ -56,13 +56,15 @@ def test_a_process_lives_while_it_starts_is_ready_with_its_partitions_and_says_t
     broker: DevBroker, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(2)
-    app = App(topic, bootstrap_servers=broker.bootstrap_servers)
+    reader = InMemoryMetricReader()
+    telemetry = Telemetry(meter_provider=MeterProvider([reader], shutdown_on_exit=False))
+    app = App(topic, bootstrap_servers=broker.bootstrap_servers, telemetry=telemetry)
     begun, go_on = threading.Event(), threading.Event()
 
     @app.handler(topic)
     def handle(message: object) -> None:
         begun.set()
-        assert go_on.wait(60)
+        assert go_on.wait(300)
 
     with serving(app) as endpoints:
         assert asked(endpoints, "/healthz") == (200, {"status": "alive", "reasons": []})
@@ -74,6 +76,7 @@ def test_a_process_lives_while_it_starts_is_ready_with_its_partitions_and_says_t
             produce(broker.bootstrap_servers, topic, [(b"the key", b"the value")])
             assert begun.wait(60)
             _, shown = get(endpoints, "/metrics")
+            exported = reader.get_metrics_data()
 
             stopping = threading.Thread(target=running.stop)
             stopping.start()
@@ -86,6 +89,9 @@ def test_a_process_lives_while_it_starts_is_ready_with_its_partitions_and_says_t
     assert f'penstock_in_flight_messages{{messaging_consumer_group_name="{topic}"}} 1.0' in shown
     assert "process_cpu_seconds_total" in shown
     assert "the key" not in shown
+    # Its own provider exports as before.
+    assert exported is not None
+    assert "penstock.in_flight" in str(exported.to_json())
     with pytest.raises(OSError, match="refused"):
         get(endpoints, "/healthz")
 
@@ -100,12 +106,12 @@ def test_a_handler_that_hangs_fails_healthz_which_names_it_and_readyz_where_noth
 
     @app.handler(topic)
     def hang(message: object) -> None:
-        go_on.wait(60)
+        go_on.wait(300)
 
     with serving(app, handler=0.5, moving=0.5) as endpoints, app.start() as running:
         endpoints.watch(running)
-        hung = wait_until(lambda: reasons(endpoints, "/healthz"), 30)
-        stuck = wait_until(lambda: reasons(endpoints, "/readyz").partition("nothing was done for ")[2], 30)
+        hung = wait_until(lambda: reasons(endpoints, "/healthz"))
+        stuck = wait_until(lambda: reasons(endpoints, "/readyz").partition("nothing was done for ")[2])
         go_on.set()
         wait_until(lambda: not reasons(endpoints, "/healthz") and not reasons(endpoints, "/readyz"))
 
@@ -138,29 +144,6 @@ def test_a_broker_that_is_gone_makes_a_process_unready_and_is_no_reason_to_resta
     assert "brokers" in why
 
 
-def test_an_app_with_a_provider_of_its_own_shows_its_metrics_and_exports_them_as_before(
-    broker: DevBroker, new_topic: Callable[..., str]
-) -> None:
-    topic = new_topic(1)
-    reader = InMemoryMetricReader()
-    telemetry = Telemetry(meter_provider=MeterProvider([reader], shutdown_on_exit=False))
-    app = App(topic, bootstrap_servers=broker.bootstrap_servers, telemetry=telemetry)
-    done = threading.Event()
-    app.handler(topic)(lambda _: done.set())
-
-    with serving(app) as endpoints, app.start() as running:
-        endpoints.watch(running)
-        produce(broker.bootstrap_servers, topic, [(b"k", b"v")])
-        assert done.wait(60)
-        wait_until(lambda: running.statistics().handled == 1)
-        _, shown = get(endpoints, "/metrics")
-        exported = reader.get_metrics_data()
-
-    assert "messaging_process_duration_seconds_count{" in shown
-    assert exported is not None
-    assert "messaging.process.duration" in str(exported.to_json())
-
-
 def test_metrics_that_hang_hold_neither_healthz_nor_the_end_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -177,8 +160,9 @@ def test_metrics_that_hang_hold_neither_healthz_nor_the_end_up(
     assert (status, body) == (503, "the metrics did not come within 0.2 s\n")
 
 
-def test_a_page_of_another_site_reads_nothing_at_the_loopback_address() -> None:
-    with serving(App("nothing", bootstrap_servers="127.0.0.1:1")) as endpoints:
+def test_a_page_of_another_site_reads_nothing_and_an_address_that_is_taken_is_said() -> None:
+    app = App("nothing", bootstrap_servers="127.0.0.1:1")
+    with serving(app) as endpoints:
         assert get(endpoints, "/metrics", Host="evil.example:8400")[0] == 403
         assert get(endpoints, "/healthz", Host="localhost:8400")[0] == 200
         assert get(endpoints, "/else")[0] == 404
@@ -186,13 +170,8 @@ def test_a_page_of_another_site_reads_nothing_at_the_loopback_address() -> None:
         connection.request("POST", "/healthz")
         assert connection.getresponse().status == 405
         connection.close()
-
-
-def test_an_address_that_is_taken_is_said_before_the_app_starts() -> None:
-    app = App("nothing", bootstrap_servers="127.0.0.1:1")
-
-    with serving(app) as endpoints, pytest.raises(ConfigurationError, match=f"cannot listen on {endpoints.address}: "):
-        Endpoints(app, endpoints.address)
+        with pytest.raises(ConfigurationError, match=f"cannot listen on {endpoints.address}: "):
+            Endpoints(app, endpoints.address)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +180,6 @@ def test_an_address_that_is_taken_is_said_before_the_app_starts() -> None:
         ("127.0.0.1:8400", "127.0.0.1", 8400, True),
         ("[::1]:0", "::1", 0, True),
         ("localhost:1", "localhost", 1, True),
-        ("10.0.0.7:8400", "10.0.0.7", 8400, False),
         ("worker-1:65535", "worker-1", 65535, False),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,12 +16,15 @@ from penstock.commands.settings import CommandSettings
 from penstock.dashboard.actions import ActionSettings
 from penstock.description import coordinator_reporter
 from penstock.devbroker import DevBroker
-from penstock.errors import ConfigurationError, TopicNotFoundError
+from penstock.errors import ConfigurationError
 from penstock.reports.reader import ReportReader
 from penstock.reports.report import Report
 from penstock.reports.settings import ReportSettings
 from penstock.transactions import FileStore, SqlStore
+from penstock.transactions.operator.audit import read_audit
+from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.stores import commanding
+from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
 
 #: Seconds for an effect and for an answer: more than a busy machine takes, and less than an action has.
@@ -56,7 +58,7 @@ class Store:
 
     def report(self, is_wanted: Callable[[Report], object]) -> Report:
         """Return a report of the coordinator that is as wanted."""
-        with wait_until(self._reader, 60) as reader:
+        with ReportReader(self.broker.bootstrap_servers, topic=self.reports.topic) as reader:
 
             def found() -> Sequence[Report]:
                 reader.follow(1.0)
@@ -65,15 +67,12 @@ class Store:
 
             return wait_until(found, 90)[0]  # type: ignore[no-any-return] # a report
 
-    def _reader(self) -> ReportReader | None:
-        """Return what reads the reports; None while there is no topic of them."""
-        reader = ReportReader(self.broker.bootstrap_servers, topic=self.reports.topic)
-        try:
-            reader.__enter__()
-        except TopicNotFoundError:
-            return None
-        reader.__exit__()
-        return ReportReader(self.broker.bootstrap_servers, topic=self.reports.topic)
+    def acts(self, transaction_id: str) -> list[str]:
+        """Return what the store's own audit has of a transaction; that of a store in files is in Kafka."""
+        if self.kind == "sqlite":
+            return [one.act.what for one in self.administration.acts(transaction_id)]
+        inspection = Inspection(self.broker.bootstrap_servers, {}, StoreTopics(self.prefix))
+        return [one.act.what for one in read_audit(inspection, f"{self.prefix}.audit", transaction_id)]
 
     def told(self, identity: str) -> list[tuple[str, str]]:
         """Return what the audit tells of an action: kinds of records, and by whom."""
@@ -81,7 +80,7 @@ class Store:
         return [(one.kind.value, one.by) for one in every if one is not None and one.id == identity]
 
 
-@pytest.fixture(scope="module", params=["sqlite", "file"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("file", marks=pytest.mark.thorough)])
 def store(
     request: pytest.FixtureRequest,
     broker: DevBroker,
@@ -98,7 +97,8 @@ def store(
         made = SqlStore(f"sqlite:///{folder}/store.db", bootstrap_servers=servers, prefix=prefix)
     else:
         made = FileStore(folder / "files", bootstrap_servers=servers, prefix=prefix)
-    broker.create_topic(topic)
+    for name in (topic, reports.topic):
+        broker.create_topic(name)
     with ExitStack() as parts:
         parts.enter_context(pytest.MonkeyPatch.context()).setattr(commanding, "_EFFECT_S", _EFFECT_S)
         coordinator = parts.enter_context(
@@ -118,55 +118,44 @@ def store(
         yield Store(broker, request.param, prefix, topic, *shown)
 
 
-def test_a_report_names_the_oldest_pending_transactions_and_who_settles_them(store: Store) -> None:
-    first, second = store.leave_undecided(b"1"), store.leave_undecided(b"2")
+def test_a_report_names_pending_transactions_and_by_whom_they_are_settled_over_http_and_both_audits_tell(
+    store: Store,
+) -> None:
+    ids = [store.leave_undecided(b"1"), store.leave_undecided(b"2")]
+    named, before = store.coordinator, store.coordinator.statistics()
 
     report = store.report(lambda one: len(one.transactions) == 2)
+    would = store.act("settle", transaction_id=ids[0], decision="commit", dry_run=True)
+    answers = [
+        store.act("settle", transaction_id=pending, decision=decision)
+        for pending, decision in zip(ids, ("commit", "rollback"), strict=True)
+    ]
+    again = store.act("settle", transaction_id=ids[1], decision="commit")
+    others = [
+        store.act("settle", transaction_id=_NONE, decision="commit"),
+        store.act("resume-transaction", transaction_id=ids[1]),
+    ]
 
-    assert [one["id"] for one in report.transactions] == [first, second]
-    for one in report.transactions:
-        assert (one["prefix"], one["group"], one["topics"]) == (store.prefix, "shop", store.topic)
-        assert one["age"] >= 0
-    named = store.coordinator
+    assert [one["id"] for one in report.transactions] == ids
+    for told in report.transactions:
+        assert (told["prefix"], told["group"], told["topics"]) == (store.prefix, "shop", store.topic)
     assert report.operator == {"store": "other", "group": named.group, "member": named.member}
     assert (report.group, report.member) == (named.group, named.member)
-    for one in (first, second):
-        store.act("settle", transaction_id=one, decision="rollback")
-
-
-@pytest.mark.parametrize("decision", ["commit", "rollback"])
-def test_a_transaction_is_settled_by_http_and_stands_in_both_audits(store: Store, decision: str) -> None:
-    pending = store.leave_undecided(b"paid?")
-    before = store.coordinator.statistics()
-
-    would = store.act("settle", transaction_id=pending, decision=decision, dry_run=True)
-    status, settled = store.act("settle", transaction_id=pending, decision=decision)
-
-    assert would[1]["said"].startswith(f"transaction {pending} ({decision}) would be decided by ")
-    assert (status, settled["outcome"]) == (200, "done"), settled
-    assert store.administration.show(pending) is None
-    after = store.coordinator.statistics()
-    name = "committed" if decision == "commit" else "rolled_back"
-    wait_until(lambda: getattr(store.coordinator.statistics(), name) == getattr(before, name) + 1, 60)
-    assert after.pending == before.pending - 1
-    named = store.coordinator
+    assert would[1]["said"].startswith(f"transaction {ids[0]} (commit) would be decided by ")
     by = "127.0.0.1 by the dashboard"
-    assert store.told(settled["id"]) == [("asked", by), ("answer", named.member), ("outcome", by)]
-    acts = _acts(store, pending)
-    assert [(one.what, one.who.startswith(by)) for one in acts] == [(decision, True)]
+    for pending, decision, (status, settled) in zip(ids, ("commit", "rollback"), answers, strict=True):
+        assert (status, settled["outcome"]) == (200, "done"), settled
+        assert store.administration.show(pending) is None
+        assert store.told(settled["id"]) == [("asked", by), ("answer", named.member), ("outcome", by)]
+        assert store.acts(pending)[0] == decision  # then come the refused ones
+    for status, told in (again, *others):
+        assert (status, told["outcome"]) == (409, "refused")
 
+    def counted() -> bool:
+        after = store.coordinator.statistics()
+        return (after.committed, after.rolled_back) == (before.committed + 1, before.rolled_back + 1)
 
-def test_a_second_decision_and_one_about_nothing_are_refused(store: Store) -> None:
-    pending = store.leave_undecided(b"once")
-    assert store.act("settle", transaction_id=pending, decision="rollback")[1]["outcome"] == "done"
-
-    status, again = store.act("settle", transaction_id=pending, decision="commit")
-    missing = store.act("settle", transaction_id=_NONE, decision="commit")
-    resumed = store.act("resume-transaction", transaction_id=pending)
-
-    assert (status, again["outcome"]) == (409, "refused")
-    assert (missing[0], missing[1]["outcome"]) == (409, "refused")
-    assert (resumed[0], resumed[1]["outcome"]) == (409, "refused")
+    wait_until(counted)
 
 
 def test_a_transaction_is_discarded_and_brought_back_by_http(store: Store) -> None:
@@ -180,7 +169,7 @@ def test_a_transaction_is_discarded_and_brought_back_by_http(store: Store) -> No
     assert (status, resumed["outcome"]) == (200, "done"), resumed
     assert "undecided; its group is asked again" in resumed["said"]
     assert store.administration.show(pending).decided is None
-    assert [one.what for one in _acts(store, pending)] == ["discard", "resume"]
+    assert store.acts(pending) == ["discard", "resume"]
     assert store.act("settle", transaction_id=pending, decision="commit")[1]["outcome"] == "done"
 
 
@@ -216,22 +205,7 @@ def test_a_coordinator_of_a_store_in_kafka_settles_by_command_too(broker: DevBro
         assert coordinator.statistics().committed == 1
 
 
-def test_a_coordinator_that_was_not_told_to_hears_nothing(store: Store) -> None:
-    with Coordinator(bootstrap_servers=store.broker.bootstrap_servers, prefix=f"{store.prefix}.quiet") as quiet:
-        assert not quiet.hears_commands
-        assert not any(one.name.startswith("penstock-commands-" + quiet.prefix) for one in threading.enumerate())
+def test_a_coordinator_hears_commands_only_where_it_was_asked_to() -> None:
+    assert not Coordinator(bootstrap_servers="b:1").hears_commands
     with pytest.raises(ConfigurationError, match="commands must be True, False or"):
         Coordinator(bootstrap_servers="b:1", commands="yes")  # type: ignore[arg-type] # wrong on purpose
-
-
-def _acts(store: Store, transaction_id: str) -> list[Any]:
-    """Return what the store's own audit tells of a transaction."""
-    if store.kind == "sqlite":
-        return [one.act for one in store.administration.acts(transaction_id)]
-    from penstock.transactions.operator.audit import read_audit
-    from penstock.transactions.operator.inspection import Inspection
-    from penstock.transactions.wire.topics import StoreTopics
-
-    topics = StoreTopics(store.prefix)
-    inspection = Inspection(store.broker.bootstrap_servers, {}, topics)
-    return [one.act for one in read_audit(inspection, topics.audit, transaction_id)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,37 +26,12 @@ def child_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return make
 
 
-def test_a_child_is_heard_and_ends_when_told(child_of: Callable[[str], Child]) -> None:
-    child = child_of(WAITING)
-
-    with child:
-        wait_until(lambda: child.report("ready"))
-        child.require_running()
-
-    assert child.report("ready")["number"] == 7
-    assert child.exit_code() == 0
-
-
 def test_a_child_that_fails_is_named_with_its_last_lines(child_of: Callable[[str], Child]) -> None:
     with child_of("raise SystemExit('no fuel')") as child:
         wait_until(lambda: child.exit_code() is not None)
 
         with pytest.raises(DemoError, match=r"the child ended with code 1 before its work was done(.|\n)*no fuel"):
             child.require_running()
-
-
-def test_a_killed_child_gives_the_signal_as_its_code(child_of: Callable[[str], Child]) -> None:
-    with child_of(WAITING) as child:
-        wait_until(lambda: child.report("ready"))
-
-        assert child.kill() == -signal.SIGKILL
-
-
-def test_what_is_no_report_goes_to_the_log(child_of: Callable[[str], Child], tmp_path: Path) -> None:
-    with child_of("print('hello')\nprint('[1]')\n" + WAITING) as child:
-        wait_until(lambda: child.report("ready"))
-
-    assert (tmp_path / "log").read_text() == "hello\n[1]\n"
 
 
 def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
@@ -87,11 +61,3 @@ def _runs(pid: int) -> bool:
     except OSError:
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
-
-
-def test_a_child_that_hangs_at_its_end_is_gone_when_its_time_is_over(child_of: Callable[[str], Child]) -> None:
-    hanging = "import threading\nfrom penstock.demo import children\nchildren._CHILD_END_S = 0.2\n"
-    with child_of(hanging + WAITING + "threading.Event().wait()\n") as child:
-        wait_until(lambda: child.report("ready"))
-
-    assert child.exit_code() == 1

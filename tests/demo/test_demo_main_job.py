@@ -39,6 +39,7 @@ def broken(text: str) -> list[str]:
     return [line for line in text.splitlines() if "BROKEN" in line and "│" in line]
 
 
+@pytest.mark.thorough
 def test_a_small_input_of_the_user_keeps_every_promise(rows: Path) -> None:
     code, text = run_and_print(DemoOptions(input=rows, columns=COLUMNS, spark=False))
 

@@ -55,6 +55,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.thorough
 def test_a_broker_outlives_the_thread_that_started_it(own_broker: DevBroker) -> None:
     assert own_broker.running
     assert answers(own_broker)
@@ -78,6 +79,7 @@ def test_a_missing_topic_is_not_created_by_writing_to_it(broker: DevBroker) -> N
     assert "never-created" not in topics(broker)
 
 
+@pytest.mark.thorough
 def test_a_killed_broker_comes_back_on_its_port_with_its_topics(own_broker: DevBroker) -> None:
     create(own_broker, "survivor")
     address, first_pid = own_broker.bootstrap_servers, own_broker.pid
@@ -94,6 +96,7 @@ def test_a_killed_broker_comes_back_on_its_port_with_its_topics(own_broker: DevB
     assert "survivor" in topics(own_broker)
 
 
+@pytest.mark.thorough
 def test_a_suspended_broker_answers_nothing_until_it_is_resumed(own_broker: DevBroker) -> None:
     admin = clients.admin(own_broker.bootstrap_servers, {})
 
@@ -107,6 +110,7 @@ def test_a_suspended_broker_answers_nothing_until_it_is_resumed(own_broker: DevB
     assert wait_until(lambda: answers(own_broker))
 
 
+@pytest.mark.thorough
 def test_a_broker_that_cannot_start_shows_its_last_lines_and_leaves_its_folder_to_the_next_one_at_a_time(
     tmp_path: Path,
 ) -> None:
@@ -142,6 +146,7 @@ def test_the_jvm_takes_the_options_that_kafkas_own_scripts_take(monkeypatch: pyt
         DevBroker().start()
 
 
+@pytest.mark.thorough
 def test_a_broker_that_takes_too_long_is_given_up() -> None:
     slow = DevBroker(start_timeout=0.2)
 
@@ -184,6 +189,7 @@ def test_broker_and_temporary_folder_go_when_the_process_is_killed() -> None:
     wait_until(lambda: not Path(folder).exists())
 
 
+@pytest.mark.thorough
 def test_the_broker_goes_when_its_supervisor_is_killed(tmp_path: Path) -> None:
     broker = DevBroker(data_dir=tmp_path).start()
     pid = broker.pid

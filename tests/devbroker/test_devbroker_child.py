@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.devbroker import child as child_module
 from penstock.devbroker.child import SupervisedChild
 from penstock.errors import DevBrokerError
 from waiting import wait_until
@@ -134,3 +135,20 @@ def test_a_killed_parent_takes_the_child_along_even_where_its_fork_holds_the_pip
             os.kill(fork, signal.SIGKILL)
 
     assert fork_lives
+
+
+def test_a_process_that_cannot_be_killed_holds_no_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    child = SupervisedChild(["sleep", "600"], log_path=tmp_path / "log")
+    supervisor = child._supervisor
+    supervisor.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(child_module, "_SUPERVISOR_TIMEOUT_S", 0.1)
+
+    with monkeypatch.context() as unkillable:
+        unkillable.setattr(supervisor, "kill", lambda: None)
+        child.close()
+
+    assert f"process {supervisor.pid} does not end though it was killed" in caplog.text
+    supervisor.kill()
+    supervisor.wait(60)

@@ -1,20 +1,17 @@
 from __future__ import annotations
 
-import socket
-import ssl
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from penstock.devbroker import AskedRight, DevBroker, User, unsecured_token
 from penstock.errors import ConfigurationError, DevBrokerError
-from rights import give, on_cluster, on_group, on_topic, on_transactional_id, take
 from waiting import wait_until
 
 #: What properties files, JAAS settings and passwords may each take wrongly.
@@ -76,25 +73,6 @@ def with_tokens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevBroker]
         yield running
 
 
-@pytest.mark.chaos
-@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"])
-def test_a_user_given_at_the_start_logs_in_by_each_mechanism(with_passwords: DevBroker, mechanism: str) -> None:
-    user = with_passwords.user("odd", mechanism=mechanism)
-
-    assert user.config["sasl.mechanism"] == mechanism
-    assert Client(with_passwords, user.config).topics() >= set()
-
-
-@pytest.mark.chaos
-def test_a_wrong_password_is_refused(with_passwords: DevBroker) -> None:
-    user = with_passwords.user("early")
-
-    refusal = Client(with_passwords, {**user.config, "sasl.password": "worm"}).refusal()
-
-    assert "SASL authentication error" in refusal
-
-
-@pytest.mark.chaos
 @pytest.mark.chaos
 def test_a_user_that_comes_later_has_no_plain_until_the_broker_starts_anew(with_passwords: DevBroker) -> None:
     broker = with_passwords
@@ -177,41 +155,6 @@ def test_tokens_of_the_library_and_of_a_callback_name_the_user(with_tokens: DevB
     assert "tokens" in Client(broker, broker.admin_config).topics()
 
 
-@pytest.mark.chaos
-def test_a_token_that_has_expired_is_refused(with_tokens: DevBroker) -> None:
-    config = dict(with_tokens.user("orders").config)
-    del config["enable.sasl.oauthbearer.unsecure.jwt"]
-
-    def expired(_config: str) -> tuple[str, float]:
-        token, expiry = unsecured_token("orders", -60)
-        return token, expiry + 600
-
-    assert "invalid_token" in Client(with_tokens, {**config, "oauth_cb": expired}).refusal()
-
-
-def test_an_unknown_authority_is_refused_by_the_client(secured: DevBroker, new_user: Callable[..., User]) -> None:
-    strange = {**new_user().config, "ssl.ca.location": str(secured.certificates.foreign_ca_path)}
-
-    assert "certificate verify failed" in Client(secured, strange).refusal()
-
-
-@pytest.mark.chaos
-def test_an_expired_certificate_is_refused_by_the_client() -> None:
-    with DevBroker(security="sasl_ssl", expired_certificate=True, start_timeout=150) as broker:
-        user = broker.user("orders")
-
-        refusal = Client(broker, user.config).refusal()
-        host, port = broker.bootstrap_servers.split(":")
-        context = ssl.create_default_context(cafile=broker.certificates.ca_path)
-        with (
-            socket.create_connection((host, int(port)), timeout=60) as connection,
-            pytest.raises(ssl.SSLCertVerificationError, match="certificate has expired"),
-        ):
-            context.wrap_socket(connection, server_hostname=host)
-
-    assert "certificate verify failed" in refusal  # the client library says no more than that
-
-
 def test_a_right_holds_when_it_was_given_and_no_longer_when_it_was_taken(
     secured: DevBroker, new_user: Callable[..., User], new_secured_topic: Callable[..., str]
 ) -> None:
@@ -226,41 +169,6 @@ def test_a_right_holds_when_it_was_given_and_no_longer_when_it_was_taken(
         secured.disallow(user, "describe", topic=topic)
 
     assert seen == 5 * [KafkaError.TOPIC_AUTHORIZATION_FAILED, None]
-
-
-def test_a_right_to_create_holds_at_the_controller_too(secured: DevBroker, new_user: Callable[..., User]) -> None:
-    user = new_user()
-    client = Client(secured, user.config)
-
-    for number in range(5):
-        with pytest.raises(KafkaException, match="AUTHORIZATION_FAILED"):
-            client.create(f"{user.name}-{number}")
-        secured.allow(user, "CREATE", topic=user.name, prefix=True)
-        client.create(f"{user.name}-{number}")
-        secured.disallow(user, "CREATE", topic=user.name, prefix=True)
-
-
-def test_several_rights_are_given_and_taken_at_once(secured: DevBroker, new_user: Callable[..., User]) -> None:
-    user = new_user()
-    rights = [
-        *on_topic(user.name, "READ", "DELETE"),
-        *on_group(user.name, "READ", prefix=True),
-        *on_transactional_id(user.name, "WRITE"),
-        *on_cluster("IDEMPOTENT_WRITE"),
-    ]
-
-    def begin() -> None:
-        address = {"bootstrap.servers": secured.bootstrap_servers, "log_level": 0}
-        Producer({**user.config, **address, "transactional.id": user.name}).init_transactions(60)
-
-    give(secured, user, rights)
-    begin()
-    take(secured, user, rights)
-    with pytest.raises(KafkaException, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
-        begin()
-
-    looked_up = [one.allowed for one in secured.asked(user) if one.resource == "transactional_id"]
-    assert set(looked_up) == {True, False}
 
 
 def test_what_the_broker_looked_up_for_a_user_is_told_in_order(
@@ -282,7 +190,6 @@ def test_what_the_broker_looked_up_for_a_user_is_told_in_order(
     ]
 
 
-@pytest.mark.chaos
 @pytest.mark.chaos
 def test_users_rights_and_certificates_outlive_a_restart(with_tokens: DevBroker) -> None:
     broker = with_tokens

@@ -71,7 +71,7 @@ def test_every_picture_is_shown_on_a_page() -> None:
 
 def test_every_public_name_has_one_place_in_the_reference() -> None:
     places = Counter(
-        name for page in REFERENCE for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE)
+        name for page in REFERENCE for name in re.findall(r"^##+ `(penstock[\w.]+)`$", page.read_text(), re.MULTILINE)
     )
     shown = [identity(name) for name in places]
 

@@ -36,6 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_the_site_fetches_nothing_from_elsewhere_when_it_is_read(site: Path) -> None:
     fetched = re.compile(
         r"<(?:script|img|iframe)[^>]+src=\"?https?:[^>]*|<link[^>]+stylesheet[^>]+https?:[^>]*|url\(https?:"
@@ -47,6 +48,7 @@ def test_the_site_fetches_nothing_from_elsewhere_when_it_is_read(site: Path) -> 
     assert {str(page.relative_to(site)): found for page in pages if (found := fetched.findall(page.read_text()))} == {}
 
 
+@pytest.mark.thorough
 def test_the_site_holds_no_place_of_the_machine_that_built_it(site: Path) -> None:
     pages = {page: page.read_text() for page in site.rglob("*.html")}
 
@@ -58,6 +60,7 @@ def test_what_is_made_from_the_code_is_current(page: Path) -> None:
     assert page.read_text() == GENERATED[page](), "run `make docs`, and commit what it writes"
 
 
+@pytest.mark.thorough
 def test_the_reference_shows_every_public_method_also_those_that_are_inherited(site: Path) -> None:
     anchors = {one for page in site.glob("reference/*.html") for one in re.findall(r'id="([\w.]+)"', page.read_text())}
     ends = {".".join(one.rsplit(".", 2)[1:]) for one in anchors}
@@ -68,6 +71,7 @@ def test_the_reference_shows_every_public_method_also_those_that_are_inherited(s
     assert missing == []
 
 
+@pytest.mark.thorough
 def test_the_reference_says_something_of_every_name(site: Path) -> None:
     part = re.compile(r'<h[234] id="(penstock[\w.]+)".*?</h[234]>(.*?)(?=<h[234] id=|</article>)', re.DOTALL)
     code = re.compile(r"<pre.*?</pre>|<[^>]+>", re.DOTALL)

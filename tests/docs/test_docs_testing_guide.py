@@ -19,6 +19,7 @@ TESTS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("title", "name"), TESTS, ids=[f"{title}-{name}" for title, name in TESTS])
 def test_a_test_that_the_page_shows_passes(title: str, name: str, request: pytest.FixtureRequest) -> None:

@@ -112,7 +112,8 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
                 process.wait(30)
 
 
-@pytest.mark.timeout(650)  # `make test` ends a process that is stuck for 700
+@pytest.mark.thorough
+@pytest.mark.timeout(650)  # `make test-all` ends a process that is stuck for 700
 def test_the_tutorial_runs_from_an_empty_folder_to_the_end(terminal: Terminal) -> None:
     ran = 0
     for block in TUTORIAL:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from example_programs import Examples
 
 from penstock.devbroker import DevBroker
+
+pytestmark = pytest.mark.thorough
 
 
 def test_each_order_has_one_invoice_though_the_worker_was_killed(examples: Examples, broker: DevBroker) -> None:

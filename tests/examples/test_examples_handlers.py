@@ -8,11 +8,14 @@ from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from example_programs import Examples
 
 from kafka_tools import read_all
 from penstock.dead_letters.headers import read
 from penstock.devbroker import DevBroker
+
+pytestmark = pytest.mark.thorough
 
 
 def matches(pattern: str, lines: list[str]) -> list[tuple[str, ...]]:

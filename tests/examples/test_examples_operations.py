@@ -7,6 +7,8 @@ import re
 import pytest
 from example_programs import Examples
 
+pytestmark = pytest.mark.thorough
+
 
 def booked(lines: list[str]) -> set[str]:
     """Return the payments that were booked."""

@@ -5,19 +5,15 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 
 import pytest
-from option_tables import CHANGES, SIGNATURES, TYPES, default_in_words, kind_of_setting, listed
 
 import penstock
 from penstock.consumer import ConsumerSettings
 from penstock.consumer.settings import _DEFAULTS, _OWNED
 from penstock.errors import ConfigurationError
-from penstock.settings.model import Options
-from penstock.spark_sink.source.options.options import OPTION_NAMES
+from penstock.settings.model import OPTIONS
 
 TEXT = "\n".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("options.md", "spark.md"))
 
@@ -28,48 +24,6 @@ def rows(heading: str) -> dict[str, list[str]]:
     table = [line.strip("| ").split("|") for line in section.splitlines() if line.startswith("| `")]
     cells = [[cell.strip() for cell in row] for row in table]
     return {row[0].strip("`"): row[1:] for row in cells}
-
-
-def shown(heading: str, parameter: inspect.Parameter) -> object:
-    """Return a parameter's default as the table must have it: a word, or the value."""
-    default = parameter.default
-    return default_in_words(heading, parameter) or (default.value if isinstance(default, Enum) else default,)
-
-
-def written(cell: str) -> object:
-    """Return what the table says: a word, or the value between backticks."""
-    return (ast.literal_eval(cell.strip("`")),) if cell.startswith("`") else cell
-
-
-@pytest.mark.parametrize("heading", SIGNATURES)
-def test_the_options_table_has_every_option_with_its_default(heading: str) -> None:
-    table = rows(f"`{heading}`")
-
-    assert {name: written(cells[0]) for name, cells in table.items()} == {
-        one.name: shown(heading, one) for one in listed(heading)
-    }
-
-
-@pytest.mark.parametrize("heading", [name for name in SIGNATURES if name not in CHANGES])
-def test_a_default_has_the_type_that_it_has_in_the_code(heading: str) -> None:
-    parameters = inspect.signature(SIGNATURES[heading]).parameters
-
-    for name, cells in rows(f"`{heading}`").items():
-        said = written(cells[0])
-        if isinstance(said, tuple) and not isinstance(parameters[name].default, Enum):
-            assert type(said[0]) is type(parameters[name].default), name
-
-
-@pytest.mark.parametrize(
-    ("heading", "change"), [("App", penstock.RunningApp.change), ("App.handler", penstock.RunningApp.change_handler)]
-)
-def test_the_options_table_says_what_may_change_while_an_app_runs(heading: str, change: Callable[..., object]) -> None:
-    may_change = set(inspect.signature(change).parameters) - {"self", "topic"}
-
-    table = rows(f"`{heading}`")
-
-    assert {cells[-1] for cells in table.values()} <= {"yes", "no"}
-    assert {name for name, cells in table.items() if cells[-1] == "yes"} == may_change
 
 
 def test_the_options_table_has_the_client_settings_that_penstock_sets() -> None:
@@ -100,23 +54,11 @@ def test_the_options_table_has_the_client_settings_that_are_refused() -> None:
             ConsumerSettings(config={name: "mine"})
 
 
-def test_the_settings_table_has_every_option_with_its_variable_and_its_type() -> None:
-    types = {name: one.annotation for name, one in Options.model_fields.items()}
+def test_a_setting_has_the_type_of_the_option_that_it_sets() -> None:
+    parameters = inspect.signature(penstock.App).parameters
+    names = {str: "str", int: "int", float: "float", bool: "bool", dict: "ClientConfig"}
 
-    table = rows("Settings outside of the code")
-
-    assert table == {
-        name: [f"`PENSTOCK_{name.upper()}`", kind_of_setting(types[name])] for name in types if name != "config"
-    } | {"config": ["`PENSTOCK_CONFIG`", "table"]}
-    assert TYPES == {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "dict": "table"}
-
-
-def test_the_table_of_the_source_has_every_option_that_it_takes() -> None:
-    section = TEXT.split("# The source\n", 1)[1].split("\n##")[0]
-
-    first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-
-    assert {name for cell in first_cells for name in re.findall(r"`(\w[\w.]*)`", cell)} == set(OPTION_NAMES)
+    assert {name for name, kind in OPTIONS.items() if names[kind] not in str(parameters[name].annotation)} == set()
 
 
 def test_the_table_of_the_environment_has_every_variable_that_is_read() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from example_programs import Examples
 
 from databases import new_database
 from penstock.devbroker import DevBroker
+
+pytestmark = pytest.mark.thorough
 
 
 def test_the_order_service_with_a_barrier_has_the_same_in_its_database_and_its_topic(

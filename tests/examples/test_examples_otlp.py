@@ -13,6 +13,8 @@ from example_programs import Examples
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+pytestmark = pytest.mark.thorough
+
 OFFSET = r"offset (\d+) of partition (\d+) trace_id="
 
 

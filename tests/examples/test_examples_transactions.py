@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from example_programs import Examples
 
 from penstock.devbroker import DevBroker
+
+pytestmark = pytest.mark.thorough
 
 
 def test_readers_of_the_bank_never_see_an_account_below_zero(examples: Examples, broker: DevBroker) -> None:

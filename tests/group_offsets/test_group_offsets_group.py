@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -41,26 +41,20 @@ class FakeAdmin:
         return {asked[0].group_id: answer}
 
 
-@pytest.fixture
-def write(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeAdmin], None]:
-    """Return a function that commits an offset by an admin client."""
+def write(monkeypatch: pytest.MonkeyPatch, *answers: int | None) -> int:
+    """Commit an offset by an admin client that answers so; return how often it was asked."""
     monkeypatch.setattr(module, "_PASSES_S", 0.2)
     monkeypatch.setattr(module, "_AGAIN_S", 0.01)
-    group = Group("127.0.0.1:1", {"log_level": 0, "sasl.username": "ops"}, "sms")
-
-    def call(admin: FakeAdmin) -> None:
-        monkeypatch.setattr(group, "_admin", admin)
-        group.write(plan("sms", [BEFORE], {PART: Wanted(3)}))
-
-    return call
+    group, admin = Group("127.0.0.1:1", {"log_level": 0, "sasl.username": "ops"}, "sms"), FakeAdmin(*answers)
+    monkeypatch.setattr(group, "_admin", admin)
+    group.write(plan("sms", [BEFORE], {PART: Wanted(3)}))
+    return admin.asked
 
 
-def test_what_may_pass_is_asked_again(write: Callable[[FakeAdmin], None]) -> None:
-    admin = FakeAdmin(KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, None)
+def test_what_may_pass_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    passing = KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, None
 
-    write(admin)
-
-    assert admin.asked == 4
+    assert write(monkeypatch, *passing) == 4
 
 
 @pytest.mark.parametrize(
@@ -81,9 +75,9 @@ def test_what_may_pass_is_asked_again(write: Callable[[FakeAdmin], None]) -> Non
     ],
 )
 def test_what_does_not_pass_is_told_with_what_to_do(
-    write: Callable[[FakeAdmin], None], code: int, kind: type[PenstockError], says: str
+    monkeypatch: pytest.MonkeyPatch, code: int, kind: type[PenstockError], says: str
 ) -> None:
     with pytest.raises(kind, match=says) as told:
-        write(FakeAdmin(code))
+        write(monkeypatch, code)
 
     assert type(told.value) is kind

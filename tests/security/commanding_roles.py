@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from world import STEP_S, World
@@ -59,8 +59,9 @@ def hear_commands(world: World) -> None:
     """Have a member pause a topic and answer."""
     done: list[str] = []
     administrator = world.as_administrator()
-    with listening(world, done):
-        world.trial.rounds(lambda: wait_until(lambda: ask(administrator, 2.0), STEP_S))
+    with listening(world, done) as member:
+        assert member.is_listening.wait(STEP_S)
+        world.trial.rounds(lambda: wait_until(lambda: ask(administrator, 10.0), STEP_S))
     assert set(done) == {"orders"}
 
 
@@ -69,10 +70,3 @@ def command_members(world: World) -> None:
     with listening(world.as_administrator(), []) as member:
         assert member.is_listening.wait(STEP_S)
         assert world.trial.attempt(lambda: ask(world, STEP_S))
-
-
-PARTS: dict[str, Callable[[World], None]] = {
-    "member that hears commands": hear_commands,
-    "dashboard that commands members": command_members,
-}
-PREPARATIONS: dict[str, Callable[[World], None]] = dict.fromkeys(PARTS, make_topics)

@@ -1,4 +1,4 @@
-"""The table of rights in docs/security.md, read, and what a broker was asked for, written in the same form."""
+"""The table of permissions in docs/security.md, compared with what a broker was asked for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rights import Right
 DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
 
 #: Operations that contain DESCRIBE, by Kafka's rules (`StandardAuthorizerData`).
-_WITH_DESCRIBE = frozenset({"READ", "WRITE", "DELETE", "ALTER"})
+WITH_DESCRIBE = frozenset({"READ", "WRITE", "DELETE", "ALTER"})
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def covers(right: Right, asked: AskedRight) -> bool:
     """Tell whether the right is what was asked for, or contains it."""
     is_named = asked.name.startswith(right.name) if right.is_prefix else asked.name == right.name
     contains = asked.operation == right.operation or (
-        asked.operation == "DESCRIBE" and right.operation in _WITH_DESCRIBE
+        asked.operation == "DESCRIBE" and right.operation in WITH_DESCRIBE
     )
     return right.resource == asked.resource and is_named and contains
 
@@ -88,13 +88,13 @@ def differences(
     Args:
         table: what it says of a part.
         names: what its placeholders stand for.
-        asked: what the broker was asked for by a user with the rights that the table calls needed, and no others.
+        asked: what the broker was asked for by a user who had what the table calls needed, at last, and never more.
     """
     needed = {filled_in(right, names) for right in table.needed}
-    optional = {filled_in(right, names) for right in table.optional}
+    known = needed | {filled_in(right, names) for right in table.optional}
     found = list(asked)
-    missing = [one for one in found if not one.allowed and not any(covers(right, one) for right in optional)]
-    allowed = [one for one in found if one.allowed]
+    missing = [right for right in found if not right.allowed and not any(covers(row, right) for row in known)]
+    allowed = [right for right in found if right.allowed]
     return missing, [right for right in sorted(needed) if not _is_used(right, needed - {right}, allowed)]
 
 
@@ -104,22 +104,3 @@ def _is_used(right: Right, others: Iterable[Right], asked: Iterable[AskedRight])
         covers(right, one) and one.operation == right.operation and not any(covers(other, one) for other in others)
         for one in asked
     )
-
-
-def as_table(part: str, names: Mapping[str, str], asked: Iterable[AskedRight]) -> str:
-    """Return the rows of the table for a part, by what was asked for."""
-    rows: dict[tuple[str, str], set[str]] = {}
-    placeholders = sorted(names.items(), key=lambda item: -len(item[1]))
-    for one in asked:
-        name = one.name
-        for placeholder, value in placeholders:
-            name = name.replace(value, f"<{placeholder}>")
-        name = re.sub(r"(sql-|file\.|coordinator\.)[0-9a-f]{8}.*", r"\1*", name)
-        rows.setdefault((one.resource.replace("_", " "), name), set()).add(
-            one.operation if one.allowed else f"({one.operation})"
-        )
-    lines = []
-    for (resource, name), operations in sorted(rows.items()):
-        kept = operations - {"DESCRIBE"} if operations & _WITH_DESCRIBE else operations
-        lines.append(f"| {part} | {resource} | `{name}` | {' '.join(sorted(kept))} |")
-    return "\n".join(lines)

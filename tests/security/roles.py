@@ -199,46 +199,26 @@ def move_offsets(world: World) -> None:
     application(world.as_administrator())
 
 
-#: The main path of each part.
-PARTS: dict[str, Role] = {
-    "app": application,
-    "app with dead letters and retry topics": application_that_gives_up,
-    "app that publishes": publishing_application,
-    "app that publishes exactly once": partial(publishing_application, exactly_once=True),
-    "app that reports": reporting_application,
-    "producer": producer,
-    "producer that answers checks": check_responder,
-    "coordinator": kafka_coordinator,
-    "operator who looks": look_at_transactions,
-    "operator who decides": decide_transactions,
-    "producer on a SqlStore": sql_producer,
-    "coordinator of a SqlStore": sql_coordinator,
-    "process with a FileStore": file_store,
-    "operator who looks at dead letters": look_at_dead_letters,
-    "operator who replays dead letters": replay_dead_letters,
-    "operator who looks at offsets": look_at_offsets,
-    "operator who moves offsets": move_offsets,
-    "operator who looks at reports": look_at_reports,
-    **commanding_roles.PARTS,
-}
-
-
-#: What an administrator makes before a part runs; the others need the topic alone.
-PREPARATIONS: dict[str, Role] = {
-    "app with dead letters and retry topics": make_topics_of_app,
-    "app that publishes": make_topics_of_publisher,
-    "app that publishes exactly once": make_topics_of_publisher,
-    "app that reports": make_topics_of_reports,
-    "operator who looks at reports": make_topics_of_reports,
-    "operator who looks at dead letters": make_topics_of_app,
-    "operator who replays dead letters": make_topics_of_app,
-    "producer": make_store,
-    "producer that answers checks": make_store,
-    "coordinator": make_store,
-    "operator who looks": make_store_with_audit,
-    "operator who decides": make_store_with_audit,
-    "producer on a SqlStore": make_sql_store,
-    "coordinator of a SqlStore": make_sql_store,
-    "process with a FileStore": make_file_store,
-    **commanding_roles.PREPARATIONS,
+#: What an administrator makes before each part runs, and its main path.
+PARTS: dict[str, tuple[Role, Role]] = {
+    "app": (make_topic, application),
+    "app with dead letters and retry topics": (make_topics_of_app, application_that_gives_up),
+    "app that publishes": (make_topics_of_publisher, publishing_application),
+    "app that publishes exactly once": (make_topics_of_publisher, partial(publishing_application, exactly_once=True)),
+    "app that reports": (make_topics_of_reports, reporting_application),
+    "producer": (make_store, producer),
+    "producer that answers checks": (make_store, check_responder),
+    "coordinator": (make_store, kafka_coordinator),
+    "operator who looks": (make_store_with_audit, look_at_transactions),
+    "operator who decides": (make_store_with_audit, decide_transactions),
+    "producer on a SqlStore": (make_sql_store, sql_producer),
+    "coordinator of a SqlStore": (make_sql_store, sql_coordinator),
+    "process with a FileStore": (make_file_store, file_store),
+    "operator who looks at dead letters": (make_topics_of_app, look_at_dead_letters),
+    "operator who replays dead letters": (make_topics_of_app, replay_dead_letters),
+    "operator who looks at offsets": (make_topic, look_at_offsets),
+    "operator who moves offsets": (make_topic, move_offsets),
+    "operator who looks at reports": (make_topics_of_reports, look_at_reports),
+    "member that hears commands": (commanding_roles.make_topics, commanding_roles.hear_commands),
+    "dashboard that commands members": (commanding_roles.make_topics, commanding_roles.command_members),
 }

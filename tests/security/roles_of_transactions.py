@@ -40,6 +40,7 @@ def coordinated(world: World, timeout: float = 0.2, check_max: int = 3) -> Itera
         return penstock.Coordinator(
             bootstrap_servers=world.servers,
             prefix=world.names["prefix"],
+            partitions=1,
             transaction_timeout=timeout,
             check_interval=0.2,
             check_max=check_max,
@@ -59,6 +60,7 @@ def transactional(world: World, **options: Any) -> AbstractContextManager[pensto
             bootstrap_servers=world.servers,
             prefix=world.names["prefix"],
             config=world.config,
+            publish_timeout=STEP_S,
             **options,
         )
 
@@ -201,7 +203,7 @@ OPTIONS: Any = {"transaction_timeout": 0.2, "check_interval": 0.2, "check_max": 
 
 def in_database(world: World) -> SqlStore:
     url = f"sqlite:///{world.folder / 'store.db'}"
-    return SqlStore(url, bootstrap_servers=world.servers, prefix=world.names["prefix"], config=world.config)
+    return SqlStore(url, bootstrap_servers=world.servers, prefix=world.names["prefix"], config=world.config, shards=1)
 
 
 def in_folder(world: World) -> FileStore:
@@ -225,7 +227,7 @@ def make_file_store(world: World) -> None:
 
 def sql_producer(world: World) -> None:
     def make() -> penstock.TransactionalProducer:
-        return penstock.TransactionalProducer(world.names["group"], store=in_database(world))
+        return penstock.TransactionalProducer(world.names["group"], store=in_database(world), publish_timeout=STEP_S)
 
     with penstock.Coordinator(store=in_database(world.as_administrator()), **OPTIONS), world.entered(make) as sending:
         world.trial.rounds(lambda: send(world, sending))
@@ -261,7 +263,9 @@ def relayed(world: World, stores: Callable[[], tuple[Store, Store]], sender: Wor
         its, theirs = stores()
         with (
             penstock.Coordinator(store=its, **OPTIONS) as coordinator,
-            penstock.TransactionalProducer(world.names["group"], store=theirs, check=undecided) as sending,
+            penstock.TransactionalProducer(
+                world.names["group"], store=theirs, check=undecided, publish_timeout=STEP_S
+            ) as sending,
         ):
             yield coordinator, sending
 

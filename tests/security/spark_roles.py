@@ -10,11 +10,19 @@ from roles_of_transactions import make_topic
 from world import STEP_S, World
 
 import penstock
+from canary import MESSAGE
 from databases import TestDatabase
 from penstock.errors import PenstockError, SinkError
 from penstock.spark_sink import DeadLetters, KafkaSink, ParquetSink, SqlSink
 from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS
+from penstock.spark_sink.ledger.kafka_producers import SinkPublisher, slot_id
+from penstock.spark_sink.ledger.kafka_publisher import publish as publish_rows
+from penstock.spark_sink.ledger.kafka_target import Row
 from penstock.spark_sink.monitoring.progress import SinkState
+from penstock.spark_sink.sinks.kafka_publication import require_target
+from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
+from penstock.spark_sink.source.batch_reader import BatchReader
+from penstock.spark_sink.source.options.options import SourceOptions
 from waiting import wait_until
 
 
@@ -141,4 +149,61 @@ PARTS: dict[str, Callable[[World, SparkSession], None]] = {
     "SqlSink with dead letters": sql_sink,
     "HandlerSink with dead letters": handler_sink,
     "HandlerSink that publishes": publishing_handler_sink,
+}
+
+
+def read(world: World) -> None:
+    """Plan and read the topic, as Spark's driver and tasks do."""
+    options = {"kafka.bootstrap.servers": world.servers, "subscribe": world.names["topic"]}
+    options |= {f"kafka.{name}": value for name, value in world.config.items()}
+
+    def rows() -> int:
+        reader = BatchReader(SourceOptions.parse(options))
+        return sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
+
+    def work() -> None:
+        assert world.trial.attempt(rows) == len(world.sent)
+
+    world.write()
+    world.trial.rounds(work)
+
+
+def publish(world: World) -> None:
+    """Check a `KafkaSink` as the driver does; then publish rows as a task does, each twice, as one that is retried."""
+    copies, name = world.names["target"], world.names["name"]
+    sink = KafkaSink(world.servers, copies, name=name, config=world.config, ledger_topic=world.names["ledger"])
+    target, source = sink._target(), ("orders", 0)
+
+    def task() -> int:
+        publisher = SinkPublisher(target)
+        row = Row(source, len(world.sent), copies, MESSAGE, world.sent[-1], [])
+        try:
+            return publish_rows(target, slot_id(name, source), [row], publisher)
+        finally:
+            publisher.close()
+
+    def work() -> None:
+        world.sent.append(world.value())
+        assert world.trial.attempt(task) == 0
+        assert world.trial.attempt(task) == 1
+
+    world.trial.attempt(lambda: require_target(target, [copies]))
+    world.trial.rounds(work)
+    assert world.trial.attempt(lambda: sink.position_of("", [source])) == {source: len(world.sent) + 1}
+    world.require_all_once(copies)
+
+
+def write_dead_letters(world: World) -> None:
+    """Write dead letters of a message, as a table that refuses its row does."""
+    writer = DeadLetters(world.servers, config=world.config)
+    rejected = [Rejected(world.names["topic"], 0, 0, "CheckViolation")]
+    world.write()
+    world.trial.rounds(lambda: world.trial.attempt(lambda: writer.write(rejected)))
+
+
+#: What the parts do on the driver and in tasks, without a Spark that starts for it.
+WITHOUT_SPARK: dict[str, Callable[[World], None]] = {
+    "source for Spark": read,
+    "KafkaSink": publish,
+    "SqlSink with dead letters": write_dead_letters,
 }

@@ -1,41 +1,174 @@
-"""Each part of penstock runs with the rights that docs/security.md names for it: none is missing, and none too many."""
+"""Each part of penstock names the permissions that it lacks: those of docs/security.md, and no others.
+
+A part begins without any, and is given what it names. When it works it must have named the whole table, and the broker
+must have been asked for nothing else. Then permissions are taken away while it runs: it names them, loses nothing, and
+goes on by itself when it has them back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import command_roles
 import pytest
 import roles
 import spark_roles
 from pyspark.sql import SparkSession
-from rights_table import DOCUMENT, Documented, as_table, commanded, covers, differences, documented, filled_in
+from rights_table import DOCUMENT, Documented, commanded, covers, differences, documented, filled_in
 from roles import Role
+from trial import LeastRights
 from world import World
 
 from penstock.devbroker import AskedRight
+from penstock.spark_sink.queries import restarts
+from penstock.transactions.coordinator.partitions import log_upkeep
+from penstock.transactions.stores.relay import coordinator as relay_coordinator
+from penstock.transactions.writing import target_quarantine
 from rights import Right, give
 
 TABLE = documented(DOCUMENT.read_text())
 
+#: What is taken in `make test` from each part that runs on; `make test-all` takes all of it in turn. What a coordinator
+#: does without the permission to publish is in test_security_targets.
+TAKEN: dict[str, tuple[str, str] | None] = {
+    "app": ("<topic>", "READ"),
+    "app with dead letters and retry topics": ("dlq.<topic>", "WRITE"),
+    "app that publishes": ("<target>", "WRITE"),
+    "app that publishes exactly once": ("penstock.<app>.", "WRITE"),
+    "app that reports": ("<reports>", "WRITE"),
+    "producer": ("<prefix>.half", "WRITE"),
+    "producer that answers checks": ("<prefix>.check.<group>", "READ"),
+    "coordinator": None,
+    "producer on a SqlStore": None,
+    "coordinator of a SqlStore": ("<topic>", "WRITE"),
+    "process with a FileStore": ("<prefix>.file.", "WRITE"),
+    "member that hears commands": ("<audit>", "WRITE"),
+}
+
+#: What is needed at a start, or at the first use, and not again: without it a part that runs does its work.
+ONLY_AT_START = {
+    ("producer", "<prefix>.check", "DESCRIBE"),
+    ("producer", "<prefix>.discarded", "DESCRIBE"),
+    ("producer", "<topic>", "DESCRIBE"),
+    ("producer that answers checks", "<prefix>.done", "DESCRIBE"),
+    ("producer that answers checks", "<prefix>.discarded", "DESCRIBE"),
+    ("producer that answers checks", "<topic>", "DESCRIBE"),
+    ("coordinator", "<prefix>.half", "DESCRIBE_CONFIGS"),
+    ("coordinator", "<prefix>.op", "DESCRIBE_CONFIGS"),
+    ("coordinator", "<prefix>.done", "DESCRIBE_CONFIGS"),
+    ("producer on a SqlStore", "<topic>", "DESCRIBE"),
+    ("coordinator of a SqlStore", "<prefix>.sql-", "READ"),
+    ("process with a FileStore", "<prefix>.file.", "READ"),
+}
+
 #: Parts that take long.
 LONG = {"operator who looks", "operator who decides", "process with a FileStore"}
-
-#: Commands that do what parts of the table do, and need no more; where one needs nothing it is no part.
-COMMANDS: dict[str, tuple[str, Role]] = {
-    "penstock run": ("app with dead letters and retry topics", command_roles.run),
-    "penstock coordinator": ("coordinator", command_roles.coordinator),
-    "penstock doctor": ("", command_roles.doctor),
-}
 
 #: Asked for and refused without harm: brokers from 2.8 on let a producer be idempotent that may write
 #: to any topic, and let a topic be created by who may create that topic.
 HARMLESS = {("cluster", "IDEMPOTENT_WRITE"), ("cluster", "CREATE")}
 
 
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """What is done every few seconds is done more often."""
+    if "[coordinator" in request.node.name:
+        # Others would miss what is deleted before they may read it.
+        monkeypatch.setattr(log_upkeep, "UPKEEP_S", 0.5)
+    monkeypatch.setattr(relay_coordinator, "_TRIM_S", 0.5)
+    monkeypatch.setattr(target_quarantine, "_LAST_S", 1.0)
+    monkeypatch.setattr(restarts, "RIGHT_WAIT_S", 0.5)
+
+
 def test_every_part_of_the_table_is_run() -> None:
     assert set(TABLE) == {*roles.PARTS, *spark_roles.PARTS}
+
+
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=[pytest.mark.thorough] if part in LONG else []) for part in roles.PARTS]
+)
+def test_a_part_names_what_it_lacks_and_needs_what_the_table_has_and_nothing_else(part: str, world: World) -> None:
+    taken = [right for right in TABLE[part].needed if (right.name, right.operation) == TAKEN.get(part)]
+    names_all(part, world, *roles.PARTS[part], taken)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("part", TAKEN)
+def test_a_part_that_loses_any_permission_names_it_and_goes_on_when_it_has_it_back(part: str, world: World) -> None:
+    names_all(part, world, *roles.PARTS[part], sorted(TABLE[part].needed))
+
+
+@pytest.mark.parametrize("part", spark_roles.WITHOUT_SPARK)
+def test_what_a_part_in_spark_does_names_what_it_lacks_also_in_the_middle_of_a_batch(part: str, world: World) -> None:
+    names_all(part, world, spark_roles.make_target, spark_roles.WITHOUT_SPARK[part], sorted(TABLE[part].needed))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("part", spark_roles.PARTS)
+def test_a_query_of_spark_names_what_it_lacks_waits_and_goes_on(part: str, world: World, spark: SparkSession) -> None:
+    taken = sorted(TABLE[part].needed)
+    names_all(part, world, spark_roles.make_target, lambda tried: spark_roles.PARTS[part](tried, spark), taken)
+
+
+@pytest.mark.parametrize(
+    ("part", "prepare", "role"),
+    [
+        ("app with dead letters and retry topics", roles.make_topic, roles.application_that_gives_up),
+        ("KafkaSink", roles.make_topics_of_publisher, spark_roles.publish),
+        ("SqlSink with dead letters", roles.make_topic, spark_roles.write_dead_letters),
+    ],
+)
+def test_a_part_whose_topics_are_missing_names_the_permission_to_create_them(
+    part: str, prepare: Role, role: Role, world: World
+) -> None:
+    prepare(world)
+    trial = LeastRights(world, TABLE[part], creates=True)
+    with trial.applied():
+        role(world.tried(trial))
+
+
+@pytest.mark.parametrize(
+    ("part", "role"),
+    [
+        ("app with dead letters and retry topics", command_roles.run),
+        pytest.param("coordinator", command_roles.coordinator, marks=pytest.mark.thorough),
+        ("", command_roles.doctor),
+    ],
+)
+def test_a_command_runs_with_what_the_table_has(part: str, role: Role, world: World) -> None:
+    table = TABLE.get(part, Documented(frozenset(), frozenset()))
+    prepare, _ = roles.PARTS.get(part, (roles.make_topic, role))
+    prepare(world)
+    give(world.broker, world.user, [filled_in(right, world.names) for right in table.needed])
+
+    role(world)
+
+    missing, _ = differences(table, world.names, asked(world))
+    assert missing == []
+
+
+def names_all(part: str, world: World, prepare: Role, role: Role, taken: Iterable[Right]) -> None:
+    """Run a part that begins without any permission, and require that it needed the table and no more.
+
+    Args:
+        part: a part of the table.
+        world: where.
+        prepare: what an administrator does before.
+        role: what the part does.
+        taken: what it loses while it runs.
+    """
+    only_at_start = {right for right in TABLE[part].needed if (part, right.name, right.operation) in ONLY_AT_START}
+    prepare(world)
+    trial = LeastRights(world, TABLE[part], taken, only_at_start)
+
+    with trial.applied():
+        role(world.tried(trial))
+
+    assert differences(TABLE[part], world.names, asked(world)) == ([], [])
+
+
+def asked(world: World) -> list[AskedRight]:
+    return [right for right in world.broker.asked(world.user) if (right.resource, right.operation) not in HARMLESS]
 
 
 @pytest.mark.parametrize(
@@ -59,55 +192,6 @@ def test_the_commands_give_what_the_table_names(user: str, parts: list[str]) -> 
     assert commanded(DOCUMENT.read_text())[user] == named - contained
 
 
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[pytest.mark.chaos] if part in LONG else []) for part in roles.PARTS]
-)
-def test_a_part_runs_with_the_rights_of_the_table_and_needs_each_of_them(part: str, world: World) -> None:
-    with least_rights(part, world, roles.PREPARATIONS.get(part, roles.make_topic)):
-        roles.PARTS[part](world)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_runs_with_the_rights_of_the_table(command: str, world: World) -> None:
-    part, role = COMMANDS[command]
-    with least_rights(part, world, roles.PREPARATIONS.get(part, roles.make_topic), is_whole_path=False):
-        role(world)
-
-
-# Beside a Spark that starts for them; tests/spark_sink has the rights of the same parts without its start.
-@pytest.mark.chaos
-@pytest.mark.parametrize("part", spark_roles.PARTS)
-def test_a_part_in_spark_runs_with_the_rights_of_the_table_and_needs_each_of_them(
-    part: str, world: World, spark: SparkSession
-) -> None:
-    with least_rights(part, world, spark_roles.make_target):
-        spark_roles.PARTS[part](world, spark)
-
-
-@contextmanager
-def least_rights(part: str, world: World, prepare: Role, *, is_whole_path: bool = True) -> Iterator[None]:
-    """Give the rights of the table while a part runs, and compare them afterwards with what was asked for.
-
-    Args:
-        part: a part of the table, or another one, which needs nothing.
-        world: where.
-        prepare: what an administrator does before.
-        is_whole_path: whether all that the part ever needs is asked for.
-    """
-    table = TABLE.get(part, Documented(frozenset(), frozenset()))
-    prepare(world)
-    give(world.broker, world.user, [filled_in(right, world.names) for right in table.needed])
-    try:
-        yield
-    finally:
-        looked_up = world.broker.asked(world.user)
-        asked = [one for one in looked_up if (one.resource, one.operation) not in HARMLESS]
-        print(f"{part} asked the broker for:\n{as_table(part, world.names, asked)}")  # noqa: T201 - shown if it fails
-    missing, superfluous = differences(table, world.names, asked)
-    assert missing == [], as_table(part, world.names, missing)
-    assert not is_whole_path or superfluous == []
-
-
 def asking_for(right: Right) -> AskedRight:
     return AskedRight(right.operation, right.resource, right.name, allowed=True, request="Any")
 
@@ -129,14 +213,11 @@ ENOUGH = [
 ]
 
 
-def test_a_table_that_names_what_was_asked_for_has_no_differences() -> None:
-    assert differences(documented(ROWS)["app"], NAMES, ENOUGH) == ([], [])
-
-
 @pytest.mark.parametrize("right", [("READ", "group", "shop"), ("WRITE", "topic", "orders"), ("READ", "topic", "dlq")])
 def test_a_row_that_is_missing_is_found(right: tuple[str, str, str]) -> None:
     refused = AskedRight(*right, allowed=False, request="Any")
 
+    assert differences(documented(ROWS)["app"], NAMES, ENOUGH) == ([], [])
     assert differences(documented(ROWS)["app"], NAMES, [*ENOUGH, refused]) == ([refused], [])
 
 

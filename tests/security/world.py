@@ -1,4 +1,4 @@
-"""Where a role runs, and how: by itself, or with a right of its taken away (`taken_away`)."""
+"""Where a role runs, and how: with all that it needs, or without (`trial`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.devbroker import DevBroker, User
 T = TypeVar("T")
 
 #: Seconds for one step of a main path, on a busy machine.
-STEP_S = 60.0
+STEP_S = 120.0
 
 #: Bytes of a message that the topic takes at most.
 LARGEST = 10_000

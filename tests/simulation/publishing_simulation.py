@@ -38,6 +38,8 @@ from simulation.transactional_client import (
 _DEEPEST = 2
 #: Messages that are parked at a time, at most: as many as a run has.
 _MOST_PARKED = 200
+#: Characters of an offset map where it is to have no room.
+_NO_MAP_CHARS = 0
 #: Transactions of one instance while everything settles, between two polls.
 _SETTLING = 5
 
@@ -129,6 +131,9 @@ class PublishingSimulation(Simulation):
         self._writers: dict[Instance, MemoryTransactionalWriter] = {}
         # The offsets of a partition are not told before the transaction of its former owner has ended.
         self._brokers_s += 2 * (TIMEOUT_S + LOOK_S)
+        # Elsewhere messages of several logs, or of a batch, would wait for each other without an end.
+        (first, *others) = app.handlers.values()
+        self._has_one_log = partitions == 1 and not others and first.batch == 1 and not first.retry_delays
         self._parked = 0
         self._allow_parked(self.settings.max_parked)
         #: How often what happened that a run should meet.
@@ -190,14 +195,18 @@ class PublishingSimulation(Simulation):
         client.committed = stable
         client.consumer_group_metadata = lambda: self._metadata(instance)
         client.memberid = lambda: "" if (member := self._metadata(instance)[1]) is None else member.name
-        publisher = instance.consumer.engine.results
+        engine = instance.consumer.engine
+        publisher = engine.results
         assert isinstance(publisher, TransactionalPublisher)
+        if self._has_one_log:
+            # What is done above the watermark must wait: no map tells of it.
+            engine.commits._map_chars = _NO_MAP_CHARS
         changed = publisher.changed
 
         def changed_meanwhile(places: Any) -> Any:
             self._let_others(instance)
             found = changed(places)
-            self._let_others(instance)
+            self._let_others(instance, chance=0.5)
             return found
 
         publisher.changed = changed_meanwhile
@@ -283,9 +292,9 @@ class PublishingSimulation(Simulation):
         self.met["transactions"] = self.met.get("transactions", 0) + publisher.transactions - before
         return True
 
-    def _let_others(self, instance: Instance) -> None:
+    def _let_others(self, instance: Instance, *, chance: float = 0.1) -> None:
         """Let others work while an instance's publisher is between two calls."""
-        if self._depth < _DEEPEST and self.chance.random() < 0.1:
+        if self._depth < _DEEPEST and self.chance.random() < chance:
             self._depth += 1
             try:
                 for _ in range(self.chance.randint(1, 6)):

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import KafkaException, Producer
-from pyspark.sql import DataFrame, SparkSession
+from confluent_kafka.admin import AdminClient
 
 from databases import TestDatabase, new_database
 from kafka_tools import wait_for_markers
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
+from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG
 from telemetry_tools import Recorded
 
-Record = tuple[bytes | None, bytes | None]
-FrameOf = Callable[..., DataFrame]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
-_numbers = itertools.count(1)
+Record = tuple[bytes | None, bytes | None]
 
 
 @pytest.fixture
-def frame_of(spark: SparkSession) -> FrameOf:
+def frame_of(spark: SparkSession) -> Callable[..., DataFrame]:
     """Return a function that makes a frame: `frame_of("id STRING, n INT", [(partition, offset, id, n), ...])`."""
 
     def make(columns: str, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
@@ -56,7 +57,7 @@ def write_transaction(broker: DevBroker) -> Callable[..., None]:
     It returns when the markers are in the logs, which the broker writes after it has answered the client.
     """
     producer = Producer(
-        {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": f"spark-tests-{next(_numbers)}"}
+        {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": f"spark-tests-{uuid.uuid4().hex}"}
     )
     producer.init_transactions(60)
 
@@ -109,6 +110,14 @@ def read(spark: SparkSession, broker: DevBroker) -> Callable[..., DataFrame]:
         return reader.options(**settings).load()
 
     return load
+
+
+@pytest.fixture(scope="session")
+def ledger_topic(broker: DevBroker, admin: AdminClient, topic_numbers: Iterator[int]) -> str:
+    """One ledger in Kafka for all tests: each sink has a name of its own."""
+    name = f"ledger-{next(topic_numbers)}"
+    ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(name, PARTITIONS, TOPIC_CONFIG)])
+    return name
 
 
 @pytest.fixture(params=["sqlite", "driver", "executors"])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
+from streams import read_to_end
 
 Row = tuple[str, int, int, bytes | None, bytes | None]
 
@@ -36,12 +37,7 @@ class Batches:
         return sorted((row for batch in self.rows for row in batch), key=lambda row: row[:3])
 
 
-def run(frame: DataFrame, batches: Batches, checkpoint: Path, *, once: bool = True) -> StreamingQuery:
-    """Start a query over a streaming frame; with `once`, wait until it has read what is there."""
+def run(frame: DataFrame, batches: Batches, checkpoint: Path) -> StreamingQuery:
+    """Run a query over a streaming frame until it has read what is there."""
     writer = frame.writeStream.foreachBatch(batches).option("checkpointLocation", str(checkpoint))
-    query = (
-        writer.trigger(availableNow=True).start() if once else writer.trigger(processingTime="100 milliseconds").start()
-    )
-    if once:
-        assert query.awaitTermination(150)
-    return query
+    return read_to_end(lambda: writer.trigger(availableNow=True).start())

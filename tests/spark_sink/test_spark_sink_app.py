@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from app_sinks import SPARK_S, NewTopic
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
+from streams import SPARK_S
 
 from kafka_tools import Recorder, produce, transactional
 from penstock.app import App
@@ -20,7 +21,7 @@ from waiting import wait_until
 
 
 def test_an_app_gives_committed_messages_to_its_handler_and_its_sink(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic = new_topic(partitions=2)
     producer = transactional(broker.bootstrap_servers)
@@ -32,7 +33,7 @@ def test_an_app_gives_committed_messages_to_its_handler_and_its_sink(
         ending()
     url = f"sqlite:///{tmp_path}/rows.db"
     store = SqlSink(url, table="rows", key=["name"])
-    app = App("both", bootstrap_servers=broker.bootstrap_servers, workers=2)
+    app = App(topic, bootstrap_servers=broker.bootstrap_servers, workers=2)
     seen = Recorder()
     app.handler(topic)(seen)
 
@@ -53,17 +54,18 @@ def test_an_app_gives_committed_messages_to_its_handler_and_its_sink(
         (query,) = running.queries
 
     assert stored() == {f"kept{number}" for number in range(10)}
-    assert query.name == "both-keep"
+    assert query.name == f"{topic}-keep"
     assert not query.isActive
 
 
+@pytest.mark.thorough
 def test_an_app_of_sinks_alone_ends_when_all_is_read(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"x")] * 7)
     counts: list[int] = []
-    app = App("alone", bootstrap_servers=broker.bootstrap_servers)
+    app = App(topic, bootstrap_servers=broker.bootstrap_servers)
     app.sink(topic, trigger="available now", name="counting", checkpoint_location=str(tmp_path))(
         lambda batch, _: counts.append(batch.count())
     )
@@ -75,14 +77,14 @@ def test_an_app_of_sinks_alone_ends_when_all_is_read(
 
 
 def test_a_sink_that_fails_is_started_again_while_the_handler_goes_on(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"%d" % number) for number in range(10)])
     stored: list[bytes] = []
     failures: list[int] = []
     seen = Recorder()
-    app = App("again", bootstrap_servers=broker.bootstrap_servers, config={"auto.offset.reset": "earliest"})
+    app = App(topic, bootstrap_servers=broker.bootstrap_servers, config={"auto.offset.reset": "earliest"})
     app.handler(topic)(seen)
 
     @app.sink(
@@ -114,25 +116,6 @@ def test_a_sink_that_fails_is_started_again_while_the_handler_goes_on(
     assert sink.last_error is not None
 
 
-def test_a_sink_that_fails_too_often_stops_the_app_with_a_sentence(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
-) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"x")])
-    app = App("fails", bootstrap_servers=broker.bootstrap_servers)
-    calls: list[int] = []
-
-    @app.sink(topic, trigger="1 second", name="broken", restarts=1, checkpoint_location=str(tmp_path))
-    def broken(_batch: DataFrame, batch_id: int) -> None:
-        calls.append(batch_id)
-        raise ValueError("no room")
-
-    with app.start() as running, pytest.raises(SinkError, match=r"the query broken ended: .* started again 1 time "):
-        running.wait(SPARK_S)
-
-    assert set(calls) == {0}
-
-
 class Stored:
     """A sink that keeps rows, and tells what it was asked."""
 
@@ -151,12 +134,12 @@ class Stored:
 
 
 def test_a_sink_is_checked_before_the_query_begins_and_takes_rows_that_a_function_makes(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"7")])
     stored, refusing = Stored(), Stored(refuses=True)
-    app = App("checked", bootstrap_servers=broker.bootstrap_servers)
+    app = App(topic, bootstrap_servers=broker.bootstrap_servers)
 
     @app.sink(topic, sink=stored, trigger="available now", checkpoint_location=str(tmp_path / "stored"))
     def amounts(messages: DataFrame) -> DataFrame:
@@ -165,12 +148,12 @@ def test_a_sink_is_checked_before_the_query_begins_and_takes_rows_that_a_functio
     with app.start() as running:
         assert running.wait(SPARK_S)
         names = [one.name for one in running.sinks()]
-    refused = App("refused", bootstrap_servers=broker.bootstrap_servers)
+    refused = App(f"refused-{topic}", bootstrap_servers=broker.bootstrap_servers)
     refused.sink(topic, checkpoint_location=str(tmp_path / "refused"))(refusing)
     with pytest.raises(SinkError, match="table orders has no column value"):
         refused.start()
 
-    assert names == ["checked-amounts"]
+    assert names == [f"{topic}-amounts"]
     # At each start: on a machine with much to do Spark's own parts may fail, and the query is started again.
     assert stored.schemas[0] == ["amount", "topic", "partition", "offset"]
     assert stored.rows == [(7, topic, 0, 0)]
@@ -194,52 +177,18 @@ def test_wrong_settings_of_sinks_are_refused_at_once() -> None:
         app.sink("orders", sink="sqlite://")(lambda frame: frame)  # type: ignore[arg-type] # it is the mistake
 
 
-def test_a_sink_that_does_not_start_leaves_no_other_running(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
-) -> None:
-    topic = new_topic()
-    app = App("leak", bootstrap_servers=broker.bootstrap_servers)
-    for name, options in (("first", {}), ("second", {"maxOffsetPerTrigger": "10"})):
-        app.sink(topic, name=name, options=options, checkpoint_location=str(tmp_path / name))(
-            lambda _batch, _batch_id: None
-        )
-
-    with pytest.raises(ConfigurationError, match="did you mean maxOffsetsPerTrigger"):
-        app.start()
-
-    assert [query.name for query in spark.streams.active] == []
-
-
-def test_a_sink_beside_a_handler_takes_its_options_and_of_the_settings_what_means_something_to_it(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
-) -> None:
-    topic = new_topic()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"x")] * 25)
-    counts: list[int] = []
-    seen = Recorder()
-    app = App(
-        "settings",
-        bootstrap_servers=broker.bootstrap_servers,
-        config={"auto.offset.reset": "earliest", "session.timeout.ms": 6000, "error_cb": print, "client.id": "both"},
-    )
-    app.handler(topic)(seen)
-    app.sink(topic, trigger="1 second", options={"maxOffsetsPerTrigger": "10"}, checkpoint_location=str(tmp_path))(
-        lambda batch, _: counts.append(batch.count())
-    )
-
-    with app.start():
-        wait_until(lambda: sum(counts) == 25 and len(seen.calls) == 25, timeout=SPARK_S)
-
-    assert max(counts) <= 10
-
-
+@pytest.mark.thorough
 def test_of_several_processes_the_first_runs_the_sinks(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    spark: SparkSession,
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     topic = new_topic()
-    app = App("several", bootstrap_servers=broker.bootstrap_servers)
+    app = App(topic, bootstrap_servers=broker.bootstrap_servers)
     app.sink(topic, checkpoint_location=str(tmp_path))(lambda _batch, _batch_id: None)
-    alone = App("several", bootstrap_servers=broker.bootstrap_servers)
+    alone = App(topic, bootstrap_servers=broker.bootstrap_servers)
     alone.sink(topic)(lambda _batch, _batch_id: None)
     app.handler(topic)(Recorder())
 
@@ -253,19 +202,6 @@ def test_of_several_processes_the_first_runs_the_sinks(
         in_the_first = [query.isActive for query in first.queries]
 
     assert (in_the_second, in_the_first) == ([], [True])
-
-
-def test_a_sink_that_remembers_nothing_is_refused_without_a_checkpoint(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic()
-    app = App("forgets", bootstrap_servers=broker.bootstrap_servers)
-    app.sink(topic, name="forgetful")(lambda _batch, _batch_id: None)
-
-    with pytest.raises(ConfigurationError, match="the sink of the query forgetful has no ledger, and the query no che"):
-        app.start()
-
-    assert [query.name for query in spark.streams.active] == []
 
 
 def test_a_sink_for_a_missing_topic_is_refused_before_spark_starts_it(spark: SparkSession, broker: DevBroker) -> None:

@@ -42,15 +42,6 @@ lake = ParquetSink(f"{folder}/lake", keep_position=True)
 words = [F.col("value").cast("string").alias("n"), "topic", "partition", "offset"]
 """
 
-#: A batch handed over twice, by hand.
-BY_HAND = """
-for batch_id in (0, 1):
-    for sink in (table, lake):
-        sink.check(frame.select(*words).schema)
-        sink(frame.select(*words), batch_id)
-    say(f"batch {batch_id}")
-"""
-
 #: A stream into every sink there is.
 STREAMS = """
 from penstock.consumer import handler
@@ -118,18 +109,6 @@ def stored(folder: Path) -> tuple[list[int], list[int], int]:
         table = sorted(int(n) for (n,) in database.execute("SELECT n FROM numbers"))
     lake = sorted(int(n) for n in pq.read_table(folder / "lake").column("n").to_pylist())
     return table, lake, len(list((folder / "lake").glob("penstock_batch=*")))
-
-
-@pytest.mark.chaos  # it has a JVM of its own: a minute
-@pytest.mark.timeout(400)
-def test_the_source_and_the_sinks_take_a_connect_session(
-    connect: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
-    facts = connect(BY_HAND)
-
-    assert facts["session"].startswith("pyspark.sql.connect")
-    assert facts["rows"] == 50
-    assert stored(tmp_path) == (list(range(50)), list(range(50)), 1)  # the second time nothing was stored
 
 
 @pytest.mark.chaos  # the same, and six queries

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 
 from kafka_tools import read_all, transactional
-from penstock.clients import factory as making
 from penstock.clients.reading import PartitionReader
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
-from penstock.spark_sink import KafkaSink
 from penstock.spark_sink.ledger import kafka_ledger
-from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG
+from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS
 from penstock.spark_sink.ledger.kafka_producers import SinkPublisher, slot_id
 from penstock.spark_sink.ledger.kafka_publisher import publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target
-from penstock.spark_sink.sinks.sink import ledger_positions
 
 SOURCE = ("orders", 0)
 
@@ -53,14 +44,6 @@ class Bench:
         return [int(one.value() or b"") for one in read_all(self.target.servers, self.topic, **how)]
 
 
-@pytest.fixture(scope="module")
-def ledger_topic(broker: DevBroker, admin: AdminClient) -> str:
-    """One ledger for all tests: each has a sink name of its own."""
-    name = "ledger-tests"
-    ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(name, PARTITIONS, TOPIC_CONFIG)])
-    return name
-
-
 @pytest.fixture
 def bench(broker: DevBroker, ledger_topic: str, new_topic: Callable[..., str]) -> Any:
     """A sink of its own with a topic."""
@@ -69,24 +52,6 @@ def bench(broker: DevBroker, ledger_topic: str, new_topic: Callable[..., str]) -
     yield made
     for publisher in made.open:
         publisher.close()
-
-
-def hooked(monkeypatch: pytest.MonkeyPatch, commit: Callable[[Producer, Callable[[], None]], None]) -> None:
-    """Let `commit(producer, real)` stand in for the producers' commit, `real` being the client library's."""
-
-    class Hooked(Producer):
-        def commit_transaction(self, timeout: float = -1) -> None:
-            commit(self, lambda: super(Hooked, self).commit_transaction(timeout))
-
-    monkeypatch.setattr(making, "Producer", Hooked)
-
-
-def test_rows_below_the_ledger_are_left_out(bench: Bench) -> None:
-    assert bench.publish(bench.rows(0, 4)) == 0
-    assert bench.publish(bench.rows(3, 6)) == 2
-    assert bench.publish(bench.rows(0, 6)) == 7
-
-    assert bench.seen() == list(range(7))
 
 
 def test_a_row_without_a_topic_moves_the_ledger_and_one_may_name_its_partition(bench: Bench) -> None:
@@ -101,108 +66,6 @@ def test_a_row_without_a_topic_moves_the_ledger_and_one_may_name_its_partition(b
 
     assert bench.seen() == [3]
     assert bench.open[-1].ledger.read([SOURCE])[SOURCE].next_offset == 21
-
-
-def test_a_sink_tells_the_ledger_of_its_name(bench: Bench) -> None:
-    bench.publish(bench.rows(0, 4))
-    target = bench.target
-    sink = KafkaSink(target.servers, bench.topic, name=target.name, ledger_topic=target.ledger)
-    asked = [SOURCE, ("orders", 1)]
-
-    assert ledger_positions(sink, "the query's own name", asked) == {SOURCE: 5}
-    assert ledger_positions(replace(sink, name="another"), "", asked) == {}
-    assert ledger_positions(replace(sink, ledger_topic="not-made-yet"), "", asked) == {}
-
-
-def test_rows_that_this_run_of_the_query_has_gone_past_are_an_error_and_a_repeated_task_is_not(bench: Bench) -> None:
-    bench.target = replace(bench.target, batch="run-1/4")
-    assert bench.publish(bench.rows(0, 4)) == 0
-    assert bench.publish(bench.rows(0, 5)) == 5  # the same batch, tried again
-    bench.target = replace(bench.target, batch="run-1/5")
-    with pytest.raises(SinkError, match=r"batch 5 holds rows of orders\[0\] that lie below those of batch 4"):
-        bench.publish(bench.rows(3, 6))
-    bench.target = replace(bench.target, batch="run-2/0")
-    assert bench.publish(bench.rows(0, 6)) == 6  # started anew without its checkpoint
-
-    assert bench.seen() == list(range(7))
-
-
-#: A task that is killed when all is written and nothing is committed.
-KILLED = """
-import os, signal, sys
-from confluent_kafka import Producer
-from penstock.clients import factory
-from penstock.spark_sink.ledger.kafka_producers import SinkPublisher, slot_id
-from penstock.spark_sink.ledger.kafka_publisher import publish
-from penstock.spark_sink.ledger.kafka_target import Row, Target
-class Killed(Producer):
-    def commit_transaction(self, timeout=-1):
-        os.kill(os.getpid(), signal.SIGKILL)
-factory.Producer = Killed
-servers, name, ledger, topic = sys.argv[1:]
-target = Target(servers, {}, name, ledger)
-rows = [Row(("orders", 0), n, topic, b"k", b"%d" % n, ()) for n in range(5)]
-publish(target, slot_id(name, ("orders", 0)), rows, SinkPublisher(target))
-"""
-
-
-def test_a_task_killed_between_produce_and_commit_published_nothing_and_its_successor_does_it_once(
-    bench: Bench,
-) -> None:
-    target = bench.target
-    child = subprocess.run(
-        [sys.executable, "-c", KILLED, target.servers, target.name, target.ledger, bench.topic], check=False
-    )
-    written, committed = bench.seen(committed_only=False), bench.seen(left_open=True)
-    applied = bench.publish(bench.rows(0, 6))
-
-    assert child.returncode == -signal.SIGKILL
-    assert written == list(range(5))  # all was on the broker
-    assert committed == []
-    assert applied == 0
-    assert bench.seen() == list(range(7))
-
-
-def test_an_attempt_that_is_thought_dead_is_shut_out_by_its_successor(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    applied: list[int] = []
-
-    def overtaken(_producer: Producer, real: Callable[[], None]) -> None:
-        if not applied:
-            # All of the first attempt is written when the second takes over and publishes more.
-            applied.append(-1)
-            applied[0] = bench.publish(bench.rows(0, 7))
-        real()
-
-    hooked(monkeypatch, overtaken)
-    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
-        left_out = bench.publish(bench.rows(0, 4))
-
-    assert applied == [0]  # the second published all
-    assert left_out == 5  # the first found it done
-    assert "publishing failed and is tried again" in caplog.text  # after it was refused
-    assert bench.seen() == list(range(8))
-
-
-def test_a_commit_whose_answer_is_lost_is_looked_up_and_not_repeated(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lost: list[int] = []
-
-    def unheard(producer: Producer, real: Callable[[], None]) -> None:
-        real()
-        if not lost:
-            producer.poll(0)  # lines of the client library's log count as well
-            lost.append(len(producer))
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-
-    hooked(monkeypatch, unheard)
-    left_out = bench.publish(bench.rows(0, 4))
-
-    assert lost == [0]
-    assert left_out == 5
-    assert bench.seen() == list(range(5))
 
 
 def test_the_ledger_is_read_past_what_others_have_open_in_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from kafka_tools import read_all
 from penstock import clients
@@ -20,9 +20,8 @@ from penstock.clients import factory as making
 from penstock.clients.reading import partition_reader
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
-from penstock.spark_sink import KafkaSink
 from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, ledger_key, ledger_partition
-from penstock.spark_sink.ledger.kafka_producers import MOST_PRODUCERS, PublisherPool, SinkPublisher, slot_id, slot_of
+from penstock.spark_sink.ledger.kafka_producers import PublisherPool, SinkPublisher, slot_id, slot_of
 from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.sinks.frames import slot_column
 from penstock.spark_sink.sinks.kafka_publication import WriterCommitMessage, publish_by_source
@@ -58,14 +57,6 @@ class Worker:
 
     def end(self) -> None:
         self._kept.close()
-
-
-@pytest.fixture(scope="module")
-def ledger_topic(broker: DevBroker, admin: AdminClient) -> str:
-    """One ledger for all tests: each has a sink name of its own."""
-    name = "ledger-of-kept-producers"
-    ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(name, PARTITIONS, TOPIC_CONFIG)])
-    return name
 
 
 @pytest.fixture
@@ -133,19 +124,6 @@ def test_batch_after_batch_a_worker_takes_its_ids_once_and_reads_the_ledger_on(
 
     assert calls == {"init": 2, "commit": 14, "consumers": 1, "admins": 1}
     assert seen(one) == once(64)
-
-
-def test_two_workers_that_take_turns_publish_each_row_once_and_waste_no_transaction(
-    worker: Callable[[], Worker], calls: dict[str, int]
-) -> None:
-    workers = [worker(), worker()]
-
-    for batch in range(6):
-        assert workers[batch % 2].applied(10 * batch, 10 * batch + 9, batch) == [0, 0]
-
-    # The ledger says that the other has published since: no transaction is begun only to be refused.
-    assert calls["init"] == calls["commit"] == 12
-    assert seen(workers[0]) == once(59)
 
 
 def test_a_kept_producer_whose_id_another_has_taken_is_shut_out_and_its_rows_are_published_once(
@@ -270,21 +248,6 @@ def test_a_worker_killed_at_a_commit_of_a_kept_producer_loses_and_doubles_nothin
     assert seen(one) == once(9)
 
 
-def test_a_failure_leaves_nothing_behind_for_other_tasks(
-    worker: Callable[[], Worker], calls: dict[str, int], new_topic: Callable[..., str]
-) -> None:
-    one = worker()
-    assert one.applied(0, 4, 0) == [0, 0]
-    refusing = Row(SOURCES[0], 5, new_topic(1, {"max.message.bytes": "500"}), b"k", b"x" * 1_000, ())
-
-    (told,) = publish_by_source(one.target, [refusing], one._pool)
-
-    assert "MSG_SIZE_TOO_LARGE" in (told.failure or "")
-    assert one._kept._idle == []
-    assert one.applied(0, 9, 0) == [5, 5]
-    assert seen(one) == once(9)
-
-
 def test_what_an_operator_takes_back_and_a_ledger_made_anew_are_seen_by_a_kept_reader(
     broker: DevBroker,
     admin: AdminClient,
@@ -320,39 +283,3 @@ def test_a_source_partition_has_one_slot_for_ever_and_spark_finds_the_same(spark
     assert [slot_id("sink", source) for source in SOURCES] == ["sink/18", "sink/4"]
     nowhere = spark.createDataFrame([(None, None)], "topic STRING, partition INT").select(slot_column().alias("slot"))
     assert nowhere.collect()[0].slot is not None
-
-
-def test_producers_are_bounded(worker: Callable[[], Worker]) -> None:
-    publisher = SinkPublisher(worker().target)
-    discarded: list[int] = []
-
-    class Fixed:
-        def __init__(self, number: int) -> None:
-            self._number = number
-
-        def discard(self) -> None:
-            discarded.append(self._number)
-
-    for number in range(MOST_PRODUCERS + 2):
-        publisher.keep(str(number), Fixed(number))  # type: ignore[arg-type]
-    assert discarded == [0, 1]
-    publisher.close()
-
-    assert sorted(discarded) == list(range(MOST_PRODUCERS + 2))
-
-
-def test_batches_of_a_sink_on_spark_publish_each_row_once_by_what_workers_keep(
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    frame_of: Callable[..., DataFrame],
-    ledger_topic: str,
-) -> None:
-    topic = new_topic()
-    sink = KafkaSink(broker.bootstrap_servers, topic, name=topic, ledger_topic=ledger_topic, parallelism=2)
-
-    for batch in range(4):
-        rows = [(p, n, f"{p}-{n}") for p in range(4) for n in range(5 * batch, 5 * batch + 7)]
-        sink(frame_of("value STRING", rows), batch)
-
-    values = [one.value() for one in read_all(broker.bootstrap_servers, topic)]
-    assert sorted(values) == sorted(b"%d-%d" % (p, n) for p in range(4) for n in range(22))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -15,10 +15,9 @@ from kafka_tools import ANSWER_S
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError, TopicNotFoundError
-from penstock.spark_sink.source.offsets.planning import OffsetRange, Offsets
+from penstock.spark_sink.source.offsets.planning import OffsetRange
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.partition_reader import read_ranges
-from penstock.spark_sink.source.planning.offset_reader import OffsetReader
 from penstock.spark_sink.source.stream_reader import StreamReader
 from penstock.spark_sink.source.tasks import source_schema
 from raw_produce import produce_raw
@@ -73,31 +72,6 @@ def test_a_limit_is_not_spent_on_offsets_that_are_gone(
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
         assert ranges(reader, start, end) == [OffsetRange(topic, 0, 400, 450)]
     assert f"{topic}[0]: offsets 10 to 399 are gone" in caplog.text
-
-
-def test_where_the_logs_begin_is_asked_once_a_trigger(
-    broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = new_topic()
-    write(topic, 0, [(None, b"x")] * 20)
-    reader = reader_of(broker, subscribe=topic)
-    asked: list[set[tuple[str, int]]] = []
-
-    def earliest(self: OffsetReader, partitions: Iterable[tuple[str, int]]) -> Offsets:
-        asked.append(set(partitions))
-        return given(self, asked[-1])
-
-    given = OffsetReader.earliest
-    monkeypatch.setattr(OffsetReader, "earliest", earliest)
-
-    for start in (0, 10):
-        end = reader.latestOffset({topic: {"0": start}}, ReadMaxRows(10))
-        assert ranges(reader, {topic: {"0": start}}, end) == [OffsetRange(topic, 0, start, start + 10)]
-    assert asked == [{(topic, 0)}, {(topic, 0)}]
-    # What the trigger before was told is not kept: the log may have been cut since.
-    cut(admin, topic, 15)
-    assert reader.latestOffset({topic: {"0": 10}}, ReadAllAvailable()) == {topic: {"0": 20}}
-    assert ranges(reader, {topic: {"0": 10}}, {topic: {"0": 20}}) == [OffsetRange(topic, 0, 15, 20)]
 
 
 @pytest.mark.parametrize("how", ["subscribe", "assign"])

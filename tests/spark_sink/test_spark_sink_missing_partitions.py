@@ -11,7 +11,6 @@ from confluent_kafka import KafkaError, KafkaException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from penstock.clients.rights import MissingRightError
-from penstock.errors import SourceError
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import Topics
@@ -118,26 +117,3 @@ def test_a_batch_that_is_done_again_waits_for_a_topic_that_is_hidden() -> None:
     with pytest.raises(MissingRightError, match=r"lost\[0\] was to be read up to offset 20 and cannot be read now"):
         reader_of(brokers).partitions(at(kept=5, lost=5), at(kept=20, lost=20))
     assert rows(reader_of(brokers), at(kept=5, lost=20), at(kept=20, lost=20)) == [("kept", 5, 20)]
-
-
-@pytest.mark.parametrize("end", [3, 50])
-@pytest.mark.parametrize("limit", [ALL, ReadMaxRows(100)])
-def test_a_topic_made_anew_is_told_by_its_id_and_read_from_its_beginning(
-    caplog: pytest.LogCaptureFixture, end: int, limit: Any
-) -> None:
-    brokers = Brokers(kept=20, lost=20)
-    lenient, strict = reader_of(brokers), reader_of(brokers, lenient=False)
-    before = lenient.latestOffset(at(kept=0, lost=0), limit)
-    assert strict.latestOffset(at(kept=0, lost=0), limit) == before
-    brokers.ids["lost"], brokers.ends["lost"] = "second-lost", end
-
-    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
-        turned = lenient.latestOffset(before, limit)
-        nothing = rows(lenient, before, turned)
-        after = lenient.latestOffset(turned, limit)
-
-    assert nothing == []
-    assert rows(lenient, turned, after) == [("lost", 0, end)]
-    assert "lost[0] was read up to offset 20, but the topic was deleted and made anew" in caplog.text
-    with pytest.raises(SourceError, match=r"lost\[0\] was read up to offset 20, but the topic was deleted and made"):
-        strict.latestOffset(before, limit)

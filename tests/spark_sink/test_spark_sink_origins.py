@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 from pyspark.sql import DataFrame
+from streams import read_to_end
 
 from penstock.errors import SinkError
 from penstock.spark_sink.sinks import sink as sinks
@@ -47,8 +48,8 @@ def test_a_query_s_name_and_run_are_what_spark_says(
         thread.join()
 
     for writer in (read(stream=True, subscribe=topic, startingOffsets="earliest").writeStream for _ in range(2)):
-        query = (writer.queryName(name) if not found else writer).foreachBatch(look).trigger(availableNow=True).start()
-        assert query.awaitTermination(150)
+        named = writer.queryName(name) if not found else writer
+        query = read_to_end(named.foreachBatch(look).trigger(availableNow=True).start)
         assert found[-2:] == [Origin(name if len(found) == 2 else "", str(query.runId)), Origin()]
 
 

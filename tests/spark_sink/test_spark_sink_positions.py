@@ -94,17 +94,6 @@ def test_a_time_is_asked_for_every_partition_and_no_other(broker: DevBroker, tim
         planned(broker, subscribe=timed, endingOffsetsByTimestamp=json.dumps(each))
 
 
-def test_tasks_are_no_larger_than_told_and_no_fewer(broker: DevBroker, timed: str) -> None:
-    def sizes(**options: str) -> list[int]:
-        tasks = BatchReader(parsed(broker, subscribe=timed, **options)).partitions()
-        return [part.size for task in tasks for part in task.value]
-
-    assert sizes() == [10, 5]
-    assert sizes(maxRecordsPerPartition="4") == [3, 3, 4, 2, 3]
-    assert sizes(minPartitions="3", maxRecordsPerPartition="100") == [5, 5, 5]
-    assert max(sizes(minPartitions="3", maxRecordsPerPartition="2")) == 2
-
-
 def test_an_end_past_the_log_is_a_loss_or_the_end_of_the_log(broker: DevBroker, timed: str) -> None:
     past = {"subscribe": timed, "endingOffsets": json.dumps({timed: {"0": 99, "1": 3}})}
 

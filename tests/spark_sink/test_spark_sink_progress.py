@@ -6,17 +6,48 @@ import itertools
 import json
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
-from progress_reports import Ledger, values
+from confluent_kafka import Consumer, TopicPartition
+from pyspark.sql import DataFrame, SparkSession
+from streams import SPARK_S
 
-from penstock.errors import MessageFormatError
-from penstock.spark_sink.monitoring.progress import QueryProgress, SinkPartition, SinkState, SinkStatistics
+from kafka_tools import committed, ends, produce
+from penstock.app import App
+from penstock.devbroker import DevBroker
+from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
+from penstock.spark_sink.monitoring.progress import QueryProgress, SinkState, SinkStatistics
 from penstock.spark_sink.monitoring.progress_publisher import ProgressPublisher
 from penstock.spark_sink.source.offsets.planning import Offsets
 from telemetry_tools import Recorded
 from waiting import wait_until
+
+
+class Ledger:
+    """A sink that tells its ledger."""
+
+    def __init__(self, topic: str = "orders", offset: int = 3) -> None:
+        self.asked = 0
+        self._ledger = {(topic, 0): offset}
+
+    def position(self, _query: str) -> Offsets:
+        self.asked += 1
+        if self.asked == 1:
+            raise ConnectionError("secret-of-the-url")
+        return self._ledger
+
+
+def values(recorded: Recorded, name: str) -> dict[tuple[str, ...], float]:
+    """Return a metric's values by topic and partition, and see that each names its query."""
+    found = {}
+    for point in recorded.points(name):
+        assert point.attributes["penstock.spark.query"] == "store"
+        place = [point.attributes.get(f"messaging.destination.{part}") for part in ("name", "partition.id")]
+        found[tuple(one for one in place if one is not None)] = getattr(point, "value", 0)
+    return found
+
 
 PHASES = {"addBatch": 1433, "latestOffset": 169, "triggerExecution": 1877}
 
@@ -68,33 +99,6 @@ def test_a_report_becomes_rows_seconds_offsets_and_lag() -> None:
     assert progress.lag == {("orders", 0): 4, ("orders", 1): 6}
 
 
-def test_a_report_of_nothing_to_do_is_no_batch() -> None:
-    assert not QueryProgress.parse(report(8, phases=IDLE)).executed
-
-
-@pytest.mark.parametrize("end", ['{"orders": {"0": 4}}', {"orders": {"0": 4}}])
-def test_offsets_come_as_texts_from_some_sources_and_as_objects_from_others(end: object) -> None:
-    assert QueryProgress.parse(report(1, end=end)).ends == {("orders", 0): 4}
-
-
-@pytest.mark.parametrize("end", [17, {"logOffset": 3}, "abc", [1], {"0": 5}])
-def test_other_sources_are_passed_over(end: object) -> None:
-    progress = QueryProgress.parse(report(1, end=end, latest=end))
-
-    assert (progress.ends, progress.lag) == ({}, {})
-
-
-@pytest.mark.parametrize("rate", ["NaN", "Infinity", None])
-def test_a_rate_that_is_no_number_counts_as_none(rate: object) -> None:
-    assert QueryProgress.parse(report(1, processedRowsPerSecond=rate)).rows_per_s == 0
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"id": 1, "runId": 2}', "nonsense"])
-def test_what_is_no_report_is_refused_with_a_sentence(text: str) -> None:
-    with pytest.raises(MessageFormatError, match="progress does not read"):
-        QueryProgress.parse(text)
-
-
 def test_what_is_no_report_costs_a_warning_and_the_next_one_counts(caplog: pytest.LogCaptureFixture) -> None:
     publisher = ProgressPublisher()
     with caplog.at_level(logging.WARNING):
@@ -115,14 +119,6 @@ def test_each_batch_counts_once_in_whatever_order_its_reports_come() -> None:
     assert (shown.batches, shown.rows, shown.batch_id) == (4, 40, 3)
 
 
-def test_an_older_report_does_not_move_the_position_back() -> None:
-    publisher = ProgressPublisher()
-    publisher.take(report(5, end={"orders": {"0": 50}}))
-    publisher.take(report(4, end={"orders": {"0": 40}}))
-
-    assert publisher.shown("store").position == {("orders", 0): 50}
-
-
 def test_a_restarted_query_goes_on_counting_and_its_former_run_says_nothing_new_of_the_position() -> None:
     publisher = ProgressPublisher()
     publisher.take(report(5, end={"orders": {"0": 50}}))
@@ -131,13 +127,6 @@ def test_a_restarted_query_goes_on_counting_and_its_former_run_says_nothing_new_
 
     shown = publisher.shown("store")
     assert (shown.position, shown.batch_id, shown.rows) == ({("orders", 0): 60}, 6, 30)
-
-
-def test_queries_of_others_are_left_out_where_names_are_given() -> None:
-    publisher = ProgressPublisher(only=("store",))
-    publisher.take(report(0, name="somebody's"))
-
-    assert publisher.shown("somebody's").batches == 0
 
 
 class Group:
@@ -187,23 +176,6 @@ def test_metrics_equal_the_reports_and_end_with_the_publisher(recorded: Recorded
     assert recorded.points("penstock.spark.rows") == [], "what has ended is shown no more"
 
 
-def test_a_sink_that_cannot_tell_its_ledger_costs_a_warning_without_its_words(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    ledger = Ledger()
-    publisher = ProgressPublisher(sinks={"store": ledger})
-    publisher.take(report(0))
-    wait_until(lambda: ledger.asked == 1)
-    publisher.take(report(1))
-
-    wait_until(lambda: publisher.shown("store").ledger == {("orders", 0): 3})
-
-    assert publisher.shown("store").partitions()[0] == SinkPartition("orders", 0, 4, 4, 3)
-    assert "ConnectionError" in caplog.text
-    assert "secret-of-the-url" not in caplog.text
-    publisher.close()
-
-
 def test_a_group_that_hangs_holds_no_report_up_and_gets_the_latest_position() -> None:
     group = Group()
     group.go.clear()
@@ -218,19 +190,6 @@ def test_a_group_that_hangs_holds_no_report_up_and_gets_the_latest_position() ->
     assert group.closed
     assert group.taken[-1] == {("orders", 0): 19}
     assert len(group.taken) <= 2, "what a later batch has overtaken is not written"
-
-
-def test_a_group_that_fails_does_not_end_the_publishing(caplog: pytest.LogCaptureFixture) -> None:
-    group = Group()
-    group.fails = True
-    publisher = ProgressPublisher(groups={"store": group})
-    publisher.take(report(0))
-    wait_until(lambda: len(group.taken) == 1)
-    publisher.take(report(1))
-    publisher.close()
-
-    assert len(group.taken) == 2
-    assert "was not written to its group" in caplog.text
 
 
 def test_a_sink_says_where_it_stands_in_a_sentence() -> None:
@@ -253,3 +212,87 @@ def test_a_sink_says_where_it_stands_in_a_sentence() -> None:
     assert str(SinkStatistics(name="store", state=SinkState.RUNNING)) == (
         "sink store: running, lag unknown, no batch committed yet"
     )
+
+
+def test_a_groups_offsets_follow_and_never_go_back(
+    broker: DevBroker, new_topic: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = new_topic(partitions=2)
+    produce(broker.bootstrap_servers, topic, [(b"k", b"v")] * 10)
+    group = GroupOffsets(f"shown-{topic}", bootstrap_servers=broker.bootstrap_servers)
+
+    assert group.advance({(topic, 0): 4, (topic, 1): 0}) == {(topic, 0): 4, (topic, 1): 0}
+    assert group.advance({(topic, 0): 4, (topic, 1): 3}) == {(topic, 1): 3}
+    assert "moved back" not in caplog.text
+    assert group.advance({(topic, 0): 1, (topic, 1): 5}) == {(topic, 1): 5}
+
+    standing = committed(broker.bootstrap_servers, f"shown-{topic}", topic, 2)
+    group.close()
+    assert {number: one.offset for number, one in standing.items()} == {0: 4, 1: 5}
+    assert f"is at offset 4 of {topic}[0], the query at 1: its offsets are not moved back" in caplog.text
+
+
+def test_a_group_with_members_is_left_alone_with_one_warning(
+    broker: DevBroker, new_topic: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = new_topic()
+    name = f"members-{topic}"
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": name})
+    consumer.subscribe([topic])
+    wait_until(lambda: consumer.poll(0.1) is None and consumer.assignment())
+    group = GroupOffsets(name, bootstrap_servers=broker.bootstrap_servers)
+
+    assert group.advance({(topic, 0): 4}) == {}
+    assert group.advance({(topic, 0): 5}) == {}
+    (standing,) = consumer.committed([TopicPartition(topic, 0)], timeout=30)
+    consumer.close()
+
+    assert standing.offset < 0
+    assert [one.levelno for one in caplog.records if "has members" in one.message] == [logging.WARNING]
+    assert wait_until(lambda: group.advance({(topic, 0): 5})) == {(topic, 0): 5}, "once they have left, it is written"
+    group.close()
+
+
+def test_an_apps_sink_shows_its_progress_as_statistics_metrics_and_offsets_of_a_group(
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], recorded: Recorded
+) -> None:
+    topic = new_topic(partitions=2)
+    group = f"shown-{topic}"
+    produce(broker.bootstrap_servers, topic, [(b"%d" % number, b"v") for number in range(20)])
+    at_end = ends(broker.bootstrap_servers, topic, 2)
+    ledger = Ledger(topic, 0)
+    ledger.asked = 1
+    app = App(topic, bootstrap_servers=broker.bootstrap_servers, telemetry=recorded.telemetry())
+    app.sink(topic, name="store", trigger="available now", group=group, options={"maxOffsetsPerTrigger": "15"})(
+        Telling(ledger)
+    )
+
+    with app.start() as running:
+        # Looked at before the app's end, which takes the metrics off the board.
+        assert running.wait(SPARK_S)
+        (sink,) = running.sinks()
+        explained: Any = running.explanation(topic)
+        wait_until(lambda: recorded.points("penstock.spark.ledger.position"))
+        rows = values(recorded, "penstock.spark.rows")
+        lag = values(recorded, "penstock.spark.partition.lag")
+
+    assert (sink.state, sink.rows, sink.batches, sink.lag) == (SinkState.ENDED, 20, 2, 0)
+    assert {one.partition: one.position for one in sink.partitions} == at_end
+    assert sink.batch_seconds > 0
+    assert explained["sinks"][0]["text"] == str(sink)
+    assert json.loads(json.dumps(explained))["sinks"][0]["state"] == "ended"
+    assert rows == {(): 20}
+    assert [(one.attributes or {})["penstock.spark.batch.id"] for one in recorded.spans("process store")] == [0, 1]
+    assert lag == {(topic, "0"): 0, (topic, "1"): 0}
+    standing = committed(broker.bootstrap_servers, group, topic, 2)
+    assert {number: one.offset for number, one in standing.items()} == at_end
+
+
+class Telling:
+    """A sink with the ledger of another."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.position = ledger.position
+
+    def __call__(self, batch: DataFrame, _batch_id: int) -> None:
+        batch.count()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import os
 from collections.abc import Callable
 
 import pytest
@@ -59,15 +57,6 @@ def test_offsets_that_vanish_between_planning_and_reading_are_named_or_passed_ov
     assert "which begins at 40; going on without them" in caplog.text
 
 
-def test_a_range_ends_at_its_end_though_the_log_goes_on(
-    broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None]
-) -> None:
-    topic = new_topic()
-    write(topic, 0, [(None, b"%d" % n) for n in range(500)])
-
-    assert offsets_read(options_for(broker, topic), OffsetRange(topic, 0, 123, 321)) == list(range(123, 321))
-
-
 def test_a_range_that_ends_among_aborted_records_ends_at_the_first_record_past_it(
     broker: DevBroker,
     new_topic: Callable[..., str],
@@ -84,16 +73,16 @@ def test_a_range_that_ends_among_aborted_records_ends_at_the_first_record_past_i
     assert offsets_read(options_for(broker, topic), OffsetRange(topic, 0, 6, 11)) == [9, 10]
 
 
+@pytest.mark.thorough  # it takes the twenty seconds of the option
 def test_an_open_transaction_ends_the_plan_and_stops_a_task_that_is_sent_past_it(
-    broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None]
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    write: Callable[..., None],
+    open_transaction: Callable[[str, int], Producer],
 ) -> None:
     topic = new_topic()
     write(topic, 0, [(None, b"committed")] * 3)
-    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "open"})
-    producer.init_transactions(60)
-    producer.begin_transaction()
-    producer.produce(topic, partition=0, value=b"open")
-    assert producer.flush(30) == 0
+    producer = open_transaction(topic, 0)
     options = options_for(broker, topic, **{"kafkaConsumer.pollTimeoutMs": "20000"})
 
     ends = OffsetReader(options).latest([(topic, 0)])
@@ -155,34 +144,3 @@ def test_ranges_of_one_task_end_each_at_its_own_end_and_keep_their_order(
         (topic, 1): list(range(40, 190)),
         (topic, 2): list(range(10, 290)),
     }
-
-
-def test_a_reader_that_is_given_up_closes_its_connection_and_leaves_the_collector_on(
-    broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = new_topic()
-    write(topic, 0, [(None, b"x")] * 3_000)
-    monkeypatch.setattr(record_columns, "BATCH_ROWS", 100)
-    before = client_threads()
-
-    batches = reading.read_ranges(options_for(broker, topic), SCHEMA, [OffsetRange(topic, 0, 0, 3_000)])
-    next(batches)
-    of_the_reader = client_threads() - before
-    batches.close()  # type: ignore[attr-defined] # a generator, as Spark sees it
-
-    assert of_the_reader
-    wait_until(lambda: not of_the_reader & client_threads())
-    assert gc.isenabled()
-
-
-def client_threads() -> set[int]:
-    """Return the numbers of the threads of the Kafka client library in this process."""
-    numbers = set()
-    for task in os.listdir("/proc/self/task"):  # noqa: PTH208 - threads come and go while they are listed
-        try:
-            with open(f"/proc/self/task/{task}/comm") as file:  # noqa: PTH123 - as above
-                if file.read().startswith("rdk:"):
-                    numbers.add(int(task))
-        except OSError:
-            continue  # the thread has ended
-    return numbers

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Message, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, Message
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from fixed_consumer import FixedConsumer, end, failed, record
@@ -109,33 +107,3 @@ def test_a_dead_letter_whose_message_does_not_come_says_why(monkeypatch: pytest.
     monkeypatch.setattr(dead_letters, "_READ_S", 0.05)
     with pytest.raises(SinkError, match=r"did not come within 0.05 s \(.*LEADER_NOT_AVAILABLE\)"):
         letter(monkeypatch, FixedConsumer(failed(KafkaError.LEADER_NOT_AVAILABLE)))
-
-
-class FixedTopics:
-    """An admin client that describes the topic `orders` by what it was told to, one answer a question."""
-
-    def __init__(self, *answers: int) -> None:
-        self._answers = list(answers)
-
-    def describe_topics(self, _topics: TopicCollection, *, request_timeout: float, **_: bool) -> dict[str, Future[Any]]:
-        assert request_timeout > 0
-        code = self._answers.pop(0)
-        future: Future[Any] = Future()
-        if code == KafkaError.NO_ERROR:
-            future.set_result(SimpleNamespace(partitions=[0, 1], topic_id="id"))
-        else:
-            future.set_exception(KafkaException(KafkaError(code)))
-        return {"orders": future}
-
-
-def test_a_topic_that_is_missing_for_a_moment_costs_a_dead_letter_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "_WAIT_S", 0.0)
-    unknown = KafkaError.UNKNOWN_TOPIC_OR_PART
-    back: Any = FixedTopics(unknown, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NO_ERROR)
-    gone: Any = FixedTopics(*[unknown] * 5)
-    forbidden: Any = FixedTopics(KafkaError.TOPIC_AUTHORIZATION_FAILED)
-
-    assert dead_letters._partitions(back, {"orders"}) == {"orders": 2}
-    assert dead_letters._partitions(gone, {"orders"}) == {}
-    with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
-        dead_letters._partitions(forbidden, {"orders"})

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from streams import read_to_end
 
 from kafka_tools import produce
 from penstock.devbroker import DevBroker, spark_environment
@@ -21,7 +22,6 @@ from penstock.spark_sink import register
 from penstock.spark_sink.queries.query import load
 from penstock.spark_sink.source import session
 from penstock.spark_sink.source.session import environment_of, use_this_python
-from waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,7 @@ def store(batch, batch_id):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_penstock_run_finds_its_python_and_says_in_a_sentence_why_a_sink_ended(
     broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
@@ -129,16 +130,10 @@ def test_the_start_of_a_query_leaves_the_environment_that_all_queries_share_as_i
     read_rows: list[int] = []
 
     frame = read(stream=True, subscribe=topic, startingOffsets="earliest")
-    query = (
-        frame.writeStream.foreachBatch(lambda batch, _: read_rows.append(batch.count()))
-        .option("checkpointLocation", str(tmp_path))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(150)
+    writer = frame.writeStream.foreachBatch(lambda batch, _: read_rows.append(batch.count()))
+    read_to_end(writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start)
 
     environment: Mapping[str, str] = dict(environment_of(spark, "penstock"))
     assert read_rows == [1]
     assert environment.keys() == before
     assert environment["SPARK_LOCAL_DIRS"], "Spark has put its own values there"
-    assert wait_until(lambda: not query.isActive)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
+import pytest
+
 from penstock.consumer import handler
-from penstock.spark_sink import DeadLetters, DeltaSink, KafkaSink, SqlSink
+from penstock.spark_sink import DeadLetters, DeltaSink, KafkaSink, ParquetSink, SqlSink
 from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
@@ -38,3 +42,17 @@ def test_nothing_that_is_shown_holds_a_secret_or_a_payload() -> None:
         for text in (repr(one), str(one), f"{one}"):
             assert CANARY not in text
             assert type(one).__name__ in repr(one)
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        KafkaSink("127.0.0.1:1", "copies", name="q", config=CONFIG),
+        SqlSink("postgresql://clerk@127.0.0.1/db", "orders", ["id"], dead_letters=DeadLetters("127.0.0.1:1")),
+        DeltaSink("table", name="q", storage_options={"AWS_REGION": "here"}),
+        ParquetSink("lake", "day"),
+    ],
+    ids=lambda sink: type(sink).__name__,
+)
+def test_a_sink_can_be_pickled(sink: object) -> None:
+    assert pickle.loads(pickle.dumps(sink)) == sink  # noqa: S301 - the test's own bytes

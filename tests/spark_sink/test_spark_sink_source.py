@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
@@ -25,7 +23,7 @@ def consumed(broker: DevBroker, topic: str, partitions: int) -> list[Row]:
     consumer = Consumer(
         {
             "bootstrap.servers": broker.bootstrap_servers,
-            "group.id": "plain",
+            "group.id": f"plain-{topic}",
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
             "enable.auto.commit": False,
@@ -117,34 +115,6 @@ def test_markers_and_aborted_records_at_the_tail_of_every_partition_do_not_hold_
     assert batches.all == consumed(broker, topic, 8)
 
 
-def test_a_topic_of_nothing_but_aborted_records_reads_as_empty(
-    new_topic: Callable[..., str], write_transaction: Callable[..., None], read: Callable[..., DataFrame]
-) -> None:
-    topic = new_topic(partitions=2)
-    write_transaction([(topic, n % 2, b"aborted") for n in range(20)], commit=False)
-
-    committed = read(subscribe=topic)
-    everything = read(subscribe=topic, **{"kafka.isolation.level": "read_uncommitted"})
-
-    assert committed.count() == 0
-    assert everything.count() == 20
-
-
-def test_offsets_that_are_gone_stop_the_query_unless_told_otherwise(
-    admin: AdminClient, new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame]
-) -> None:
-    topic = new_topic()
-    write(topic, 0, [(b"k", b"%d" % n) for n in range(100)])
-    gone = TopicPartition(topic, 0, 40)
-    assert next(iter(admin.delete_records([gone]).values())).result(20).low_watermark == 40
-
-    with pytest.raises(PySparkException, match=r"offsets 10 to 39 are gone, the log begins at 40.*failOnDataLoss"):
-        read(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 10}})).count()
-    regardless = read(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 10}}), failOnDataLoss="false")
-
-    assert regardless.count() == 60
-
-
 def test_a_limit_splits_the_work_and_available_now_ends(
     broker: DevBroker,
     new_topic: Callable[..., str],
@@ -162,27 +132,6 @@ def test_a_limit_splits_the_work_and_available_now_ends(
     assert [len(batch) for batch in batches.rows] == [40, 40, 20]
     assert {row[1] for row in batches.rows[0]} == {0, 1}
     assert batches.all == consumed(broker, topic, 2)
-
-
-def test_times_least_numbers_and_task_sizes_go_through_spark(
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    write: Callable[..., None],
-    read: Callable[..., DataFrame],
-    tmp_path: Path,
-) -> None:
-    topic = new_topic()
-    write(topic, 0, [(None, b"%d" % n) for n in range(10)])
-    # More than there is for longer than the test: where the query ends with what is there, neither is waited for.
-    least = {"minOffsetsPerTrigger": "1000", "maxTriggerDelay": "1h", "groupIdPrefix": "team"}
-    whole = {"startingTimestamp": "0", "maxRecordsPerPartition": "4"}
-    batches = Batches()
-
-    run(read(stream=True, subscribe=topic, **least, **whole), batches, tmp_path)
-
-    assert batches.all == consumed(broker, topic, 1)
-    assert read(subscribe=topic, **whole, endingTimestamp="0").count() == 0
-    assert read(subscribe=topic, **whole).rdd.getNumPartitions() == 3
 
 
 def test_a_stopped_query_goes_on_where_it_was(
@@ -203,6 +152,7 @@ def test_a_stopped_query_goes_on_where_it_was(
     assert [[row[4] for row in batch] for batch in batches.rows] == [[b"first"], [b"second"]]
 
 
+@pytest.mark.thorough
 def test_a_partition_added_while_running_is_read_from_its_beginning(  # noqa: PLR0917 - fixtures
     broker: DevBroker,
     admin: AdminClient,
@@ -214,7 +164,8 @@ def test_a_partition_added_while_running_is_read_from_its_beginning(  # noqa: PL
     topic = new_topic(partitions=1)
     write(topic, 0, [(None, b"before")])
     batches = Batches()
-    query = run(read(stream=True, subscribe=topic, startingOffsets="earliest"), batches, tmp_path, once=False)
+    writer = read(stream=True, subscribe=topic, startingOffsets="earliest").writeStream.foreachBatch(batches)
+    query = writer.option("checkpointLocation", str(tmp_path)).trigger(processingTime="100 milliseconds").start()
     try:
         wait_until(lambda: len(batches.all) == 1, timeout=150)
 
@@ -228,6 +179,7 @@ def test_a_partition_added_while_running_is_read_from_its_beginning(  # noqa: PL
     assert batches.all == consumed(broker, topic, 2)
 
 
+@pytest.mark.thorough
 def test_a_stream_begins_at_the_latest_offset_unless_told_otherwise(
     new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame], tmp_path: Path
 ) -> None:
@@ -244,6 +196,7 @@ def test_a_stream_begins_at_the_latest_offset_unless_told_otherwise(
     assert [(row[1], row[2]) for row in chosen.all] == [(0, 7), (0, 8), (0, 9)]
 
 
+@pytest.mark.thorough
 def test_batch_positions_assignment_pattern_and_task_count(
     new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame]
 ) -> None:
@@ -266,31 +219,7 @@ def test_batch_positions_assignment_pattern_and_task_count(
     assert matched.count() == 20
 
 
-def test_large_records_come_in_several_arrow_batches(
-    broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame]
-) -> None:
-    topic = new_topic()
-    write(topic, 0, [(None, b"x" * 900_000) for _ in range(40)])
-
-    rows = read(subscribe=topic).selectExpr("offset", "length(value) AS size").collect()
-
-    assert [(row["offset"], row["size"]) for row in rows] == [(n, 900_000) for n in range(40)]
-
-
-def test_between_two_tasks_the_modules_are_not_searched_for_garbage(
-    new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame]
-) -> None:
-    topic = new_topic()
-    write(topic, 0, [(None, b"x")])
-
-    def set_aside(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:
-            yield pa.RecordBatch.from_pydict({"objects": [gc.get_freeze_count()]})
-
-    # Which of Spark's Python processes reads and which runs the function is Spark's affair.
-    wait_until(lambda: read(subscribe=topic).mapInArrow(set_aside, "objects LONG").collect()[0].objects > 50_000)
-
-
+@pytest.mark.thorough
 def test_a_missing_topic_an_unknown_option_and_a_silent_broker_are_told_in_a_sentence(
     read: Callable[..., DataFrame], spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -307,12 +236,3 @@ def test_a_missing_topic_an_unknown_option_and_a_silent_broker_are_told_in_a_sen
         spark.read.format("penstock").schema("id INT").options(
             **{"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders"}
         ).load().count()
-
-
-def test_an_offset_for_every_partition_is_asked_for(
-    new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame]
-) -> None:
-    topic = new_topic(partitions=2)
-
-    with pytest.raises(PySparkException, match=r"startingOffsets lacks .*\[1\]"):
-        read(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 0}})).count()

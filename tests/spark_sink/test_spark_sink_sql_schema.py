@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from arrow_frames import PRICES, frame
 
-from databases import TestDatabase, new_database
+from databases import TestDatabase
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.queries.restarts import is_permanent
@@ -18,11 +18,6 @@ from penstock.spark_sink.sinks.sql import batch_write as sql_publication
 
 NAME = {"name": pa.string()}
 NUMBER = {"id": pa.string(), "n": pa.int32()}
-
-
-@pytest.fixture
-def postgresql(postgresql_url: str) -> TestDatabase:
-    return new_database(postgresql_url)
 
 
 @pytest.fixture
@@ -113,16 +108,6 @@ def test_postgresql_s_columns_take_what_they_keep_as_it_is_and_the_check_refuses
             sink.check(frame({"n": kind}, []).schema)
             sink(frame({"n": kind}, [(0, 0, value)]), 0)
             assert postgresql.rows(f"SELECT n FROM conversion{number}") == [(held,)]  # noqa: S608 - the test's own
-
-
-def test_sqlite_s_columns_keep_truth_values_and_fractions(sqlite: TestDatabase) -> None:
-    sqlite.execute("CREATE TABLE facts (flag INTEGER, truth BOOLEAN, n INTEGER)")
-
-    SqlSink(sqlite.url, "facts")(
-        frame({"flag": pa.bool_(), "truth": pa.int32(), "n": pa.float64()}, [(0, 0, True, 1, 1.7)]), 0
-    )
-
-    assert sqlite.rows("SELECT * FROM facts") == [(1, 1, 1.7)]
 
 
 @pytest.mark.parametrize("staged", ["executors", "driver"])

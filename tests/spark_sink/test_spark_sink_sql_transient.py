@@ -11,18 +11,12 @@ import sqlalchemy as sa
 import tenacity
 from arrow_frames import PRICES, Letters, frame
 
-from databases import TestDatabase, new_database
+from databases import TestDatabase
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.sinks.sql import batch_transaction
 from penstock.spark_sink.sinks.sql import sink as sql_sink
 from penstock.spark_sink.sinks.sql.databases.errors import is_transient, refused
 from penstock.spark_sink.sinks.sql.databases.postgresql import PostgreSql
-
-
-@pytest.fixture
-def server(postgresql_url: str) -> TestDatabase:
-    return new_database(postgresql_url)
 
 
 @pytest.fixture(autouse=True)
@@ -55,31 +49,31 @@ BATCH = [(0, 0, "a", 1), (0, 1, "b", 2), (0, 2, "a", 3)]
     ],
 )
 def test_a_deadlock_a_conflict_and_a_lost_connection_are_tried_again(
-    server: TestDatabase, staged: Any, how: str, caplog: pytest.LogCaptureFixture
+    postgresql: TestDatabase, staged: Any, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failing(server, 2, how)
-    sink = SqlSink(server.url, "totals", ["id"], sum_columns=["price"], staging=staged)
+    failing(postgresql, 2, how)
+    sink = SqlSink(postgresql.url, "totals", ["id"], sum_columns=["price"], staging=staged)
 
     sink(frame(PRICES, BATCH, run="first"), 0)
 
-    assert server.rows("SELECT nextval('met')") == [(4,)]  # it really failed twice
-    assert server.rows("SELECT id, price FROM totals ORDER BY id") == [("a", 4), ("b", 2)]
+    assert postgresql.rows("SELECT nextval('met')") == [(4,)]  # it really failed twice
+    assert postgresql.rows("SELECT id, price FROM totals ORDER BY id") == [("a", 4), ("b", 2)]
     assert caplog.text.count("batch 0 for table totals is tried again") == 2
 
 
-def test_a_database_that_goes_on_failing_ends_the_batch(server: TestDatabase) -> None:
-    failing(server, 99, "RAISE EXCEPTION USING ERRCODE = '40P01'")
-    sink = SqlSink(server.url, "totals", ["id"], tries=3)
+def test_a_database_that_goes_on_failing_ends_the_batch(postgresql: TestDatabase) -> None:
+    failing(postgresql, 99, "RAISE EXCEPTION USING ERRCODE = '40P01'")
+    sink = SqlSink(postgresql.url, "totals", ["id"], tries=3)
 
     with pytest.raises(SinkError, match=r"batch 0 was refused by table totals .*40P01"):
         sink(frame(PRICES, BATCH), 0)
 
-    assert server.rows("SELECT nextval('met')") == [(4,)]
-    assert server.rows("SELECT * FROM totals") == []
+    assert postgresql.rows("SELECT nextval('met')") == [(4,)]
+    assert postgresql.rows("SELECT * FROM totals") == []
 
 
 def test_a_task_that_loses_its_connection_has_the_batch_staged_anew(
-    server: TestDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    postgresql: TestDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stage, lost = PostgreSql.stage, [True]
 
@@ -91,54 +85,26 @@ def test_a_task_that_loses_its_connection_has_the_batch_staged_anew(
 
     monkeypatch.setattr(PostgreSql, "stage", lose)
 
-    SqlSink(server.url, "events")(frame(PRICES, BATCH), 0)
+    SqlSink(postgresql.url, "events")(frame(PRICES, BATCH), 0)
 
     assert not lost
     assert "is tried again" in caplog.text
-    assert server.rows("SELECT price FROM events ORDER BY price") == [(1,), (2,), (3,)]
+    assert postgresql.rows("SELECT price FROM events ORDER BY price") == [(1,), (2,), (3,)]
 
 
 @pytest.mark.parametrize("staged", ["driver", "executors"])
-def test_a_commit_that_is_not_heard_of_is_no_second_call_of_the_sink(
-    server: TestDatabase, monkeypatch: pytest.MonkeyPatch, staged: Any
-) -> None:
-    sink = SqlSink(server.url, "totals", ["id"], sum_columns=["price"], staging=staged)
-    advance, commit = batch_transaction.advance_ledger, sa.RootTransaction._do_commit
-    lost = list[bool]()
-
-    def advanced(*what: Any) -> None:
-        advance(*what)
-        lost.append(False)
-
-    def unheard(self: sa.RootTransaction) -> None:
-        commit(self)
-        if lost == [False]:
-            lost[:] = [True]
-            raise sa.exc.DBAPIError("COMMIT", None, psycopg.OperationalError("the connection is lost"))
-
-    monkeypatch.setattr(batch_transaction, "advance_ledger", advanced)
-    monkeypatch.setattr(sa.RootTransaction, "_do_commit", unheard)
-    sink(frame(PRICES, BATCH, run="first"), 0)
-
-    assert lost == [True]
-    assert server.rows("SELECT id, price FROM totals ORDER BY id") == [("a", 4), ("b", 2)]
-    with pytest.raises(SinkError, match="given to table totals twice"):
-        sink(frame(PRICES, [(0, 1, "b", 9)], run="first"), 0)
-
-
-@pytest.mark.parametrize("staged", ["driver", "executors"])
-def test_a_key_that_no_index_holds_is_a_dead_letter(server: TestDatabase, staged: Any) -> None:
+def test_a_key_that_no_index_holds_is_a_dead_letter(postgresql: TestDatabase, staged: Any) -> None:
     letters, long = Letters(), secrets.token_hex(9_000)  # it can hardly be compressed
-    sink = SqlSink(server.url, "prices", ["id"], dead_letters=letters, staging=staged)
+    sink = SqlSink(postgresql.url, "prices", ["id"], dead_letters=letters, staging=staged)
 
     sink(frame(PRICES, [(0, 0, "a", 1), (0, 1, long, 2), (0, 2, "b", 3)]), 0)
 
-    assert server.rows("SELECT id, price FROM prices ORDER BY id") == [("a", 1), ("b", 3)]
+    assert postgresql.rows("SELECT id, price FROM prices ORDER BY id") == [("a", 1), ("b", 3)]
     assert [(one.offset, "54000" in one.reason) for one in letters.written] == [(1, True)]
 
 
-def test_a_server_s_answer_does_not_tell_who_the_user_is(server: TestDatabase) -> None:
-    address = sa.make_url(server.url).set(username="canary_4711").render_as_string(hide_password=False)
+def test_a_server_s_answer_does_not_tell_who_the_user_is(postgresql: TestDatabase) -> None:
+    address = sa.make_url(postgresql.url).set(username="canary_4711").render_as_string(hide_password=False)
 
     with pytest.raises(SinkError, match=r'role "..." does not exist') as caught:
         SqlSink(address, "prices").check(frame(PRICES, []).schema)
@@ -147,23 +113,6 @@ def test_a_server_s_answer_does_not_tell_who_the_user_is(server: TestDatabase) -
     other = psycopg.OperationalError("FATALE : l'authentification de « canary-4711 » a échoué")  # another language
     told = refused(sa.exc.OperationalError("", None, other), "t", sa.make_url("postgresql:///d?user=canary-4711"), None)
     assert "l'authentification de « ... » a échoué" in str(told)
-
-
-def test_keys_are_merged_in_their_order(database: TestDatabase) -> None:
-    said: list[str] = []
-
-    def listen(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
-        said.append(statement)
-
-    sa.event.listen(sa.Engine, "before_cursor_execute", listen)
-    try:
-        SqlSink(database.url, "prices", ["id"])(frame(PRICES, BATCH), 0)
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", listen)
-
-    # By plan PostgreSQL sorts for the rank of rows anyway; it is asked for, so that no other plan is taken.
-    (merged,) = (one for one in said if one.startswith('INSERT INTO "prices"'))
-    assert "ORDER BY anon_1.id ON CONFLICT" in " ".join(merged.replace('"', "").split())
 
 
 @pytest.mark.parametrize(

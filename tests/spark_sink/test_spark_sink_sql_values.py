@@ -11,15 +11,10 @@ import pyarrow as pa
 import pytest
 from arrow_frames import PRICES, Letters, frame
 
-from databases import TestDatabase, new_database
+from databases import TestDatabase
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.queries.restarts import is_permanent
-
-
-@pytest.fixture
-def postgresql(postgresql_url: str) -> TestDatabase:
-    return new_database(postgresql_url)
 
 
 @pytest.fixture

@@ -6,23 +6,18 @@ import json
 import logging
 import re
 import traceback
-from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql.types import StructType
 from supervised_world import FRAME, Report, World
 
 from penstock.clients.rights import MissingRightError, Operation, topic_right
 from penstock.errors import BrokerConnectionError, ConfigurationError, SinkError, TopicNotFoundError
-from penstock.spark_sink import SqlSink
 from penstock.spark_sink.errors import DataLossError, SchemaMismatchError, SessionStoppedError, errors_in
 from penstock.spark_sink.monitoring.progress import SinkState
 from penstock.spark_sink.queries.restarts import (
     LONGEST_WAIT_S,
     RIGHT_WAIT_S,
-    Restarts,
-    is_permanent,
     lacks_right,
     summary_of,
 )
@@ -113,15 +108,6 @@ def test_a_failed_query_is_started_again_after_waits_that_double_up_to_a_minute(
     assert world.one.last_error == "ValueError: no room"
 
 
-def test_waits_are_spread_by_chance_and_never_shorter() -> None:
-    chances = iter([0.0, 0.5, 0.999])
-    restarts = Restarts(10, lambda: next(chances))
-
-    waits = [restarts.next_wait_s() for _ in range(3)]
-
-    assert waits == [1.0, pytest.approx(2 * 1.125), pytest.approx(4 * 1.24975)]
-
-
 def test_a_committed_batch_begins_the_count_anew() -> None:
     world = World(restarts=2)
     world.one.start()
@@ -151,23 +137,6 @@ def test_a_batch_that_was_not_committed_does_not_begin_it_anew() -> None:
         raise world.one.failure or AssertionError
 
 
-def test_a_batch_after_another_shows_that_the_other_was_committed() -> None:
-    def second_fails(_batch: object, batch_id: int) -> None:
-        if batch_id == 8:
-            raise ValueError("no room")
-
-    world = World(restarts=1, function=second_fails)
-    world.one.start()
-    for _ in range(3):
-        world.gates[-1](FRAME, 7)
-        with pytest.raises(ValueError, match="no room"):
-            world.gates[-1](FRAME, 8)
-        fail_at_once(world, RuntimeError("py4j says something long"))
-
-        assert world.one.last_error == "ValueError: no room"
-        world.wait_for_restart()
-
-
 @pytest.mark.parametrize(
     "failure",
     [
@@ -194,29 +163,6 @@ def test_what_another_start_cannot_mend_is_not_started_again(failure: Exception)
     assert raised.value.__cause__ is failure
 
 
-def test_a_lasting_cause_within_another_error_counts() -> None:
-    outer = RuntimeError("the batch failed")
-    outer.__cause__ = ConfigurationError("wrong")
-
-    assert is_permanent(outer)
-    assert not is_permanent(RuntimeError("connection refused"))
-
-
-def test_frames_that_do_not_fit_their_table_are_not_tried_again_and_a_table_that_is_away_is(tmp_path: Path) -> None:
-    sink = SqlSink(f"sqlite:///{tmp_path}/rows.db", table="orders", key=["id"])
-    with pytest.raises(SinkError) as unfit:
-        sink.check(StructType().add("id", "string").add("topic", "string"))
-
-    assert is_permanent(unfit.value)
-    assert is_permanent(RuntimeError(f"Traceback\npenstock.spark_sink.errors.SchemaMismatchError: {unfit.value}\n"))
-    assert not is_permanent(RuntimeError(f"Traceback\npenstock.errors.SinkError: {unfit.value}\n")), (
-        "by type, not words"
-    )
-    assert not is_permanent(
-        SinkError("batch 7 was refused by table orders: OperationalError; nothing of it was stored")
-    )
-
-
 @pytest.mark.parametrize("error", [MISSING, SchemaMismatchError("no column"), BrokerConnectionError("no broker")])
 def test_the_type_of_an_error_is_found_in_the_stack_that_spark_keeps_of_it(error: Exception) -> None:
     stack = "".join(traceback.format_exception(error))
@@ -224,10 +170,6 @@ def test_the_type_of_an_error_is_found_in_the_stack_that_spark_keeps_of_it(error
     (found,) = errors_in(f"Job aborted:\n{stack}\n\tat org.apache.spark.api.python.BasePythonRunner.read\n")
 
     assert (type(found), str(found)) == (type(error), str(error))
-
-
-def test_a_type_that_this_version_does_not_know_is_passed_over() -> None:
-    assert errors_in("penstock.errors.NoSuchError: x\npenstock.gone.Error: x\npenstock.errors: x\n") == []
 
 
 def test_a_start_that_fails_counts_like_a_query_that_fails() -> None:

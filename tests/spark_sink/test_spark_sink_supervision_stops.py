@@ -35,28 +35,6 @@ def test_a_closed_gate_lets_no_batch_begin_and_says_how_spark_knows_a_stop() -> 
     )
 
 
-def test_a_batch_behind_a_gate_is_let_go_where_no_stop_wakes_it() -> None:
-    waits: list[int] = []
-    gate = Gate(lambda *_: pytest.fail("the batch began"), park=lambda _, wait: waits.append(wait))
-    gate.leave()
-
-    with pytest.raises(BatchLeftError):
-        gate(FRAME, 1)
-
-    assert 1 <= len(waits) <= 5
-
-
-def test_a_batch_that_a_hard_stop_breaks_is_left_and_no_failure_of_the_function() -> None:
-    def cancelled(_batch: object, _batch_id: int) -> None:
-        gate.leave()
-        raise RuntimeError("job 0 was cancelled" + "\n at ..." * 1_000)
-
-    gate = Gate(cancelled, park=woken)
-
-    with pytest.raises(BatchLeftError):
-        gate(FRAME, 4)
-
-
 class Stage:
     """A supervisor with queries that run batches on threads of their own, as Spark does."""
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 
 import pytest
 from confluent_kafka import Producer
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
 
 from kafka_tools import wait_for_markers
-from penstock.clients import factory as making
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
 from penstock.spark_sink.source.batch_reader import BatchReader
-from penstock.spark_sink.source.offsets.planning import OffsetRange
+from penstock.spark_sink.source.offsets.planning import OffsetRange, Offsets, TopicPartition
 from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.offset_reader import OffsetReader
 from penstock.spark_sink.source.planning.open_transactions import REPEAT_S, STALLED_S, OpenTransactions
 from penstock.spark_sink.source.stream_reader import StreamReader
 
@@ -166,27 +165,76 @@ def test_a_batch_that_is_to_end_behind_an_open_transaction_says_what_it_cannot_r
     assert log.batch(endingOffsets=behind) == [log.range(0, 8)]
 
 
-def test_several_open_transactions_are_named_by_one_client_in_one_line(  # noqa: PLR0917 - fixtures
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    write: Callable[..., None],
-    open_transaction: Begin,
+STILL, IDLE, MOVING = ("orders", 0), ("orders", 1), ("orders", 2)
+
+
+class FixedLogs:
+    """Logs that end where a test says; it counts the questions."""
+
+    def __init__(self, ends: Offsets) -> None:
+        self.ends = ends
+        self.asked: list[list[TopicPartition]] = []
+        self.looked_up: list[list[TopicPartition]] = []
+        self.broken = False
+
+    def written(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        if self.broken:
+            raise SourceError("no leader")
+        self.asked.append(sorted(partitions))
+        return {part: self.ends[part] for part in self.asked[-1]}
+
+    def timestamps_ms(self, offsets: Offsets) -> dict[TopicPartition, int]:
+        self.looked_up.append(sorted(offsets))
+        return {STILL: 1_700_000_000_000} if STILL in offsets else {}
+
+
+def test_only_a_log_that_stands_still_with_something_behind_is_named_and_not_again_at_once(
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    topic = new_topic(partitions=3)
-    for partition in range(3):
-        write(topic, partition, [(None, b"before")] * (partition + 1))
-        open_transaction(topic, partition)
-        write(topic, partition, [(None, b"behind")] * 500)
-    view = OffsetReader(SourceOptions.parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": topic}))
-    made: list[object] = []
-    make = making.Consumer
-    monkeypatch.setattr(making, "Consumer", lambda settings: made.append(settings) or make(settings))
+    clock, logs = Clock(), FixedLogs({STILL: 120, IDLE: 7, MOVING: 900})
+    transactions = OpenTransactions(logs, clock)
 
-    assert OpenTransactions(view).warn(view.latest(view.partitions()))
+    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
+        for second in range(int(STALLED_S + REPEAT_S) + 2):
+            clock.now = float(second)
+            transactions.watch({STILL: 3, IDLE: 7, MOVING: second})
 
-    assert len(made) == len(caplog.messages) == 1
-    assert f"{topic}[0] waits at offset 1: a transaction is open there, whose first message is of 20" in caplog.text
-    assert f"; so do {topic}[1] at offset 2 since 20" in caplog.text
-    assert f", {topic}[2] at offset 3 since 20" in caplog.text
+    assert logs.asked == [[STILL, IDLE]] * 2
+    assert logs.looked_up == [[STILL]] * 2
+    assert len(caplog.messages) == 2
+    assert "orders[0] waits at offset 3: a transaction is open there" in caplog.messages[0]
+    assert "first message is of 2023-11-14 22:13:20 UTC; 117 offsets wait behind it" in caplog.messages[0]
+    assert "--topic orders --partition 0" in caplog.messages[0]
+
+
+def test_many_partitions_that_wait_cost_one_look_and_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    stable = {("orders", number): 3 for number in range(100)}
+    logs = FixedLogs(dict.fromkeys(stable, 120))
+    transactions = OpenTransactions(logs, clock)
+
+    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
+        for second in range(int(STALLED_S) + 30):
+            clock.now = float(second)
+            # They come to a stand one after another.
+            transactions.watch({part: 3 if second > part[1] else 2 for part in stable})
+
+    assert len(logs.looked_up) == len(caplog.messages) == 1
+    assert len(logs.looked_up[0]) <= 5
+    clock.now += REPEAT_S
+    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
+        transactions.watch(stable)
+        transactions.warn(stable)
+    assert "; so do orders[1] at offset 3, orders[2] at offset 3" in caplog.messages[-1]
+    assert caplog.messages[-1].count("orders[") == 5
+    assert "and 95 more." in caplog.messages[-1]
+
+
+def test_a_broker_that_does_not_answer_costs_the_query_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    logs = FixedLogs({STILL: 120})
+    logs.broken = True
+
+    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
+        OpenTransactions(logs).warn({STILL: 3})
+
+    assert not caplog.messages

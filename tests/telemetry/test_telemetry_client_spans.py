@@ -42,33 +42,12 @@ def test_a_fetch_is_one_span_for_a_topic_and_counts_its_messages_once(
     assert counts["0"].attributes == {**POLL, "messaging.destination.partition.id": "0"}
 
 
-def test_a_fetch_of_one_partition_names_it(recorded: Recorded, consumer: ConsumerTelemetry) -> None:
-    consumer.polled("orders", {4: 1}, 0.0)
-
-    assert (recorded.span("poll orders").attributes or {})["messaging.destination.partition.id"] == "4"
-
-
-def test_a_commit_is_one_span_for_a_topic(recorded: Recorded, consumer: ConsumerTelemetry) -> None:
-    consumer.committed("orders", 12)
-
-    span = recorded.span("commit orders")
-    assert span.kind is SpanKind.CLIENT
-    assert dict(span.attributes or {}) == {**COMMIT, "penstock.partition.count": 12}
-    assert span.status.status_code is StatusCode.UNSET
-
-
 def test_a_refused_commit_carries_kafkas_name_of_the_error(recorded: Recorded, consumer: ConsumerTelemetry) -> None:
     consumer.committed("orders", 1, "REBALANCE_IN_PROGRESS")
 
     span = recorded.span("commit orders")
     assert span.status.status_code is StatusCode.ERROR
     assert (span.attributes or {})["error.type"] == "REBALANCE_IN_PROGRESS"
-
-
-def test_an_unmeasured_commit_adds_nothing_to_the_durations(recorded: Recorded, consumer: ConsumerTelemetry) -> None:
-    consumer.committed("orders", 1)
-
-    assert recorded.points("messaging.client.operation.duration") == []
 
 
 def test_a_dead_letter_carries_the_context_of_its_own_span_which_is_linked_to_the_first_sender(

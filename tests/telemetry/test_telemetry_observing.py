@@ -137,26 +137,6 @@ def test_a_consumer_closed_while_it_is_read_does_not_wait_for_the_reader(
     assert recorded.points("penstock.lane.count") == []
 
 
-def test_a_consumer_closed_in_the_middle_of_a_collection_is_not_read_any_more(recorded: Recorded) -> None:
-    first, second = (ConsumerTelemetry(recorded.telemetry(), group) for group in ("first", "second"))
-    read: list[str] = []
-
-    def read_and_close() -> Reading:
-        read.append("first")
-        second.close()
-        return reading()
-
-    def read_second() -> Reading:
-        read.append("second")
-        return reading()
-
-    first.observe(read_and_close)
-    second.observe(read_second)
-    recorded.metrics()
-
-    assert read == ["first"]
-
-
 def test_a_consumer_started_after_another_was_closed_is_observed(recorded: Recorded) -> None:
     for lanes in (10, 20):
         consumer = ConsumerTelemetry(recorded.telemetry(), "billing")
@@ -207,26 +187,6 @@ def test_a_consumer_that_cannot_be_read_does_not_hide_the_others(
     assert groups == {"sound"}
     assert asked == [1]
     assert len(caplog.records) == 1
-
-
-def test_observing_again_replaces_what_was_observed(recorded: Recorded, consumer: ConsumerTelemetry) -> None:
-    consumer.observe(lambda: reading(lanes=1))
-    consumer.observe(lambda: reading(lanes=2))
-
-    assert recorded.values("penstock.lane.count") == {frozenset(): 2}
-
-
-def test_a_provider_is_not_kept_alive(recorded: Recorded) -> None:
-    provider = Recorded().meter_provider
-    consumer = ConsumerTelemetry(type(recorded.telemetry())(recorded.tracer_provider, provider), "billing")
-    consumer.close()
-    provider.shutdown()
-    gone = weakref.ref(provider)
-
-    del provider, consumer
-    gc.collect()
-
-    assert gone() is None
 
 
 _LATE_PROVIDERS = """

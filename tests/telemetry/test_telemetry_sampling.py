@@ -31,24 +31,6 @@ def test_only_messages_whose_sender_was_sampled_are_traced_and_timed(recorded: R
     assert timed.count == 1
 
 
-def test_batches_and_async_handlers_are_left_out_by_the_same_rule(recorded: Recorded, left_out: Telemetry) -> None:
-    consumer = ConsumerTelemetry(left_out, "billing")
-    batches = consumer.processing.around(len, batches=True)
-
-    async def one(given: Message) -> int:
-        return given.offset
-
-    tasks = consumer.processing.around(one, is_async=True)
-
-    assert batches([message(1), message(2)]) == 2
-    assert asyncio.run(tasks(message(3))) == 3
-    assert recorded.spans() == []
-    batches([message(4), message(5, headers=[traceparent()])])
-    asyncio.run(tasks(message(6, headers=[traceparent()])))
-
-    assert [dict(span.attributes or {}).get("messaging.kafka.offset") for span in recorded.spans()] == [None, 6]
-
-
 def test_what_is_left_out_is_counted_all_the_same_and_keeps_its_headers(
     recorded: Recorded, left_out: Telemetry
 ) -> None:
@@ -72,17 +54,6 @@ def test_a_message_sent_within_a_sampled_trace_goes_on_with_it(recorded: Recorde
     assert context is not None
     assert context.trace_id == outer.get_span_context().trace_id
     assert recorded.span("send orders").context.span_id == context.span_id
-
-
-def test_by_chance_about_the_part_is_chosen_that_was_asked_for(recorded: Recorded) -> None:
-    telemetry = Telemetry(recorded.tracer_provider, recorded.meter_provider, sample_ratio=0.2)
-    handle = ConsumerTelemetry(telemetry, "billing").processing.around(lambda _: None)
-    given = message()
-
-    for _ in range(2_000):
-        handle(given)
-
-    assert 250 < len(recorded.spans("process orders")) < 550
 
 
 def test_what_is_left_out_is_handed_to_the_handler_itself_and_what_is_chosen_to_what_is_done_within_the_span(

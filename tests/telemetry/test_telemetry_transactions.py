@@ -5,20 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from opentelemetry.trace import SpanKind
-
-from kafka_tools import read_all
 from penstock import App
 from penstock.devbroker import DevBroker
-from penstock.telemetry import CoordinatorReading, CoordinatorTelemetry, PublicationSpans
+from penstock.telemetry import CoordinatorTelemetry, PublicationSpans
 from penstock.telemetry.metrics.transactions import TRANSACTION_METRICS
-from penstock.telemetry.spans.propagation import extract
 from penstock.transactions import Coordinator, SqlStore, TransactionalProducer
-from penstock.transactions.model import CoordinatorStatistics
 from telemetry_tools import READING, TRACE, Recorded, traceparent
 from waiting import wait_until
 
@@ -81,49 +76,6 @@ def test_two_coordinators_of_a_process_add_up_and_stores_are_told_apart(recorded
     assert {point.attributes["penstock.transactions.prefix"]: point.value for point in points} == {"a": 3, "b": 4}
     for one in made:
         one.close()
-
-
-def test_what_a_coordinator_counts_has_the_names_of_its_reading() -> None:
-    counted = {one.name for one in fields(CoordinatorStatistics)}
-
-    assert {one.name for one in fields(CoordinatorReading)} - {"finish_bounds"} <= counted
-
-
-def test_a_message_is_linked_to_who_sent_it_and_its_coordinator_tells_of_it(
-    broker: DevBroker, new_topic: Callable[..., str], recorded: Recorded
-) -> None:
-    topic = new_topic()
-    settings: dict[str, Any] = {
-        "bootstrap_servers": broker.bootstrap_servers,
-        "prefix": f"store.{topic}",
-        "telemetry": recorded.telemetry(),
-    }
-    tracer = recorded.tracer_provider.get_tracer("test")
-
-    with Coordinator(**settings) as coordinator, TransactionalProducer("orders", **settings) as producer:
-        with tracer.start_as_current_span("an order"):
-            producer.send(topic, value=b"v", headers={"traceparent": b"of somebody else", "own": b"1"})
-        with producer.transaction_of() as tx:
-            tx.add(topic, value=b"several")
-            tx.prepare()
-        wait_until(lambda: coordinator.statistics().committed == 2, 60)
-        shown = values(recorded)
-
-    outer = recorded.span("an order")
-    first, second = recorded.spans(f"send {topic}")
-    assert outer.context is not None
-    assert first.context is not None
-    assert (first.kind, second.kind) == (SpanKind.PRODUCER, SpanKind.PRODUCER)
-    assert (first.parent and first.parent.span_id, second.parent) == (outer.context.span_id, None)
-    headers = {m.value(): m.headers() for m in read_all(broker.bootstrap_servers, topic)}
-    carried = extract(headers[b"v"])
-    assert carried is not None
-    assert (carried.trace_id, carried.span_id) == (outer.context.trace_id, first.context.span_id)
-    assert dict(headers[b"v"])["own"] == b"1"
-    assert shown["committed"] == {"": 2}
-    assert shown["finished"]["+Inf"] == 2
-    assert shown["finish_time"][""] > 0
-    assert "pending" not in values(recorded), "a coordinator that ended is shown no more"
 
 
 def test_one_trace_leads_from_the_sender_over_its_decision_and_its_publication_to_the_handler(
@@ -201,22 +153,3 @@ def test_what_was_not_committed_or_not_sampled_was_not_published(recorded: Recor
     (published,) = recorded.spans()
     assert published.name == "publish second"
     assert published.context.trace_id == int(TRACE, 16)
-
-
-def test_the_coordinator_of_an_app_has_the_telemetry_of_the_app(
-    broker: DevBroker, new_topic: Callable[..., str], recorded: Recorded
-) -> None:
-    topic = new_topic()
-    app = App(
-        topic,
-        bootstrap_servers=broker.bootstrap_servers,
-        coordinator=True,
-        prefix=f"store.{topic}",
-        telemetry=recorded.telemetry(),
-    )
-    app.handler(topic)(lambda _: None)
-
-    with app.start():
-        points = wait_until(lambda: recorded.points("penstock.transactions.pending"), 60)
-
-    assert [point.attributes["penstock.transactions.prefix"] for point in points] == [f"store.{topic}"]

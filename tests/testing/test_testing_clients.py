@@ -52,15 +52,6 @@ def test_a_poll_without_a_message_takes_its_timeout(memory: TestBroker) -> None:
         consumer.poll()
 
 
-def test_the_position_is_unknown_before_the_first_message(memory: TestBroker) -> None:
-    reader = Reader(memory, "t")
-
-    assert reader.position() == -1001
-    assert len(reader.take(4)) == 4
-    assert reader.position() == 4
-    assert reader.position(9) == -1001
-
-
 def test_a_pause_throws_away_what_was_fetched_and_resuming_reads_it_again(memory: TestBroker) -> None:
     reader = Reader(memory, "t")
     assert offsets(reader.take(2)) == [0, 1]
@@ -73,19 +64,6 @@ def test_a_pause_throws_away_what_was_fetched_and_resuming_reads_it_again(memory
     reader.client.resume([T0])
 
     assert offsets(reader.take()) == [2, 4, 5, 6, 7, 8, 9]
-
-
-def test_a_pause_outlives_the_assignment(memory: TestBroker) -> None:
-    reader = Reader(memory, "t")
-    reader.take(1)
-    reader.client.pause([T0])
-
-    reader.client.incremental_unassign([T0])
-    reader.client.incremental_assign([TopicPartition("t", 0, 7)])
-
-    assert reader.take() == []
-    reader.client.resume([T0])
-    assert offsets(reader.take()) == [7, 8, 9]
 
 
 def test_what_was_fetched_before_a_change_of_the_log_is_handed_over_all_the_same() -> None:
@@ -116,30 +94,6 @@ def test_batches_break_at_places_of_the_seed() -> None:
 
     assert sizes(1) == sizes(1)
     assert len({tuple(sizes(seed)) for seed in range(5)}) == 5
-
-
-def test_assigning_twice_and_giving_up_what_is_not_assigned_are_refused(memory: TestBroker) -> None:
-    reader = Reader(memory, "t")
-    reader.take(1)
-
-    with pytest.raises(KafkaException) as twice:
-        reader.client.incremental_assign([T0])
-    with pytest.raises(KafkaException) as foreign:
-        reader.client.incremental_unassign([TopicPartition("t", 5)])
-
-    assert code(twice.value) == KafkaError._CONFLICT
-    assert code(foreign.value) == KafkaError._INVALID_ARG
-
-
-def test_a_closed_consumer_refuses_calls_but_a_second_close(memory: TestBroker) -> None:
-    reader = Reader(memory, "t")
-    reader.take(1)
-    reader.client.close()
-    reader.client.close()
-
-    assert reader.events == [("assign", (0,)), ("revoke", (0,))]
-    with pytest.raises(RuntimeError, match="closed"):
-        reader.client.poll(0)
 
 
 def test_a_delivery_is_reported_in_poll(memory: TestBroker) -> None:

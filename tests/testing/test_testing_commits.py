@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from memory_tools import Reader, code, settle
+from confluent_kafka import KafkaError, TopicPartition
+from memory_tools import Reader, settle
 
-from penstock.testing import Offset, Operation, TestBroker
+from penstock.testing import Operation, TestBroker
 
 
 @pytest.fixture
@@ -25,42 +25,6 @@ def reader(memory: TestBroker) -> Reader:
     return made
 
 
-def test_offset_and_metadata_come_back(memory: TestBroker, reader: Reader) -> None:
-    assert reader.commit((0, 3), metadata="map") is None
-    assert reader.commit((1, 4)) is None
-
-    answer = reader.client.committed([TopicPartition("t", number) for number in (0, 1, 2)])
-
-    assert [(one.offset, one.metadata, one.error) for one in answer] == [
-        (3, "map", None),
-        (4, None, None),
-        (-1001, None, None),
-    ]
-    assert memory.committed("g") == {("t", 0): Offset(3, "map"), ("t", 1): Offset(4, None)}
-    assert [(one.partition, one.offset) for one in memory.commit_log("g")] == [(0, 3), (1, 4)]
-
-
-def test_the_answer_to_an_asynchronous_commit_comes_in_a_later_poll(memory: TestBroker, reader: Reader) -> None:
-    reader.commit_async(0, 3)
-    assert reader.answers == []
-
-    reader.client.poll(0)
-
-    assert reader.answers == [None]
-    assert memory.committed("g")["t", 0].offset == 3
-
-
-def test_metadata_above_the_limit_is_refused_and_the_rest_is_stored(memory: TestBroker, reader: Reader) -> None:
-    assert reader.commit((0, 1), metadata="é" * 4095) is None
-    assert reader.commit((0, 2), metadata="m" * 4096) == KafkaError.OFFSET_METADATA_TOO_LARGE
-    points = [TopicPartition("t", 0, 3, "m" * 4096), TopicPartition("t", 1, 3)]
-    with pytest.raises(KafkaException) as refused:
-        reader.client.commit(offsets=points, asynchronous=False)
-
-    assert code(refused.value) == KafkaError.OFFSET_METADATA_TOO_LARGE
-    assert {place[1]: one.offset for place, one in memory.committed("g").items()} == {0: 1, 1: 3}
-
-
 def test_the_error_of_an_asynchronous_commit_stands_on_every_partition(memory: TestBroker) -> None:
     heard: list[tuple[KafkaError | None, list[TopicPartition]]] = []
     client = memory.consumer({"group.id": "g", "on_commit": lambda *answer: heard.append(answer)})
@@ -73,19 +37,6 @@ def test_the_error_of_an_asynchronous_commit_stands_on_every_partition(memory: T
     assert error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
     assert [one.error.code() for one in points if one.error] == [KafkaError.UNKNOWN_TOPIC_OR_PART] * 2
     assert [(one.topic, one.partition, one.offset) for one in points] == [("t", 0, 1), ("t", 9, 1)]
-
-
-@pytest.mark.parametrize("offset", [None, -1, -1001])
-def test_a_commit_of_nothing_is_refused(reader: Reader, offset: int | None) -> None:
-    assert reader.commit(*([] if offset is None else [(0, offset)])) == KafkaError._NO_OFFSET
-
-
-def test_a_client_outside_the_group_commits_only_while_nobody_is_in_it(memory: TestBroker) -> None:
-    outside = Reader(memory)
-    assert outside.commit((0, 1)) is None
-    settle(Reader(memory, "t"))
-
-    assert outside.commit((0, 2)) == KafkaError.UNKNOWN_MEMBER_ID
 
 
 @pytest.mark.parametrize("operation", ["commit", "commit_sync", Operation.COMMIT_SYNC])
@@ -184,13 +135,6 @@ def test_faults_by_chance_follow_the_seed_and_end() -> None:
 
     assert outcomes(1) == outcomes(1)
     assert {*outcomes(1)} == {None, KafkaError.REQUEST_TIMED_OUT}
-
-
-def test_planned_faults_can_be_forgotten(memory: TestBroker, reader: Reader) -> None:
-    memory.fail("commit", KafkaError.REQUEST_TIMED_OUT)
-    memory.faults.clear()
-
-    assert reader.commit((0, 1)) is None
 
 
 def test_an_unknown_operation_is_refused(memory: TestBroker) -> None:

@@ -225,12 +225,12 @@ _SCENARIOS = [
     offsets_above_the_log,
     no_offset_and_no_policy,
     a_second_member,
-    an_evicted_member,
+    pytest.param(an_evicted_member, marks=pytest.mark.thorough),  # it waits for a session of a real broker to end
     static_members,
 ]
 
 
-@pytest.mark.parametrize("scenario", _SCENARIOS, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize("scenario", _SCENARIOS, ids=lambda scenario: getattr(scenario, "__name__", None))
 def test_the_clients_see_the_same_on_both(
     scenario: Callable[[World], Seen], broker: DevBroker, admin: AdminClient, new_topic: Callable[..., str]
 ) -> None:

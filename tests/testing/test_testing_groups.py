@@ -25,24 +25,6 @@ def _share(memory: TestBroker, reader: Reader) -> set[int]:
     return {partition for _, partition in memory.members("g")[reader.client.memberid()]}
 
 
-def test_a_second_member_gets_partitions_only_after_the_first_gave_them_back(memory: TestBroker) -> None:
-    first = Reader(memory, "t")
-    settle(first)
-    second = Reader(memory, "t")
-    for _ in range(5):
-        second.client.consume(10, 0)
-    # The first has not polled since: it still has all, and its commits count.
-    assert second.events == [("assign", ())]
-    assert first.commit((3, 2)) is None
-
-    settle(first, second)
-
-    given = next(places for kind, places in first.events if kind == "revoke")
-    assert len(given) == 2
-    assert [event for event in second.events if event[1]] == [("assign", given)]
-    assert _share(memory, first) | _share(memory, second) == {0, 1, 2, 3}
-
-
 def test_a_revocation_can_commit_and_the_next_owner_begins_there(memory: TestBroker) -> None:
     first = Reader(memory, "t")
     first.commit_on_revoke = True
@@ -55,18 +37,6 @@ def test_a_revocation_can_commit_and_the_next_owner_begins_there(memory: TestBro
     assert sorted({message.partition() for message in got}) == sorted(moved)
     assert offsets([message for message in got if message.partition() == min(moved)]) == [7, 8, 9]
     assert {(one.partition, one.offset) for one in memory.commit_log("g")} == {(number, 7) for number in moved}
-
-
-def test_leaving_gives_partitions_to_who_stays(memory: TestBroker) -> None:
-    first, second = Reader(memory, "t"), Reader(memory, "t")
-    settle(first, second)
-
-    first.client.close()
-    settle(second)
-
-    assert first.events[-1][0] == "revoke"
-    assert _share(memory, second) == {0, 1, 2, 3}
-    assert len(memory.members("g")) == 1
 
 
 def test_messages_of_a_revoked_partition_are_not_handed_over_after_the_callback(memory: TestBroker) -> None:
@@ -128,15 +98,6 @@ def test_a_member_that_does_not_poll_is_evicted_and_hears_of_it_at_its_next_poll
     assert memory.commit_log("g") == ()
 
 
-def test_polling_within_the_interval_keeps_the_membership(memory: TestBroker) -> None:
-    reader = Reader(memory, "t")
-    for _ in range(10):
-        memory.advance(299)
-        reader.client.consume(100, 0)
-
-    assert reader.events == [("assign", (0, 1, 2, 3))]
-
-
 def test_a_killed_member_keeps_its_partitions_until_its_session_ends(memory: TestBroker) -> None:
     dead, alive = Reader(memory, "t", session_timeout_ms=10_000), Reader(memory, "t")
     settle(dead, alive)
@@ -175,37 +136,6 @@ def test_a_member_that_is_cut_off_loses_its_partitions_and_comes_back(memory: Te
     assert memory.commit_log("g") == ()
 
 
-def test_a_short_cut_costs_nothing(memory: TestBroker) -> None:
-    reader = Reader(memory, "t")
-    settle(reader)
-    memory.cut_off(reader.client)
-    reader.commit_async(0, 5)
-    memory.advance(5)
-    memory.heal(reader.client)
-    memory.advance(100)
-    settle(reader)
-
-    assert reader.answers == [None]
-    assert reader.events == [("assign", (0, 1, 2, 3))]
-    assert memory.committed("g")["t", 0].offset == 5
-
-
-def test_a_static_member_comes_back_to_its_partitions_without_a_rebalance(memory: TestBroker) -> None:
-    static, other = Reader(memory, "t", group_instance_id="s"), Reader(memory, "t")
-    settle(static, other)
-    mine, generation, seen = _share(memory, static), memory.generation("g"), len(other.events)
-
-    static.client.close()
-    memory.advance(40)
-    settle(other)
-    again = Reader(memory, "t", group_instance_id="s")
-    settle(again, other)
-
-    assert again.events == [("assign", tuple(sorted(mine)))]
-    assert memory.generation("g") == generation
-    assert len(other.events) == seen
-
-
 def test_a_static_member_that_stays_away_is_evicted_when_its_session_ends(memory: TestBroker) -> None:
     static, other = Reader(memory, "t", group_instance_id="s"), Reader(memory, "t")
     settle(static, other)
@@ -215,21 +145,6 @@ def test_a_static_member_that_stays_away_is_evicted_when_its_session_ends(memory
     settle(other)
 
     assert _share(memory, other) == {0, 1, 2, 3}
-
-
-def test_a_second_client_with_the_same_instance_id_fences_the_first(memory: TestBroker) -> None:
-    first = Reader(memory, "t", group_instance_id="s")
-    settle(first)
-    second = Reader(memory, "t", group_instance_id="s")
-
-    errors = [error for message in settle(first) if (error := message.error()) is not None]
-    settle(second)
-
-    assert [error.code() for error in errors] == [KafkaError._FATAL]
-    assert first.commit((0, 5)) == KafkaError._FATAL
-    assert second.events == [("assign", (0, 1, 2, 3))]
-    first.client.close()
-    assert first.events == [("assign", (0, 1, 2, 3))]
 
 
 def test_a_forced_rebalance_moves_partitions_one_generation_at_a_time(memory: TestBroker) -> None:
@@ -279,12 +194,3 @@ def test_nobody_joins_and_no_session_ends_while_the_coordinator_is_away(memory: 
     assert first.answers == [None]
     assert [(one.offset, one.generation) for one in memory.commit_log("g")] == [(3, 1), (4, 1)]
     assert len(_share(memory, second)) == 2
-
-
-def test_members_of_different_topics_get_only_their_own(memory: TestBroker) -> None:
-    memory.create_topic("u", 2)
-    both, one = Reader(memory, "t", "u"), Reader(memory, "u")
-    settle(both, one)
-
-    assert {topic for topic, _ in memory.members("g")[one.client.memberid()]} == {"u"}
-    assert sum(len(places) for places in memory.members("g").values()) == 6

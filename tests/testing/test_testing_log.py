@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError
 from memory_tools import Reader, offsets
 
 from penstock.clients.requests.topics import TopicSpec
-from penstock.errors import PenstockError, StoppedError, TopicNotFoundError
+from penstock.errors import PenstockError, TopicNotFoundError
 from penstock.testing import TestBroker
 
 
@@ -71,38 +71,6 @@ def test_aborted_records_and_markers_are_passed_without_being_read(memory: TestB
     assert len(memory.records("t", committed_only=False)) == 3
 
 
-def test_a_reader_of_committed_messages_stops_at_an_open_transaction(memory: TestBroker) -> None:
-    memory.produce("t", b"0")
-    tx = memory.transaction()
-    tx.produce("t", b"1")
-    memory.produce("t", b"2")
-    reader, curious = Reader(memory, "t"), Reader(memory, "t", group="other", isolation_level="read_uncommitted")
-
-    assert offsets(reader.take()) == [0]
-    assert offsets(curious.take()) == [0, 1, 2]
-    assert memory.ends("t") == (0, 1, 3)
-    assert reader.client.get_watermark_offsets(TopicPartition("t", 0)) == (0, 1)
-    assert reader.client.get_watermark_offsets(TopicPartition("t", 0), cached=True) == (0, 3)
-
-    tx.commit()
-
-    assert offsets(reader.take()) == [1, 2]
-    assert reader.position() == 4
-    with pytest.raises(StoppedError, match="COMMITTED"):
-        tx.produce("t", b"late")
-
-
-def test_a_marker_behind_the_last_message_is_passed_by_the_next_call(memory: TestBroker) -> None:
-    with memory.transaction() as tx:
-        tx.produce("t", b"0")
-    reader = Reader(memory, "t")
-
-    assert offsets(reader.take(1)) == [0]
-    assert reader.position() == 1
-    assert reader.take() == []
-    assert reader.position() == 2
-
-
 def test_compaction_leaves_holes_and_keeps_the_newest_of_each_key(memory: TestBroker) -> None:
     for key in (b"a", b"b", b"a", b"c", b"b"):
         memory.produce("t", b"v", key=key)
@@ -110,47 +78,6 @@ def test_compaction_leaves_holes_and_keeps_the_newest_of_each_key(memory: TestBr
     memory.compact("t")
 
     assert offsets(Reader(memory, "t").take()) == [2, 3, 4]
-
-
-def test_compaction_keeps_what_it_is_told_to_keep(memory: TestBroker) -> None:
-    for number in range(10):
-        memory.produce("t", b"%d" % number)
-
-    memory.compact("t", keep=lambda message: message.offset() in (3, 9))
-
-    assert offsets(Reader(memory, "t").take()) == [3, 9]
-
-
-@pytest.mark.parametrize(("reset", "expected"), [("earliest", [3, 4]), ("latest", [])])
-def test_an_offset_below_the_log_follows_the_reset_policy(memory: TestBroker, reset: str, expected: list[int]) -> None:
-    for _ in range(5):
-        memory.produce("t", b"v")
-    outside = Reader(memory)
-    assert outside.commit((0, 1)) is None
-    memory.delete_records("t", 0, 3)
-    reader = Reader(memory, "t", auto_offset_reset=reset)
-
-    assert offsets(reader.take()) == expected
-    memory.produce("t", b"new")
-    assert offsets(reader.take()) == [5]
-
-
-@pytest.mark.parametrize("committed", [None, 99])
-def test_an_offset_that_is_not_there_is_an_error_where_no_other_is_allowed(
-    memory: TestBroker, committed: int | None
-) -> None:
-    memory.produce("t", b"v")
-    if committed is not None:
-        assert Reader(memory).commit((0, committed)) is None
-    reader = Reader(memory, "t", auto_offset_reset="error")
-
-    (message,) = reader.take()
-
-    error = message.error()
-    assert error is not None
-    assert error.code() == KafkaError._AUTO_OFFSET_RESET
-    assert (message.topic(), message.partition(), message.offset()) == ("t", 0, committed)
-    assert reader.take() == []
 
 
 def test_a_log_that_went_back_is_read_again_from_where_the_policy_says(memory: TestBroker) -> None:

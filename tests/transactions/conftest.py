@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from transaction_tools import Bench
 
+from kafka_proxy import KafkaProxy
 from penstock.devbroker import DevBroker
 
 
@@ -16,3 +17,10 @@ def bench(broker: DevBroker, new_topic: Callable[..., str]) -> Iterator[Bench]:
     made = Bench(broker.bootstrap_servers, new_topic(partitions=3))
     yield made
     made.close()
+
+
+@pytest.fixture
+def proxy(broker: DevBroker) -> Iterator[KafkaProxy]:
+    """A way to the broker on which requests and answers get lost; whoever is not named by its address goes straight."""
+    with KafkaProxy(broker.bootstrap_servers) as made:
+        yield made

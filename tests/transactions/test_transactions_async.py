@@ -158,26 +158,3 @@ def test_errors_reach_who_awaits(bench: Bench) -> None:
                 await producer.send_async(bench.topic, value=b"w")
 
     asyncio.run(main())
-
-
-def test_an_event_loop_waits_for_room_without_being_held_up(bench: Bench) -> None:
-    producer = bench.producer(max_in_flight=2, send_timeout=30.0)
-
-    async def main() -> None:
-        await asyncio.gather(*(producer.send_async(bench.topic, value=b"%d" % number) for number in range(20)))
-
-    asyncio.run(main())
-
-    assert (producer.statistics().committed, producer.statistics().in_flight) == (20, 0)
-
-
-def test_an_async_send_waits_for_its_publication(bench: Bench) -> None:
-    bench.coordinator()
-    producer = bench.producer(publish_timeout=60)
-
-    async def main() -> None:
-        await producer.send_async(bench.topic, value=b"v", wait="published")
-
-    asyncio.run(main())
-
-    assert bench.visible() == [(None, b"v")]

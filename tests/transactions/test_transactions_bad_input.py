@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transaction_tools import Bench
+from transaction_tools import Bench, unknown
 
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.errors import (
     BrokerConnectionError,
     ConfigurationError,
-    HalfNotStoredError,
     StoppedError,
     TopicNotFoundError,
     TransactionError,
@@ -35,6 +36,8 @@ class AsyncCheck:
 
     async def check_local_transaction_state(self, _: HalfMessage) -> TransactionState:
         return TransactionState.COMMIT
+
+    check_local_transaction = check_local_transaction_state
 
 
 @pytest.mark.parametrize(
@@ -79,6 +82,15 @@ def test_an_unreachable_broker_is_told_by_its_address_in_time(start: Callable[[]
         ({"config": {"acks": "1"}}, "acks"),
         ({"config": {"transactional.id": "x"}}, "transactional.id"),
         ({"config": {"no.such.setting": 1}}, "no.such.setting"),
+        ({"check": check_async, "listener": AsyncCheck()}, "one of check"),
+        ({"listener": AsyncCheck(), "check_listener": AsyncCheck()}, "one of check"),
+        ({"check_listener": AsyncCheck()}, "plain function"),
+        ({"order": "key"}, "order"),
+        ({"wait": "forever"}, "wait"),
+        ({"when_full": "drop"}, "when_full"),
+        ({"max_in_flight": 0}, "max_in_flight"),
+        ({"publish_timeout": 0}, "publish_timeout"),
+        ({"bootstrap_servers": None}, "bootstrap_servers or a store"),
     ],
 )
 def test_a_wrong_option_of_the_producer_is_named(wrong: dict[str, Any], told: str) -> None:
@@ -86,11 +98,6 @@ def test_a_wrong_option_of_the_producer_is_named(wrong: dict[str, Any], told: st
 
     with pytest.raises(ConfigurationError, match=told):
         TransactionalProducer(**options)
-
-
-def test_an_async_check_of_a_listener_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="plain function"):
-        TransactionalProducer("orders", bootstrap_servers=NOBODY, check_listener=AsyncCheck())  # type: ignore[arg-type] # that is the point
 
 
 @pytest.mark.parametrize("beside", [{"prefix": "mine"}, {"partitions": 7}, {"config": {"linger.ms": 5}}])
@@ -109,20 +116,63 @@ def test_stores_in_files_and_databases_refuse_a_prefix_that_names_no_topics(pref
         SqlStore(f"sqlite:///{tmp_path / 'store.db'}", bootstrap_servers=NOBODY, prefix=prefix)
 
 
+@pytest.mark.parametrize("store", ["kafka", "file"])
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
         ({"transaction_timeout": 0}, "transaction_timeout"),
         ({"check_interval": -1}, "check_interval"),
+        ({"check_interval": "often"}, "check_interval"),
         ({"check_max": 1.5}, "check_max"),
+        ({"check_max": 70_000}, "check_max"),
+        ({"check_backoff": 0.5}, "check_backoff"),
+        ({"check_timeout": 0}, "check_timeout"),
+        ({"session_timeout": 0}, "session_timeout"),
+        ({"discard": "keep"}, "discard"),
         ({"discard": check_async}, "discard must be a plain function"),
         ({"telemetry": True}, "telemetry must be a Telemetry"),
-        ({"config": {"group.id": "mine"}}, "group.id"),
     ],
 )
-def test_a_wrong_option_of_the_coordinator_is_named(wrong: dict[str, Any], told: str) -> None:
+def test_a_wrong_option_of_the_coordinator_is_named(
+    store: str, wrong: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    place: dict[str, Any] = {"bootstrap_servers": NOBODY}
+    if store == "file":
+        place = {"store": FileStore(tmp_path, bootstrap_servers=NOBODY)}
+
     with pytest.raises(ConfigurationError, match=told):
-        Coordinator(bootstrap_servers=NOBODY, **wrong)
+        Coordinator(**place, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        *(({"instance": name}, "instance must be") for name in ("", "a b", "ä", "x" * 101)),
+        ({"config": {"group.id": "mine"}}, "group.id"),
+        ({"bootstrap_servers": None}, "bootstrap_servers or a store"),
+        ({"store": "FILE"}, "bootstrap_servers or a store"),
+        ({"bootstrap_servers": None, "store": "folder"}, "store must be a SqlStore or FileStore"),
+        *(
+            ({"bootstrap_servers": None, "store": "FILE", **of_kafka}, "for a store in Kafka")
+            for of_kafka in (
+                {"prefix": "other"},
+                {"partitions": 7},
+                {"target_latency": 1},
+                {"instance": "a"},
+                {"config": {"acks": 1}},
+            )
+        ),
+    ],
+)
+def test_a_coordinator_has_one_store_and_what_is_the_stores_own_is_refused_with_it(
+    options: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    given = {"bootstrap_servers": NOBODY, **options}
+    if given.get("store") == "FILE":
+        given["store"] = FileStore(tmp_path, bootstrap_servers=NOBODY)
+
+    with pytest.raises(ConfigurationError, match=told):
+        Coordinator(**given)
 
 
 def test_wrong_arguments_of_a_message_are_named_before_anything_is_stored(bench: Bench) -> None:
@@ -137,12 +187,22 @@ def test_wrong_arguments_of_a_message_are_named_before_anything_is_stored(bench:
         ({"headers": "ab"}, "pairs of a name and a value"),
         ({"headers": ["ab"]}, "pairs of a name and a value"),
         ({"headers": 7}, "pairs of a name and a value"),
-        ({"check_immunity": -1}, "check_immunity"),
-        ({"partition": 99}, "partition"),
+        *(({"check_immunity": time}, "check_immunity") for time in (-1, float("inf"), float("nan"))),
+        *(({"partition": number}, "partition") for number in (99, "a", True)),
+        ({"key": "\ud800"}, "key"),
+        ({"value": "\udfff"}, "value"),
+        ({"headers": {"\ud800": b""}}, "header"),
+        ({"deliver_at": "tomorrow"}, "deliver_at"),
+        ({"deliver_at": datetime(2030, 1, 1)}, "time zone"),  # noqa: DTZ001 - that is the point
+        ({"deliver_at": float("inf")}, "deliver_at"),
+        ({"wait": "long"}, "wait"),
         ({"topic": bench.topics.op}, "belongs to the store"),
     ]:
         with pytest.raises(ConfigurationError, match=told):
             producer.send(**{"topic": bench.topic, "value": b"v", **wrong})  # type: ignore[arg-type] # that is the point
+    # What is delayed would hold its key.
+    with pytest.raises(ConfigurationError, match='order="half"'):
+        bench.producer(order="half").send(bench.topic, key=b"k", value=b"v", deliver_at=4e9)
 
     assert bench.messages(bench.topics.half) == []
 
@@ -154,40 +214,6 @@ def test_a_missing_target_topic_is_told_before_the_local_transaction_runs(bench:
         producer.send("nowhere", value=b"v", execute=ran.append)
 
     assert ran == []
-
-
-def test_a_committed_message_whose_topic_was_deleted_waits_and_delays_nobody(
-    bench: Bench, new_topic: Callable[..., str]
-) -> None:
-    doomed, producer = new_topic(), bench.producer()
-    producer.send(doomed, value=b"waits")
-    bench.admin.delete_topics([doomed])[doomed].result(30)
-    wait_until(lambda: doomed not in partition_counts(bench.admin, bench.servers))
-    coordinator = bench.coordinator()
-
-    producer.send(bench.topic, value=b"goes on")
-    waiting = bench.counted(coordinator, committed=1, held=1)
-
-    assert (waiting.committed, waiting.pending) == (1, 1)
-    assert bench.visible() == [(None, b"goes on")]
-    ensure_topics(bench.admin, bench.servers, [TopicSpec(doomed, 1)])
-    bench.settled(coordinator, committed=2)
-    assert bench.visible(doomed) == [(None, b"waits")]
-
-
-def test_a_message_its_topic_refuses_waits_alone(bench: Bench, new_topic: Callable[..., str]) -> None:
-    small, producer = new_topic(config={"max.message.bytes": "1000"}), bench.producer()
-    for number in range(10):
-        producer.send(bench.topic, key=b"%d" % number, value=b"v")
-    producer.send(small, value=bytes(5_000))
-    producer.send(small, value=b"fits")
-
-    coordinator = bench.coordinator()
-    waiting = bench.counted(coordinator, committed=11, held=1)
-
-    assert (waiting.committed, waiting.pending) == (11, 1)
-    assert bench.visible(small) == [(None, b"fits")]
-    assert len(bench.visible()) == 10
 
 
 @pytest.mark.parametrize(
@@ -215,15 +241,6 @@ def test_awkward_messages_arrive_as_they_were_sent(
     assert (message.partition(), message.key(), message.value(), message.headers() or []) == (2, key, value, headers)
 
 
-def test_a_half_too_large_for_kafka_is_told_and_the_local_transaction_does_not_run(bench: Bench) -> None:
-    producer, ran = bench.producer(), []
-
-    with pytest.raises(HalfNotStoredError, match="did not run"):
-        producer.send(bench.topic, value=bytes(2_000_000), execute=ran.append)
-
-    assert ran == []
-
-
 def test_a_wrong_answer_of_execute_leaves_the_message_to_a_check(bench: Bench) -> None:
     coordinator, producer = bench.coordinator(), bench.producer(check=lambda _: TransactionState.COMMIT)
 
@@ -234,24 +251,29 @@ def test_a_wrong_answer_of_execute_leaves_the_message_to_a_check(bench: Bench) -
     assert bench.visible() == [(None, b"v")]
 
 
-def test_a_wrong_answer_of_a_check_counts_as_unknown(bench: Bench) -> None:
-    wrong: list[HalfMessage] = []
+def test_a_check_that_raises_or_answers_nonsense_has_said_unknown_and_ends_no_worker(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = [RuntimeError("no database"), SystemExit(1), CancelledError()]
+    failed: list[HalfMessage] = []
 
     def check(half: HalfMessage) -> TransactionState:
-        if half.check_count > 0:
+        if half.check_count > len(errors):
             return TransactionState.COMMIT
-        wrong.append(half)
-        return "commit"  # type: ignore[return-value] # that is the point
+        failed.append(half)
+        if half.check_count == len(errors):
+            return "commit"  # type: ignore[return-value] # that is the point
+        raise errors[half.check_count]
 
-    coordinator, producer = bench.coordinator(), bench.producer(check=check)
+    coordinator, producer = bench.coordinator(), bench.producer(check=check, check_workers=1)
 
-    producer.send(bench.topic, value=b"v", execute=lambda _: TransactionState.UNKNOWN)
+    producer.send(bench.topic, value=b"v", execute=unknown)
     statistics = bench.settled(coordinator, committed=1)
 
-    assert statistics.answered_checks == 2
-    assert wrong
+    assert statistics.answered_checks == 5
+    assert "check 1 of transaction" in caplog.text
     # One that is slow to be answered is asked again.
-    wait_until(lambda: producer.statistics().failed_checks == len(wrong))
+    wait_until(lambda: producer.statistics().failed_checks == len(failed) > 3)
 
 
 def test_a_transaction_is_entered_once_and_a_stopped_producer_says_so(bench: Bench) -> None:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import random
-import statistics
-
 import pytest
-from transaction_tools import Bench
 
-from penstock.transactions.coordinator import coordinator
 from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
@@ -36,62 +31,6 @@ def test_groups_grow_and_shrink_with_their_time() -> None:
     assert quick > 2 * begun
     assert slow <= 1.2 * 0.016 / 20e-6
     assert quick_again > 2 * slow
-
-
-def test_the_target_latency_of_a_coordinator_sizes_its_groups(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[BatchLimit] = []
-
-    class Noted(BatchLimit):
-        def __init__(self, target_s: float) -> None:
-            super().__init__(target_s)
-            made.append(self)
-
-    monkeypatch.setattr(coordinator, "BatchLimit", Noted)
-    for target_latency in (0.01, 0.2):
-        bench.coordinator(target_latency=target_latency).stop()
-
-    short, long = (run(limit, 20e-6, 60) for limit in made)
-
-    # What ends within the target: 0.006 s, and 0.196 s, of 20 microseconds each; and no group is kept below 500.
-    assert short == 500
-    assert 0.6 * 9_800 < long < 1.2 * 9_800
-
-
-def test_a_broker_that_is_slow_whatever_a_group_holds_gets_large_groups() -> None:
-    limit = BatchLimit(0.02)
-
-    for _ in range(50):
-        limit.measured(limit.decisions, limit.decisions * 128, 0.2)
-
-    assert limit.decisions > 5_000
-
-
-@pytest.mark.parametrize(
-    ("fixed_s", "each_s", "ideal"), [(0.004, 20e-6, 800), (0.005, 8e-6, 1_875), (0.05, 20e-6, 2_500)]
-)
-def test_groups_find_the_size_that_the_costs_speak_for_whatever_the_noise(
-    fixed_s: float, each_s: float, ideal: int
-) -> None:
-    limit = BatchLimit(0.02)
-    dice = random.Random(7)  # noqa: S311 - the same noise each time
-    found = []
-
-    for _ in range(300):
-        decisions = limit.decisions
-        limit.measured(decisions, decisions * 128, (fixed_s + decisions * each_s) * dice.lognormvariate(0, 0.2))
-        found.append(limit.decisions)
-
-    assert 0.6 * ideal < statistics.median(found[100:]) < 1.6 * ideal
-
-
-def test_groups_that_are_not_full_say_nothing_about_the_limit() -> None:
-    limit = BatchLimit(0.02)
-    begun = limit.decisions
-
-    for took_s in (0.001, 1.0):
-        limit.measured(3, 3 * 128, took_s)
-
-    assert limit.decisions == begun
 
 
 def test_large_messages_make_groups_small() -> None:
@@ -124,35 +63,11 @@ def fill(limit: BatchLimit, waiting: list[Pending], parts: int = 1) -> list[Pend
     return list(decisions.choose(max(1, limit.decisions // parts), lambda _: None, limit.bytes // parts).values())
 
 
-def test_the_first_group_is_bound_by_the_bytes_of_its_own_messages() -> None:
-    waiting = [pending(20_000, parts=100) for _ in range(60)]
-
-    chosen = fill(BatchLimit(0.02), waiting)
-
-    assert len(chosen) == 2  # of two megabytes each, where a group holds four
-
-
 def test_a_transaction_larger_than_a_group_goes_alone_and_nothing_passes_it() -> None:
     huge, small = pending(9 << 20), pending(10)
 
     assert fill(BatchLimit(0.02), [huge, small]) == [huge]
     assert fill(BatchLimit(0.02), [small, huge, small]) == [small]
-
-
-def test_the_parts_of_a_group_are_no_more_than_the_whole() -> None:
-    limit = BatchLimit(0.02)
-    waiting = [pending(100_000) for _ in range(100)]
-
-    taken = [fill(limit, waiting, parts=4) for _ in range(4)]
-
-    assert sum(one.payload_bytes for part in taken for one in part) <= 4 << 20
-
-
-def test_keys_and_headers_count_as_the_value_does() -> None:
-    half = Half(new_id(), "orders", "t", None, b"key", b"value", (("name", b"content"), ("empty", None)), None)
-
-    content = len("keyvaluenamecontentempty")
-    assert content <= Pending(half, 0).payload_bytes <= content + 20
 
 
 @pytest.mark.parametrize("buffer_messages", [3_000_000, 1_000, 60])
@@ -176,23 +91,3 @@ def test_groups_shrink_until_the_clients_buffer_takes_them_and_are_seldom_refuse
 
     # Some at first, and then one now and then, when larger ones are tried again.
     assert refusals <= 10 + groups / 16
-
-
-def test_groups_grow_again_when_what_did_not_fit_is_gone() -> None:
-    limit = BatchLimit(0.02)
-    begun = limit.decisions, limit.bytes
-    while limit.decisions > 1:
-        assert limit.refused(limit.decisions, limit.bytes)
-
-    run(limit, 2e-6, 2_000)
-
-    assert limit.decisions >= begun[0]
-    assert limit.bytes == begun[1]
-
-
-def test_a_single_transaction_that_does_not_fit_teaches_nothing_about_others() -> None:
-    limit = BatchLimit(0.02)
-    begun = limit.decisions, limit.bytes
-
-    assert not limit.refused(1, 2 << 30)
-    assert (limit.decisions, limit.bytes) == begun

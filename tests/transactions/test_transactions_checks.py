@@ -1,4 +1,4 @@
-"""Checks in a producer's process: their slots, their time limit, and what a hung one costs."""
+"""The threads that run a user's checks: their slots, their time limit, and what a hung call costs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ import subprocess
 import sys
 import threading
 from asyncio import CancelledError
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
 from penstock.transactions.bulkhead import BulkheadPool
-from penstock.transactions.model import HalfMessage, TransactionState
-from penstock.transactions.producer.check_responder import CheckResponder
-from penstock.transactions.wire.check_request import CheckRequest
-from penstock.transactions.wire.half import Half
-from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
 
 
@@ -127,124 +121,3 @@ def test_a_hung_call_does_not_keep_the_process_from_ending() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
 
     assert done.stdout == "at the end\n"
-
-
-def request(check_number: int = 1) -> CheckRequest:
-    half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
-    return CheckRequest(half, 0, 0, check_number)
-
-
-class Source:
-    """Questions as a test gives them; a test may also let the taking of them fail."""
-
-    def __init__(self) -> None:
-        self.requests: list[CheckRequest] = []
-        self.failures: list[Exception] = []
-        self.failed = 0
-
-    def take(self, timeout_s: float) -> Sequence[CheckRequest]:
-        if self.failures:
-            self.failed += 1
-            raise self.failures.pop()
-        threading.Event().wait(min(timeout_s, 0.01))
-        taken, self.requests = self.requests, []
-        return taken
-
-    def close(self) -> None:
-        pass
-
-
-class Answers:
-    """A store that takes answers and has questions."""
-
-    def __init__(self) -> None:
-        self.source = Source()
-        self.answered: list[tuple[str, Verdict]] = []
-
-    def checks(self, group: str) -> Source:
-        assert group == "orders"
-        return self.source
-
-    def answer(self, of: CheckRequest, verdict: Verdict, author: Author) -> None:
-        assert author is Author.CHECK
-        self.answered.append((of.half.transaction_id, verdict))
-
-
-def test_one_hung_check_does_not_delay_the_others_and_its_late_answer_counts() -> None:
-    store, hanging, let_go = Answers(), request(), threading.Event()
-    others = [request() for _ in range(20)]
-
-    def check(half: HalfMessage) -> TransactionState:
-        if half.transaction_id == hanging.half.transaction_id:
-            let_go.wait()
-        return TransactionState.COMMIT
-
-    checker = CheckResponder(store, "orders", check, 1, timeout_s=1.0)  # type: ignore[arg-type] # what is used of it
-    store.source.requests = [hanging, *others, hanging]
-    checker.start()
-
-    wait_until(lambda: len(store.answered) == 20, 20)
-    assert checker.hung == 1
-    assert {name for name, _ in store.answered} == {one.half.transaction_id for one in others}
-    let_go.set()
-    wait_until(lambda: len(store.answered) == 21, 20)
-    assert store.answered[-1] == (hanging.half.transaction_id, Verdict.COMMIT)
-    checker.stop(20)
-
-
-@pytest.mark.parametrize("error", [RuntimeError("no database"), SystemExit(1), CancelledError()], ids=type)
-def test_a_check_that_raises_whatever_it_is_has_said_unknown_and_the_next_is_answered(
-    error: BaseException, caplog: pytest.LogCaptureFixture
-) -> None:
-    store, raising, innocent = Answers(), [request() for _ in range(6)], request()
-
-    def check(half: HalfMessage) -> TransactionState:
-        if half.transaction_id != innocent.half.transaction_id:
-            raise error
-        return TransactionState.COMMIT
-
-    checker = CheckResponder(store, "orders", check, 1)  # type: ignore[arg-type] # what is used of it
-    checker.start()
-    store.source.requests = [*raising, innocent]
-
-    wait_until(lambda: len(store.answered) == 7, 20)
-    assert store.answered == [
-        *((one.half.transaction_id, Verdict.UNKNOWN) for one in raising),
-        (innocent.half.transaction_id, Verdict.COMMIT),
-    ]
-    assert (checker.failed, checker.hung) == (6, 0)
-    told = f"check 1 of transaction {raising[0].half.transaction_id} raised {type(error).__name__}"
-    assert told in caplog.text
-    checker.stop(20)
-
-
-def test_a_check_that_hangs_does_not_keep_the_producer_from_stopping() -> None:
-    store, began, others = Answers(), threading.Event(), set(threading.enumerate())
-
-    def check(half: HalfMessage) -> TransactionState:
-        began.set()
-        threading.Event().wait(120)
-        return TransactionState.UNKNOWN
-
-    checker = CheckResponder(store, "orders", check, 1)  # type: ignore[arg-type] # what is used of it
-    store.source.requests = [request()]
-    checker.start()
-    assert began.wait(20)
-
-    checker.stop(1.0)
-
-    new = lambda: {t.name for t in set(threading.enumerate()) - others}  # noqa: E731 - asked again and again
-    wait_until(lambda: not any(name.startswith("penstock-checks-") for name in new()), 60)
-
-
-def test_a_source_that_fails_in_any_way_is_asked_again() -> None:
-    store, asked = Answers(), request()
-    store.source.failures = [ValueError("nonsense")]
-    store.source.requests = [asked]
-    checker = CheckResponder(store, "orders", lambda _: TransactionState.ROLLBACK, 1)  # type: ignore[arg-type] # what is used of it
-
-    checker.start()
-
-    wait_until(lambda: store.answered == [(asked.half.transaction_id, Verdict.ROLLBACK)], 20)
-    assert store.source.failed == 1
-    checker.stop(20)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from transaction_tools import Bench, decide, prepared, unknown
 
 from commands import Command, Outcome, commands
 from penstock.transactions import HalfMessage, TransactionState, new_id
-from penstock.transactions.coordinator.status import Status, encode_status
-from penstock.transactions.operator.kafka_operator import Decided, Effect, KafkaAdministration
+from penstock.transactions.operator.kafka_operator import Effect, KafkaAdministration
 from penstock.transactions.operator.resuming import Resuming
 from penstock.transactions.wire.half import Half, encode_half
-from penstock.transactions.wire.ops import Author, Verdict, decode_ops
-from waiting import wait_until
+from penstock.transactions.wire.ops import Verdict
 
 
 @pytest.fixture
@@ -200,63 +196,6 @@ def test_of_two_who_bring_the_same_back_at_once_the_first_in_the_audit_log_does(
     assert refused.code == 1
     assert "by another" in refused.err
     assert len([m for m in bench.messages(bench.topics.half) if dict(m.headers()).get("penstock-resumed")]) == 1
-
-
-def test_what_is_pending_is_not_brought_back_however_often_that_is_asked_for(bench: Bench, tx: Command) -> None:
-    coordinator = bench.coordinator(transaction_timeout=600)
-    identity = prepared(bench.producer(), bench.topic).halves[0].transaction_id
-    assert tx("discard", identity).code == 0
-    assert tx("resume", identity).code == 0
-    wait_until(lambda: coordinator.statistics().pending == 1)
-
-    again = tx("resume", identity, "--again")
-
-    assert again.code == 1
-    assert "is pending: there is nothing to bring back" in again.err
-    assert tx("commit", identity).code == 0
-    bench.settled(coordinator, committed=1)
-    assert bench.visible() == [(None, b"v")]
-
-
-def test_what_a_target_refuses_can_be_discarded_though_it_is_committed(bench: Bench) -> None:
-    identity = bench.producer().send(bench.topic, value=b"v").transaction_id
-    with KafkaAdministration(bench.servers, bench.topics.prefix) as store:
-        refused = store.decide(identity, Verdict.DISCARD, "me", timeout_s=0.1)
-        status = Status("c1", 0, (0, 1), refused={identity: "too large"})
-        bench.write(bench.topics.status, 0, b"c1", encode_status(status))
-        stored = store.decide(identity, Verdict.DISCARD, "me", timeout_s=0.1)
-
-    # The first is refused by what stands, the second is for the coordinator to judge.
-    assert refused == Decided(Effect.REFUSED, Verdict.COMMIT, "a coordinator")
-    ops = [op for m in bench.messages(bench.topics.op) for op in decode_ops(m.value())]
-    assert [(op.verdict, op.author) for op in ops] == [
-        (Verdict.COMMIT, Author.PRODUCER),
-        (Verdict.DISCARD, Author.OPERATOR),
-    ]
-    assert stored.stands is not None
-
-
-def test_several_messages_of_a_discarded_transaction_come_back_together(
-    bench: Bench, tx: Command, new_topic: Callable[..., str]
-) -> None:
-    other = new_topic()
-    coordinator = bench.coordinator(transaction_timeout=600)
-    producer = bench.producer()
-    with producer.transaction_of() as several:
-        several.add(bench.topic, key=b"a", value=b"1")
-        several.add(other, key=b"b", value=b"2")
-        several.prepare()
-        several.unknown()
-
-    assert tx("discard", several.transaction_id).code == 0
-    resumed = tx("resume", several.transaction_id)
-    wait_until(lambda: coordinator.statistics().pending == 1)
-    committed = tx("commit", several.transaction_id)
-
-    assert (resumed.code, committed.code) == (0, 0)
-    assert "2 messages" in resumed.out
-    assert bench.visible() == [(b"a", b"1")]
-    assert bench.visible(other) == [(b"b", b"2")]
 
 
 @pytest.mark.parametrize(

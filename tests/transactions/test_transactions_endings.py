@@ -4,217 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import ClusterMetadata
-from half_partition import half_partition
+from confluent_kafka import KafkaError, KafkaException
 from transaction_tools import Bench
 
 from kafka_proxy import END_TXN, Fault, KafkaProxy, What
 from kafka_tools import read_all
-from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.transactional.end_watch import EndWatch, UnknownEndError
-from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.transactions import Coordinator
-from penstock.transactions.coordinator.loop import CoordinatorLoop
-from penstock.transactions.coordinator.partitions.counts import Counts
-from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
-from penstock.transactions.coordinator.publishing.group_gate import GroupGate
-from penstock.transactions.coordinator.publishing.publisher import InDoubtError
-from penstock.transactions.coordinator.publishing.publisher_slot import PublisherSlot
-from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead, RecoveredPartition
-from penstock.transactions.coordinator.recovery.recoveries import Recoveries
-from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit
-from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
-from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.wire.done_records import Done, Note
-from penstock.transactions.wire.half import Half
-from penstock.transactions.wire.ids import new_id
-from penstock.transactions.wire.ops import Author, Op, Verdict
-from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
 
-TOPICS = StoreTopics("penstock", 1)
-
-
-@dataclass
-class DoneLog:
-    """A done log of one partition, and what reads and writes it: each record is the notes of one Kafka transaction."""
-
-    records: list[list[Note]] = field(default_factory=list)
-    published: list[str] = field(default_factory=list)
-    doubts: int = 0
-
-    doing: str = ""
-    since: float = 0.0
-
-    def open(self) -> None:
-        """Nothing has to be made."""
-
-    def close(self) -> None:
-        """Nothing is left open."""
-
-    def publish(self, batches: Mapping[int, CommitBatch], _: object, produced: Callable[[], None]) -> None:
-        """Commit, and do not know it the first time."""
-        produced()
-        self.records.append(batches[0].notes())
-        self.published += [pending.half.transaction_id for pending in batches[0].decided]
-        if not self.doubts:
-            self.doubts += 1
-            raise InDoubtError("the answer was lost")
-
-    def done(self, partitions: Iterable[int], starts: Mapping[int, int]) -> dict[int, DoneRead]:
-        assert list(partitions) == [0]
-        found = list(enumerate(self.records))[starts[0] :]
-        return {0: DoneRead(len(self.records), [(at, Done(notes, [])) for at, notes in found])}
-
-
-class Member:
-    """The membership of a coordinator that owns one partition, whose logs have nothing new."""
-
-    def __init__(self, owned: HalfPartition, log: DoneLog) -> None:
-        self.owned = {0: owned}
-        self.recoveries = Recoveries(lambda _partitions, _step: {}, "test", LeftBehind("the coordinator of a test"))
-        self.logs = self
-        self._log = log
-
-    def serve(self) -> None:
-        """Nothing changes."""
-
-    def was_cut_off(self) -> bool:
-        return False
-
-    def read(self, timeout_s: float, most: int, *, for_halves: bool, full: bool) -> list[Any]:
-        assert timeout_s >= 0
-        assert not for_halves
-        assert not full
-        assert most > 0
-        return []
-
-    def group_metadata(self) -> None:
-        return None
-
-    def known_end(self, topic: str, partition: int) -> int:
-        assert topic
-        return partition
-
-
-#: What the client library calls the end of a log.
-LATEST = -1
-
-
-def answered(result: object) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return future
-
-
-class Admin:
-    """A broker without topics of users, with the logs of one partition."""
-
-    def __init__(self, log: DoneLog) -> None:
-        self._log = log
-        #: How often the end of the done log was told.
-        self.told = 0
-
-    def list_offsets(self, places: Mapping[TopicPartition, Any], request_timeout: float) -> dict[Any, Future[Any]]:
-        assert request_timeout
-        is_end = next(iter(places.values()))._value == LATEST
-        self.told += is_end
-        ends = {TOPICS.done: len(self._log.records), TOPICS.half: 1, TOPICS.op: 1} if is_end else {}
-        return {place: answered(SimpleNamespace(offset=ends.get(place.topic, 0))) for place in places}
-
-    def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Future[Any]]:
-        assert request_timeout
-        return {name: answered(SimpleNamespace(topic_id=f"id of {name}")) for name in topics.topic_names}
-
-    def list_topics(self, *, timeout: float) -> ClusterMetadata:
-        assert timeout
-        return ClusterMetadata()
-
-    def delete_records(self, points: list[Any], request_timeout: float) -> dict[Any, Future[Any]]:
-        assert request_timeout
-        return {point: answered(None) for point in points}
-
-
-class NoChecks:
-    """Nothing is due."""
-
-    def run(self, partition: HalfPartition, now: float) -> None:
-        assert partition.number == 0
-        assert now
-
-
-def test_tending_in_the_round_of_a_doubt_does_not_hide_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.UPKEEP_S", 0.0)
-    log, counts, ration = DoneLog(), Counts(), RationedLog()
-    owned = half_partition(RecoveredPartition(0, 0, half_end=1, op_end=1, notes=[], done_end=0), counts, log=ration)
-    half = Half(new_id(), "orders", "topic", None, None, b"v", (), None)
-    owned.state.add_half(0, half)
-    owned.state.add_op(0, Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, "orders", 0, (0,), 0), 0)
-    admin = Admin(log)
-    left = LeftBehind("a test")
-    slot = PublisherSlot(
-        lambda _: log,  # type: ignore[arg-type,return-value] # what is used of it
-        lambda starts: log.done(starts, starts),
-        "test",
-        left,
-    )
-    loop = CoordinatorLoop(
-        "servers",
-        topics=TOPICS,
-        admin=admin,  # type: ignore[arg-type] # what is used of it
-        membership=Member(owned, log),  # type: ignore[arg-type] # what is used of it
-        slots=[slot],
-        trial_slots=[],
-        gate=GroupGate(lambda: None, left),
-        left=left,
-        limit=BatchLimit(0.02),
-        checks=NoChecks(),  # type: ignore[arg-type] # nothing is due
-        status=lambda _status, _now: None,
-        counts=counts,
-        ration=ration,
-        rights=MissingRights({}),
-    )
-
-    def settled() -> bool:
-        loop.round()
-        return counts.rolled_back > 0 and not slot.is_busy
-
-    wait_until(settled)
-    for _ in range(3):
-        loop.round()
-    loop.close()
-
-    assert (log.doubts, counts.recoveries) == (1, 1)
-    assert log.published == [half.transaction_id]
-    assert counts.rolled_back == 1
-    assert admin.told > 1
-
 
 @pytest.fixture
-def proxy(bench: Bench) -> Iterator[KafkaProxy]:
-    """What the coordinator's way to the broker goes through; producers and readers go straight."""
-    with KafkaProxy(bench.servers) as made:
-        yield made
-
-
-@pytest.fixture
-def coordinator(bench: Bench, proxy: KafkaProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
+def coordinator(bench: Bench, proxy: KafkaProxy, monkeypatch: pytest.MonkeyPatch) -> Coordinator:
     """A coordinator behind the proxy that settled something already, so that all its connections stand."""
     # No end but those of what is sent: none of positions alone.
     monkeypatch.setattr("penstock.transactions.coordinator.partitions.half_partition._IDLE_S", 600.0)
-    made = Coordinator(bootstrap_servers=proxy.bootstrap_servers, prefix=bench.topics.prefix)
-    with made:
-        send(bench, b"first")
-        bench.settled(made, committed=1)
-        yield made
+    made = bench.coordinator(bootstrap_servers=proxy.bootstrap_servers)
+    send(bench, b"first")
+    bench.settled(made, committed=1)
+    return made
 
 
 def send(bench: Bench, *values: bytes, topic: str | None = None) -> None:
@@ -308,6 +120,7 @@ def test_an_end_held_past_the_next_begin_ends_nothing_else_and_a_new_epoch_is_se
     assert seen(bench) == Counter([b"first", b"a", *sent])
 
 
+@pytest.mark.thorough
 def test_a_transaction_that_failed_is_ended_by_a_new_epoch_and_no_end_of_it_can_come_late(
     bench: Bench, proxy: KafkaProxy, coordinator: Coordinator, new_topic: Callable[..., str]
 ) -> None:

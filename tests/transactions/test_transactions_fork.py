@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conformance.sql_cases import SqlBench
+from conformance.store_cases import bench_of
 
-from databases import TestDatabase
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
 from penstock.transactions import TransactionalProducer
@@ -23,12 +22,8 @@ def test_a_send_after_a_fork_is_refused_and_the_parent_goes_on(
     kind: str, broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic, said = new_topic(), tmp_path / "said"
-    if kind == "kafka":
-        made = TransactionalProducer("orders", bootstrap_servers=broker.bootstrap_servers, prefix=f"fork.{topic}")
-    else:
-        bench = SqlBench(broker.bootstrap_servers, topic, TestDatabase("sqlite", f"sqlite:///{tmp_path / 'store.db'}"))
-        made = TransactionalProducer("orders", store=bench.make_store())
-    with made as producer:
+    store = bench_of(kind, broker.bootstrap_servers, topic, tmp_path).make_store()
+    with TransactionalProducer("orders", store=store) as producer:
         producer.send(topic, value=b"before")
         child = os.fork()
         if child == 0:

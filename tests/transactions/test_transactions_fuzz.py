@@ -60,6 +60,7 @@ def test_garbage_is_refused_by_every_decoder_and_ends_no_process() -> None:
     assert all(0 < found[name]["refused"] < EXAMPLES for name in REFUSING)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not OTHERS, reason="no other Python of penstock's versions is installed here")
 @pytest.mark.parametrize("python", OTHERS)
 def test_garbage_is_refused_on_other_pythons_as_well(python: str) -> None:

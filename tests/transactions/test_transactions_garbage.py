@@ -88,6 +88,7 @@ def test_garbage_in_every_log_among_real_transactions_costs_none_of_them_and_no_
     assert Counter(value for _, value in bench.visible()) == Counter([*real, b"last"])
 
 
+@pytest.mark.thorough
 def test_a_coordinator_starts_on_logs_full_of_garbage_and_counts_it(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,35 +37,8 @@ def test_a_partition_counts_as_recovered_only_when_all_that_was_in_its_logs_is_r
     assert seen == [(0, 0), (0, 1), (0, 1), (1, 2)]
 
 
-def test_a_partition_whose_logs_are_empty_is_recovered_at_once() -> None:
-    counts = Counts()
-    owned = half_partition(RecoveredPartition(5, 3, half_end=5, op_end=3, notes=[], done_end=0), counts)
-
-    owned.note_progress(0.0)
-
-    assert counts.statistics(lambda: [owned.reading(0.0)]).partitions == 1
-
-
 def decided_in_order(owned: HalfPartition) -> list[str]:
     return list(owned.state.decided)
-
-
-def test_decisions_fetched_before_their_halves_take_effect_in_their_own_order() -> None:
-    owned = half_partition()
-    halves = [Half(new_id(), "orders", "topic", None, None, b"v", (), None) for _ in range(3)]
-    for place, number in enumerate((2, 1, 0)):
-        op = Op(halves[number].transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, (number,), 0)
-        owned.feed.op(op_record(place, op), 0.0)
-    owned.note_progress(0.0)
-    assert owned.feed.waits_for_halves
-
-    for number, half in enumerate(halves):
-        owned.feed.half(half_record(number, half), 0.1)
-        owned.note_progress(0.1)
-
-    assert not owned.feed.waits_for_halves
-    assert decided_in_order(owned) == [half.transaction_id for half in reversed(halves)]
-    assert owned.state.op_position == 3
 
 
 def test_decisions_wait_for_a_half_however_long_its_log_is_not_read() -> None:

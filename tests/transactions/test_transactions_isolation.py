@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 
 import pytest
 from transaction_tools import Bench
 
 from kafka_proxy import PRODUCE, KafkaProxy, What
-from penstock.errors import BrokerConnectionError
-from penstock.transactions import Coordinator, TransactionState
-from penstock.transactions.coordinator.publishing.targets import NOT_KNOWN, Targets
+from penstock.transactions import TransactionState
 from waiting import wait_until
-
-
-@pytest.fixture
-def proxy(bench: Bench) -> Iterator[KafkaProxy]:
-    with KafkaProxy(bench.servers) as made:
-        yield made
 
 
 def values(bench: Bench, topic: str | None = None) -> Counter[bytes | None]:
@@ -31,20 +22,20 @@ def test_a_target_without_a_leader_delays_no_other_target(
 ) -> None:
     dead = new_topic()
     producer = bench.producer()
-    with Coordinator(bootstrap_servers=proxy.bootstrap_servers, prefix=bench.topics.prefix) as coordinator:
-        with proxy.fault(PRODUCE, What.DROP_REQUEST, times=10_000, holding=dead.encode()) as lost:
-            for number in range(3):
-                producer.send(dead, value=b"waits %d" % number)
-            wait_until(lambda: lost.fired)
-            for number in range(50):
-                producer.send(bench.topic, key=b"%d" % number, value=b"%d" % number)
-            statistics = bench.counted(coordinator, committed=50)
-            fired = lost.fired
+    coordinator = bench.coordinator(bootstrap_servers=proxy.bootstrap_servers)
+    with proxy.fault(PRODUCE, What.DROP_REQUEST, times=10_000, holding=dead.encode()) as lost:
+        for number in range(3):
+            producer.send(dead, value=b"waits %d" % number)
+        wait_until(lambda: lost.fired)
+        for number in range(50):
+            producer.send(bench.topic, key=b"%d" % number, value=b"%d" % number)
+        statistics = bench.counted(coordinator, committed=50)
+        fired = lost.fired
 
-        assert statistics.committed == 50
-        # Once for all who wait, then one at a time with pauses that grow: not again and again.
-        assert fired < 20
-        bench.settled(coordinator, committed=53)
+    assert statistics.committed == 50
+    # Once for all who wait, then one at a time with pauses that grow: not again and again.
+    assert fired < 20
+    bench.settled(coordinator, committed=53)
 
     assert values(bench) == Counter(b"%d" % number for number in range(50))
     assert values(bench, dead) == Counter(b"waits %d" % number for number in range(3))
@@ -67,6 +58,7 @@ def test_a_missing_discard_topic_stops_nobody(bench: Bench) -> None:
     assert values(bench) == Counter(b"%d" % number for number in range(50))
 
 
+@pytest.mark.thorough
 def test_one_message_that_its_topic_refuses_is_found_among_many_without_sending_all_alone(
     bench: Bench, new_topic: Callable[..., str]
 ) -> None:
@@ -85,52 +77,3 @@ def test_one_message_that_its_topic_refuses_is_found_among_many_without_sending_
     assert statistics.committed == 100
     wait_until(lambda: coordinator.statistics().held == 1)
     assert values(bench, narrow) == Counter(b"%d" % number for number in range(100))
-
-
-class Broker:
-    """Tells of topics, or does not answer."""
-
-    def __init__(self) -> None:
-        self.topics: Mapping[str, int] | None = None
-        self.asked = 0
-
-    def __call__(self) -> Mapping[str, int]:
-        self.asked += 1
-        if self.topics is None:
-            raise BrokerConnectionError("no answer")
-        return self.topics
-
-
-def test_a_list_of_topics_that_does_not_come_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.coordinator.publishing.targets._LOOK_S", 0.01)
-    broker = Broker()
-    targets = Targets(broker, "test")
-
-    targets.look(0.0)
-    wait_until(lambda: broker.asked == 1)
-    broker.topics = {"a": 1}
-
-    def known() -> bool:
-        targets.look(float(broker.asked))
-        return targets.has("a", 1)
-
-    wait_until(known)
-    assert targets.missing("a", 1, 100.0) is None
-
-
-def test_a_topic_is_called_missing_only_when_a_list_that_was_asked_for_since_lacks_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("penstock.transactions.coordinator.publishing.targets._LOOK_S", 0.0)
-    broker = Broker()
-    broker.topics = {"old": 1}
-    targets = Targets(broker, "test")
-    targets.look(time.monotonic())
-    wait_until(lambda: targets.has("old", 1))
-
-    first = targets.missing("new", 1, time.monotonic())
-    wait_until(lambda: targets.missing("new", 1, time.monotonic()) is not NOT_KNOWN)
-
-    assert first is NOT_KNOWN
-    assert "create it" in str(targets.missing("new", 1, time.monotonic()))
-    assert broker.asked >= 2

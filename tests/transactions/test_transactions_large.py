@@ -66,6 +66,7 @@ def test_a_question_that_the_client_library_refuses_is_told_once_counted_and_del
     assert "message.max.bytes" in told[0]
 
 
+@pytest.mark.thorough
 def test_a_question_that_the_broker_refuses_is_told(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     entry = ConfigEntry("max.message.bytes", "2000", incremental_operation=AlterConfigOpType.SET)
     checks = ConfigResource(ResourceType.TOPIC, bench.topics.check, incremental_configs=[entry])

@@ -49,29 +49,6 @@ def test_a_listener_runs_the_local_transaction_with_the_id_and_the_argument(benc
     assert bench.visible() == [(b"k", b"v")]
 
 
-def test_a_listener_that_rolls_back_shows_nothing(bench: Bench) -> None:
-    coordinator, producer = bench.coordinator(), bench.producer(listener=Orders(TransactionState.ROLLBACK))
-
-    result = producer.send_in_transaction(Outgoing(bench.topic, b"v"))
-    bench.settled(coordinator, rolled_back=1)
-
-    assert result.state is TransactionState.ROLLBACK
-    assert bench.visible() == []
-
-
-@pytest.mark.parametrize("answer", [RuntimeError("no database"), None, "commit"], ids=["raises", "none", "nonsense"])
-def test_a_listener_that_raises_or_gives_no_answer_is_unknown(bench: Bench, answer: object) -> None:
-    listener = Orders(answer)
-    coordinator, producer = bench.coordinator(), bench.producer(listener=listener)
-
-    result = producer.send_in_transaction(Outgoing(bench.topic, b"v"))
-    bench.settled(coordinator, committed=1)
-
-    assert result.state is TransactionState.UNKNOWN
-    assert {half.transaction_id for half in listener.checked} == {result.transaction_id}
-    assert bench.visible() == [(None, b"v")]
-
-
 def test_rocketmq_3_style_takes_an_executor_per_call_and_a_check_listener(bench: Bench) -> None:
     checks, commits, undecided = Orders(), Orders(), Orders(None)
     coordinator, producer = bench.coordinator(), bench.producer(check_listener=checks)
@@ -148,24 +125,6 @@ def test_the_immunity_of_a_transaction_of_several_messages_is_that_of_all_of_the
 
     stored = [decode_half(m.key(), m.value(), m.headers()) for m in bench.messages(bench.topics.half)]
     assert [half.immunity_ms for half in stored] == [600_000, 600_000]
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"check": lambda _: TransactionState.COMMIT, "listener": Orders()}, "one of check"),
-        ({"listener": Orders(), "check_listener": Orders()}, "one of check"),
-        ({"order": "key"}, "order"),
-        ({"wait": "forever"}, "wait"),
-        ({"when_full": "drop"}, "when_full"),
-        ({"max_in_flight": 0}, "max_in_flight"),
-        ({"publish_timeout": 0}, "publish_timeout"),
-        ({"bootstrap_servers": None}, "bootstrap_servers or a store"),
-    ],
-)
-def test_options_that_cannot_be_are_told(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
-        TransactionalProducer("orders", **{"bootstrap_servers": "127.0.0.1:9", **options})
 
 
 def test_a_send_in_transaction_without_a_local_transaction_is_told() -> None:

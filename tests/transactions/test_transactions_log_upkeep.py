@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -11,12 +10,8 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from half_partition import half_partition, half_record, op_record
-from transaction_tools import Bench
 
-from kafka_proxy import Fault, KafkaProxy, What
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.transactions import Coordinator
-from penstock.transactions.coordinator.partitions import log_upkeep
 from penstock.transactions.coordinator.partitions.counts import Counts
 from penstock.transactions.coordinator.partitions.log_upkeep import UPKEEP_S, LogUpkeep
 from penstock.transactions.rationed_log import RationedLog
@@ -24,7 +19,6 @@ from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics
-from waiting import wait_until
 
 TOPICS = StoreTopics("store", 1)
 #: What the client library calls the end of a log.
@@ -136,28 +130,6 @@ def test_a_deletion_that_is_refused_is_told_with_the_right_it_needs_and_tried_ag
     assert room.commit() == 0
 
 
-def test_ops_are_not_read_on_while_many_wait_for_a_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_upkeep, "_WAITING", 4)
-    room, said = Room(), []
-    room.upkeep._logs = SimpleNamespace(  # type: ignore[assignment] # what is used of it
-        pause_ops=lambda number: said.append(("pause", number)),
-        resume_ops=lambda number: said.append(("resume", number)),
-    )
-    halves = [Half(new_id(), "orders", "topic", None, None, b"v", (), None) for _ in range(4)]
-    for place, half in enumerate(halves, 1):
-        op = Op(half.transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, (place,), 0)
-        room.partition.feed.op(op_record(place, op), room.now)
-        room.tend(0.01)
-    assert said == [("pause", 0)]
-
-    for place, half in enumerate(halves, 1):
-        room.partition.feed.half(half_record(place, half), room.now)
-        room.partition.note_progress(room.now)
-        room.tend(0.01)
-
-    assert said == [("pause", 0), ("resume", 0)]
-
-
 def test_an_answer_is_compared_with_what_had_been_read_when_it_was_asked_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -193,42 +165,3 @@ def test_an_answer_without_an_offset_is_no_end_of_a_log(caplog: pytest.LogCaptur
     assert "was deleted and made again" not in caplog.text
     assert (room.partition.state.half_position, room.partition.state.op_position) == positions
     assert room.partition._counts.lost == 0
-
-
-def test_a_half_log_whose_leader_is_silent_for_seconds_does_not_reorder_a_key(bench: Bench) -> None:
-    with KafkaProxy(bench.servers) as proxy:
-        coordinator = Coordinator(bootstrap_servers=proxy.bootstrap_servers, prefix=bench.topics.prefix)
-        with coordinator:
-            producer = bench.producer()
-            producer.send(bench.topic, key=b"k", value=b"0")
-            wait_until(lambda: coordinator.statistics().committed == 1, 60)
-            partition = bench.topics.half_partition(b"k")
-            with proxy.fault(FETCH, What.DELAY_ANSWER, holding=topic_id(bench, bench.topics.half)) as silence:
-                wait_until(lambda: silence.fired)
-                # Decided in the other order: the first half is decided last.
-                transactions = [producer.transaction(bench.topic, key=b"k", value=b"%d" % n) for n in range(1, 5)]
-                for transaction in transactions:
-                    transaction.__enter__()
-                for transaction in reversed(transactions):
-                    transaction.__exit__(None, None, None)
-                assert partition >= 0
-                stands_for(silence, 3.0)
-                assert coordinator.statistics().committed == 1
-            wait_until(lambda: coordinator.statistics().committed == 5, 60)
-
-    assert [value for _, value in bench.visible()] == [b"0", b"4", b"3", b"2", b"1"]
-
-
-def topic_id(bench: Bench, topic: str) -> bytes:
-    """Return a topic's id as requests hold it."""
-    from confluent_kafka import TopicCollection
-
-    found = bench.admin.describe_topics(TopicCollection([topic]))[topic].result().topic_id
-    high, low = found.get_most_significant_bits(), found.get_least_significant_bits()
-    return (high & (2**64 - 1)).to_bytes(8) + (low & (2**64 - 1)).to_bytes(8)
-
-
-def stands_for(fault: Fault, seconds: float) -> None:
-    """Let a fault last: its length is what is tested."""
-    assert fault.fired
-    time.sleep(seconds)

@@ -15,7 +15,8 @@ from penstock.transactions.wire.done_records import decode_done
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
-LOGS = ["half", "op", "done"]
+#: Each is made anew and cut once in every run; `make test-all` tries the others.
+LOGS = ["half", *(pytest.param(log, marks=pytest.mark.thorough) for log in ("op", "done"))]
 PATIENCE_S = 60.0
 
 
@@ -114,6 +115,7 @@ def test_a_log_made_anew_while_a_coordinator_runs_loses_nothing_that_was_acknowl
     assert sorted(value for _, value in bench.visible() if value) == sorted([*first, *second, *third]), "each once"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("log", ["half", "op"])
 def test_what_is_pending_survives_that_its_log_is_made_anew_and_a_restart_after_that(
     bench: Bench, log: str, caplog: pytest.LogCaptureFixture
@@ -141,7 +143,7 @@ def test_what_is_pending_survives_that_its_log_is_made_anew_and_a_restart_after_
     caplog.clear()
 
 
-@pytest.mark.parametrize("log", ["half", "op"])
+@pytest.mark.parametrize("log", [pytest.param("half", marks=pytest.mark.thorough), "op"])
 def test_records_cut_while_no_coordinator_runs_are_told_and_counted(
     bench: Bench, log: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,6 +200,7 @@ def done_records(bench: Bench) -> list[object]:
     return [decode_done(message.value()) for message in bench.messages(bench.topics.done)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("log", ["half", "op"])
 def test_an_operators_list_does_not_read_past_a_log_made_anew(
     bench: Bench, log: str, caplog: pytest.LogCaptureFixture

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from weakref import ref
 
 import pytest
 from transaction_tools import child, line_of
 from waiting_partition import VALUE, WaitingPartition
 
-from penstock.transactions.coordinator.logs.log_identity import DONE, HALF
+from penstock.transactions.coordinator.logs.log_identity import HALF
 from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.snapshot import pinning
@@ -37,16 +35,6 @@ def test_each_of_many_delayed_messages_takes_no_more_memory_than_is_stated() -> 
     bound = BUDGET + count * STATED_BYTES
     assert count * len(VALUE) > 2 * bound, "the payloads alone would not fit"
     assert after - before < bound
-
-
-def test_a_partition_that_is_taken_away_leaves_the_memory_at_once() -> None:
-    gc.disable()
-    try:
-        owned = ref(WaitingPartition(SMALL).owned)
-
-        assert owned() is None, "a million of its transactions would wait for the garbage collector"
-    finally:
-        gc.enable()
 
 
 @contextmanager
@@ -106,24 +94,6 @@ def test_a_round_looks_at_a_few_transactions_however_many_wait(monkeypatch: pyte
     assert many < 20
 
 
-def test_a_dropped_payload_that_was_deleted_with_its_half_is_told_and_counted_and_holds_nobody(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    partition = WaitingPartition(SMALL)
-    some = [partition.store(keep=True, key=b"k") for _ in range(5)]
-    for pending in some:
-        partition.commit(pending)
-    gone = [pending for pending in some[:3] if pending.dropped is not None]
-    assert len(gone) >= 2
-    assert chosen(partition) == [], "all stand behind the first, which is not in memory"
-
-    assert partition.owned.cut(HALF, 3) == 0
-
-    assert partition.counts.lost == len(gone)
-    assert all(pending.half.transaction_id in caplog.text for pending in gone)
-    assert chosen_once_read(partition, 5 - len(gone)) == [one for one in some if one not in gone]
-
-
 def chosen(partition: WaitingPartition) -> list[Pending]:
     batch = partition.state.next_batch(100, lambda _: None)
     return [] if batch is None else batch.decided
@@ -141,33 +111,6 @@ def chosen_once_read(partition: WaitingPartition, count: int) -> list[Pending]:
         if len(some) == count:
             break
     return some
-
-
-@pytest.mark.parametrize("log", [HALF, DONE])
-def test_a_topic_that_is_made_again_takes_the_dropped_payloads_along_that_it_alone_held(
-    log: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    partition = WaitingPartition(SMALL)
-    some = [partition.store() for _ in range(8)]
-    snapshotted, others = some[:4], some[4:]
-    snapshot_all(partition.owned, snapshotted)
-    alone = snapshotted if log == DONE else others
-    lost = [pending for pending in alone if pending.dropped is not None]
-    assert lost
-    partition.state.payloads.drop(others[0])
-    lost = [pending for pending in alone if pending.dropped is not None]
-
-    partition.owned.make_anew(log, 0, 0)
-
-    assert partition.counts.lost == len(lost)
-    assert all(pending.half.transaction_id in caplog.text for pending in lost)
-    left = list(partition.state.pending.values())
-    assert left == [pending for pending in some if pending not in lost]
-    in_memory = [pending for pending in left if pending.dropped is None and pending in alone]
-    assert all(pending in partition.state.places.at_risk.values() for pending in in_memory)
-    partition.state.payloads.limit = 0
-    partition.state.payloads.make_room()
-    assert all(pending.dropped is None for pending in in_memory), "what is in no log stays until it is written down"
 
 
 def gone_for_good(partition: WaitingPartition, pending: Pending) -> None:
@@ -204,23 +147,3 @@ def test_a_payload_that_is_not_found_again_is_lost_only_once_that_has_lasted_and
     assert partition.counts.lost == 1
     assert first.half.transaction_id in caplog.text
     assert first.verdict is Verdict.COMMIT
-
-
-def test_a_done_log_that_was_cut_takes_a_carried_payload_along_only_if_it_is_not_above(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    partition = WaitingPartition(0)
-    pending = partition.store()
-    snapshot_all(partition.owned, [pending])
-    partition.state.payloads.drop(pending)
-    partition.commit(pending)
-
-    partition.owned.cut(DONE, 5)
-
-    lost = partition.counts.lost
-    assert pending.snapshot_at == 5
-    assert chosen(partition) == []
-    for now in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0):
-        partition.owned.note_progress(now)
-    assert partition.counts.lost == lost + 1
-    assert pending.half.transaction_id in caplog.text

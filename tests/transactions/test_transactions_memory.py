@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
-from typing import Any
+from collections import defaultdict
 
 import pytest
 from test_transactions_lost_logs import cut
-from transaction_tools import Bench, child, decide, line_of, prepared, unknown
+from transaction_tools import Bench, decide, prepared, unknown
 
 from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.coordinator.logs import payload_reader
@@ -20,43 +19,6 @@ from waiting import wait_until
 
 #: Bytes of payloads in memory, in place of 64 MiB.
 BUDGET = 1_000_000
-
-
-#: Resident bytes for each pending transaction, and for all the rest: payloads, fetch queues, interpreter.
-EACH_BYTES = 1_600
-REST_BYTES = 300 << 20
-#: Bytes of a message.
-VALUE_BYTES = 4_000
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(900)
-def test_two_hundred_thousand_delayed_messages_stay_within_the_stated_memory(bench: Bench) -> None:
-    count, due = 200_000, time.time() + 7 * 86_400
-    producer = bench.producer()
-    sends: deque[Any] = deque()
-    for n in range(count):
-        sends.append(producer.submit(bench.topic, key=f"{n}", value=b"v" * VALUE_BYTES, deliver_at=due + n))
-        if len(sends) > 10_000:
-            sends.popleft().result(60)
-    for send in sends:
-        send.result(60)
-
-    with child("memory_child.py", bench.servers, bench.topics.prefix) as coordinator:
-        base = int(line_of(coordinator).split()[1])
-
-        def look() -> list[int]:
-            print(file=coordinator.stdin, flush=True)
-            return [int(word) for word in line_of(coordinator).split()]
-
-        seen = []
-        wait_until(lambda: seen.append(look()) or seen[-1][1] == count, 600, 1.0)
-        # At rest, with all of them there.
-        wait_until(lambda: look()[3] < 200, 120, 2.0)
-
-    bound = base + count * EACH_BYTES + REST_BYTES
-    assert count * VALUE_BYTES > bound, "the payloads alone would not fit"
-    assert max(one[2] for one in seen) < bound
 
 
 @pytest.fixture
@@ -173,6 +135,7 @@ def test_a_check_and_a_late_decision_find_a_payload_that_was_dropped(bench: Benc
     assert max(one.peak for one in seen) <= BUDGET
 
 
+@pytest.mark.thorough
 def test_a_discard_policy_is_given_a_payload_that_was_dropped_and_so_is_the_discarded_topic(
     bench: Bench, seen: list[Payloads]
 ) -> None:
@@ -195,6 +158,7 @@ def test_a_discard_policy_is_given_a_payload_that_was_dropped_and_so_is_the_disc
     assert sum(one.dropped for one in seen) > 0
 
 
+@pytest.mark.thorough
 def test_a_dropped_payload_whose_half_somebody_deletes_is_told_and_counted_and_the_others_are_published(
     bench: Bench, seen: list[Payloads], caplog: pytest.LogCaptureFixture
 ) -> None:

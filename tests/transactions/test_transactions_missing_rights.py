@@ -7,7 +7,7 @@ import logging
 import pytest
 from confluent_kafka import KafkaError
 
-from penstock.clients.rights import Operation, group_right, topic_right, transactional_right
+from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.clients.transactional.faults import AddWatch, is_forbidden
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.transactions.coordinator.publishing.targets import NOT_KNOWN, Targets
@@ -67,14 +67,6 @@ def test_a_right_is_known_to_be_missing_until_it_is_seen_to_be_there_or_not_miss
     assert [*missing.missing()] == [str(READ)]
     clock.now += 60
     assert missing.missing() == {}
-
-
-def test_a_right_on_a_prefix_is_given_by_a_command_with_that_pattern() -> None:
-    right = transactional_right("store.coordinator.")
-    assert str(right) == "Write on transactional-id store.coordinator.*"
-    assert right.command("User:a").endswith(
-        "--operation Write --transactional-id 'store.coordinator.' --resource-pattern-type prefixed"
-    )
 
 
 @pytest.mark.parametrize(

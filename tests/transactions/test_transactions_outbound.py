@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
 
 from kafka_proxy import END_TXN, KafkaProxy, What
-from kafka_tools import limit, read_all
+from kafka_tools import read_all
 from penstock.clients.rights import transactional_right
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.devbroker import DevBroker
 from penstock.errors import MessageFormatError
 from penstock.transactions.stores.relay.outbound.done_log import (
@@ -112,25 +109,6 @@ def test_what_is_published_is_visible_once_and_told_to_the_next_owner_until_it_i
     assert bench.visible() == ["0", "1", "2", "3", "4", "5"]
 
 
-def test_all_messages_of_a_transaction_are_published_together_with_their_headers(
-    bench: Bench, new_topic: Callable[..., str]
-) -> None:
-    other = new_topic(partitions=2)
-    outbound = bench.outbound()
-    outbound.open()
-    messages = [
-        OutboundMessage(bench.topic, 0, b"k", b"one", (("h", b"1"), ("h", None))),
-        OutboundMessage(other, 1, None, None, ()),
-    ]
-
-    outbound.publish([Publishable(new_id(), messages, None)])
-
-    (one,) = read_all(bench.servers, bench.topic)
-    (two,) = read_all(bench.servers, other)
-    assert (one.key(), one.value(), one.headers()) == (b"k", b"one", [("h", b"1"), ("h", None)])
-    assert (two.partition(), two.key(), two.value(), two.headers()) == (1, None, None, None)
-
-
 # A producer that is known to have failed is not asked to abort when it is closed: the library warns where that fails.
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_who_was_thought_dead_publishes_nothing_more(bench: Bench) -> None:
@@ -177,22 +155,6 @@ def test_an_end_in_doubt_is_settled_by_what_done_holds(bench: Bench, what: What)
         assert bench.visible() == ["once"]
 
 
-def test_a_missing_topic_holds_its_own_messages_and_what_waits_behind_them(bench: Bench) -> None:
-    outbound = bench.outbound()
-    outbound.open()
-    lost = bench.entry("lost", topic="there-is-none", key=b"a")
-    behind, free = bench.entry("behind", key=b"a"), bench.entry("free", key=b"b")
-    before = bench.entry("before", key=b"a")
-
-    outcome = outbound.publish([before, lost, behind, free])
-
-    assert outcome.published == ids([before, free])
-    assert list(outcome.refused) == ids([lost])
-    assert "there-is-none" in outcome.refused[lost.transaction_id]
-    assert outcome.held == ids([behind])
-    assert bench.visible() == ["before", "free"]
-
-
 def test_a_message_that_is_too_large_sets_its_topic_apart_and_is_alone_refused_there(
     bench: Bench, new_topic: Callable[..., str]
 ) -> None:
@@ -220,141 +182,6 @@ def test_a_message_that_is_too_large_sets_its_topic_apart_and_is_alone_refused_t
     # Of what was aborted, readers of the done log were never held back: it was not written. One record is that of the
     # transactional id that took the place of the one that failed.
     assert bench.records_in_done() == 3
-
-
-def test_after_as_many_refusals_as_it_has_ids_it_opens_again_and_goes_on_with_the_rest(
-    bench: Bench, new_topic: Callable[..., str]
-) -> None:
-    small = new_topic(config={"max.message.bytes": "2000"})
-    apart = bench.outbound(apart=True, **{"compression.type": "none"})
-    apart.open()
-    # Several may be refused in one Kafka transaction: the client has some requests under way at a time.
-    bad, good = [bench.entry("x" * 5000, topic=small) for _ in range(40)], bench.entry("good", topic=small)
-    left, refused, published, spent = [*bad, good], [], [], 0
-
-    while left:
-        outcome = apart.publish(left)
-        refused += list(outcome.refused)
-        published += outcome.published
-        done = len(outcome.refused) + len(outcome.published)
-        assert done > 0
-        left = left[done:]
-        assert outcome.held == ids(left)
-        assert apart.is_open is not outcome.is_spent
-        if outcome.is_spent:
-            spent += 1
-            assert apart.open() == frozenset()
-
-    assert spent > 0
-    assert refused == ids(bad)
-    assert published == ids([good])
-    assert bench.visible(small) == ["good"]
-
-
-def test_a_topic_that_was_deleted_is_named_also_where_the_end_is_in_doubt(
-    bench: Bench, new_topic: Callable[..., str], admin: AdminClient
-) -> None:
-    gone = new_topic()
-    outbound = bench.outbound()
-    outbound.open()
-    outbound.publish([bench.entry("before", topic=gone), bench.entry("0")])
-    admin.delete_topics([gone])[gone].result()
-    entries = [bench.entry("lost", topic=gone), bench.entry("1")]
-
-    begun = time.monotonic()
-    try:
-        faults = dict(outbound.publish(entries).faults)
-    except InDoubtError as error:
-        faults = dict(error.faults)
-
-    # Not the time-out of a message, nor more than one transaction.
-    assert time.monotonic() - begun < 5
-    assert list(faults) == [gone]
-    assert faults[gone].whole
-    assert "Unknown topic or partition" in faults[gone].why
-
-
-def test_after_a_topic_took_no_markers_others_are_published_with_another_id_by_the_same_owner(
-    bench: Bench, new_topic: Callable[..., str], admin: AdminClient
-) -> None:
-    sick = new_topic()
-    first = bench.outbound()
-    first.open()
-    first.publish([bench.entry("before"), bench.entry("sick", topic=sick)])
-    # Smaller than the marker that ends a transaction: the broker can end none there any more.
-    limit(admin, sick, 10)
-    refused, well = bench.entry("refused", topic=sick), bench.entry("well")
-
-    outcome = first.publish([refused, well])
-
-    assert outcome.published == ids([well])
-    assert list(outcome.refused) == ids([refused])
-    assert outcome.faults[sick].whole
-    more = bench.entry("more")
-    assert first.publish([more]).published == ids([more])
-    assert first.opened == 1, "nobody had to read the done log"
-    assert bench.visible() == ["before", "well", "more"]
-    # Whoever comes next shuts that id out, too.
-    second = bench.outbound()
-    assert second.open() >= set(ids([well, more]))
-    with pytest.raises(InDoubtError):
-        first.publish([bench.entry("late")])
-    assert bench.visible() == ["before", "well", "more"]
-
-
-def test_markers_that_a_topic_does_not_take_are_not_waited_for(
-    bench: Bench, new_topic: Callable[..., str], admin: AdminClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The brokers are asked, long before it is supposed.
-    monkeypatch.setattr("penstock.transactions.stores.relay.outbound.outbound._MARKERS_S", 300.0)
-    sick, commit = new_topic(), TransactionalWriter.commit
-
-    def spoiled(writer: TransactionalWriter) -> None:
-        limit(admin, sick, 10)
-        commit(writer)
-
-    outbound = bench.outbound()
-    outbound.open()
-    outbound.publish([bench.entry("before")])
-    with monkeypatch.context() as spoiling:
-        spoiling.setattr(TransactionalWriter, "commit", spoiled)
-        # Its end is acknowledged, and its markers are never written.
-        outbound.publish([bench.entry("sick", topic=sick)])
-    well = bench.entry("well")
-
-    outcome = outbound.publish([well])
-
-    assert outcome.published == ids([well])
-    assert outbound.opened == 1
-    assert bench.visible() == ["before", "well"]
-
-
-def test_topics_that_take_no_markers_one_after_the_other_cost_others_an_id_each_and_no_opening(
-    bench: Bench, new_topic: Callable[..., str], admin: AdminClient
-) -> None:
-    sick = [new_topic() for _ in range(4)]
-    first = bench.outbound()
-    first.open()
-    first.publish([bench.entry("before", topic=topic) for topic in sick])
-
-    for number, topic in enumerate(sick):
-        # Smaller than the marker that ends a transaction: its transactional id is of no use any more.
-        limit(admin, topic, 10)
-        refused, well = bench.entry("refused", topic=topic), bench.entry(f"{number}")
-        outcome = first.publish([refused, well])
-        assert outcome.published == ids([well])
-        assert list(outcome.refused) == ids([refused])
-
-    assert first.opened == 1
-    # Who comes next knows the ids that were added, also where the log was truncated since, and shuts them out.
-    first.forget()
-    second = bench.outbound()
-    wait_until(lambda: second.open() == frozenset(), timeout=60)
-    with pytest.raises(InDoubtError):
-        first.publish([bench.entry("late")])
-    more = bench.entry("4")
-    assert second.publish([more]).published == ids([more])
-    assert bench.visible() == ["0", "1", "2", "3", "4"]
 
 
 def test_who_lost_the_claim_to_a_successor_adds_no_transactional_id(bench: Bench) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 
+import pytest
 from transaction_tools import Bench
 
 from penstock.transactions.producer.flight.submission import Submission
 from waiting import wait_until
+
+pytestmark = pytest.mark.thorough
 
 #: More than the coordinator holds of them at a time, by far: what waits in it is a few groups and 500 ms of halves.
 BACKLOG = 40_000

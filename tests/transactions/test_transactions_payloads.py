@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections import defaultdict
 from itertools import takewhile
 from typing import Any
@@ -11,13 +10,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.transactions.coordinator.state.pending.delays import Delays
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
-from penstock.transactions.coordinator.state.recovered_state import restored, without_payloads
-from penstock.transactions.coordinator.state.snapshot import to_snapshot
 from penstock.transactions.coordinator.state.state_machine import PartitionState
-from penstock.transactions.wire.done_records import Done, Note, Snapshot, SnapshotHalf
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
@@ -68,163 +63,6 @@ class Partition:
         published = [one for pending in batch.decided for one in pending.halves]
         self.state.apply(batch)
         return published
-
-
-def test_what_is_beyond_the_budget_is_dropped_the_oldest_first_and_nothing_but_the_payload() -> None:
-    partition = Partition()
-    some = [partition.store(half(key=b"k", headers=(("h", b"1"),), order_key=b"o", part=None)) for _ in range(6)]
-
-    assert [pending.dropped is None for pending in some] == [False] * 2 + [True] * 4
-    assert partition.payloads.bytes <= BUDGET
-    gone = some[0].half
-    assert (gone.key, gone.value, gone.headers) == (None, None, ())
-    assert gone == partition.halves[0]._replace(key=None, value=None, headers=())
-    assert some[0].size_bytes == some[5].size_bytes
-    assert some[0].keys == some[5].keys
-
-
-def test_of_delayed_ones_those_that_are_due_last_are_dropped_and_read_again_before_they_are_due() -> None:
-    partition = Partition(40_000)
-    order = list(range(100))
-    random.Random(1).shuffle(order)  # noqa: S311 - the same order each time
-    by_due = {}
-    for number in order:
-        by_due[number] = partition.store(half(deliver_at_ms=1_000_000 + number * 1_000))
-        partition.decide(by_due[number])
-    in_memory = [number for number in range(100) if by_due[number].dropped is None]
-    assert in_memory == list(range(len(in_memory)))
-    assert len(in_memory) > 30
-
-    assert partition.read(now_ms=0) == [], "nothing is due soon"
-    published: list[int | None] = []
-    for now_ms in range(0, 1_100_001, 1_000):
-        partition.state.now_ms = now_ms
-        partition.read(now_ms)
-        published += [one.deliver_at_ms for one in partition.publish()]
-        assert partition.payloads.bytes <= 40_000
-
-    assert published == [1_000_000 + number * 1_000 for number in range(100)], "each at its time, without a wait"
-    assert partition.payloads.loaded == 100 - len(in_memory), "each was read once"
-
-
-def test_ready_ones_are_not_dropped_and_what_is_read_waits_for_room() -> None:
-    partition = Partition()
-    ready = [partition.store(half()) for _ in range(4)]
-    for pending in ready:
-        partition.decide(pending)
-    late = partition.store(half())
-    partition.payloads.drop(late)
-    partition.decide(late)
-    partition.state.next_batch(1, lambda _: None)
-    assert partition.state.next_batch(100, lambda _: None) is not None
-
-    assert [pending.dropped is None for pending in ready] == [True] * 4
-    assert partition.payloads.next_read(0.0, 0) == [], "there is no room yet"
-    assert len(partition.publish()) == 4
-    assert partition.read() == [late]
-    assert partition.publish() == [partition.halves[4]]
-
-
-def test_one_payload_larger_than_the_budget_can_be_read_and_published() -> None:
-    partition = Partition()
-    large = partition.store(half(value=b"v" * 3 * BUDGET))
-    assert large.dropped is not None
-    partition.decide(large)
-
-    assert partition.publish() == []
-    assert partition.read() == [large]
-    assert partition.publish() == [partition.halves[0]]
-
-
-def test_a_transaction_of_several_messages_is_dropped_and_read_as_a_whole() -> None:
-    partition = Partition()
-    first = half(part=(1, 3), key=b"1")
-    pending = partition.store(first)
-    partition.payloads.drop(pending)
-    partition.store(first._replace(part=(2, 3), key=b"2"))
-    partition.store(first._replace(part=(3, 3), key=b"3"))
-    assert all(one.value is None for one in pending.halves)
-    assert len(pending.keys) == 3
-    partition.decide(pending)
-
-    assert partition.publish() == []
-    assert not partition.state.load(first.transaction_id, [(0, partition.halves[0])]), "not all of it"
-    assert partition.read() == [pending]
-    assert partition.publish() == partition.halves
-    assert partition.payloads.bytes == 0
-
-
-def test_what_is_to_be_carried_is_read_before_it_is_carried() -> None:
-    partition = Partition()
-    old = [partition.store(half()) for _ in range(3)]
-    for pending in old[:2]:
-        partition.payloads.drop(pending)
-    state = partition.state
-    state.skip_half(500)
-
-    assert to_snapshot(state, 0, 50) == [], "the third one is not snapshotted before the others"
-    snapshotted = []
-    while not snapshotted:
-        assert partition.read()
-        snapshotted = to_snapshot(state, 0, 50)
-    assert snapshotted[0] is old[0]
-    batch = state.next_batch(0, lambda _: None, snapshotted)
-    assert batch is not None
-    state.apply(batch)
-    assert list(state.snapshotted) == snapshotted
-
-
-def test_what_is_carried_comes_back_without_its_payload_when_a_partition_is_taken_over() -> None:
-    one = half(key=b"k")
-    note = Note(one.transaction_id, 7, Verdict.UNKNOWN, 0, 0)
-    record = Done([], [Snapshot(note, (SnapshotHalf(7, 1, one),))])
-
-    pending = restored(3, without_payloads(record).snapshots[0])
-
-    assert pending.dropped is not None
-    assert (pending.half.value, pending.keys) == (None, restored(3, record.snapshots[0]).keys)
-    assert pending.payload_bytes == restored(3, record.snapshots[0]).payload_bytes
-    assert pending.load([(7, one)])
-    assert pending.half == one
-
-
-def test_delays_keep_the_order_of_decisions_among_those_that_are_due_together() -> None:
-    delays = Delays()
-    some = [Pending(half(), n) for n in range(10)]
-    for pending in some:
-        delays.add(pending, 5)
-    for pending in some[::3]:
-        pending.drop()
-        delays.moved(pending)
-    delays.remove(some[4].half.transaction_id)
-
-    assert list(delays.take_due(4)) == []
-    assert list(delays.take_due(5)) == [*some[:4], *some[5:]]
-    assert (len(delays), delays.bytes) == (0, 0)
-
-
-def test_a_round_looks_at_the_oldest_carry_and_the_next_due_only_however_many_wait() -> None:
-    partition = Partition()
-    state = partition.state
-    for number in range(2_000):
-        partition.decide(partition.store(half(deliver_at_ms=10**12 + number)))
-    for at, pending in enumerate(list(state.pending.values())):
-        state._take_snapshot(at, Snapshot(pending.note(), (SnapshotHalf(pending.offset, 1, pending.half),)))
-    calls = 0
-
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-
-    sys.setprofile(count)
-    try:
-        assert to_snapshot(state, 2_000, 50_000) == []
-        assert partition.payloads.next_read(1.0, 1) == []
-        assert state.next_batch(100, lambda _: None) is None
-    finally:
-        sys.setprofile(None)
-
-    assert calls < 200
 
 
 class Keys:

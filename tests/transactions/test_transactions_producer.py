@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-import time
 from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from transaction_tools import Bench, ops_of
@@ -16,14 +16,15 @@ from transaction_tools import Bench, ops_of
 from penstock.errors import (
     BufferFullError,
     ConfigurationError,
+    HalfNotStoredError,
     TopicNotFoundError,
     TransactionError,
 )
-from penstock.transactions import Outgoing, TransactionResult, TransactionState
+from penstock.transactions import HalfMessage, Outgoing, TransactionResult, TransactionState
 from penstock.transactions.producer.flight.futures import ResultFuture
 from penstock.transactions.producer.flight.in_flight import InFlightLimit
 from penstock.transactions.wire.half import decode_half
-from penstock.transactions.wire.ops import Verdict
+from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
 
 
@@ -227,29 +228,82 @@ def test_half_order_and_delivery_time_are_written_into_the_half(bench: Bench) ->
     assert halves[b"3"].deliver_at_ms == halves[b"4"].deliver_at_ms == int(at.timestamp() * 1000)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        ({"check_immunity": float("inf")}, "check_immunity"),
-        ({"check_immunity": float("nan")}, "check_immunity"),
-        ({"partition": "a"}, "partition"),
-        ({"partition": True}, "partition"),
-        ({"key": "\ud800"}, "key"),
-        ({"value": "\udfff"}, "value"),
-        ({"headers": {"\ud800": b""}}, "header"),
-        ({"deliver_at": "tomorrow"}, "deliver_at"),
-        ({"deliver_at": datetime(2030, 1, 1)}, "time zone"),  # noqa: DTZ001 - that is the point
-        ({"deliver_at": float("inf")}, "deliver_at"),
-        ({"wait": "long"}, "wait"),
-    ],
-)
-def test_arguments_that_cannot_be_are_told_as_such(bench: Bench, wrong: dict[str, Any], told: str) -> None:
+def test_many_threads_share_one_producer_and_every_message_is_visible_once(bench: Bench) -> None:
+    outcomes = [TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.COMMIT, TransactionState.UNKNOWN]
+
+    def check(half: HalfMessage) -> TransactionState:
+        # A decision that takes its time may be overtaken by a check, which then has to say the same.
+        return TransactionState.ROLLBACK if int(half.value or b"") % 4 == 1 else TransactionState.COMMIT
+
+    coordinator, producer = bench.coordinator(), bench.producer(check=check)
+
+    def send(number: int) -> None:
+        state = outcomes[number % 4]
+        producer.send(bench.topic, key=b"%d" % (number % 10), value=b"%d" % number, execute=lambda _: state)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(send, range(200)))
+    bench.settled(coordinator, committed=150, rolled_back=50)
+
+    seen = Counter(value for _, value in bench.visible())
+    assert seen == Counter(b"%d" % number for number in range(200) if number % 4 != 1)
+    assert producer.statistics().in_flight == 0
+
+
+def test_a_result_is_what_was_stored_and_there_is_none_before(bench: Bench) -> None:
     producer = bench.producer()
+    transaction = producer.transaction(bench.topic, value=b"v")
 
-    with pytest.raises(ConfigurationError, match=told):
-        producer.send(bench.topic, **{"value": b"v", **wrong})
+    with pytest.raises(TransactionError, match="cannot be left: its half is not stored"):
+        transaction.__exit__(None, None, None)
+    with pytest.raises(TransactionError, match="has no result"):
+        _ = transaction.result
+    with transaction, pytest.raises(TransactionError, match="not left yet"):
+        _ = transaction.result
+    for late in (transaction.rollback, transaction.unknown):
+        with pytest.raises(TransactionError, match="its decision cannot be changed any more"):
+            late()
+
+    assert transaction.result.state is TransactionState.COMMIT
+    several = producer.transaction_of()
+    with pytest.raises(TransactionError, match="has no result"):
+        _ = several.result
+    with pytest.raises(TransactionError, match="has no message yet"):
+        _ = several.message
 
 
-def test_a_delayed_message_cannot_hold_a_key(bench: Bench) -> None:
-    with pytest.raises(ConfigurationError, match='order="half"'):
-        bench.producer(order="half").send(bench.topic, key=b"k", value=b"v", deliver_at=time.time() + 60)
+def test_a_block_that_swallows_the_error_of_its_prepare_is_told_when_it_is_left(bench: Bench) -> None:
+    producer = bench.producer()
+    transaction = producer.transaction_of()
+
+    def swallow() -> None:
+        with transaction:
+            transaction.add(bench.topic, value=bytes(2_000_000))
+            with contextlib.suppress(HalfNotStoredError):
+                transaction.prepare()
+
+    with pytest.raises(TransactionError, match=r"left though its prepare\(\) had failed") as told:
+        swallow()
+    with pytest.raises(TransactionError, match="has no result"):
+        _ = transaction.result
+
+    assert isinstance(told.value.__cause__, HalfNotStoredError)
+
+
+def test_where_a_half_is_not_stored_the_local_transaction_does_not_run_and_a_rollback_follows(bench: Bench) -> None:
+    coordinator, producer = bench.coordinator(), bench.producer()
+    ran: list[str] = []
+
+    with pytest.raises(HalfNotStoredError, match="did not run"):
+        producer.send(bench.topic, value=bytes(2_000_000), execute=lambda tx: ran.append(tx.transaction_id))
+    with (
+        pytest.raises(HalfNotStoredError, match="did not run"),
+        producer.transaction_of([Outgoing(bench.topic, b"small"), Outgoing(bench.topic, bytes(2_000_000))]),
+    ):
+        ran.append("the second")
+    # The first half of the second is stored; of neither is it known to the client that it is not.
+    bench.settled(coordinator, rolled_back=1)
+
+    assert ran == []
+    assert {(op.verdict, op.author) for op in ops_of(bench)} == {(Verdict.ROLLBACK, Author.PRODUCER)}
+    assert bench.visible() == []

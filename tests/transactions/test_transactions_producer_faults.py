@@ -3,76 +3,43 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from transaction_tools import Bench, ops_of, unknown
 
-from kafka_tools import STEADY
-from penstock.devbroker import DevBroker
+from kafka_proxy import PRODUCE, KafkaProxy, What
 from penstock.errors import (
     BufferFullError,
     DecisionNotStoredError,
     HalfNotStoredError,
 )
-from penstock.transactions import HalfMessage, Outgoing, TransactionResult, TransactionState
+from penstock.transactions import HalfMessage, TransactionResult, TransactionState
 from penstock.transactions.producer.flight.futures import ResultFuture
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 
-@pytest.fixture(scope="module")
-def suspendable() -> Iterator[DevBroker]:
-    """A broker that the tests of this file may suspend."""
-    with DevBroker(config=STEADY, start_timeout=150) as broker:
-        yield broker
-
-
-@pytest.fixture
-def its_bench(suspendable: DevBroker, topic_numbers: Iterator[int]) -> Iterator[Bench]:
-    """A store on that broker."""
-    topic = f"orders-{next(topic_numbers)}"
-    suspendable.create_topic(topic)
-    made = Bench(suspendable.bootstrap_servers, topic, 1)
-    yield made
-    made.close()
-
-
-def test_a_check_that_hangs_is_given_up_after_the_producers_own_time_and_its_late_answer_counts(bench: Bench) -> None:
+def test_a_check_that_hangs_delays_no_other_and_its_late_answer_counts(bench: Bench) -> None:
     let_go = threading.Event()
 
-    def check(_: HalfMessage) -> TransactionState:
-        let_go.wait()
+    def check(half: HalfMessage) -> TransactionState:
+        if half.value == b"hangs":
+            let_go.wait()
         return TransactionState.COMMIT
 
     coordinator = bench.coordinator()
     producer = bench.producer(check=check, check_workers=1, check_timeout=0.2)
-    producer.send(bench.topic, value=b"v", execute=unknown)
-
+    producer.send(bench.topic, value=b"hangs", execute=unknown)
     wait_until(lambda: producer.statistics().hung_checks > 0)
+    for number in range(5):
+        producer.send(bench.topic, value=b"%d" % number, execute=unknown)
+    assert bench.counted(coordinator, committed=5).pending == 1
     let_go.set()
 
-    bench.settled(coordinator, committed=1)
-    assert bench.visible() == [(None, b"v")]
-
-
-def test_one_of_three_halves_not_stored_rolls_back_all(bench: Bench) -> None:
-    producer, ran = bench.producer(), []
-    sizes = (10, 2_000_000, 10)
-
-    with (
-        pytest.raises(HalfNotStoredError, match="did not run"),
-        producer.transaction_of([Outgoing(bench.topic, bytes(size), b"k") for size in sizes]),
-    ):
-        ran.append(1)
-
-    assert ran == []
-    wait_until(lambda: ops_of(bench))
-    (rollback,) = ops_of(bench)
-    assert (rollback.verdict, rollback.half_offsets) == (Verdict.ROLLBACK, ())
-    assert (producer.statistics().failed, producer.statistics().in_flight) == (1, 0)
+    bench.settled(coordinator, committed=6)
+    assert len(bench.visible()) == 6
 
 
 def test_a_fatal_client_error_is_healed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,57 +87,37 @@ def test_a_transaction_whose_decision_is_lost_says_so_and_takes_no_room(
     assert (producer.statistics().in_flight, producer.statistics().failed) == (0, 1)
 
 
-def test_a_transaction_that_is_open_at_the_stop_is_left_to_a_check_and_does_not_hang(bench: Bench) -> None:
-    producer = bench.producer()
+def test_what_is_not_acknowledged_at_the_stop_is_told_as_not_stored(bench: Bench, proxy: KafkaProxy) -> None:
+    producer = bench.producer(bootstrap_servers=proxy.bootstrap_servers)
+    producer.send(bench.topic, value=b"first")
 
-    with (
-        pytest.raises(DecisionNotStoredError, match="was stopped"),
-        producer.transaction(bench.topic, value=b"v"),
-    ):
-        producer.stop()
-
-    assert (producer.statistics().in_flight, producer.statistics().failed) == (0, 1)
-    coordinator = bench.coordinator()
-    bench.producer(check=lambda _: TransactionState.COMMIT)
-    bench.settled(coordinator, committed=1)
-
-
-def test_what_is_not_acknowledged_at_the_stop_is_told_as_not_stored(suspendable: DevBroker, its_bench: Bench) -> None:
-    producer = its_bench.producer()
-    producer.send(its_bench.topic, value=b"first")
-
-    suspendable.freeze()
-    try:
-        pledges = [producer.submit(its_bench.topic, value=b"%d" % number) for number in range(100)]
+    with proxy.fault(PRODUCE, What.HOLD, times=10_000):
+        pledges = [producer.submit(bench.topic, value=b"%d" % number) for number in range(100)]
         producer.stop(0.2)
         errors = {type(pledge.exception(60)) for pledge in pledges}
-    finally:
-        suspendable.thaw()
 
     assert errors == {HalfNotStoredError}
     assert producer.statistics().in_flight == 0
 
 
 def test_a_half_that_is_not_acknowledged_in_time_does_not_run_the_local_transaction(
-    suspendable: DevBroker, its_bench: Bench
+    bench: Bench, proxy: KafkaProxy
 ) -> None:
     ran: list[object] = []
-    # After the broker goes on there is as much time to store the rollback of a half that was stored after all.
-    producer = its_bench.producer(send_timeout=10.0)
-    producer.send(its_bench.topic, value=b"first")
+    # When requests pass again there is as much time to store the rollback of a half that is stored after all.
+    producer = bench.producer(bootstrap_servers=proxy.bootstrap_servers, send_timeout=10.0)
+    producer.send(bench.topic, value=b"first")
 
-    suspendable.freeze()
-    try:
-        with pytest.raises(HalfNotStoredError, match="did not run"):
-            producer.send(its_bench.topic, value=b"second", execute=ran.append)
-    finally:
-        suspendable.thaw()
-    coordinator = its_bench.coordinator()
-    its_bench.settled(coordinator, committed=1)
+    with (
+        proxy.fault(PRODUCE, What.HOLD, times=10_000),
+        pytest.raises(HalfNotStoredError, match="did not run"),
+    ):
+        producer.send(bench.topic, value=b"second", execute=ran.append)
+    bench.settled(bench.coordinator(), committed=1)
 
     assert ran == []
     assert producer.statistics().failed == 1
-    assert its_bench.visible() == [(None, b"first")]
+    assert bench.visible() == [(None, b"first")]
 
 
 def test_a_callback_that_finds_no_room_is_told_and_does_not_wait(bench: Bench) -> None:

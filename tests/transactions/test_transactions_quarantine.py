@@ -151,27 +151,3 @@ def test_what_is_tried_and_may_fail_is_never_mixed_with_the_rest() -> None:
     assert quarantine.next_trial(1.0) == ["a", "b"]
     quarantine.tried(Outcome(published=["a"], refused={"b": "gone"}, faults=dead("b")), 1.0)
     assert quarantine.next_trial(1.0) == ["more", "both", "behind"]
-
-
-def test_what_came_to_no_result_is_tried_again() -> None:
-    quarantine = Quarantine()
-    quarantine.main_ended([entry("1", ("dead", None))], Outcome(refused={"1": "gone"}, faults=dead("dead")), 0.0)
-    assert quarantine.next_trial(1.0) == ["1"]
-    assert quarantine.next_trial(50.0) == []
-
-    quarantine.give_back(["1"])
-
-    assert quarantine.next_trial(100.0) == ["1"]
-
-
-def test_what_stands_behind_another_of_its_key_tells_why_their_topic_takes_nothing_after_a_trial_too() -> None:
-    quarantine = Quarantine()
-    waiting = [entry(name, ("dead", b"k")) for name in "123"]
-    quarantine.main_ended(waiting, Outcome(refused={"1": "gone"}, held=["2", "3"], faults=dead("dead")), 0.0)
-    assert quarantine.next_trial(1.0) == ["1"]
-    quarantine.tried(Outcome(published=["1"]), 1.0)
-    assert quarantine.next_trial(1.0) == ["2", "3"]
-
-    reasons = quarantine.tried(Outcome(refused={"2": "gone"}, held=["3"], faults=dead("dead")), 1.1)
-
-    assert [reason.behind for reason in reasons.values()] == [None, None]

@@ -10,7 +10,6 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.bounded_calls import LeftBehind
-from penstock.errors import StoppedError
 from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.coordinator.recovery.recoveries import _SILENT_S, Recoveries
 from penstock.transactions.coordinator.recovery.recovery import Step
@@ -67,17 +66,6 @@ def found(taking: Recoveries, later_s: float = 0.0) -> dict[int, int]:
     return wait_until(look, 30)
 
 
-def test_what_is_found_out_is_told_once(left: LeftBehind) -> None:
-    taking = Recoveries(Attempts(), "test", left)
-    taking.begin([1, 2])
-    assert taking.partitions == [1, 2]
-
-    assert found(taking) == {1: 1, 2: 1}
-    assert taking.found(time.monotonic()) == []
-    assert taking.partitions == []
-    assert taking.slow_call(time.monotonic()) == ("", 0.0)
-
-
 def test_an_attempt_that_hangs_is_left_behind_and_another_begins(release: threading.Event, left: LeftBehind) -> None:
     taking = Recoveries(Attempts(lambda: release.wait(60) and None), "test", left)
     taking.begin([1])
@@ -123,17 +111,3 @@ def test_a_partition_that_was_taken_away_is_not_told_and_one_that_came_back_is_t
         positions |= found(taking)
     assert set(positions) == {2, 3}
     assert positions[2] != positions[3]
-
-
-def test_nothing_is_begun_again_when_the_coordinator_stops(left: LeftBehind) -> None:
-    attempts = Attempts(raises(StoppedError("it stops")))
-    taking = Recoveries(attempts, "test", left)
-    taking.begin([1])
-
-    def has_ended() -> bool:
-        assert taking.found(time.monotonic()) == []
-        return attempts.made == 1 and all(one.name != "penstock-takeover-test" for one in threading.enumerate())
-
-    wait_until(has_ended)
-    assert taking.found(time.monotonic() + 60) == []
-    assert attempts.made == 1

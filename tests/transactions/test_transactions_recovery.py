@@ -8,17 +8,16 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from transaction_tools import Bench, child, kill, line_of
+from transaction_tools import Bench, child, line_of
 
 from kafka_tools import ANSWER_S
 from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.clients.transactional.producer_settings import TRANSACTION_TIMEOUT_MS
-from penstock.errors import ConfigurationError, StoppedError
+from penstock.errors import StoppedError
 from penstock.transactions import Coordinator
 from penstock.transactions.coordinator.recovery.fencing import Fence, decode_claim, encode_claim, transactional_names
 from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
@@ -27,13 +26,6 @@ from penstock.transactions.wire.done_records import Note, encode_done
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
-
-#: What a Kafka transaction that nobody ends holds readers back: its time limit, and the broker's look every 10 s.
-NOBODY_ENDS_IT_S = TRANSACTION_TIMEOUT_MS / 1000
-#: The session of coordinators, unless they say so: the least that a broker takes.
-SESSION_S = 6.0
-#: What a busy machine may add to what takes seconds.
-MACHINE_S = 25.0
 
 
 def claims(bench: Bench) -> dict[int, list[str]]:
@@ -50,58 +42,6 @@ def claims(bench: Bench) -> dict[int, list[str]]:
     answers = wait_until(told)
     consumer.close()
     return {answer.partition: decode_claim(bench.topics, answer.metadata) for answer in answers}
-
-
-def killed_inside_a_transaction(bench: Bench, *instance: str) -> float:
-    """Let a coordinator die with a Kafka transaction open, and return when, in monotonic seconds."""
-    with child("coordinator_child.py", bench.servers, bench.topics.prefix, "before commit", *instance) as first:
-        assert line_of(first) == "started"
-        wait_until(lambda: all(claims(bench).values()), timeout=60)
-        producer = bench.producer()
-        for number in range(20):
-            producer.send(bench.topic, key=b"%d" % number, value=b"%d" % number)
-        assert line_of(first) == "before commit"
-        kill(first)
-    # The fault happened: messages were written, and their transaction is open.
-    assert bench.ends(bench.topic, "read_committed") < bench.ends(bench.topic, "read_uncommitted")
-    return time.monotonic()
-
-
-def test_another_coordinator_takes_over_within_the_session_timeout(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended: list[int] = []
-    end = Fence.end
-
-    def noting_end(self: Fence, claims: Iterable[str | None]) -> int:
-        ended.append(end(self, claims))
-        return ended[-1]
-
-    monkeypatch.setattr(Fence, "end", noting_end)
-    died = killed_inside_a_transaction(bench)
-    coordinator = bench.coordinator(session_timeout=SESSION_S)
-    statistics = bench.settled(coordinator, timeout=90, committed=20)
-    took = time.monotonic() - died
-
-    assert statistics.committed == 20
-    assert Counter(value for _, value in bench.visible()) == Counter(b"%d" % number for number in range(20))
-    # It did not wait for the time limit of the transaction that was left open: it ended that itself.
-    assert sum(ended) > 0
-    # The dead one's session, from its last heartbeat; the rebalance, of which a member hears at its next heartbeat; the
-    # second for which a predecessor may end its transaction itself; the broker's end of it and the reading of the logs;
-    # and what a busy machine may add. The client library's own session would be 45 s.
-    assert took < SESSION_S * 1.25 + 1.0 + MACHINE_S
-
-
-def test_a_restarted_instance_goes_on_at_once(bench: Bench) -> None:
-    died = killed_inside_a_transaction(bench, "one")
-    coordinator = bench.coordinator(instance="one", session_timeout=40.0)
-    bench.settled(coordinator, timeout=90, committed=20)
-    took = time.monotonic() - died
-
-    assert Counter(value for _, value in bench.visible()) == Counter(b"%d" % number for number in range(20))
-    # Neither the session nor the time limit of the transaction had to pass.
-    assert took < NOBODY_ENDS_IT_S
 
 
 @pytest.fixture
@@ -159,14 +99,6 @@ def test_positions_that_a_transaction_without_an_owner_holds_back_are_told(
     assert coordinator.statistics().slow_call == ""
 
 
-def test_who_owns_a_partition_is_written_beside_its_position_before_anything_is_sent(bench: Bench) -> None:
-    with bench.coordinator(instance="named"):
-        wait_until(lambda: all(claims(bench).values()))
-
-    ids = transactional_names(bench.topics, "named").all
-    assert claims(bench) == dict.fromkeys(range(bench.topics.partitions), ids)
-
-
 def test_a_second_coordinator_of_one_instance_name_ends_the_first_with_a_clear_error(bench: Bench) -> None:
     first = Coordinator(bootstrap_servers=bench.servers, prefix=bench.topics.prefix, instance="same").start()
     bench.settled(first)
@@ -177,12 +109,6 @@ def test_a_second_coordinator_of_one_instance_name_ends_the_first_with_a_clear_e
         first.stop()
     bench.producer().send(bench.topic, value=b"v")
     bench.settled(second, committed=1)
-
-
-@pytest.mark.parametrize("name", ["", "a b", "ä", "x" * 101])
-def test_an_instance_name_that_cannot_be_one_is_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="instance must be"):
-        Coordinator(bootstrap_servers="127.0.0.1:1", instance=name)
 
 
 def test_only_ids_of_coordinators_of_the_store_are_read_from_a_claim(bench: Bench) -> None:
@@ -239,6 +165,7 @@ def test_what_a_dead_coordinator_left_open_in_the_done_log_alone_is_ended_by_who
         left.commit_transaction(30)
 
 
+@pytest.mark.thorough
 def test_what_was_tried_apart_and_let_through_before_the_group_changed_hands_is_waited_for(bench: Bench) -> None:
     topics = bench.topics
     member = Consumer({"bootstrap.servers": bench.servers, "group.id": topics.coordinators})

@@ -21,14 +21,12 @@ from penstock.errors import MessageFormatError
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.status import Status, StatusLog, decode_status, encode_status
 from penstock.transactions.operator.inspection import Inspection
-from penstock.transactions.operator.kafka_operator import KafkaAdministration
 from penstock.transactions.operator.obstacles import Cause, obstacles, status_lines
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.receipt import Report
-from waiting import wait_until
 
 texts = st.text(max_size=300)
 reasons = st.dictionaries(texts, texts, max_size=5)
@@ -81,12 +79,6 @@ def test_a_status_with_a_field_that_cannot_be_is_refused(changed: Mapping[str, A
 
     with pytest.raises(MessageFormatError):
         decode_status(json.dumps(fields).encode())
-
-
-def test_a_deeply_nested_or_huge_record_is_refused() -> None:
-    for value in (b"[" * 100_000, b" " * (1 << 20), None):
-        with pytest.raises(MessageFormatError):
-            decode_status(value)
 
 
 def test_what_is_too_much_to_tell_is_cut() -> None:
@@ -222,20 +214,6 @@ def test_the_store_reads_the_latest_status_of_each_coordinator_and_passes_over_w
     assert all(abs(one.at_ms / 1000 - time.time()) < 300 for one in found)
 
 
-def test_a_store_without_the_topic_has_no_status_and_lists_what_is_pending(bench: Bench) -> None:
-    bench.producer().send(bench.topic, value=b"v")
-    (gone,) = bench.admin.delete_topics([bench.topics.status]).values()
-    gone.result(30)
-    inspection = Inspection(bench.servers, {}, bench.topics)
-    wait_until(lambda: not inspection.partitions_of(bench.topics.status))
-
-    assert inspection.statuses() == []
-    with KafkaAdministration(bench.servers, bench.topics.prefix) as store:
-        (listed,) = store.pending()
-
-    assert listed.waits_for == "a coordinator"
-
-
 def test_tx_ls_names_the_target_that_takes_nothing_and_the_brokers_reason(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,7 +231,3 @@ def test_tx_ls_names_the_target_that_takes_nothing_and_the_brokers_reason(
     assert f"topic {bench.topic} to take it: {why}" in rows[refused]
     assert f"{refused}, before it in its key and target" in rows[behind]
     assert "topic sick takes nothing now, as coordinator c1 tells: no right" in listed.out
-
-
-def test_no_message_may_name_the_status_topic_as_its_target() -> None:
-    assert not StoreTopics("store").may_publish_to("store.status")

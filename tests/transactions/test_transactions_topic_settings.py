@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -95,31 +94,6 @@ def test_a_coordinator_refuses_what_it_may_not_mend_with_the_command_that_does()
     assert command in str(refused.value)
     assert "kafka-acls.sh" in str(refused.value)
     assert "--operation AlterConfigs --topic 'store.half'" in str(refused.value)
-
-
-def test_a_producer_warns_of_what_it_may_not_mend(caplog: pytest.LogCaptureFixture) -> None:
-    mended(Admin(altering=KafkaError.TOPIC_AUTHORIZATION_FAILED), refuses=False)
-
-    assert caplog.text.count("kafka-configs.sh") == 3
-
-
-@pytest.mark.parametrize("error", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._TIMED_OUT])
-def test_what_cannot_be_looked_at_is_said_and_refuses_nothing(error: int, caplog: pytest.LogCaptureFixture) -> None:
-    mended(Admin(describing=error), refuses=True)
-
-    assert caplog.text.count("it is not known whether topic store.") == 3
-    assert ("lacks the right DescribeConfigs on topic store.half" in caplog.text) == (
-        error == KafkaError.TOPIC_AUTHORIZATION_FAILED
-    )
-
-
-def test_a_producer_that_may_not_look_at_settings_leaves_that_to_the_coordinator(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.INFO):
-        mended(Admin(describing=KafkaError.TOPIC_AUTHORIZATION_FAILED), refuses=False)
-
-    assert [record.levelname for record in caplog.records] == ["INFO"] * 3
 
 
 def settings_of(admin: AdminClient, topic: str) -> dict[str, str | None]:

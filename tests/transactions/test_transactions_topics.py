@@ -16,7 +16,6 @@ from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition
 from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError
 from penstock.transactions.wire import topics as topics_module
-from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.topics import CHECK_PARTITIONS, StoreTopics, _await_leaders, open_topics
 
 
@@ -117,13 +116,3 @@ def test_topics_without_a_leader_are_named_when_the_time_is_over(last: object, m
 
     with pytest.raises(BrokerConnectionError, match=r"store\.half at 127\.0\.0\.1:1 had no leader for 0\.2 s"):
         _await_leaders(ScriptedAdmin(last), "127.0.0.1:1", ["store.half"])  # type: ignore[arg-type] # as above
-
-
-def test_checks_go_to_all_partitions_of_their_topic_and_each_to_another_one() -> None:
-    topics = StoreTopics("store", partitions=2, check_partitions=8)
-
-    first = {topics.check_partition(new_id(), 1) for _ in range(400)}
-    identity = new_id()
-
-    assert first == set(range(8))
-    assert {topics.check_partition(identity, number) for number in range(8)} == set(range(8))

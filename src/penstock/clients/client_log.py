@@ -1,7 +1,9 @@
-"""The Kafka client's own log lines, in our logger and no faster than somebody can read them.
+"""The Kafka client's own log lines, in our logger, in a sentence, and no faster than somebody can read them.
 
 While a broker is away, each client says so at every try to reach it, many times a second. Of lines that say the same of
 the same broker the first goes on at once, and then one every few seconds, with the number of those that were left out.
+Where a program has set no logging up, Python shows these warnings on its screen: so they say what to change, where that
+is known, and name nothing that is the library's own business.
 """
 
 from __future__ import annotations
@@ -13,16 +15,17 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from penstock.clients.causes import AFTER, BROKER, THREAD, cause_of
+
 #: Seconds between two lines that say the same.
 EVERY_S = 10.0
 #: Kinds of lines that are remembered; with more the oldest are forgotten.
 _MOST_KINDS = 1_000
 
-#: What differs between lines that say the same: the client's thread, for how long, any numbers.
-THREAD = re.compile(r"\[thrd:[^\]]*\]:? ?")
-AFTER = re.compile(r" ?\(after [^)]*\)")
+#: What differs between lines that say the same, save for what `causes` takes off.
 _NUMBER = re.compile(r"\d+")
-BROKER = re.compile(r"[\w.-]+:\d+")
+#: Kinds of lines about a connection: the client makes it again by itself.
+_CONNECTION = frozenset({"FAIL", "ERROR"})
 
 
 class ClientLog:
@@ -48,6 +51,11 @@ class ClientLog:
         left_out = self._pass((kind, broker[0] if broker else "", _NUMBER.sub("#", AFTER.sub("", said))))
         if left_out is None:
             return
+        if level >= logging.WARNING:
+            cause, is_connection = cause_of(said), kind in _CONNECTION
+            remedy = cause.remedy or ("it tries again" if is_connection else "")
+            level = logging.WARNING if is_connection else level
+            text, arguments = "a Kafka client says: %s", (f"{cause.words}; {remedy}" if remedy else cause.words,)
         if left_out:
             text, arguments = f"{text} (and %d more like it, left out)", (*arguments, left_out)
         self._log.log(level, text, *arguments)

@@ -12,7 +12,7 @@ from confluent_kafka import admin as kafka_admin
 
 from penstock.clients.causes import ClientWords
 from penstock.clients.client_log import ClientLog
-from penstock.clients.ending import DestroyedElsewhere
+from penstock.clients.ending import DestroyedElsewhere, living
 from penstock.clients.kafka_errors import reason
 from penstock.clients.kinds import Kind
 from penstock.clients.tokens import with_tokens
@@ -104,6 +104,7 @@ def _made(make: Callable[[dict[str, Any]], ClientT], config: dict[str, Any]) -> 
     try:
         client = make(config)
         client.words = config["logger"]
+        living.add(client)
     except (KafkaException, TypeError, ValueError) as error:
         said = reason(error) if isinstance(error, KafkaException) else str(error)
         # The library repeats some values. Any may be a secret, as one that was given under another one's name; so the

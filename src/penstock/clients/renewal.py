@@ -92,7 +92,8 @@ class LastingProducer:
 
     def __init__(self, make: Callable[[], ProducerClient], clock: Clock) -> None:
         self._clock = clock
-        self._renewal = ClientRenewal(make, _close, RENEW_AFTER_S, clock.monotonic, at_once=False)
+        # One that failed is dropped: all that it had is reported by then.
+        self._renewal = ClientRenewal(make, lambda _failed: None, RENEW_AFTER_S, clock.monotonic, at_once=False)
         # Messages of the present client that are not reported yet.
         self._out = 0
 
@@ -179,11 +180,6 @@ class LastingProducer:
             return False
         self._renewal.failure = None
         return True
-
-
-def _close(failed: ProducerClient) -> None:
-    """Close a client: its destructor waits for its threads, so it runs on a thread that nobody waits for."""
-    threading.Thread(target=[failed].clear, name="penstock-failed-producer", daemon=True).start()
 
 
 def cause_of(error: KafkaException, poll: Callable[[float], object]) -> KafkaError:

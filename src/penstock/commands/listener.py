@@ -19,6 +19,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException
 
 from penstock.clients.kafka_errors import reason
 from penstock.clients.reading import Place
+from penstock.clients.rights import MissingRightError
 from penstock.commands.audit import AuditRecord, Kind, Outcome
 from penstock.commands.audit_log import AuditWriter, prepare_topics
 from penstock.commands.carrying_out import Answer, Member, StoreOperator, carry_out
@@ -118,6 +119,11 @@ class CommandListener:
         while not self._stopping.is_set():
             try:
                 self._follow()
+            except MissingRightError as error:
+                # Whoever lacks two permissions names the second when the first was given.
+                if str(error) != self._trouble:
+                    self._trouble = None
+                self._failed(str(error))
             except PenstockError as error:
                 self._failed(str(error))
             except KafkaException as error:

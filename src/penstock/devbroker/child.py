@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import shutil
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.errors import DevBrokerError
+
+_log = logging.getLogger(__name__)
 
 _SUPERVISOR = Path(__file__).with_name("_supervisor.py")
 
@@ -99,7 +102,10 @@ class SupervisedChild:
             self._supervisor.wait(_SUPERVISOR_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._supervisor.kill()  # its child has the death signal set and goes with it
-            self._supervisor.wait()
+            try:
+                self._supervisor.wait(_SUPERVISOR_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                _log.warning("process %d does not end though it was killed: it is left behind", self._supervisor.pid)
         if self._exit_code is None:
             self._exit_code = _KILLED
         if self._remove is not None:  # still there only if the supervisor was killed

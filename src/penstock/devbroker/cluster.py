@@ -21,7 +21,8 @@ from penstock import clients
 from penstock.clients.kafka_errors import reason
 from penstock.devbroker.java.jars import KAFKA_VERSION, last_lines
 from penstock.devbroker.java.runtime import JavaRuntime
-from penstock.devbroker.node import SILENT, Node
+from penstock.devbroker.node import SILENT, STOP_TIMEOUT_S, Node
+from penstock.devbroker.patience import Patience
 from penstock.devbroker.security.certificates import write_private
 from penstock.devbroker.security.protocols import ADMIN, ClientSecurity
 from penstock.devbroker.security.rights import Rights
@@ -33,6 +34,8 @@ from penstock.errors import DevBrokerError
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 
 _LOOK_INTERVAL_S = 0.05
+#: Seconds for one try to use the transaction coordinator, which is loading.
+_ANSWER_S = 10.0
 
 _JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:-UsePerfData", "-Djava.awt.headless=true")
 #: The heap of a single node, and of each of several.
@@ -127,20 +130,19 @@ class Cluster:
         for node in self.answering:
             node.await_login(config, deadline)
 
-    def start(self, nodes: Sequence[Node], deadline: float) -> None:
-        """Format the folders if they are new, run the nodes and return when each answers."""
+    def start(self, nodes: Sequence[Node], limit_s: float) -> None:
+        """Format the folders if they are new, run the nodes and return when each answers: see `Patience`."""
         for node in nodes:
             settings = self._security.broker_settings() if self._security is not None else {}
             text = properties(node.number, node.ports, node.storage, self._shared, settings)
             write_private(node.properties_path, text.encode("ascii"))
-        cluster_id = self._format(deadline)
-        for node in nodes:
-            node.child.run()
-        self._await_answers(nodes, cluster_id, deadline)
+        cluster_id = self._format(_patience(self.nodes[0], limit_s))
+        patience = {node.child.run(): _patience(node, limit_s) for node in nodes}
+        self._await_answers(nodes, cluster_id, patience)
         if len(nodes) == len(self.nodes):
-            self._load_transactions(deadline)
+            self._load_transactions(patience)
             if self._security is not None:
-                self._let_users_in(self._security, deadline)
+                self._let_users_in(self._security, time.monotonic() + limit_s)
 
     def stop(self, nodes: Sequence[Node]) -> None:
         """End the processes in order, all at once, and kill what takes too long."""
@@ -164,7 +166,7 @@ class Cluster:
         for node in self.nodes:
             node.child.close()
 
-    def _await_answers(self, nodes: Sequence[Node], cluster_id: str, deadline: float) -> None:
+    def _await_answers(self, nodes: Sequence[Node], cluster_id: str, patience: Mapping[int, Patience]) -> None:
         """Wait until each of them answers and all its brokers know all of them."""
         numbers = {node.number for node in nodes if node.is_broker}
         for node in nodes:
@@ -173,17 +175,22 @@ class Cluster:
                     code = started.child.wait(_LOOK_INTERVAL_S if started is node else 0)
                     if code is not None:
                         raise self._failed(started, f"it ended with code {code}")
-                if time.monotonic() > deadline:
-                    raise self._failed(node, "it did not answer in time")
+                if _is_over(patience):
+                    raise self._failed(node, "it did not answer in time, and does not get on")
 
-    def _load_transactions(self, deadline: float) -> None:
+    def _load_transactions(self, patience: Mapping[int, Patience]) -> None:
         """Wait until the transaction coordinator has loaded: the first producers would meet warnings and delays."""
         settings: dict[str, Any] = {"transactional.id": _WARM_UP_ID, **SILENT}
-        try:
-            clients.producer(self.inside, settings).init_transactions(max(0.1, deadline - time.monotonic()))
-        except KafkaException as error:
-            what = f"its transaction coordinator did not load: {reason(error)}"
-            raise self._failed(self.nodes[0], what) from error
+        producer = clients.producer(self.inside, settings)
+        while True:
+            try:
+                producer.init_transactions(_ANSWER_S)
+            except KafkaException as error:
+                if not error.args[0].retriable() or _is_over(patience):
+                    what = f"its transaction coordinator did not load: {reason(error)}"
+                    raise self._failed(self.nodes[0], what) from error
+            else:
+                return
 
     def _let_users_in(self, security: ClientSecurity, deadline: float) -> None:
         """Make the users known from the start, and wait until each can log in."""
@@ -193,7 +200,7 @@ class Cluster:
                 self.rights().set_password(name, security.passwords[name])
             self.await_login(security.client_settings(name, "SCRAM-SHA-512"), deadline)
 
-    def _format(self, deadline: float) -> str:
+    def _format(self, patience: Patience) -> str:
         """Return the cluster's id, giving the folders one if they have none: the file is written when that is done."""
         if self._cluster_file.is_file():
             return self._cluster_file.read_text().strip()
@@ -201,19 +208,17 @@ class Cluster:
         command = [*node.java, "kafka.tools.StorageTool", "format", "--cluster-id", cluster_id]
         command += ["--config", str(node.properties_path), "--ignore-formatted"]
         with node.log_path.open("ab") as log:
-            try:
-                done = subprocess.run(  # noqa: S603 - the Java that was found
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    timeout=max(0.1, deadline - time.monotonic()),
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                raise self._failed(node, "its folder was not formatted in time") from None
-        if done.returncode != 0:
-            raise self._failed(node, f"its folder could not be formatted (code {done.returncode})")
+            formatting = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)  # noqa: S603 - the Java that was found
+        try:
+            while formatting.poll() is None:
+                if patience.is_over(formatting.pid):
+                    raise self._failed(node, "its folder was not formatted in time")
+                time.sleep(_LOOK_INTERVAL_S)
+        finally:
+            formatting.kill()
+            formatting.wait(STOP_TIMEOUT_S)
+        if formatting.returncode != 0:
+            raise self._failed(node, f"its folder could not be formatted (code {formatting.returncode})")
         for other in self.nodes[1:]:  # a formatted folder differs in two lines: no Java is started for those
             shutil.copytree(node.storage, other.storage, dirs_exist_ok=True)
             meta = other.storage / "meta.properties"
@@ -227,6 +232,16 @@ class Cluster:
             f"the embedded Kafka {KAFKA_VERSION} at {node.address} did not start: {what}. "
             f"Correct what its last lines name:\n{last_lines(node.log_path)}"
         )
+
+
+def _patience(node: Node, limit_s: float) -> Patience:
+    return Patience(f"the embedded Kafka at {node.address}", limit_s, node.log_path)
+
+
+def _is_over(patience: Mapping[int, Patience]) -> bool:
+    """Look at each process, and tell whether none gets on: the others may wait for the one that does."""
+    looks = [each.is_over(pid) for pid, each in patience.items()]
+    return all(looks)
 
 
 def _random_id() -> str:

@@ -2,7 +2,7 @@
 
 An option of `App` is what the code gives, unless `penstock.toml` or `[tool.penstock]` in `pyproject.toml` says
 otherwise, unless `PENSTOCK_<OPTION>` does, unless the command line does. Commands take their connection from the same
-places. Types are checked here, by pydantic-settings; what a value may be is checked by whoever takes it.
+places. Types are checked here; what a value may be is checked by whoever takes it.
 """
 
 from penstock.settings.effective import Effective, effective

@@ -1,59 +1,74 @@
-"""The options of an app that can be set outside of its code, with their types. Imported where one is.
+"""The options of an app that can be set outside of its code, with their types.
 
 Objects (`telemetry`, `middlewares`, `dead_letter_limit`) and the name, which says what the app is, stay in the code.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
-from pydantic_settings.sources import EnvSettingsSource
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from penstock.settings.text import client_settings_text
 
-PREFIX = "PENSTOCK_"
+PREFIX: Final = "PENSTOCK_"
+
+#: The type of each option.
+OPTIONS: Final[Mapping[str, type]] = {
+    "bootstrap_servers": str,
+    "workers": int,
+    "max_concurrency": int,
+    "config": dict,
+    "coordinator": bool,
+    "prefix": str,
+    "pinned": bool,
+    "one_core": bool,
+    "max_in_flight": int,
+    "max_in_flight_bytes": int,
+    "max_parked": int,
+    "max_parked_bytes": int,
+    "commit_interval": float,
+    "stop_timeout": float,
+    "revoke_timeout": float,
+    "stall_after": float,
+    "exactly_once": bool,
+    "transaction_interval": float,
+    "exception_texts": bool,
+    "report": bool,
+    "commands": bool,
+}
+
+#: How people and tables name a type.
+TYPE_NAMES: Final[Mapping[type, str]] = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    dict: "table",
+}
+_TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+#: Reads a type from text, as the environment and the command line give it.
+_FROM_TEXT: Mapping[type, Callable[[str], Any]] = {
+    str: str,
+    int: int,
+    float: float,
+    bool: lambda text: _TRUTHS[text.strip().lower()],
+    dict: lambda text: client_settings_text(text, f"{PREFIX}CONFIG"),
+}
 
 
-def _client_settings(given: Any) -> Any:
-    """Read text, and leave a table as it is; what is wrong is raised as it is: pydantic takes `ValueError` alone."""
-    return client_settings_text(given, f"{PREFIX}CONFIG") if isinstance(given, str) else given
+def typed(option: str, value: object) -> Any:
+    """Return a value with the type of its option; an error of Python where it has another and is no text of it."""
+    kind = OPTIONS[option]
+    if isinstance(value, str):
+        return _FROM_TEXT[kind](value)
+    # Not isinstance: for Python a bool is an int, but `workers = true` is a mistake.
+    if type(value) is kind or (kind is float and type(value) is int):
+        return value
+    raise TypeError
 
 
-class Options(BaseSettings):
-    """One layer of settings: what it does not name stays None."""
-
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", hide_input_in_errors=True)
-
-    bootstrap_servers: str | None = None
-    workers: int | None = None
-    max_concurrency: int | None = None
-    config: Annotated[dict[str, str | bool | int | float] | None, NoDecode, BeforeValidator(_client_settings)] = None
-    coordinator: bool | None = None
-    prefix: str | None = None
-    pinned: bool | None = None
-    one_core: bool | None = None
-    max_in_flight: int | None = None
-    max_in_flight_bytes: int | None = None
-    max_parked: int | None = None
-    max_parked_bytes: int | None = None
-    commit_interval: float | None = None
-    stop_timeout: float | None = None
-    revoke_timeout: float | None = None
-    stall_after: float | None = None
-    exactly_once: bool | None = None
-    transaction_interval: float | None = None
-    exception_texts: bool | None = None
-    report: bool | None = None
-    commands: bool | None = None
-
-    @classmethod
-    def settings_customise_sources(cls, *_args: Any, **sources: Any) -> tuple[Any, ...]:
-        """Take one layer at a time, so that each value's origin is known: `sources.layers` puts them together."""
-        return (sources["init_settings"],)
-
-
-def from_environment() -> dict[str, Any]:
-    """Return what the environment says, as text."""
-    return EnvSettingsSource(Options)()
+def from_environment() -> dict[str, str]:
+    """Return what the environment says."""
+    variables = {option: f"{PREFIX}{option.upper()}" for option in OPTIONS}
+    return {option: os.environ[name] for option, name in variables.items() if name in os.environ}

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.errors import ConfigurationError
 from penstock.options import nearest
+from penstock.settings.model import OPTIONS, PREFIX, TYPE_NAMES, from_environment, typed
 
 #: Names the file, in place of `penstock.toml` or `pyproject.toml` in the current folder.
 SETTINGS_VARIABLE = "PENSTOCK_SETTINGS"
@@ -21,7 +22,6 @@ PROFILE_VARIABLE = "PENSTOCK_PROFILE"
 #: What the command line says, as JSON, for the app that this process or a child of it loads.
 COMMAND_LINE_VARIABLE = "PENSTOCK_COMMAND_LINE"
 
-_PREFIX = "PENSTOCK_"
 _PROFILES = "profiles"
 _FILE, _PROJECT = "penstock.toml", "pyproject.toml"
 #: Likeness of two names from which on one is taken for the other, misspelt. Strict for variables, which others set too.
@@ -41,14 +41,12 @@ class Layer:
 
     def origin(self, option: str) -> str:
         """Return where an option's value stands; a variable is named, as it is what there is to change."""
-        return f"{_PREFIX}{option.upper()}" if self.place == "the environment" else self.place
+        return f"{PREFIX}{option.upper()}" if self.place == "the environment" else self.place
 
 
 def option_names() -> tuple[str, ...]:
     """Return the names of the options that can be set outside of the code."""
-    from penstock.settings.model import Options
-
-    return tuple(Options.model_fields)
+    return tuple(OPTIONS)
 
 
 def layers() -> list[Layer]:
@@ -140,16 +138,10 @@ def _of_project(found: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _from_environment() -> Iterator[Layer]:
-    given = [name for name in os.environ if name.startswith(_PREFIX)]
-    if not given:
-        return  # and nothing is imported
-    options = option_names()
-    for name in given:
-        option = name.removeprefix(_PREFIX).lower()
-        if option not in options and (near := nearest(option, options, _ALIKE_VARIABLE)):
-            raise ConfigurationError(f"{name} is no setting; did you mean {_PREFIX}{near.upper()}?")
-    from penstock.settings.model import from_environment
-
+    for name in os.environ:
+        option = name.removeprefix(PREFIX).lower()
+        if name.startswith(PREFIX) and option not in OPTIONS and (near := nearest(option, OPTIONS, _ALIKE_VARIABLE)):
+            raise ConfigurationError(f"{name} is no setting; did you mean {PREFIX}{near.upper()}?")
     yield Layer("the environment", from_environment())
 
 
@@ -160,24 +152,27 @@ def _from_command_line() -> Iterator[Layer]:
 
 def _typed(layer: Layer) -> dict[str, Any]:
     """Return the values with the types of their options; `ConfigurationError` that names the first wrong one."""
-    from pydantic import ValidationError
+    return {option: _value(layer, option, value) for option, value in layer.values.items()}
 
-    from penstock.settings.model import Options
 
-    try:
-        checked = Options(**layer.values)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_context=False, include_url=False)[0]
-    else:
-        return {name: value for name, value in checked if name in checked.model_fields_set and value is not None}
-    option = str(first["loc"][0])
-    if first["type"] == "extra_forbidden":
-        near = nearest(option, Options.model_fields, _ALIKE)
-        known = f"did you mean {near}?" if near else f"settings are {', '.join(Options.model_fields)}"
+def _value(layer: Layer, option: str, value: object) -> Any:
+    if option not in OPTIONS:
+        near = nearest(option, OPTIONS, _ALIKE)
+        known = f"did you mean {near}?" if near else f"settings are {', '.join(OPTIONS)}"
         raise ConfigurationError(f"{layer.place}: {option} is no setting; {known}")
-    if first["type"] == "value_error":  # a sentence of ours
-        raise ConfigurationError(first["msg"].removeprefix("Value error, "))
-    said = first["msg"].removeprefix("Input ")
-    if option == "config" and len(first["loc"]) > 1:
-        option, said = f"config[{first['loc'][1]!r}]", "should be text, a number, true or false"
-    raise ConfigurationError(f"{layer.origin(str(first['loc'][0]))}: {option} is wrong: it {said}; correct it there")
+    if isinstance(value, dict):
+        for name, setting in value.items():
+            if not isinstance(setting, str | bool | int | float):
+                raise ConfigurationError(
+                    f"{layer.origin(option)}: {option}[{name!r}] is wrong: "
+                    "it should be text, a number, true or false; correct it there"
+                )
+    try:
+        return typed(option, value)
+    except ConfigurationError:
+        raise
+    except (KeyError, TypeError, ValueError):
+        # Not chained: what Python says may quote the value.
+        raise ConfigurationError(
+            f"{layer.origin(option)}: {option} is wrong; it takes: {TYPE_NAMES[OPTIONS[option]]}"
+        ) from None

@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.consumer import DeadLetterLimit, Handler
+from penstock.consumer import DeadLetterLimit, Handler, retry
+from penstock.message import Message
 from penstock.spark_sink.ledger.kafka_target import Row as Published
 from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings
 from penstock.spark_sink.sinks.handlers.execution.report import TaskReport
@@ -107,3 +108,14 @@ def publish_task(
     found = list(published_rows(iter(table.to_batches()), reports))
     assert [report_of(one) for one in reports] == [report]
     return found, report
+
+
+ONCE = retry(1)
+
+
+def quickly(attempts: int = 3) -> Any:
+    return retry(attempts, wait=lambda _: 0.001)
+
+
+def failing(message: Message) -> None:
+    raise ValueError(f"no use for {message.offset}")

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
-from handler_rows import Row, run_task
-from task_handlers import ONCE, failing, quickly
+from handler_rows import ONCE, Row, failing, quickly, run_task
 
-from penstock.clients.rights import MissingRightError
 from penstock.consumer import DeadLetterLimit, handler
 from penstock.errors import SinkError
 from penstock.spark_sink.sinks.handlers import task as task_module
@@ -89,20 +87,6 @@ def test_a_dead_letter_that_the_broker_refuses_fails_the_task_so_that_nothing_is
         run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")})
 
 
-@pytest.mark.parametrize(
-    ("code", "right"),
-    [
-        (KafkaError.TOPIC_AUTHORIZATION_FAILED, "--operation Write --topic 'dlq.orders'"),
-        (KafkaError.CLUSTER_AUTHORIZATION_FAILED, "--operation IdempotentWrite --cluster"),
-    ],
-)
-def test_a_dead_letter_that_may_not_be_written_names_the_right(producer: FakeProducer, code: int, right: str) -> None:
-    producer.error = KafkaError(code)
-
-    with pytest.raises(MissingRightError, match=right):
-        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")})
-
-
 def test_what_a_handler_raised_is_told_by_its_kind_and_place_without_its_text() -> None:
     with pytest.raises(SinkError, match=r"last with ValueError \(task_handlers.py line \d+, failing\)") as told:
         run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE)})
@@ -120,12 +104,3 @@ def test_a_task_that_loses_everything_is_stopped_by_the_limit(producer: FakeProd
         )
 
     assert len(producer.sent) == 3
-
-
-def test_a_task_that_drops_everything_is_stopped_by_the_limit() -> None:
-    with pytest.raises(SinkError, match=r"3 messages were given up in a row .* orders\[0\]@3 is not given up"):
-        run_task(
-            [Row(b"k%d" % n, n) for n in range(9)],
-            {"orders": handler(failing, retry_policy=ONCE, on_failure="drop")},
-            limit=DeadLetterLimit(consecutive=3),
-        )

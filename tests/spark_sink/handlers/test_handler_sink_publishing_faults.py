@@ -89,6 +89,17 @@ def test_a_task_killed_behind_its_commit_is_tried_again_with_the_results_at_hand
 
 
 @pytest.mark.timeout(900)
+def test_a_task_killed_in_a_handler_begins_again_and_nothing_of_its_first_try_is_published(query: Query) -> None:
+    done = query.run("only", "handler")
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (query.folder / "killed").exists()
+    assert json.loads(done.stdout.splitlines()[-1]) == {"failures": [], "results": PARTITIONS * MESSAGES * RESULTS}
+    assert query.judge() == {"only"}
+    assert query.calls("only") > PARTITIONS * MESSAGES  # handlers of that task were called again
+
+
+@pytest.mark.timeout(900)
 def test_a_driver_killed_between_two_transactions_leaves_the_other_results_to_its_successor(query: Query) -> None:
     dying = query.run("first", "driver")
 

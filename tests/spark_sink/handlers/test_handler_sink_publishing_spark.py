@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-from checkpoints import lose_commit
 from pyspark.sql import DataFrame, SparkSession
+from streams import lose_commit, run_sink
 
 from kafka_tools import read_all
 from penstock import Outgoing
 from penstock.consumer import handler, retry
 from penstock.devbroker import DevBroker
-from penstock.errors import SinkError
 from penstock.message import Message
-from penstock.spark_sink import HandlerSink, start_sink
-
-NewTopic = Callable[..., str]
-LEDGER = "ledger-of-handlers"
+from penstock.spark_sink import HandlerSink
 
 
-@pytest.mark.timeout(400)
-def test_a_replayed_batch_and_a_lost_checkpoint_call_handlers_again_and_publish_nothing_twice(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, write: Callable[..., None], tmp_path: Path
+def test_a_replayed_batch_and_a_lost_checkpoint_call_handlers_again_and_publish_nothing_twice(  # noqa: PLR0917 - fixtures
+    spark: SparkSession,
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    write: Callable[..., None],
+    ledger_topic: str,
+    tmp_path: Path,
 ) -> None:
     """Handlers say another thing at every call: so it shows that of each message one call's results are visible."""
     source, invoices, audit, seen = new_topic(partitions=2), new_topic(partitions=3), new_topic(1), list[int]()
@@ -53,7 +51,7 @@ def test_a_replayed_batch_and_a_lost_checkpoint_call_handlers_again_and_publish_
         parallelism=2,
         bootstrap_servers=broker.bootstrap_servers,
         name=invoices,
-        ledger_topic=LEDGER,
+        ledger_topic=ledger_topic,
         headers=False,
     )
 
@@ -62,18 +60,8 @@ def test_a_replayed_batch_and_a_lost_checkpoint_call_handlers_again_and_publish_
         sink(batch, batch_id)
 
     def run(checkpoint: str) -> None:
-        query = start_sink(
-            spark,
-            source,
-            store,
-            bootstrap_servers=broker.bootstrap_servers,
-            trigger="available now",
-            name=invoices,
-            checkpoint_location=str(tmp_path / checkpoint),
-            options={"maxOffsetsPerTrigger": "20"},
-        )
-        assert query.awaitTermination(150)
-        assert query.exception() is None
+        most = {"maxOffsetsPerTrigger": "20"}
+        run_sink(spark, broker.bootstrap_servers, source, store, tmp_path / checkpoint, name=invoices, options=most)
 
     rows = [(b"key-%d" % (n % 4), b"%d" % n) for n in range(40)]
     for partition in (0, 1):
@@ -107,44 +95,3 @@ def test_a_replayed_batch_and_a_lost_checkpoint_call_handlers_again_and_publish_
     # Where a query without a checkpoint begins.
     assert sink.position_of is not None
     assert sink.position_of("", [(source, 0), (source, 1)]) == {(source, 0): 20, (source, 1): 20}
-
-
-def test_a_result_that_a_topic_refuses_fails_its_batch_and_a_whole_batch_is_one_transaction(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, write: Callable[..., None]
-) -> None:
-    source, target = new_topic(partitions=2), new_topic(1, {"max.message.bytes": "500"})
-    for partition in (0, 1):
-        write(source, partition, [(b"k", b"%d" % n) for n in range(3)])
-    frame = (
-        spark.read.format("penstock")
-        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-        .option("subscribe", source)
-        .load()
-    )
-
-    def joined(messages: list[Message]) -> list[Outgoing]:
-        return [Outgoing(target, b",".join(message.value or b"" for message in messages) + more)]
-
-    more = os.urandom(1_000)  # that no compression makes small
-
-    def sink() -> HandlerSink:
-        return HandlerSink(
-            {source: handler(joined, batch=10)},
-            group="joined",
-            parallelism=1,
-            bootstrap_servers=broker.bootstrap_servers,
-            name=target,
-            ledger_topic=LEDGER,
-            headers=False,
-            atomic_batches=True,
-        )
-
-    with pytest.raises(SinkError, match=rf"{source}\[1\] offset 2 were not published to {target}.*MSG_SIZE_TOO_LARGE"):
-        sink()(frame, 0)
-    assert read_all(broker.bootstrap_servers, target) == []
-    more = b""
-    sink()(frame, 0)
-    sink()(frame, 0)
-
-    # The batch of six was handled as a whole, and what came of it stands there once.
-    assert [one.value() for one in read_all(broker.bootstrap_servers, target)] == [b"0,1,2,0,1,2"]

@@ -19,7 +19,6 @@ from penstock.message import Message
 from penstock.spark_sink.ledger.kafka_target import Row as Published
 from penstock.spark_sink.ledger.kafka_target import Target, publishing
 from penstock.spark_sink.sinks import kafka_publication
-from penstock.spark_sink.sinks.handlers.publishing import result_rows
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.sink import has_ledger
 from penstock.spark_sink.source.offsets.planning import TopicPartition
@@ -59,34 +58,6 @@ def test_results_stand_in_the_order_of_their_messages_and_then_as_they_were_retu
     assert first.headers == [("h", b"1"), ("none", None)]
     assert rows[1].target_partition == -1
     assert (report.handled, report.results) == (2, 4)
-
-
-def test_plain_values_go_where_the_handler_says_and_keep_the_key() -> None:
-    one = handler(lambda message: {"n": message.offset}, to="invoices", encoder="json")
-
-    rows, _ = publish_task([Row(b"x", 7)], {"orders": one})
-
-    (made,) = (row for row in rows if row.target_topic)
-    assert (made.target_topic, made.key, made.value) == ("invoices", b"x", b'{"n":7}')
-
-
-def test_messages_without_results_move_the_ledger_and_what_a_failed_try_made_is_not_published() -> None:
-    tried: list[int] = []
-
-    def work(message: Message) -> Iterator[Outgoing]:
-        tried.append(message.offset)
-        yield Outgoing("a", f"{message.offset}")
-        if tried.count(message.offset) < 3 and message.offset in (1, 3):
-            raise RuntimeError("not now")
-
-    policy = retry(2, wait=lambda _: 0.001)
-    one = handler(work, retry_policy=policy, on_failure="drop", filter=lambda message: message.offset != 4)
-    rows, report = publish_task([*(Row(b"x", n) for n in range(5)), Row(b"x", 9, partition=1)], {"orders": one})
-
-    assert [row.offset for row in rows if row.target_topic and row.source[1] == 0] == [0, 2]
-    # 1 and 3 were dropped, 4 was left out: behind them nothing comes again.
-    assert {row.source: row.offset for row in rows} == {("orders", 0): 4, ("orders", 1): 9}
-    assert (report.dropped, report.filtered, report.results) == (2, 1, 3)
 
 
 def test_what_cannot_be_a_message_is_not_tried_again_and_dead_letters_are_published_with_the_results() -> None:
@@ -152,25 +123,6 @@ def test_what_failed_of_a_batch_gives_its_results_when_it_is_done() -> None:
 def test_a_sink_without_a_name_refuses_what_handlers_return() -> None:
     with pytest.raises(SinkError, match=r"two returned messages.*give it name="):
         run_task([Row(b"x", 0)], {"orders": handler(two)})
-
-
-def test_many_results_are_kept_in_a_file_and_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_rows, "_IN_MEMORY_BYTES", 10_000)
-    monkeypatch.setattr(result_rows, "_STEP_ROWS", 100)
-    rolled: list[bool] = []
-    close = result_rows.ResultRows.close
-
-    def look(self: Any) -> None:
-        rolled.append(self._file._rolled)
-        close(self)
-
-    monkeypatch.setattr(result_rows.ResultRows, "close", look)
-    one = handler(lambda message: [Outgoing("a", f"{message.offset}/{n}") for n in range(7)])
-
-    rows, _ = publish_task([Row(b"x", n) for n in range(150)], {"orders": one})
-
-    assert rolled == [True]
-    assert [row.value for row in rows if row.target_topic] == [b"%d/%d" % (n, m) for n in range(150) for m in range(7)]
 
 
 class Ledger:

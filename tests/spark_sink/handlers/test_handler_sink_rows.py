@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
-
 import pyarrow as pa
 import pytest
 from handler_rows import Row, batches_of
 
 from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
 from penstock.errors import SinkError
-from penstock.spark_sink.sinks.handlers.execution import rows as rows_module
-from penstock.spark_sink.sinks.handlers.execution.rows import RowRecord, lane_numbers, records
+from penstock.spark_sink.sinks.handlers.execution.rows import lane_numbers
 
 
 def columns_of(rows: list[Row]) -> dict[str, pa.Array]:
@@ -52,23 +48,3 @@ def test_rows_without_a_place_or_a_handler_are_refused_with_a_sentence() -> None
         lane_numbers({"payments": ordering}, columns)
     with pytest.raises(SinkError, match="column offset of the frame for handlers is NULL in 1 rows"):
         lane_numbers({"orders": ordering}, {**columns, "offset": pa.array([1, None], pa.int64())})
-
-
-def test_large_rows_become_python_objects_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-    make = rows_module._records
-
-    def counting(columns: Mapping[str, pa.Array]) -> Iterator[RowRecord]:
-        made.append(len(columns["offset"]))
-        return make(columns)
-
-    monkeypatch.setattr(rows_module, "_records", counting)
-    large = [Row(b"a", n, value=b"x" * 1_000_000, lane=n % 2) for n in range(20)]
-    lanes: Counter[int] = Counter()
-
-    found = [one.offset() for one in records(batches_of(large, size=20), lanes, {"orders"})]
-
-    assert found == list(range(20))
-    assert lanes == {0: 10, 1: 10}
-    assert sum(made) == 20
-    assert max(made) <= 8

@@ -12,11 +12,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 
 from kafka_tools import produce
-from penstock.consumer import handler
+from penstock.consumer import Handler, handler
+from penstock.consumer.handlers.handler import orderings_of
 from penstock.devbroker import DevBroker
 from penstock.message import Message
 from penstock.spark_sink import HandlerSink
 from penstock.spark_sink.sinks.frames import whole_partitions
+from penstock.spark_sink.sinks.handlers.execution.rows import RowRecord
 from penstock.spark_sink.sinks.handlers.lanes import lane_column
 
 #: Options of the source under which it reads two partitions of 1,500 messages.
@@ -70,6 +72,7 @@ def test_rows_of_a_partition_that_one_task_reads_stay_there(frame: Callable[...,
     assert all(shuffles(topic, one, "partition") for one in unknown)
 
 
+@pytest.mark.thorough
 def test_rows_of_partitions_that_are_divided_or_wait_in_one_task_are_spread(
     frame: Callable[..., tuple[str, DataFrame]],
 ) -> None:
@@ -86,7 +89,11 @@ def test_rows_of_partitions_that_are_divided_or_wait_in_one_task_are_spread(
 
 
 @pytest.mark.parametrize(
-    ("options", "parallelism"), [(WHOLE, 2), (WHOLE, 1), (DIVIDED, 2), (DIVIDED, 1), (PACKED, 2), (PACKED, 1)]
+    ("options", "parallelism"),
+    [
+        (WHOLE, 2),
+        *(pytest.param(*one, marks=pytest.mark.thorough) for one in ((WHOLE, 1), (DIVIDED, 2), (PACKED, 2))),
+    ],
 )
 def test_a_partition_is_handled_in_its_order_by_one_task_however_the_source_has_cut_it(
     frame: Callable[..., tuple[str, DataFrame]], tmp_path: Path, options: dict[str, str], parallelism: int
@@ -109,3 +116,54 @@ def test_a_partition_is_handled_in_its_order_by_one_task_however_the_source_has_
     assert sink.last_report is not None
     # A shuffle may bring both to one task.
     assert len(sink.last_report.tasks) in ((parallelism,) if options == WHOLE else (1, parallelism))
+
+
+LANES = 1_000
+COLUMNS = "topic STRING, partition INT, offset BIGINT, key BINARY, value BINARY"
+
+
+def made_up(spark: SparkSession) -> DataFrame:
+    """Return rows of two topics with two partitions each, of 20 keys and of none."""
+    places = [(topic, part, at) for topic in ("orders", "payments") for part in range(2) for at in range(60)]
+    rows = [(*place, b"%d" % (place[2] % 20) if place[2] % 3 else None, b"x") for place in places]
+    return spark.createDataFrame(rows, COLUMNS)
+
+
+def separate(order: str, keyless: str) -> dict[str, Handler]:
+    return {topic: handler(nothing, order=order, keyless=keyless) for topic in ("orders", "payments")}
+
+
+def together(order: str, keyless: str) -> dict[str, Handler]:
+    return {topic: handler(nothing, order=order, keyless=keyless, key_space="all") for topic in ("orders", "payments")}
+
+
+def mixed(order: str, keyless: str) -> dict[str, Handler]:
+    return {"orders": handler(nothing, order=order, keyless=keyless), "payments": handler(nothing, order="none")}
+
+
+@pytest.mark.parametrize(
+    ("handlers_of", "order", "keyless"),
+    [
+        pytest.param(separate, "key", "partition", marks=pytest.mark.thorough),
+        pytest.param(separate, "key", "spread", marks=pytest.mark.thorough),
+        pytest.param(separate, "none", "partition", marks=pytest.mark.thorough),
+        (mixed, "partition", "partition"),
+        (together, "key", "together"),
+    ],
+)
+def test_messages_that_wait_for_each_other_share_a_lane_and_others_are_spread(
+    spark: SparkSession, handlers_of: Callable[[str, str], dict[str, Handler]], order: str, keyless: str
+) -> None:
+    handlers = handlers_of(order, keyless)
+    orderings = orderings_of(handlers, LANES)
+
+    rows = made_up(spark).withColumn("lane", lane_column(handlers, LANES)).collect()
+
+    lanes: dict[object, set[int]] = {}
+    for row in rows:
+        record = RowRecord(row.topic, row.partition, row.offset, row.key and bytes(row.key), b"x", None, None, None)
+        lanes.setdefault(orderings[row.topic].identity(record), set()).add(row.lane)
+    assert all(len(found) == 1 for found in lanes.values())
+    assert all(0 <= row.lane < LANES for row in rows)
+    # Of a few hundred identities some meet in one of a thousand lanes.
+    assert len(set.union(*lanes.values())) >= 0.8 * len(lanes)

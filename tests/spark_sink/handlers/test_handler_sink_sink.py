@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,12 +13,10 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
 
-from penstock.consumer import CallNext, Handler, WorkerResource, handler, retry
+from penstock.consumer import Handler, handler
 from penstock.errors import ConfigurationError, SinkError
 from penstock.message import Message
 from penstock.spark_sink.queries.restarts import is_permanent
-from penstock.spark_sink.sinks.handlers.execution.report import BatchReport, TaskReport
-from penstock.spark_sink.sinks.handlers.kill_timeout import seconds_until_killed
 from penstock.spark_sink.sinks.handlers.pickling import pack, unpack
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.handlers.spark_settings import refuse_double_runs
@@ -57,20 +54,13 @@ def test_an_option_that_executors_cannot_keep_is_refused_with_the_handlers_name(
         ({"parallelism": 0}, "parallelism must be a whole number of at least 1"),
         ({"group": " "}, "group must be a name"),
         ({"max_parked": 0}, "max_parked must be a whole number"),
+        ({"handlers": {}}, "there is no handler"),
+        ({"handlers": {"orders": nothing}}, r"must be made by penstock.consumer.handler\(...\), but is a function"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
-        sink_of(nothing, **options)
-
-
-def test_there_must_be_handlers_and_they_must_be_such() -> None:
-    with pytest.raises(ConfigurationError, match="there is no handler"):
-        HandlerSink({}, group="billing", parallelism=1)
-    with pytest.raises(
-        ConfigurationError, match=r"must be made by penstock.consumer.handler\(...\), but is a function"
-    ):
-        HandlerSink({"orders": nothing}, group="billing", parallelism=1)  # type: ignore[dict-item] # that is the fault
+        HandlerSink(**{"handlers": {"orders": handler(nothing)}, "group": "billing", "parallelism": 4} | options)
 
 
 def test_dead_letters_need_brokers_and_credentials_that_can_travel() -> None:
@@ -86,46 +76,6 @@ def test_dead_letters_need_brokers_and_credentials_that_can_travel() -> None:
     sink_of(one, bootstrap_servers="there", config={"error_cb": print, "auto.offset.reset": "earliest"})
 
 
-def test_secrets_are_not_shown() -> None:
-    sink = sink_of(
-        handler(nothing, on_failure="dead_letter"), bootstrap_servers="there", config={"sasl.password": "hunter2"}
-    )
-
-    assert "hunter2" not in repr(sink)
-    assert "hunter2" not in repr(sink._work())
-
-
-def test_a_handler_that_holds_what_cannot_travel_is_named_in_a_sentence() -> None:
-    lock = threading.Lock()
-
-    def count(_: Message) -> None:
-        with lock:
-            pass
-
-    def locked(message: Message, call_next: CallNext) -> object:
-        with lock:
-            return call_next(message)
-
-    with pytest.raises(
-        ConfigurationError, match=r"the handler .*count of orders cannot be sent to Spark's executors: .*lock"
-    ):
-        sink_of(count)
-    with pytest.raises(ConfigurationError, match="the filter of handler nothing of orders cannot be sent"):
-        sink_of(handler(nothing, filter=lambda _: lock.locked()))
-    with pytest.raises(ConfigurationError, match="the retry policy of handler nothing of orders cannot be sent"):
-        sink_of(handler(nothing, retry_policy=retry(wait=lambda _: float(lock.locked()))))
-    with pytest.raises(ConfigurationError, match=r"the middleware .*locked cannot be sent"):
-        sink_of(nothing, middlewares=[locked])
-
-
-def test_an_async_lifespan_needs_an_async_handler() -> None:
-    async def span() -> AsyncIterator[None]:
-        yield
-
-    with pytest.raises(ConfigurationError, match="an async lifespan needs an `async def` handler"):
-        sink_of(nothing, lifespans=[span])
-
-
 def test_a_sink_travels_with_its_settings_and_leaves_telemetry_behind() -> None:
     sink = sink_of(handler(nothing, key="header:account"), max_parked=7, telemetry=Telemetry())
 
@@ -134,21 +84,6 @@ def test_a_sink_travels_with_its_settings_and_leaves_telemetry_behind() -> None:
         (one,) = again.handlers.values()
         assert one.key(Message.of(b"", headers=[("account", b"42")])) == b"42"
         assert again.last_report is None
-
-
-def test_a_resource_made_by_value_stays_the_one_that_its_handler_uses() -> None:
-    def make() -> Iterator[list[str]]:
-        yield ["made"]
-
-    resource = WorkerResource(make)  # type: ignore[arg-type] # a generator function, as the decorator takes it
-
-    def use(_: Message) -> object:
-        return resource.get()
-
-    function, travelled = unpack(pack((use, resource)))
-
-    assert travelled is not resource
-    assert function(None) is travelled.get()
 
 
 MODULE = """
@@ -186,21 +121,6 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     yield importlib.import_module("shop_of_handlers")
     del sys.modules["shop_of_handlers"]
-
-
-def test_a_resource_of_a_module_travels_by_its_name_as_the_handlers_do(shop: Any) -> None:
-    function, travelled = unpack(pack((shop.use, shop.session)))
-
-    assert function is shop.use
-    assert travelled is shop.session
-
-
-def test_a_serializer_that_is_a_global_of_a_module_travels_by_its_name(shop: Any) -> None:
-    decoder, encoder = unpack(pack(sink_of(shop.coded).handlers["orders"].decoder)), unpack(pack(shop.coded.encoder))
-
-    assert decoder.deserializer is shop.serdes
-    assert encoder is shop.coded.encoder  # one for each serializer, as in a consumer
-    assert decoder.decode(Message.of(b"x", topic="t")._record, b"x") == b"x of t"
 
 
 @pytest.mark.parametrize("option", ["decoder", "encoder"])
@@ -269,19 +189,6 @@ def test_a_frame_that_lacks_a_column_or_has_another_type_is_refused_with_a_sente
         sink.check(schema(value=StringType()))
 
 
-def task(number: int, rows: int, heaviest: int) -> TaskReport:
-    return TaskReport(task=number, attempt=0, rows=rows, handled=rows, heaviest_lane=heaviest, seconds=0.5)
-
-
-def test_skew_is_the_largest_task_over_the_mean_of_all_tasks_also_of_those_without_messages() -> None:
-    report = BatchReport(batch_id=3, tasks=[task(0, 30, 20), task(1, 10, 2)], parallelism=4)
-
-    assert report.skew == 3.0
-    assert report.heaviest_lane_share == 0.5
-    assert str(report).startswith("batch 3: 40 messages in 2 of 4 tasks, 40 handled")
-    assert BatchReport(batch_id=4, tasks=[], parallelism=4).skew == 0.0
-
-
 class Settings:
     """The part of a session that is asked."""
 
@@ -310,29 +217,3 @@ def test_settings_that_would_run_two_handlers_of_a_key_at_once_are_refused(setti
         refuse_double_runs(Settings(**settings))  # type: ignore[arg-type] # the part of a session that is asked
 
     assert is_permanent(caught.value)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"spark_master": "local[2,4]"},
-        ONCE,
-        {**ONCE, "spark_decommission_enabled": "true", "spark_stage_ignoreDecommissionFetchFailure": "false"},
-    ],
-)
-def test_settings_that_run_a_task_once_at_a_time_are_taken(settings: dict[str, str]) -> None:
-    refuse_double_runs(Settings(**settings))  # type: ignore[arg-type] # the same
-
-
-@pytest.mark.parametrize(("given", "seconds"), [(None, 6), ("500ms", 4.5), ("1500", 5.5), ("1m", 64), ("soon", 6)])
-def test_the_wait_for_tasks_of_a_failed_batch_follows_sparks_own_time(given: str | None, seconds: float) -> None:
-    class Conf:
-        def get(self, key: str, default: str) -> str:
-            assert key == "spark.python.task.killTimeout"
-            return given or default
-
-    class Session:
-        conf = Conf()
-
-    assert seconds_until_killed(Session()) == seconds  # type: ignore[arg-type] # the part of a session that is asked

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from handler_rows import Row, run_task
-from task_handlers import ONCE, quickly
+from handler_rows import ONCE, Row, quickly, run_task
 
-from penstock.consumer import CallNext, Context, DeferredCompletion, WorkerResource, handler
-from penstock.errors import BatchError, SinkError
+from penstock.consumer import CallNext, WorkerResource, handler
+from penstock.errors import SinkError
 from penstock.message import Message
 from penstock.spark_sink.sinks.handlers.execution.senders import MOST_SENDERS
 
@@ -115,15 +114,6 @@ def test_what_surrounds_a_task_ends_also_where_the_task_fails() -> None:
     assert log == ["ended"]
 
 
-def test_a_lifespan_that_fails_at_its_end_fails_the_task() -> None:
-    def span() -> Iterator[None]:
-        yield
-        raise OSError("the last of it could not be sent")
-
-    with pytest.raises(OSError, match="the last of it"):
-        run_task([Row(b"a", 0)], {"orders": handler(lambda _: None)}, lifespans=(span,))
-
-
 def test_async_handlers_run_at_once_and_those_of_a_key_one_after_the_other() -> None:
     running: set[bytes | None] = set()
     overlaps: list[bytes | None] = []
@@ -156,32 +146,6 @@ def test_async_handlers_run_at_once_and_those_of_a_key_one_after_the_other() -> 
     for key in range(5):
         mine = [offset for offset in order if offset % 5 == key]
         assert mine == sorted([*range(key, 60, 5), *([3, 3] if key == 3 else [])])
-
-
-def test_async_lifespans_and_resources_live_on_the_loop_of_the_handlers() -> None:
-    log: list[str] = []
-    loops: set[int] = set()
-
-    async def span() -> AsyncIterator[None]:
-        loops.add(id(asyncio.get_running_loop()))
-        yield
-        loops.add(id(asyncio.get_running_loop()))
-        log.append("ended")
-
-    def session() -> Iterator[int]:
-        yield threading.get_ident()
-        log.append("closed")
-
-    resource = WorkerResource(session)  # type: ignore[arg-type] # a generator function, as the decorator takes it
-
-    async def work(_: Message) -> None:
-        loops.add(id(asyncio.get_running_loop()))
-        assert resource.get() == threading.get_ident()
-
-    run_task([Row(b"a", 0)], {"orders": handler(work)}, lifespans=(span,), resources=(resource,))
-
-    assert len(loops) == 1
-    assert log == ["closed", "ended"]
 
 
 def test_plain_handlers_beside_async_ones_keep_them_from_nothing_and_the_order_of_keys_holds_across() -> None:
@@ -220,25 +184,6 @@ def test_plain_handlers_beside_async_ones_keep_them_from_nothing_and_the_order_o
     assert len(set(closed)) == 2
 
 
-def test_async_batches_are_handled_at_once_and_fail_in_part() -> None:
-    calls: list[list[int]] = []
-
-    async def work(messages: list[Message]) -> None:
-        offsets = [message.offset for message in messages]
-        calls.append(offsets)
-        await asyncio.sleep(0)
-        if len(offsets) > 1 and 2 in offsets:
-            raise BatchError({offsets.index(2): RuntimeError("no")})
-
-    report = run_task(
-        [Row(b"k%d" % n, n) for n in range(7)], {"orders": handler(work, batch=3, retry_policy=quickly())}
-    )
-
-    assert calls[:3] == [[0, 1, 2], [3, 4, 5], [6]]
-    assert calls[3:] == [[2]]
-    assert report.handled == 7
-
-
 def test_an_async_handler_that_fails_for_good_ends_the_task_and_what_is_under_way() -> None:
     cancelled: list[int] = []
 
@@ -265,41 +210,6 @@ def test_a_cancellation_that_a_handler_raises_itself_is_its_failure() -> None:
     report = run_task([Row(b"a", 0), Row(b"b", 1)], {"orders": handler(work, retry_policy=ONCE, on_failure="drop")})
 
     assert (report.handled, report.dropped) == (1, 1)
-
-
-def test_an_async_handler_cannot_put_its_completion_off() -> None:
-    async def work(_: Message) -> DeferredCompletion:
-        return DeferredCompletion()
-
-    with pytest.raises(SinkError, match="cannot be put off on an executor"):
-        run_task([Row(b"a", 0)], {"orders": handler(work)})
-
-
-@pytest.mark.parametrize("kind", ["thread", "task"])
-def test_a_context_tells_the_tasks_lifespan_state_and_the_attempt(kind: str) -> None:
-    seen: list[Context] = []
-    lifespans: list[Callable[[], Any]] = []
-
-    def note(_message: Message, context: Context) -> None:
-        seen.append(context)
-        if len(seen) == 1:
-            raise ValueError
-
-    async def note_async(message: Message, context: Context) -> None:
-        note(message, context)
-
-    def span() -> Iterator[str]:
-        yield "state"
-
-    async def span_async() -> AsyncIterator[str]:
-        yield "state"
-
-    lifespans.append(span if kind == "thread" else span_async)
-    function = note if kind == "thread" else note_async
-    run_task([Row(b"k", 1)], {"orders": handler(function, retry_policy=quickly())}, lifespans=lifespans)
-
-    # There is no app on an executor.
-    assert seen == [Context(attempt=tries, state="state", group="billing") for tries in (1, 2)]
 
 
 def test_a_task_names_the_senders_that_were_sampled_as_many_as_it_may_and_only_where_it_is_asked_to() -> None:

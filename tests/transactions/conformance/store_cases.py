@@ -15,12 +15,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transaction_tools import counted, settled
+
+from databases import TestDatabase, new_database
 from kafka_tools import read_all
 from penstock.errors import HalfNotStoredError, TransactionError, TransactionRefusedError
-from penstock.transactions import Coordinator, CoordinatorStatistics, new_id
+from penstock.transactions import Coordinator, TransactionalProducer, new_id
+from penstock.transactions.model import PendingTransaction
+from penstock.transactions.operator.kafka_operator import Effect, KafkaAdministration
 from penstock.transactions.store import Prepared, Store
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.kafka.store import KafkaStore, StoredHalves
+from penstock.transactions.stores.sql import SqlStore
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
@@ -29,7 +35,9 @@ from waiting import wait_until
 #: Seconds: short enough for a test, long enough that a decision is stored well before the first check.
 TIMEOUT_S = 0.6
 INTERVAL_S = 0.3
-_ANSWER_S = 60.0
+#: A coordinator that asks nobody during the test.
+NO_CHECKS = {"transaction_timeout": 600.0}
+_ANSWER_S = 150.0
 
 Answer = Callable[[CheckRequest], Verdict]
 
@@ -86,6 +94,36 @@ class StoreBench(ABC):
         made.start()
         self._open.callback(made.stop)
         return made
+
+    def producer(self, group: str = "orders", **options: Any) -> TransactionalProducer:
+        """Return a producer on this store, not started. On a store outside Kafka, its stop stops the store, too."""
+        return TransactionalProducer(group, store=self.store, **options)
+
+    def pending(self) -> dict[str, PendingTransaction]:
+        """Return what an operator sees of all that is not settled, by its id, in the order of their births."""
+        return {one.transaction_id: one for one in self.store.administration().pending()}  # type: ignore[attr-defined] # not in Kafka
+
+    def decide_as_operator(self, transaction_id: str, verdict: Verdict, why: str = "") -> None:
+        """Decide as an operator does; raise `TransactionRefusedError` where another decision stands."""
+        self.store.administration().decide(transaction_id, verdict, "eve@host", why)  # type: ignore[attr-defined] # not in Kafka
+
+    def resume(self, transaction_id: str) -> None:
+        """Bring a discarded transaction back as an operator does."""
+        self.store.administration().resume(transaction_id, "eve@host")  # type: ignore[attr-defined] # not in Kafka
+
+    def until_it_can(self, act: Callable[[], object], meanwhile: str) -> None:
+        """Do something; as long as it is refused in those words, try again."""
+
+        def done() -> bool:
+            try:
+                act()
+            except TransactionError as refusal:
+                if meanwhile not in str(refusal):
+                    raise
+                return False
+            return True
+
+        wait_until(done)
 
     def reopen(self) -> None:
         """Stop all, and come back as a new process would."""
@@ -144,9 +182,9 @@ class StoreBench(ABC):
         """Return the values that a reader of committed records sees, once no transaction is open."""
         return [message.value() for message in self.messages(topic)]
 
-    def messages(self, topic: str | None = None) -> list[Any]:
-        """Return the records that a reader of committed records sees."""
-        return read_all(self.servers, topic or self.topic)
+    def messages(self, topic: str | None = None, *, committed_only: bool = True) -> list[Any]:
+        """Return the records that a reader sees."""
+        return read_all(self.servers, topic or self.topic, committed_only=committed_only)
 
 
 def prepare(store: Store, halves: Sequence[Half]) -> Prepared:
@@ -180,27 +218,6 @@ def decide(store: Store, prepared: Prepared, verdict: Verdict) -> None:
         raise told[0]
 
 
-def counted(coordinator: Coordinator, timeout: float = 60.0, **counts: int) -> CoordinatorStatistics:
-    """Wait until the coordinator's counts are at least those given; return them."""
-
-    def reached() -> CoordinatorStatistics | None:
-        now = coordinator.statistics()
-        return now if all(getattr(now, name) >= count for name, count in counts.items()) else None
-
-    return wait_until(reached, timeout)
-
-
-def settled(coordinator: Coordinator, timeout: float = 60.0, **counts: int) -> CoordinatorStatistics:
-    """Wait until the coordinator holds nothing, and its counts are at least those given; return them."""
-
-    def reached() -> CoordinatorStatistics | None:
-        now = coordinator.statistics()
-        enough = all(getattr(now, name) >= count for name, count in counts.items())
-        return now if enough and not now.pending and now.partitions else None
-
-    return wait_until(reached, timeout)
-
-
 class FileBench(StoreBench):
     """The file store, in a folder of the test's own."""
 
@@ -220,6 +237,29 @@ class FileBench(StoreBench):
         return Coordinator(store=store, **options)
 
 
+class SqlBench(StoreBench):
+    """The store in a database of the test's own."""
+
+    def __init__(self, servers: str, topic: str, database: TestDatabase) -> None:
+        super().__init__(servers, topic)
+        self.database = database
+        # One: the suite asks for an order of decisions where keys differ.
+        self.shards = 1
+
+    def make_store(self) -> SqlStore:
+        return SqlStore(self.database.url, bootstrap_servers=self.servers, prefix=self.prefix, shards=self.shards)
+
+    @property
+    def sql_store(self) -> SqlStore:
+        """The store, started."""
+        store = self.store
+        assert isinstance(store, SqlStore)
+        return store
+
+    def make_coordinator(self, **options: Any) -> Coordinator:
+        return Coordinator(store=self.sql_store, **options)
+
+
 class KafkaBench(StoreBench):
     """The store in Kafka's topics."""
 
@@ -232,10 +272,48 @@ class KafkaBench(StoreBench):
             prefix=self.prefix,
             partitions=1,
             config={},
-            send_timeout_s=30.0,
+            send_timeout_s=120.0,
             name="test",
             in_flight=lambda: 0,
         )
 
     def make_coordinator(self, **options: Any) -> Coordinator:
         return Coordinator(bootstrap_servers=self.servers, prefix=self.prefix, partitions=1, **options)
+
+    def producer(self, group: str = "orders", **options: Any) -> TransactionalProducer:
+        return TransactionalProducer(group, bootstrap_servers=self.servers, prefix=self.prefix, **options)
+
+    def administration(self) -> KafkaAdministration:
+        """Return an operator's hands."""
+        assert self.store
+        return KafkaAdministration(self.servers, self.prefix)
+
+    def pending(self) -> dict[str, PendingTransaction]:
+        with self.administration() as hands:
+            return {one.transaction_id: one for one in hands.pending()}
+
+    def decide_as_operator(self, transaction_id: str, verdict: Verdict, why: str = "") -> None:
+        with self.administration() as hands:
+            decided = hands.decide(transaction_id, verdict, "eve@host", why)
+        if decided.effect is Effect.REFUSED:
+            raise TransactionRefusedError(decided.text(verdict))
+
+    def resume(self, transaction_id: str) -> None:
+        with self.administration() as hands:
+            hands.resume(transaction_id, "eve@host")
+
+
+def bench_of(
+    kind: str, servers: str, topic: str, folder: Path, postgresql_url: Callable[[], str] = lambda: ""
+) -> StoreBench:
+    """Return the bench of a kind of store, whose files are in that folder."""
+    if kind == "kafka":
+        return KafkaBench(servers, topic)
+    if kind == "file":
+        return FileBench(servers, topic, folder / "store")
+    if kind == "sqlite":
+        return SqlBench(servers, topic, TestDatabase("sqlite", f"sqlite:///{folder / 'store.db'}"))
+    return SqlBench(servers, topic, new_database(postgresql_url()))
+
+
+__all__ = ["INTERVAL_S", "NO_CHECKS", "TIMEOUT_S", "StoreBench", "bench_of", "counted", "settled"]

@@ -16,8 +16,6 @@ from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN
-#: A coordinator that asks nobody during the test.
-NO_CHECKS = {"transaction_timeout": 600.0}
 
 
 def test_what_is_undecided_is_settled_by_a_check_and_a_decision_after_it_is_refused(store_bench: StoreBench) -> None:
@@ -45,8 +43,11 @@ def test_what_stays_unknown_is_discarded_after_exactly_as_many_answered_checks_a
     half = store_bench.half(b"v", key=b"k")
 
     with store_bench.answering(lambda _: UNKNOWN) as asked:
-        store_bench.send(None, half)
+        late = store_bench.send(None, half)
         statistics = settled(coordinator, discarded=1)
+    # A decision after that comes too late.
+    store_bench.decide(late, COMMIT)
+    assert counted(coordinator, refused=1).committed == 0
 
     # One that is slow to be answered is asked again under its number, and counts once.
     assert {one.check_number for one in asked} == set(range(1, limit + 1))
@@ -162,6 +163,18 @@ def test_the_count_of_answered_checks_survives_a_restart(store_bench: StoreBench
     # Some may have been answered, and not counted yet, when the first was stopped.
     assert first + second <= 4
     assert store_bench.seen() == []
+
+
+@pytest.mark.parametrize("policy", ["commit", "rollback"])
+def test_a_fixed_discard_policy_decides(store_bench: StoreBench, policy: str) -> None:
+    coordinator = store_bench.coordinator(check_max=1, transaction_timeout=0.1, check_interval=0.1, discard=policy)
+
+    with store_bench.answering(lambda _: UNKNOWN):
+        store_bench.send(None, store_bench.half())
+        statistics = settled(coordinator, **{"commit": {"committed": 1}, "rollback": {"rolled_back": 1}}[policy])
+
+    assert statistics.discarded == 0
+    assert store_bench.seen() == ([b"v"] if policy == "commit" else [])
 
 
 def test_a_discard_policy_that_is_a_function_decides_and_where_it_is_unsure_the_message_is_discarded(

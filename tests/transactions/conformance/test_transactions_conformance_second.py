@@ -8,15 +8,9 @@ import pytest
 from conformance.store_cases import KafkaBench, StoreBench
 
 from penstock.errors import TransactionRefusedError
-from penstock.transactions import Transaction, TransactionalProducer, TransactionState
+from penstock.transactions import Transaction, TransactionState
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.ops import Author, Verdict
-
-
-def producer_on(bench: StoreBench, **options: Any) -> TransactionalProducer:
-    if isinstance(bench, KafkaBench):
-        return TransactionalProducer("orders", bootstrap_servers=bench.servers, prefix=bench.prefix, **options)
-    return TransactionalProducer("orders", store=bench.store, **options)
 
 
 def decided(bench: StoreBench, tx: Transaction, verdict: Verdict, author: Author = Author.CHECK) -> None:
@@ -35,7 +29,7 @@ def overtaken(bench: StoreBench, standing: Verdict, author: Author, **options: A
         decided(bench, tx, standing, author)
         return TransactionState.COMMIT
 
-    with producer_on(bench, **options) as producer:
+    with bench.producer(**options) as producer:
         return producer.send(bench.topic, value=b"v", execute=local).state
 
 
@@ -63,5 +57,5 @@ def test_a_rollback_that_comes_second_lets_the_users_own_exception_through(store
         decided(store_bench, tx, Verdict.COMMIT)
         raise RuntimeError("no stock")
 
-    with producer_on(store_bench) as producer, pytest.raises(RuntimeError, match="no stock"):
+    with store_bench.producer() as producer, pytest.raises(RuntimeError, match="no stock"):
         producer.send(store_bench.topic, value=b"v", execute=local)

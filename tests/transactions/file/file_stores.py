@@ -13,9 +13,6 @@ from penstock.transactions.wire.ops import Verdict
 COMMIT, ROLLBACK = Verdict.COMMIT, Verdict.ROLLBACK
 
 
-NO_CHECKS = {"transaction_timeout": 600.0}
-
-
 #: Nothing answers there: what does not need Kafka shall not ask for it.
 NOWHERE = "127.0.0.1:9"
 

@@ -1,16 +1,16 @@
-"""What an operator does on a file store besides deciding: bring back what was discarded, look from another process."""
+"""Operators of a file store: what is written down, what is brought back, and who looks from another process."""
 
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from conformance.store_cases import FileBench, counted, decide, prepare, settled
+from conformance.store_cases import NO_CHECKS, FileBench, decide, prepare, settled
+from file_stores import half, store_of
 
 from commands import commands
 from penstock.errors import (
@@ -29,12 +29,10 @@ from penstock.transactions.stores.file.log.frames import FRAME_BYTES, HEADER_BYT
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.reader import read_pending
 from penstock.transactions.wire.discarded import encode_discarded
-from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN, DISCARD = Verdict.COMMIT, Verdict.ROLLBACK, Verdict.UNKNOWN, Verdict.DISCARD
-NO_CHECKS = {"transaction_timeout": 600.0}
 
 
 def administration_of(bench: FileBench) -> FileAdministration:
@@ -43,48 +41,6 @@ def administration_of(bench: FileBench) -> FileAdministration:
     made = store.administration()
     assert isinstance(made, FileAdministration)
     return made
-
-
-def half(value: bytes = b"v", **fields: object) -> Half:
-    return Half(new_id(), "orders", "t", None, None, value, (), None)._replace(**fields)  # type: ignore[arg-type] # a test's
-
-
-def store_of(path: Path) -> FileStore:
-    return FileStore(path, bootstrap_servers="127.0.0.1:9", segment_bytes=4_096)
-
-
-def test_a_discarded_transaction_comes_back_whole_and_once_with_a_fresh_count_and_can_commit(bench: FileBench) -> None:
-    coordinator, administration = bench.coordinator(check_max=2), administration_of(bench)
-    parts = [bench.half(b"%d" % n, key=b"k", part=(n, 2), headers=(("h", b"1"),)) for n in (1, 2)]
-    transaction_id = parts[0].transaction_id
-    with bench.answering(lambda _: UNKNOWN):
-        prepared = bench.send(None, *(part._replace(transaction_id=transaction_id) for part in parts))
-        with pytest.raises(TransactionError, match="is pending"):
-            administration.resume(transaction_id, "ann@host")
-        settled(coordinator, discarded=1)
-    bench.decide(prepared, COMMIT)
-    counted(coordinator, refused=1)
-
-    def resumed() -> bool:
-        try:
-            return administration.resume(transaction_id, "ann@host", "the database is back") == 2
-        except TransactionError as error:
-            # That it is settled may be not durable yet.
-            assert "on its way" in str(error)  # noqa: PT017 - it is not always raised
-            return False
-
-    wait_until(resumed)
-    with bench.answering(lambda request: COMMIT if request.check_number == 2 else UNKNOWN) as asked:
-        settled(coordinator, committed=1)
-    with pytest.raises(TransactionError, match=r"brought back before, by ann@host"):
-        administration.resume(transaction_id, "bob@host")
-    with pytest.raises(TransactionError, match=r"is not in .*\.discarded"):
-        administration.resume(new_id(), "bob@host")
-
-    assert {request.check_number for request in asked} == {1, 2}
-    assert bench.seen() == [b"1", b"2"]
-    assert [(m.key(), m.headers()) for m in bench.messages()] == [(b"k", [("h", b"1")])] * 2
-    assert b"the database is back" in (bench.messages(f"{bench.prefix}.audit")[0].value() or b"")
 
 
 def test_an_operator_takes_back_what_is_not_due_is_told_what_stands_and_is_found_in_the_audit_log(
@@ -107,25 +63,6 @@ def test_an_operator_takes_back_what_is_not_due_is_told_what_stands_and_is_found
     assert (statistics.rolled_back, statistics.delayed, statistics.pending) == (1, 1, 1)
     assert f"{later.transaction_id}  settled" in shown.out
     assert "rollback by ann@host: the customer called" in shown.out
-
-
-def test_each_life_of_a_transaction_is_told_apart_in_the_done_log(
-    bench: FileBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Nothing is truncated, and each coordinator begins with what its predecessors wrote there.
-    monkeypatch.setattr("penstock.transactions.stores.relay.coordinator._TRIM_S", 600.0)
-    transaction_id = bench.prepare(bench.half(b"v")).halves[0].transaction_id
-    for life in (1, 2):
-        administration_of(bench).decide(transaction_id, DISCARD, "ann@host")
-        settled(bench.coordinator(**NO_CHECKS))
-        assert len(bench.seen(bench.discarded)) == life
-        bench.reopen()
-        assert administration_of(bench).resume(transaction_id, "ann@host") == 1
-    administration_of(bench).decide(transaction_id, COMMIT, "ann@host")
-
-    settled(bench.coordinator(**NO_CHECKS))
-
-    assert bench.seen() == [b"v"]
 
 
 def test_a_claim_that_came_to_nothing_is_taken_up_again_and_what_is_forged_or_in_part_is_not_brought_back(
@@ -199,31 +136,6 @@ def test_another_process_sees_what_is_pending_and_changes_nothing(tmp_path: Path
     ]
     # Nobody has it now, and it can still be seen.
     assert read_pending(tmp_path)[0].transaction_id == first.transaction_id
-
-
-def test_who_looks_while_segments_come_and_go_always_sees_what_is_pending(tmp_path: Path) -> None:
-    stop = threading.Event()
-    with store_of(tmp_path) as store:
-        old = prepare(store, [half(b"old" * 100)]).halves[0].transaction_id
-
-        def work() -> None:
-            while not stop.is_set():
-                decide(store, prepare(store, [half(b"x" * 900)]), ROLLBACK)
-
-        worker = threading.Thread(target=work)
-        worker.start()
-        floors = set()
-        try:
-            deadline = time.monotonic() + 60
-            while len(floors) < 30:
-                assert time.monotonic() < deadline, "the log did not move"
-                shown = read_pending(tmp_path)
-                floors.add(min(path.name for path in tmp_path.glob(f"*{SUFFIX}")))
-                assert old in {one.transaction_id for one in shown}
-                assert len(shown) <= 2
-        finally:
-            stop.set()
-            worker.join(30)
 
 
 def test_a_torn_end_is_passed_over_damage_is_told_and_so_is_a_folder_without_a_store(

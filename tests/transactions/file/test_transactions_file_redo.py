@@ -27,7 +27,7 @@ from penstock.transactions.stores.file.log.redo import MARK, SUFFIX, NoRoomError
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Verdict
-from simulation.torn_disk import PowerCut, TornDisk
+from simulation.torn_disk import TornDisk
 
 SEGMENT = 700
 FRAMES = [[(1, b"a" * 40)], [(2, b""), (3, b"bb")], [(1, b"c" * 90)], [(4, b"\xf5PTX" * 8)], [(1, b"e")]]
@@ -130,23 +130,6 @@ def test_every_torn_last_frame_is_cut_off_and_the_log_goes_on() -> None:
             assert opened(disk)[1] == [*found, (9, b"next")]
 
 
-def test_garbage_behind_the_end_is_cut_off_even_where_it_looks_like_a_frame() -> None:
-    disk, ends = written()
-    content = only(disk)
-    end = ends[-1]
-    of_another_store, _ = encode_frame(len(FRAMES) + 1, 12345, [(1, b"foreign")])
-    again = bytes(content[ends[-2] : ends[-1]])
-    for tail in (of_another_store, again, b"\0" * 30 + of_another_store):
-        content[end : end + len(tail)] = tail
-
-        log, found = opened(disk)
-
-        assert found == flat(len(FRAMES))
-        assert log.end == end
-        assert log.torn_bytes == len(tail)
-        assert len(content) == SEGMENT
-
-
 def test_a_segment_that_is_missing_is_seen() -> None:
     for gone in range(3):
         disk = TornDisk(random.Random(1))  # noqa: S311 - the same disk again
@@ -162,73 +145,6 @@ def test_a_segment_that_is_missing_is_seen() -> None:
 
         with pytest.raises(StoreDamagedError, match=r"gone|does not follow|stored up to"):
             opened(disk)
-
-
-def test_segments_below_the_floor_are_removed_and_do_not_come_back() -> None:
-    disk = TornDisk(random.Random(1))  # noqa: S311 - the same disk again
-    log = RedoLog(disk, SEGMENT)
-    log.open(lambda _: None)
-    log.append([(1, b"old")])
-    (old,) = (name for name in disk.names() if name.endswith(SUFFIX))
-    stored = disk.files[old]
-
-    log.begin_segment(100, floor=log.end)
-    log.append([(1, b"new")])
-    assert old not in disk.names()
-    # The removal had not reached the disk.
-    disk.files[old] = stored
-
-    assert opened(disk)[1] == [(1, b"new")]
-    assert old not in disk.names()
-
-
-def test_a_segment_whose_maker_was_killed_before_its_name_was_durable_survives_a_power_cut() -> None:
-    # Found by simulation. Making one takes five operations; the last of them syncs the names.
-    for seed in range(20):
-        disk = TornDisk(random.Random(seed))  # noqa: S311 - the same disk again
-        disk.left = 4
-        with pytest.raises(PowerCut):
-            RedoLog(disk, SEGMENT).open(lambda _: None)
-        assert [name for name in disk.names() if name.endswith(SUFFIX)]
-        disk.restart(power=False)
-        opened(disk)[0].append([(1, b"acknowledged")])
-
-        disk.restart(power=True)
-
-        assert opened(disk)[1] == [(1, b"acknowledged")]
-
-
-def test_a_frame_whose_sync_failed_is_durable_once_it_was_read_again() -> None:
-    for seed in range(20):
-        disk = TornDisk(random.Random(seed))  # noqa: S311 - the same disk again
-        log = RedoLog(disk, SEGMENT)
-        log.open(lambda _: None)
-        disk.good_syncs = 0
-        with pytest.raises(OSError, match="Input/output error"):
-            log.append([(1, b"not acknowledged")])
-        disk.restart(power=False)
-        log, found = opened(disk)
-        assert found == [(1, b"not acknowledged")]
-        log.append([(1, b"acknowledged")])
-
-        disk.restart(power=True)
-
-        assert opened(disk)[1] == [(1, b"not acknowledged"), (1, b"acknowledged")]
-
-
-def test_no_room_for_another_segment_leaves_the_log_as_it_was() -> None:
-    disk, ends = written()
-    log, _ = opened(disk)
-    disk.room = 10
-
-    with pytest.raises(NoRoomError, match="No space left"):
-        log.begin_segment(100, floor=0)
-
-    assert log.end == ends[-1]
-    disk.room = None
-    log.begin_segment(100, floor=0)
-    log.append([(9, b"later")])
-    assert opened(disk)[1] == [*flat(len(FRAMES)), (9, b"later")]
 
 
 def test_a_real_folder_keeps_a_log(tmp_path: Path) -> None:

@@ -1,22 +1,18 @@
-"""The file store alone: the lock, readers, operators, watches, what it does besides the suite."""
+"""The file store beyond the suite of all stores: its lock, readers, disk and arguments."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.store_cases import FileBench, counted, decide, prepare, settled
-from file_stores import COMMIT, NO_CHECKS, NOWHERE, ROLLBACK, half, store_of
+from conformance.store_cases import FileBench, decide, prepare, settled
+from file_stores import COMMIT, NOWHERE, ROLLBACK, half, store_of
 from transaction_tools import line_of
 
-from kafka_tools import read_all
 from penstock.errors import (
     ConfigurationError,
     HalfNotStoredError,
@@ -24,14 +20,11 @@ from penstock.errors import (
     StoreFailedError,
     StoreInUseError,
     TopicNotFoundError,
-    TransactionError,
 )
-from penstock.transactions import TransactionState
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.check_sources import CheckSources
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.reader import read_pending
-from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 
 
@@ -97,77 +90,6 @@ def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path) -> None:
         # What does not fit into memory is read from the log.
         again.opened._cache.clear()
         assert again.opened.halves(next(iter(again.opened.pending.values()))) == tuple(old.halves)
-
-
-@pytest.mark.parametrize(("policy", "count"), [("commit", "committed"), ("rollback", "rolled_back")])
-def test_a_fixed_discard_policy_settles(bench: FileBench, policy: str, count: str) -> None:
-    coordinator = bench.coordinator(check_max=1, transaction_timeout=0.1, check_interval=0.1, discard=policy)
-    with bench.answering(lambda _: Verdict.UNKNOWN):
-        bench.send(None, bench.half())
-        statistics = settled(coordinator, **{count: 1})
-
-    assert statistics.discarded == 0
-    assert bench.seen() == ([b"v"] if policy == "commit" else [])
-
-
-def test_an_operator_sees_what_is_pending_and_why_and_decides(bench: FileBench) -> None:
-    coordinator = bench.coordinator(**NO_CHECKS)
-    administration = bench.make_store().administration()
-    with pytest.raises(StoppedError):
-        administration.pending()
-    store = bench.store
-    assert isinstance(store, FileStore)
-    administration = store.administration()
-    first = bench.half(b"1", order_key=b"k")
-    held, delayed = bench.half(b"2", order_key=b"k"), bench.half(b"3", deliver_at_ms=int(time.time() * 1000) + 900_000)
-    gone = bench.half(b"4", topic=f"{bench.topic}-gone")
-
-    bench.send(None, first)
-    for one in (held, delayed, gone):
-        bench.send(COMMIT, one)
-    counted(coordinator, held=1)
-    shown = {one.transaction_id: one for one in administration.pending()}
-
-    assert list(shown) == [one.transaction_id for one in (first, held, delayed, gone)]
-    assert (shown[first.transaction_id].decided, shown[first.transaction_id].topics) == (None, (bench.topic,))
-    assert shown[held.transaction_id].held_by == first.transaction_id
-    assert shown[delayed.transaction_id].deliver_at_ms == delayed.deliver_at_ms
-    assert re.match("Kafka to take it: .*-gone: .*Unknown topic", shown[gone.transaction_id].waits_for)
-    assert {one.decided for one in shown.values()} == {None, TransactionState.COMMIT}
-    administration.decide(first.transaction_id, COMMIT, "eve@host", "the customer called")
-    counted(coordinator, committed=2)
-    (act,) = (json.loads(message.value() or b"") for message in bench.messages(f"{bench.prefix}.audit"))
-    assert (act["who"], act["what"], act["transaction"]) == ("eve@host", "commit", first.transaction_id)
-    assert (act["group"], act["why"]) == (first.group, "the customer called")
-    assert bench.seen() == [b"1", b"2"]
-    assert administration.show(first.transaction_id) is None
-    with pytest.raises(TransactionError, match="discarded"):
-        administration.decide(first.transaction_id, ROLLBACK, "eve@host")
-
-
-def test_a_watch_is_told_how_its_transaction_ends(bench: FileBench) -> None:
-    bench.coordinator(**NO_CHECKS)
-    told: dict[str, list[Verdict]] = {"commit": [], "rollback": [], "given up": []}
-    halves = {name: bench.half() for name in told}
-    open_transactions: list[bool] = []
-
-    def see(verdict: Verdict) -> None:
-        # Whoever reads now need not wait for markers.
-        seen = [len(read_all(bench.servers, bench.topic, committed_only=it, left_open=True)) for it in (True, False)]
-        open_transactions.append(seen[0] != seen[1])
-        told["commit"].append(verdict)
-
-    for name, one in halves.items():
-        bench.store.watch(one.transaction_id, see if name == "commit" else told[name].append)
-    bench.store.forget(halves["given up"].transaction_id)
-
-    bench.send(COMMIT, halves["commit"])
-    bench.send(ROLLBACK, halves["rollback"])
-    bench.send(COMMIT, halves["given up"])
-    wait_until(lambda: told["commit"] and told["rollback"] and len(bench.seen()) == 2)
-
-    assert told == {"commit": [COMMIT], "rollback": [ROLLBACK], "given up": []}
-    assert open_transactions == [False]
 
 
 def test_wrong_arguments_and_wrong_times_are_refused_in_penstocks_own_errors(bench: FileBench, tmp_path: Path) -> None:

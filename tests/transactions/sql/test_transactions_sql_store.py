@@ -1,25 +1,20 @@
-"""What the SQL store does beyond the suite of all stores: order, parts, delays, held messages, and whoever is first."""
+"""What the SQL store does beyond the suite of all stores: who is first, what stays, and a database that is away."""
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 from unittest import mock
 
 import pytest
 import sqlalchemy as sa
-from conformance.sql_cases import SqlBench
-from conformance.store_cases import counted, decide, settled
+from conformance.store_cases import NO_CHECKS, SqlBench, decide, settled
 
 from databases import TestDatabase
 from kafka_tools import read_all
-from penstock import clients
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.errors import (
     BrokerConnectionError,
     ConfigurationError,
@@ -27,7 +22,7 @@ from penstock.errors import (
     HalfNotStoredError,
     StoreConnectionError,
 )
-from penstock.transactions import Coordinator, TransactionalProducer, TransactionState, new_id
+from penstock.transactions import Coordinator, TransactionalProducer
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.stores.sql import SqlStore
@@ -38,7 +33,6 @@ from waiting import wait_until
 COMMIT, ROLLBACK = Verdict.COMMIT, Verdict.ROLLBACK
 #: What no database does differently is tried on one.
 POSTGRESQL, SQLITE = (pytest.mark.parametrize("database", [kind], indirect=True) for kind in ("postgresql", "sqlite"))
-NO_CHECKS = {"transaction_timeout": 600.0}
 
 
 def test_the_first_decision_wins_under_concurrent_updates(sql_bench: SqlBench) -> None:
@@ -67,113 +61,6 @@ def test_the_first_decision_wins_under_concurrent_updates(sql_bench: SqlBench) -
     assert sql_bench.database.rows("SELECT count(*) FROM penstock_refusal") == [(60,)]
     assert statistics.committed + statistics.rolled_back == 60
     assert sorted(sql_bench.seen()) == sorted(committed)
-
-
-def test_with_order_half_an_undecided_one_holds_later_ones_of_its_key_and_no_others(sql_bench: SqlBench) -> None:
-    coordinator = sql_bench.coordinator(**NO_CHECKS)
-    a1, a2, a3, a4, b1 = (
-        sql_bench.prepare(sql_bench.half(text.encode(), key=text[:1].encode(), order_key=text[:1].encode()))
-        for text in ("a1", "a2", "a3", "a4", "b1")
-    )
-
-    for one in (b1, a4, a2):
-        sql_bench.decide(one, COMMIT)
-    counted(coordinator, committed=1)
-    assert sql_bench.seen() == [b"b1"]
-    sql_bench.decide(a1, COMMIT)
-    counted(coordinator, committed=3)
-    assert sql_bench.seen() == [b"b1", b"a1", b"a2"]
-    sql_bench.decide(a3, ROLLBACK)
-    settled(coordinator, committed=4, rolled_back=1)
-
-    assert sql_bench.seen() == [b"b1", b"a1", b"a2", b"a4"]
-
-
-@SQLITE
-def test_several_messages_are_published_all_or_none(sql_bench: SqlBench, new_topic: Callable[..., str]) -> None:
-    coordinator = sql_bench.coordinator(**NO_CHECKS)
-    other = new_topic()
-
-    def parts(text: bytes) -> list[Any]:
-        whole = new_id()
-        return [
-            sql_bench.half(text, transaction_id=whole, part=(1, 2)),
-            sql_bench.half(text, transaction_id=whole, part=(2, 2), topic=other),
-        ]
-
-    sql_bench.send(COMMIT, *parts(b"yes"))
-    sql_bench.send(ROLLBACK, *parts(b"no"))
-    settled(coordinator, committed=1, rolled_back=1)
-
-    assert (sql_bench.seen(), sql_bench.seen(other)) == ([b"yes"], [b"yes"])
-
-
-@POSTGRESQL
-def test_a_message_of_later_is_published_when_it_is_due_and_holds_nobody(sql_bench: SqlBench) -> None:
-    coordinator = sql_bench.coordinator(**NO_CHECKS)
-    counted(coordinator, partitions=1)
-    due = time.time() + 5.0
-
-    sql_bench.send(COMMIT, sql_bench.half(b"later", key=b"k", deliver_at_ms=int(due * 1000)))
-    sql_bench.send(COMMIT, sql_bench.half(b"now", key=b"k"))
-    counted(coordinator, committed=1)
-    settled(coordinator, committed=2)
-
-    assert time.time() >= due - 0.01
-    assert sql_bench.seen() == [b"now", b"later"]
-
-
-@POSTGRESQL
-def test_a_missing_topic_holds_its_own_messages_until_it_is_there(sql_bench: SqlBench) -> None:
-    coordinator = sql_bench.coordinator(**NO_CHECKS)
-    missing = f"missing-{sql_bench.topic}"
-
-    sql_bench.send(COMMIT, sql_bench.half(b"1", key=b"k", order_key=b"k", topic=missing))
-    sql_bench.send(COMMIT, sql_bench.half(b"2", key=b"k", order_key=b"k"))
-    sql_bench.send(COMMIT, sql_bench.half(b"3"))
-    counted(coordinator, committed=1)
-    wait_until(lambda: coordinator.statistics().held == 1)
-    assert sql_bench.seen() == [b"3"]
-    ensure_topics(clients.admin(sql_bench.servers, {}), sql_bench.servers, [TopicSpec(missing, 1)])
-    settled(coordinator, committed=3, timeout=120.0)
-
-    assert [message.value() for message in read_all(sql_bench.servers, missing)] == [b"1"]
-    assert sql_bench.seen() == [b"3", b"2"]
-
-
-@SQLITE
-@pytest.mark.parametrize(
-    ("policy", "visible"),
-    [("commit", [b"v"]), ("rollback", []), (lambda _: TransactionState.COMMIT, [b"v"])],
-    ids=["commit", "rollback", "callable"],
-)
-def test_the_discard_policy_decides_when_checks_are_exhausted(
-    sql_bench: SqlBench, policy: Any, visible: list[bytes]
-) -> None:
-    coordinator = sql_bench.coordinator(check_max=1, discard=policy)
-
-    with sql_bench.answering(lambda _: Verdict.UNKNOWN):
-        sql_bench.send(None, sql_bench.half(b"v"))
-        settled(coordinator, committed=len(visible), rolled_back=1 - len(visible))
-
-    assert sql_bench.seen() == visible
-    assert sql_bench.seen(sql_bench.discarded) == []
-
-
-def test_a_producer_on_the_sql_store_waits_until_its_message_is_visible(sql_bench: SqlBench) -> None:
-    sql_bench.coordinator()
-
-    with TransactionalProducer(
-        "orders", store=sql_bench.sql_store, check=lambda _: TransactionState.COMMIT
-    ) as producer:
-        for number in range(3):
-            producer.send(sql_bench.topic, key="k", value=f"{number}", wait="published")
-            assert sql_bench.seen()[-1] == b"%d" % number
-        with producer.transaction(sql_bench.topic, value="checked") as tx:
-            tx.unknown()
-        wait_until(lambda: b"checked" in sql_bench.seen(), 60)
-
-    assert sql_bench.seen() == [b"0", b"1", b"2", b"checked"]
 
 
 def test_settled_transactions_leave_nothing_behind(sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from penstock.clients.bounded_calls import CLOSE_S, end_within
 from penstock.clients.factory import consumer as new_consumer
 from penstock.clients.gc_pause import collection_put_off
 from penstock.clients.kafka_errors import ErrorKind, kind_of, reason
@@ -63,6 +64,7 @@ class PartitionReader:
     ) -> None:
         #: For questions beside reading.
         self.consumer: Consumer = new_consumer(bootstrap_servers, reading_settings(config, group, isolation, given))
+        self._group = group
         self._failed = failed
         #: The next offset of each partition that is read.
         self.positions: dict[Place, int] = {}
@@ -202,9 +204,9 @@ class PartitionReader:
         self.heard_at, self.trouble = time.monotonic(), None
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, within seconds: what hangs is left behind."""
         self._is_closed = True
-        self.consumer.close()
+        end_within(CLOSE_S, f"closing the reader of {self._group}", self.consumer.close)
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """An admin client's requests to the coordinator of a consumer group: no other module sends any.
 
 The client library ends the process where such a request meets its time-out while the coordinator is looked for, and the
-coordinator is found later (librdkafka 2.16, issue 4605; `tests/chaos/admin_requests.py` shows it). So the library gets
+coordinator is found later (librdkafka 2.16, issue 4605; `benchmarks/admin_requests.py` shows it). So the library gets
 the longest time-out that it takes, and we hold the limit: `answered` waits for the future. What is destroyed with its
 client does no harm: so the client is one that is soon dropped, or a `GroupAdmin`, renewed where an answer did not come.
 
@@ -19,7 +19,6 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from penstock import clients
-from penstock.clients.ending import destroy_elsewhere
 from penstock.clients.reading import reading_settings
 from penstock.options import ClientConfig
 
@@ -35,9 +34,8 @@ class GroupAdmin:
         self.client = make()
 
     def renew(self) -> None:
-        """Take another client, and destroy the one of which an answer did not come; errors as of `clients.admin`."""
-        late, self.client = [self.client], self._make()
-        destroy_elsewhere(late)
+        """Drop the client of which an answer did not come, and make another; errors as of `clients.admin`."""
+        self.client = self._make()
 
 
 def describe_groups(admin: AdminClient, groups: Iterable[str], *, with_rights: bool = False) -> dict[str, Future[Any]]:

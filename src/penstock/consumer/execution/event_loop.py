@@ -26,7 +26,7 @@ from penstock.consumer.execution_slot import ExecutionSlot, LaneProcessing, Outc
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed, failure_of
-from penstock.errors import raised
+from penstock.errors import StoppedError, raised
 from penstock.message import Record
 from penstock.routing import Scheduler
 
@@ -114,12 +114,28 @@ class TaskPool:
         self._call(self._pump)
 
     def run(self, awaitable: Awaitable[ResultT]) -> Future[ResultT]:
-        """Run something else on the loop, such as a startup hook. Any thread but the loop's."""
+        """Run something else on the loop. Any thread but the loop's."""
 
         async def wait() -> ResultT:
             return await awaitable
 
         return asyncio.run_coroutine_threadsafe(wait(), self._loop)
+
+    def run_hook(self, awaitable: Awaitable[ResultT]) -> ResultT:
+        """Run a startup hook, or one of the end, and return its result. Any thread but the loop's.
+
+        `StoppedError` where handlers that did not end keep the loop from coming to its end within seconds.
+        """
+        hook = self.run(awaitable)
+        try:
+            return hook.result(_JOIN_S if self._stuck else None)
+        except TimeoutError:
+            if hook.done():  # its own
+                raise
+            raise StoppedError(
+                f"a lifespan of {self._name} did not end within {_JOIN_S:g} s: a handler keeps the event loop; have "
+                "handlers await what they wait for"
+            ) from None
 
     def _call(self, function: Callable[[], object]) -> None:
         try:

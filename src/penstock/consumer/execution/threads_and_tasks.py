@@ -126,7 +126,7 @@ class ThreadsAndTasks(Executor):
                 "there is no event loop, for no handler is an `async def`; make it a plain function"
             )
         self.start_loop()
-        return self.tasks.run(awaitable).result()
+        return self.tasks.run_hook(awaitable)
 
     def stop(self, timeout: float) -> list[str]:
         """End threads and handlers; return the names of those that were still in a handler after so many seconds."""

@@ -60,7 +60,7 @@ def places_of(inside: Iterable[Unpublished]) -> dict[Assignment, Places]:
 def without_room(
     inside: Sequence[Unpublished], places: Mapping[Assignment, Places], positions: Mapping[Assignment, CommitPoint]
 ) -> list[Unpublished]:
-    """Return those whose offsets the positions do not tell, with what is behind them in their lanes.
+    """Return those whose offsets the positions do not tell, with what must stay behind them in their lanes.
 
     `places` are those of all that is inside. An offset map that is too long is cut at its end. A result whose offset
     was cut off would be visible, and written again by the next owner.
@@ -74,12 +74,20 @@ def without_room(
     ):
         return []
     without: list[Unpublished] = []
-    lanes: set[ConsumerLane | None] = set()
+    # Of what is held in a lane, the lowest offset of each assignment. A message that was given up has left its lane.
+    held: dict[ConsumerLane, dict[Assignment, int]] = {}
     for one in inside:
-        until = done_below.get(one.assignment, 0)
-        if one.lane in lanes or any(fetch.block.offsets[index] >= until for fetch, index, _ in one.items):
+        assignment, offsets = one.assignment, [fetch.block.offsets[index] for fetch, index, _ in one.items]
+        highest, behind = max(offsets), held.get(one.lane, {})
+        if highest >= done_below.get(assignment, 0) or any(
+            # What stands below in its partition is of another key, and the room may depend on it.
+            other is not assignment or lowest < highest
+            for other, lowest in behind.items()
+        ):
             without.append(one)
-            lanes.add(one.lane)
+            if not isinstance(one, ForwardedMessage):
+                lowest_held = held.setdefault(one.lane, {})
+                lowest_held[assignment] = min(*offsets, lowest_held.get(assignment, highest))
     return without
 
 

@@ -10,14 +10,15 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 from confluent_kafka import KafkaException
 
 from penstock import clients
-from penstock.clients.bounded_calls import Disposable, LeftBehind, NotAnsweredError
+from penstock.clients.bounded_calls import CLOSE_S, LeftBehind, end_within
+from penstock.clients.kafka_errors import reason
 from penstock.clients.requests.group_requests import GroupAdmin
 from penstock.clients.rights import Operation, principal_of
 from penstock.clients.transactional.missing_rights import MissingRights
@@ -56,8 +57,6 @@ _log = logging.getLogger("penstock.transactions")
 #: Seconds that checks and the coordinator's own decisions may take to be stored, and that stopping waits for them.
 _SEND_TIMEOUT_S = 15.0
 _LAST_SENDS_S = 5.0
-#: Seconds that leaving the group may take.
-_LEAVE_S = 10.0
 
 _INSTANCE = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
@@ -145,9 +144,12 @@ class KafkaCoordinator:
 
     def stop(self, timeout: float = 30.0) -> None:
         """Finish the Kafka transaction under way, give the partitions up and end. Raises as `Coordinator.stop`."""
-        with self._start_lock:
-            self._stopping.set()
-        if not self.wait(timeout):
+        self._stopping.set()
+        # A start under way is waited for: it may start a thread after all, which ends at once.
+        has_started = self._start_lock.acquire(timeout=timeout)
+        if has_started:
+            self._start_lock.release()
+        if not has_started or not self.wait(timeout):
             raise StoppedError(f"the coordinator of {self._prefix} did not end within {timeout:g} s; it goes on ending")
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -275,7 +277,7 @@ class KafkaCoordinator:
         self._membership = membership
         return threading.Thread(
             target=self._run,
-            args=(loop, membership, sends, discarding, left),
+            args=(loop, membership, sends, discarding),
             name=f"penstock-coordinator-{self._prefix}",
             daemon=True,
         )
@@ -286,7 +288,6 @@ class KafkaCoordinator:
         membership: Membership,
         sends: AckedProducer,
         discarding: Discarding,
-        left: LeftBehind,
     ) -> None:
         observed = None
         try:
@@ -306,24 +307,17 @@ class KafkaCoordinator:
             discarding.close()
             if self._payloads is not None:
                 self._payloads.close()
-            self._leave(loop, membership, sends, left)
+            self._leave(loop, membership, sends)
 
-    def _leave(self, loop: CoordinatorLoop, membership: Membership, sends: AckedProducer, left: LeftBehind) -> None:
+    def _leave(self, loop: CoordinatorLoop, membership: Membership, sends: AckedProducer) -> None:
         """Let what is under way end and leave the group; no call of the client library keeps this from ending."""
-        last: list[tuple[str, Callable[[], object]]] = [
-            ("leaving the group", membership.leave),
-            ("what is being sent", lambda: sends.stop(_LAST_SENDS_S)),
-        ]
         try:
             loop.close()
         except:  # noqa: E722 - see `raised`; what ended it before counts more
             self._failure = self._failure or raised()
             _log.error("the coordinator of %s did not end well", self._prefix, exc_info=raised())
-        for label, call in last:
-            thread = Disposable(f"penstock-leaving-{self._prefix}", left)
-            try:
-                # Nothing is left to close: the call that hangs is the closing itself.
-                thread.run(label, call, _LEAVE_S, lambda: None)
-                thread.close()
-            except (NotAnsweredError, KafkaException) as error:
-                _log.warning("the coordinator of %s ends all the same: %s", self._prefix, error)
+        try:
+            end_within(CLOSE_S, f"leaving the group {self._prefix}.coordinator", membership.leave)
+        except KafkaException as error:
+            _log.warning("the coordinator of %s ends all the same: %s", self._prefix, reason(error))
+        sends.stop(_LAST_SENDS_S)

@@ -86,6 +86,8 @@ class CheckResponder:
         if self._thread is not None:
             deadline = time.monotonic() + timeout_s
             self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                _log.warning("%s is left behind: a call of the store does not return", self._thread.name)
             self._pool.close(max(0.0, deadline - time.monotonic()))
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from enum import Enum
@@ -11,6 +12,8 @@ from penstock.transactions.producer.check_responder import CheckResponder
 from penstock.transactions.producer.flight.deadlines import RequestDeadlines
 from penstock.transactions.producer.flight.futures import in_callback
 from penstock.transactions.store import Store
+
+_log = logging.getLogger("penstock.transactions")
 
 
 class _State(Enum):
@@ -71,8 +74,14 @@ class ProducerLifecycle:
         A second call waits for the first. From a callback of a future, which holds up what is waited for, it returns at
         once, and the rest is done by a thread of its own.
         """
-        with self._lock:
+        # A start under way may wait for brokers.
+        if not self._lock.acquire(timeout=timeout_s):
+            _log.warning("the producer of %s is not stopped: its start has not returned", self._group)
+            return
+        try:
             before, self._state = self._state, _State.STOPPED
+        finally:
+            self._lock.release()
         if before is _State.STARTED and in_callback():
             threading.Thread(target=self._stop, args=(timeout_s,), name=f"penstock-stop-{self._group}").start()
         elif before is _State.STARTED:

@@ -18,6 +18,7 @@ from typing import Any, cast
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from penstock import clients
+from penstock.clients.bounded_calls import CLOSE_S, end_within
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.renewal import ClientRenewal
 from penstock.clients.rights import Operation, lacking_text, principal_of, topic_right
@@ -128,11 +129,17 @@ class AckedProducer:
     def stop(self, timeout_s: float) -> int:
         """Wait for open sends, at most `timeout_s` seconds, end the thread and return how many stayed open.
 
-        Those are reported as failed, and what is sent from now on is refused: nobody waits for what cannot come.
+        Those are reported as failed, and what is sent from now on is refused: nobody waits for what cannot come. Where
+        the client library hangs, or what a delivery report calls, that is left behind after some seconds more.
         """
         self._refusing = True
         if self.is_inherited:
             return 0
+        limit_s = timeout_s + _PURGE_S + CLOSE_S
+        left = end_within(limit_s, f"the last sends of {self._name}", partial(self._end, timeout_s))
+        return len(self._clients.client) if left is None else left
+
+    def _end(self, timeout_s: float) -> int:
         left = self._flush(timeout_s)
         self._stopping.set()
         self._thread.join()

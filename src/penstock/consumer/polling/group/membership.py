@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 #: Seconds until a new client takes the place of one that has ended, and between two.
 _RENEW_S = 5.0
-#: Seconds that leaving the group may take beyond the time that running handlers have.
+#: Seconds that a stop, or leaving the group, may take beyond the time that running handlers have.
 _LEAVE_S = 5.0
 
 
@@ -95,10 +95,7 @@ class Membership:
         self._renew_at = now + _RENEW_S
         if self.rights_watch.is_shut_out:
             return
-        # The destructor of a client waits for its threads, so it runs on a thread that nobody waits for. Its callbacks
-        # do not come from there: those are called by `close` only.
-        former, self.client = [self.client], self.make_client()
-        threading.Thread(target=former.clear, name="penstock-ended-consumer", daemon=True).start()
+        self.client = self.make_client()
         self.commits.forget_answers()
         self._renew_at = None
         self.join()
@@ -117,20 +114,26 @@ class Membership:
             _log.warning("leaving the group: %s; what was not committed is handled again", why)
 
     def leaving_takes_too_long(self) -> bool:
-        """Tell whether leaving takes so long that nobody should wait for it. By the thread that waits; logged once."""
-        if not self.leaving.is_set():
-            return False
-        now = self.clock.monotonic()
-        if self._leaving_since is None:
-            self._leaving_since = now
-        begun = self._leaving_since
-        if now < min(begun + self.revoke_timeout, max(begun, self.stop_request.end_by)) + _LEAVE_S:
+        """Tell whether leaving takes so long that nobody should wait for it. By the thread that waits; logged once.
+
+        The drain ends in time by itself, save where a call of the client hangs: then leaving never begins.
+        """
+        now, is_leaving = self.clock.monotonic(), self.leaving.is_set()
+        if not is_leaving:
+            end_by = self.stop_request.end_by + _LEAVE_S
+        else:
+            if self._leaving_since is None:
+                self._leaving_since = now
+            begun = self._leaving_since
+            end_by = min(begun + self.revoke_timeout, max(begun, self.stop_request.end_by)) + _LEAVE_S
+        if now < end_by:
             return False
         if not self._abandoned:
             self._abandoned = True
             _log.warning(
-                "%s cannot leave its group: the coordinator does not answer; the client goes on trying while the "
-                "process lives, and what was not committed is handled again",
+                "%s cannot leave its group: %s; the client goes on trying while the process lives, and what was not "
+                "committed is handled again",
                 self.group,
+                "the coordinator does not answer" if is_leaving else "a call of its Kafka client does not return",
             )
         return True

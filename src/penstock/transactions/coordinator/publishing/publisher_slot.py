@@ -21,7 +21,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
+from penstock.clients.bounded_calls import CLOSE_S, Call, Disposable, LeftBehind
 from penstock.clients.kafka_errors import reason
 from penstock.clients.transactional.errors import IdLostError
 from penstock.errors import StoppedError
@@ -46,8 +46,6 @@ _STANDS_S = 2.5
 OPEN_LIMIT_S = 25.0
 #: Seconds after which a call is named in the log and in what operators see.
 SLOW_S = 2.0
-#: Seconds that closing a failed producer may take before it counts as left behind.
-_CLOSE_LIMIT_S = 10.0
 #: Seconds until opening is tried again after a failure.
 _AGAIN_S = 0.3
 #: The same where a right is missing.
@@ -283,7 +281,7 @@ class PublisherSlot:
         for one in list(self._closing):
             thread, publisher, call = one
             if not call.done():
-                if call.age_s < _CLOSE_LIMIT_S:
+                if call.age_s < CLOSE_S:
                     continue
                 thread.leave(publisher.close)
             self._closing.remove(one)

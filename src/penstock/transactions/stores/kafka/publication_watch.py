@@ -11,6 +11,7 @@ import threading
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from penstock.clients.bounded_calls import CLOSE_S
 from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
 from penstock.clients.reading import PartitionReader, Place
 from penstock.clients.requests.answers import asked_until_ready
@@ -91,7 +92,9 @@ class DoneWatch:
     def stop(self) -> None:
         """End. Callbacks that still wait are not called; the producer gives those transactions up."""
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(_POLL_S + CLOSE_S)
+        if self._thread.is_alive():
+            _log.warning("%s is left behind: a call of its Kafka client does not return", self._thread.name)
 
     def _follow(self) -> None:
         try:

@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock import clients
 from penstock.clients.asking import ask_again
+from penstock.clients.bounded_calls import CLOSE_S
 from penstock.clients.rights import Operation, principal_of
 from penstock.errors import HalfNotStoredError, PenstockError, StoppedError, TransactionError
 from penstock.options import ClientConfig
@@ -163,8 +164,9 @@ class KafkaStore:
         self._pace = PublicationPace(in_flight, self._follow)
         self._ops = OpBatches(self._sends, self._topics.op, self._pace)
         self._why: PublicationDiagnosis
-        # Made at the first watch, under its lock, which guards whether it was stopped, too.
+        # Made at the first watch, under its lock.
         self._watch: DoneWatch | None = None
+        # Set by stop(), without the lock.
         self._is_stopped = False
         self._watch_lock = threading.Lock()
         self._targets = TargetTopics(self._admin, bootstrap_servers, config, self._topics.may_publish_to)
@@ -197,10 +199,12 @@ class KafkaStore:
         self._ops.after_reports()
         if left:
             _log.warning("%d records of store %s were not acknowledged; checks will settle them", left, self._prefix)
-        with self._watch_lock:
-            self._is_stopped = True
-            if self._watch is not None:
-                self._watch.stop()
+        self._is_stopped = True
+        # A watch that is just being made asks the brokers first; whoever makes it ends it again.
+        if self._watch_lock.acquire(timeout=CLOSE_S):
+            self._watch_lock.release()
+        if self._watch is not None:
+            self._watch.stop()
 
     def require_target(self, topic: str, partition: int | None) -> None:
         """Raise as `TargetTopics.require`; or `StoppedError` in a process that was forked from the store's."""
@@ -295,12 +299,16 @@ class KafkaStore:
     def _watching(self) -> DoneWatch:
         """Return what follows the done log, from now on if it does not yet. Raises as `DoneWatch`."""
         with self._watch_lock:
-            if self._watch is None:
-                if self._is_stopped:
-                    raise StoppedError(f"{self._topics.done} is not followed any more: {self._name} was stopped")
+            if self._watch is None and not self._is_stopped:
                 args = self._bootstrap_servers, self._config, self._topics, self._name
                 self._watch = DoneWatch(*args, self._pace)
-            return self._watch
+            watch = self._watch
+        if self._is_stopped:
+            if watch is not None:
+                watch.stop()
+            raise StoppedError(f"{self._topics.done} is not followed any more: {self._name} was stopped")
+        assert watch is not None  # noqa: S101 - made above
+        return watch
 
     def _follow(self) -> None:
         """Follow the publication, from a thread of its own that may wait for it."""

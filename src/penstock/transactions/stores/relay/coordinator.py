@@ -130,12 +130,15 @@ class RelayCoordinator:
 
     def stop(self, timeout: float = 30.0) -> None:
         """Finish the Kafka transactions under way, give the shards up, and end. Raises as `Coordinator.stop`."""
-        with self._start_lock:
-            if not self._stopping.is_set():
-                self._finish_by = time.monotonic() + min(_FINISH_PART * timeout, _MOST_FINISH_S)
-            self._stopping.set()
-            self._wake.set()
-        if not self.wait(timeout):
+        if not self._stopping.is_set():
+            self._finish_by = time.monotonic() + min(_FINISH_PART * timeout, _MOST_FINISH_S)
+        self._stopping.set()
+        self._wake.set()
+        # A start under way is waited for: it may start a thread after all, which ends at once.
+        has_started = self._start_lock.acquire(timeout=timeout)
+        if has_started:
+            self._start_lock.release()
+        if not has_started or not self.wait(timeout):
             raise StoppedError(f"{self._label} did not end within {timeout:g} s; it goes on ending")
         with self._start_lock:
             has_store, self._has_store = self._has_store, False

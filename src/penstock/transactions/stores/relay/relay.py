@@ -302,6 +302,9 @@ class Relay:
             self._say(outcome)
             self._backlog.hold(reasons)
             self._backlog.put_back(left)
+        elif self._quarantine.is_empty:
+            # All of it is published: a refusal after this is a new one, and is logged.
+            self._said.clear()
 
     def _say(self, outcome: Outcome) -> None:
         reasons = {*(fault.why for fault in outcome.faults.values()), *outcome.refused.values()}

@@ -1,0 +1,143 @@
+"""A consumer on its threads and its event loop, on a broker in memory: what a handler does to them, and they to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+
+import pytest
+import tenacity
+
+from penstock.consumer import handler, retry
+from penstock.message import Message
+from penstock.testing import TestBroker
+from support.consumers import Handled, consumer_of, group_of
+from waiting import wait_until
+
+
+def fed(*records: tuple[bytes | None, bytes | None], partitions: int = 1) -> TestBroker:
+    """Return a broker with a topic "t" that has these keys and values."""
+    broker = TestBroker()
+    broker.create_topic("t", partitions)
+    for key, value in records:
+        broker.produce("t", value, key=key)
+    return broker
+
+
+class OddError(BaseException):
+    """What no handler should raise."""
+
+
+@pytest.mark.parametrize(
+    "kind", [ValueError, SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit, asyncio.CancelledError, OddError]
+)
+@pytest.mark.parametrize("on", ["a thread", "the loop"])
+def test_whatever_a_handler_raises_fails_its_message_and_ends_nothing_else(on: str, kind: type[BaseException]) -> None:
+    broker = fed((b"bad", b"poison"), (b"good", b"x"), (b"bad", b"after"))
+    tried: list[bytes | None] = []
+
+    def fails(message: Message) -> None:
+        tried.append(message.value)
+        if message.value == b"poison":
+            raise kind
+
+    async def fails_on_the_loop(message: Message) -> None:
+        await asyncio.sleep(0)
+        fails(message)
+
+    policy = retry(attempts=3, wait=tenacity.wait_fixed(0.05))
+    one = handler(fails if on == "a thread" else fails_on_the_loop, retry_policy=policy, on_failure="drop")
+    with consumer_of(broker, {"t": one}, workers=1) as consumer:
+        wait_until(lambda: consumer.statistics().dropped == 1 and consumer.statistics().handled == 2)
+        now = consumer.statistics()
+
+    assert tried.count(b"poison") == 3
+    assert tried[-1] == b"after"
+    assert (now.failed, now.retried, now.in_flight) == (3, 2, 0)
+
+
+def test_a_pinned_consumer_keeps_each_key_on_one_thread() -> None:
+    broker = fed(*((b"k%d" % (number % 30), b"x") for number in range(600)), partitions=2)
+    threads: dict[bytes | None, set[str]] = defaultdict(set)
+    together = threading.Barrier(4)
+
+    def notes(message: Message) -> None:
+        name = threading.current_thread().name
+        if name not in set().union(*threads.values()):
+            # Each worker has lanes of its own: without all of them this would never end.
+            together.wait()
+        threads[message.key].add(name)
+
+    with consumer_of(broker, {"t": handler(notes)}, pinned=True, workers=4) as consumer:
+        wait_until(lambda: consumer.statistics().handled == 600)
+
+    assert {len(names) for names in threads.values()} == {1}
+    assert len(set().union(*threads.values())) == 4
+
+
+def test_the_poll_thread_keeps_its_membership_while_a_handler_hangs() -> None:
+    broker = fed((b"k", b"x"))
+    begun, released = threading.Event(), threading.Event()
+
+    def hangs(_message: Message) -> None:
+        begun.set()
+        released.wait()
+
+    config = {"max.poll.interval.ms": 6000, "session.timeout.ms": 6000}
+    with consumer_of(broker, {"t": handler(hangs)}, config=config) as consumer:
+        wait_until(begun.is_set)
+        since = broker.clock.monotonic()
+        # The poll thread alone moves the clock, and only when it polls.
+        wait_until(lambda: broker.clock.monotonic() > since + 60)
+        now, members = consumer.statistics(), broker.members(group_of("t"))
+        released.set()
+
+    assert (now.lost, len(now.partitions), len(members)) == (0, 1, 1)
+
+
+def test_fetching_pauses_at_the_limit_with_a_reason_and_goes_on_below_half() -> None:
+    broker = fed(*((b"k%d" % number, b"x") for number in range(3000)))
+    handled, opened = Handled(), threading.Event()
+
+    def waits(message: Message) -> None:
+        opened.wait()
+        handled(message)
+
+    with consumer_of(broker, {"t": handler(waits)}, max_in_flight=500, fetch_size=100) as consumer:
+        (full,) = wait_until(lambda: [one for one in consumer.statistics().partitions if one.paused])
+        opened.set()
+        wait_until(lambda: len(handled.done) == 3000)
+        pauses = consumer.statistics().pauses
+
+    assert full.paused == "in-flight limit"
+    assert 500 <= full.in_flight <= 600
+    assert pauses["in-flight limit"] >= 1
+    assert len({message.offset for message in handled.done}) == 3000
+
+
+def test_what_ends_the_event_loop_stops_the_consumer_with_it() -> None:
+    broker, ended = fed((b"k", b"x")), list[str]()
+    kept: list[asyncio.Task[None]] = []
+
+    async def exits() -> None:
+        raise SystemExit(3)
+
+    async def spawns(_message: Message) -> None:
+        # What a task of its own raises is no failure of the handler: asyncio ends the loop with it.
+        kept.append(asyncio.create_task(exits()))
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append(threading.current_thread().name)
+
+    consumer = consumer_of(broker, {"t": handler(spawns)}, revoke_timeout=0.2).start()
+    with pytest.raises(SystemExit):
+        wait_until(lambda: consumer.wait(0.1))
+    with pytest.raises(SystemExit):
+        consumer.stop()
+    consumer.close()
+
+    # Its handler was cancelled, where it ran.
+    assert ended == ["penstock-loop-group-t"]
+    assert broker.committed(group_of("t")).get(("t", 0)) is None

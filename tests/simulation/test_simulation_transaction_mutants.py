@@ -1,0 +1,215 @@
+"""Simulations find defects of transactions: planted in the state, the journal and the relay, each found in a few seeds.
+
+More are planted beside the simulations of the state (`test_simulation_partition_state`) and of the redo log
+(`test_simulation_file_store`).
+"""
+
+# ruff: noqa: ARG005 - what is planted takes the arguments of what it replaces
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pytest
+
+from partition_world import World
+from penstock.transactions.coordinator.state import state_machine
+from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
+from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes
+from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.stores.file.log.journal import Decide, Journal
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
+from penstock.transactions.stores.file.open_store import OpenStore
+from penstock.transactions.stores.file.ready_queue import ReadyQueue
+from penstock.transactions.stores.file.shard import FileBacklog
+from penstock.transactions.stores.relay import publishable
+from penstock.transactions.stores.relay.quarantine import Quarantine
+from penstock.transactions.stores.relay.relay import Relay
+from penstock.transactions.wire.ops import Op, Verdict
+from simulation import file_store_runs, relay_runs
+from simulation.varied import ONE_SEED, RUNS, silence
+
+CHUNK = 300
+_RUNS = max(1, RUNS // 3)
+CHUNKS = [(int(ONE_SEED), 1)] if ONE_SEED else [(begin, min(CHUNK, _RUNS - begin)) for begin in range(0, _RUNS, CHUNK)]
+#: In how many seeds a defect must show.
+SEEDS = 300
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize(("first", "count"), CHUNKS)
+def test_a_relay_publishes_once_what_was_committed_first_whatever_is_refused_in_doubt_or_restarted(
+    first: int, count: int
+) -> None:
+    with silence():
+        for seed in range(first, first + count):
+            relay_runs.run(seed)
+
+
+def test_all_that_can_befall_a_relay_does() -> None:
+    seen: Counter[str] = Counter()
+    with silence():
+        for seed in range(20):
+            seen += relay_runs.run(seed).kafka.happened
+
+    assert set(seen) == {"trimmed", "refused", "in doubt, committed", "in doubt, lost"}
+
+
+def publishes_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
+    """A ROLLBACK is taken for a COMMIT."""
+    decide = PartitionState._decide
+
+    def committing(self: PartitionState, pending: Any, op: Op, *place: int) -> None:
+        decide(self, pending, op._replace(verdict=Verdict.COMMIT), *place)
+
+    patch.setattr(PartitionState, "_decide", committing)
+
+
+def records_no_completion(patch: pytest.MonkeyPatch) -> None:
+    """What is published leaves no note in the done log."""
+    notes = CommitBatch.notes
+    patch.setattr(CommitBatch, "notes", lambda self: [one for one in notes(self) if one.verdict is not Verdict.COMMIT])
+
+
+def reads_no_completion(patch: pytest.MonkeyPatch) -> None:
+    """What the done log says of halves that are read again is not looked at."""
+    patch.setattr(RecoveredNotes, "note_on", lambda self, *place: None)
+
+
+def obeys_other_groups_and_places(patch: pytest.MonkeyPatch) -> None:
+    """A decision counts whoever made it, and whatever halves it names."""
+    patch.setattr(state_machine, "misfit", lambda pending, op: None)
+
+
+def counts_every_answer(patch: pytest.MonkeyPatch) -> None:
+    """An answer to a check that nobody was asked counts."""
+    patch.setattr(state_machine, "is_next_answer", lambda pending, op, place: pending.verdict is None)
+
+
+def writes_every_answer_down(patch: pytest.MonkeyPatch) -> None:
+    """The journal counts an answer to a check that nobody was asked."""
+    judge = Journal._decided
+
+    def decided(self: Journal, change: Decide, *rest: Any) -> Any:
+        stored = self.ledger.pending.get(change.transaction_id)
+        number = change.check_number if stored is None else rest[2].get(change.transaction_id, stored.check_count) + 1
+        return judge(self, change._replace(check_number=number), *rest)
+
+    patch.setattr(Journal, "_decided", decided)
+
+
+def lets_strangers_decide(patch: pytest.MonkeyPatch) -> None:
+    """The journal asks nobody for the group."""
+    judge = Journal._decided
+
+    def decided(self: Journal, change: Decide, *rest: Any) -> Any:
+        stored = self.ledger.pending.get(change.transaction_id)
+        return judge(self, change if stored is None else change._replace(group=stored.group), *rest)
+
+    patch.setattr(Journal, "_decided", decided)
+
+
+def accepts_decisions_on_nothing(patch: pytest.MonkeyPatch) -> None:
+    """A decision for an id that never was is none of anybody's business."""
+    patch.setattr(Journal, "_stranger", lambda self, name, stored: None)
+
+
+def sends_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
+    """What is rolled back goes to those that wait to be published."""
+
+    def decided(self: OpenStore, stored: StoredTransaction, change: Decide) -> list[Any]:
+        self.ready.decided(stored, 0)
+        return []
+
+    patch.setattr(OpenStore, "_decided", decided)
+
+
+def settles_nothing(patch: pytest.MonkeyPatch) -> None:
+    """What is published is not written down as settled."""
+    published = FileBacklog.published
+
+    def forgetting(self: FileBacklog, names: Collection[str]) -> None:
+        self._settle = lambda ids: None
+        published(self, names)
+
+    patch.setattr(FileBacklog, "published", forgetting)
+
+
+def publishes_what_the_done_log_has(patch: pytest.MonkeyPatch) -> None:
+    """A relay that opens does not ask what its predecessor published."""
+    take_in = Relay._take_in_found
+    patch.setattr(Relay, "_take_in_found", lambda self, result, *paths: take_in(self, (frozenset(), result[1]), *paths))
+
+
+def forgets_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
+    """What a doubt left open is not tried again."""
+    patch.setattr(FileBacklog, "give_back", lambda self, names: None)
+
+
+def lets_later_halves_pass(patch: pytest.MonkeyPatch) -> None:
+    """With `order="half"` nobody waits for those before it."""
+    decided = ReadyQueue.decided
+
+    def at_once(self: ReadyQueue, stored: StoredTransaction, now_ms: int) -> None:
+        line, stored.line = stored.line, None
+        decided(self, stored, now_ms)
+        stored.line = line
+
+    patch.setattr(ReadyQueue, "decided", at_once)
+
+
+def lets_others_pass_what_is_refused(patch: pytest.MonkeyPatch) -> None:
+    """What stands behind one that its topic refused is published."""
+    patch.setattr(publishable, "lanes_of", lambda entry: ())
+    patch.setattr("penstock.transactions.stores.relay.quarantine.lanes_of", lambda entry: ())
+
+
+def tries_what_is_refused_no_more(patch: pytest.MonkeyPatch) -> None:
+    """What was set apart stays so."""
+    patch.setattr(Quarantine, "next_trial", lambda self, now: [])
+
+
+def run_state(seed: int) -> None:
+    World(seed).run()
+
+
+PLANTS: dict[Callable[[int], object], list[Plant]] = {
+    run_state: [
+        publishes_what_was_rolled_back,
+        records_no_completion,
+        reads_no_completion,
+        obeys_other_groups_and_places,
+        counts_every_answer,
+    ],
+    file_store_runs.run: [writes_every_answer_down, lets_strangers_decide],
+    relay_runs.run: [
+        accepts_decisions_on_nothing,
+        sends_what_was_rolled_back,
+        settles_nothing,
+        publishes_what_the_done_log_has,
+        forgets_what_was_in_doubt,
+        lets_later_halves_pass,
+        lets_others_pass_what_is_refused,
+        tries_what_is_refused_no_more,
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("run", "plant"),
+    [pytest.param(run, plant, id=plant.__name__) for run, plants in PLANTS.items() for plant in plants],
+)
+def test_a_planted_defect_is_found(run: Callable[[int], object], plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+
+    with silence(), pytest.raises(AssertionError):
+        run_many(run)
+
+
+def run_many(run: Callable[[int], object]) -> None:
+    """Run the seeds until one fails."""
+    for seed in range(SEEDS):
+        run(seed)

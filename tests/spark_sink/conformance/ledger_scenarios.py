@@ -1,0 +1,212 @@
+"""What befalls a query, told once for every sink: each function plays it on one and asserts what stands.
+
+What they assert is I9: a sink's rows are those of a run in which nothing failed, or the sink says that they are not.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from sinks_under_test import Place, SinkUnderTest
+
+from penstock.errors import SinkError
+
+ORDERS, OTHERS, PAYMENTS = ("orders", 0), ("orders", 1), ("payments", 0)
+
+
+class CrashError(Exception):
+    """The process has died, as far as the sink can tell."""
+
+
+@contextmanager
+def refused(pattern: str = "", *more: type[Exception]) -> Iterator[None]:
+    """Assert that the sink refuses what is stored in the block; the failure is an `AssertionError`, unlike pytest's."""
+    try:
+        yield
+    except (SinkError, *more) as error:
+        if not re.search(pattern, str(error)):
+            raise AssertionError(f"refused with another text: {error}") from error
+    else:
+        raise AssertionError("the sink took what it had to refuse")
+
+
+def rows(*offsets: int, of: tuple[str, int] = ORDERS) -> list[Place]:
+    """Return rows of one partition."""
+    return [(*of, offset) for offset in offsets]
+
+
+def a_batch_is_repeated_by_a_new_run(sink: SinkUnderTest) -> None:
+    for run in ("first", "second", "third"):
+        sink.store(rows(0, 1, 2), 0, run)
+
+    assert sink.stored() == rows(0, 1, 2)
+    assert sink.position(ORDERS, OTHERS) == {ORDERS: 3}
+
+
+def a_checkpoint_is_lost(sink: SinkUnderTest) -> None:
+    for batch in range(3):
+        sink.store(rows(*range(3 * batch, 3 * batch + 3)), batch)
+    for batch in range(3):  # cut in another way
+        sink.store(rows(*range(5 * batch, 5 * batch + 5)), batch, "without a checkpoint")
+
+    assert sink.stored() == rows(*range(15))
+    assert sink.position(ORDERS) == {ORDERS: 15}
+
+
+def rows_come_in_any_order_and_several_of_one_offset(sink: SinkUnderTest) -> None:
+    batch = rows(3, 0, 1, 1, 2)
+
+    sink.store(batch)
+    sink.store(batch, 0, "second")
+
+    assert sink.stored() == rows(0, 1, 1, 2, 3)
+    assert sink.position(ORDERS) == {ORDERS: 4}
+
+
+def offsets_have_holes(sink: SinkUnderTest) -> None:
+    """Of aborted transactions, of compaction, of a filter."""
+    sink.store(rows(0, 4))
+    sink.store(rows(9, 12), 1)
+    sink.store(rows(9, 12, 20), 1, "second")
+
+    assert sink.stored() == rows(0, 4, 9, 12, 20)
+    assert sink.position(ORDERS) == {ORDERS: 21}
+
+
+def topics_and_partitions_have_positions_of_their_own(sink: SinkUnderTest) -> None:
+    sink.store([*rows(*range(9)), *rows(0, 1, of=OTHERS), *rows(0, of=PAYMENTS)])
+    sink.store([*rows(2, of=OTHERS), *rows(1, 2, of=PAYMENTS)], 1)
+    sink.store([*rows(2, 3, of=OTHERS), *rows(0, 1, 2, 3, of=PAYMENTS)], 0, "second")
+
+    assert sink.stored() == [*rows(*range(9)), *rows(*range(4), of=OTHERS), *rows(*range(4), of=PAYMENTS)]
+    assert sink.position(ORDERS, OTHERS, PAYMENTS) == {ORDERS: 9, OTHERS: 4, PAYMENTS: 4}
+
+
+def a_batch_is_empty(sink: SinkUnderTest) -> None:
+    sink.store(rows(0))
+    sink.store([], 1)
+    sink.store(rows(1), 2)
+
+    assert sink.stored() == rows(0, 1)
+
+
+def rows_come_below_a_later_batch(sink: SinkUnderTest) -> None:
+    """As from an operator that holds rows back. They are refused, in the run in which they cannot be a repetition."""
+    sink.store(rows(0, 5))
+    with refused(r"batch 1 holds rows of orders\[0\] that lie below those of batch 0"):
+        sink.store(rows(3, 6), 1)
+
+    assert sink.stored() == rows(0, 5)
+    assert sink.position(ORDERS) == {ORDERS: 6}
+
+
+def a_sink_is_called_twice_in_a_batch(sink: SinkUnderTest) -> None:
+    sink.store(rows(0, 5), 7)
+    if sink.takes_retries_for_calls:
+        with refused(r"batch 7 was given to .* twice: rows of orders\[0\] are stored"):
+            sink.store(rows(3), 7)
+    sink.store(rows(6), 8)
+
+    assert sink.stored() == rows(0, 5, 6)
+
+
+def a_task_is_retried(sink: SinkUnderTest) -> None:
+    sink.store_by_two_tries(rows(*range(8)))
+    sink.store_by_two_tries(rows(*range(8, 12)), 1)
+
+    assert sink.stored() == rows(*range(12))
+
+
+def another_copy_is_ahead(sink: SinkUnderTest) -> None:
+    """What it has stored is not taken for this one's, whose next batch lies below it."""
+    sink.store(rows(0, 1, 2, 3), 1, "ahead")
+    sink.store([*rows(0, 1), *rows(0, of=OTHERS)], 1, "behind")
+    sink.store(rows(2, 3, 4), 2, "behind")
+
+    assert sink.stored() == [*rows(*range(5)), *rows(0, of=OTHERS)]
+
+
+def another_copy_is_behind(sink: SinkUnderTest) -> None:
+    """A ledger never goes back."""
+    sink.store(rows(*range(9)), 1, "ahead")
+    sink.store([*rows(0, 1), *rows(0, of=OTHERS)], 0, "behind")
+    sink.store(rows(2, 3), 1, "behind")
+    sink.store(rows(9), 2, "ahead")
+
+    assert sink.stored() == [*rows(*range(10)), *rows(0, of=OTHERS)]
+    assert sink.position(ORDERS, OTHERS) == {ORDERS: 10, OTHERS: 1}
+
+
+def another_copy_commits_in_the_middle_of_a_batch(sink: SinkUnderTest) -> None:
+    rival = threading.Thread(target=sink.store, args=(rows(*range(6)), 0, "rival"))
+    begun: list[bool] = []
+
+    def meet() -> None:
+        begun.append(True)
+        rival.start()
+        if not sink.makes_rivals_wait:
+            rival.join()
+
+    with sink.before_commit(meet):
+        sink.store(rows(*range(4)), 0)
+    rival.join()
+
+    assert begun
+    assert sink.stored() == rows(*range(6))
+    assert sink.position(ORDERS) == {ORDERS: 6}
+
+
+def a_batch_fails_before_its_commit(sink: SinkUnderTest) -> None:
+    def crash() -> None:
+        raise CrashError
+
+    sink.store(rows(0, 1))
+    with sink.before_commit(crash), refused("", CrashError):
+        sink.store(rows(2, 3), 1)
+    after_crash = sink.stored(), sink.position(ORDERS)
+    sink.store(rows(2, 3), 1, "second")
+
+    assert after_crash == (rows(0, 1), {ORDERS: 2})
+    assert sink.stored() == rows(0, 1, 2, 3)
+
+
+def the_answer_to_a_commit_is_lost(sink: SinkUnderTest) -> None:
+    with sink.answer_lost():
+        sink.store(rows(0, 1, 2))
+    sink.store(rows(3), 1)
+
+    assert sink.stored() == rows(0, 1, 2, 3)
+
+
+def two_queries_fill_one_target(sink: SinkUnderTest) -> None:
+    other = sink.another_query()
+
+    sink.store(rows(0, 1, 2))
+    other.store(rows(0, 2))
+    for again in (sink, other):
+        again.store(rows(2, 3), 0, "second")
+
+    assert sink.stored() == sorted([*rows(0, 1, 2, 3), *rows(0, 2, 3)])
+    assert sink.position(ORDERS) == other.position(ORDERS) == {ORDERS: 4}
+
+
+SCENARIOS: Sequence[Callable[[SinkUnderTest], None]] = [
+    a_batch_is_repeated_by_a_new_run,
+    a_checkpoint_is_lost,
+    rows_come_in_any_order_and_several_of_one_offset,
+    offsets_have_holes,
+    topics_and_partitions_have_positions_of_their_own,
+    a_batch_is_empty,
+    rows_come_below_a_later_batch,
+    a_sink_is_called_twice_in_a_batch,
+    a_task_is_retried,
+    another_copy_is_ahead,
+    another_copy_is_behind,
+    another_copy_commits_in_the_middle_of_a_batch,
+    a_batch_fails_before_its_commit,
+    the_answer_to_a_commit_is_lost,
+    two_queries_fill_one_target,
+]

@@ -1,0 +1,38 @@
+"""What every sink promises, whatever befalls its query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from ledger_scenarios import SCENARIOS, rows, the_answer_to_a_commit_is_lost
+from sinks_under_test import IN_PROCESS, SINKS, SinkUnderTest
+
+
+@pytest.mark.parametrize(
+    ("name", "scenario"),
+    [
+        pytest.param(name, scenario, id=f"{scenario.__name__}-{name}")
+        for scenario in SCENARIOS
+        for name in SINKS
+        if scenario is not the_answer_to_a_commit_is_lost or name not in IN_PROCESS
+    ],
+)
+def test_rows_stand_once_or_the_sink_says_why_not_when(
+    new_sink: Callable[[str], SinkUnderTest], name: str, scenario: Callable[[SinkUnderTest], None]
+) -> None:
+    scenario(new_sink(name))
+
+
+@pytest.mark.parametrize("name", SINKS)
+def test_rows_that_are_left_out_are_reported(
+    new_sink: Callable[[str], SinkUnderTest], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = new_sink(name)
+
+    sink.store(rows(0, 1, 2))
+    sink.store(rows(1, 2, 3, 4), 5, "second")
+
+    (told,) = (line for line in caplog.messages if "left out" in line)
+    assert told.startswith("batch 5: 2 of 4 rows for ")
+    assert "orders[0]" in told

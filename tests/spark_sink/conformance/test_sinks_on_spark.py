@@ -1,0 +1,107 @@
+"""The way from a topic through Spark into each sink: a batch that comes again, and a lost checkpoint (I9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from streams import lose_commit, run_sink
+
+from databases import TestDatabase, new_database
+from kafka_tools import read_all
+from penstock.devbroker import DevBroker
+from penstock.spark_sink import DeltaSink, KafkaSink, ParquetSink, SqlSink
+
+Made = tuple[Any, Callable[[], list[int]]]
+
+
+def sql(database: TestDatabase, **options: Any) -> Made:
+    sink = SqlSink(database.url, "events", **options)
+    return sink, lambda: [int(value) for (value,) in database.rows("SELECT value FROM events")]
+
+
+def delta(folder: Path) -> Made:
+    sink = DeltaSink(str(folder), name="copy")
+    return sink, lambda: [int(value) for value in DeltaTable(folder).to_pyarrow_table()["value"].to_pylist()]
+
+
+def parquet(folder: Path) -> Made:
+    return ParquetSink(str(folder)), lambda: [int(value) for value in pq.read_table(folder)["value"].to_pylist()]
+
+
+def kafka(servers: str, topic: str, ledger: str) -> Made:
+    sink = KafkaSink(servers, topic, name=topic, ledger_topic=ledger)
+    return sink, lambda: [int(one.value() or b"") for one in read_all(servers, topic)]
+
+
+def as_text(messages: DataFrame) -> DataFrame:
+    return messages.selectExpr("cast(value AS STRING) value", "topic", "partition", "offset")
+
+
+SINKS: dict[str, Callable[[Callable[[str], Any], Path], Made]] = {
+    "sqlite": lambda _given, folder: sql(TestDatabase("sqlite", f"sqlite:///{folder / 'test.db'}")),
+    "postgresql": lambda given, _: sql(new_database(given("postgresql_url"))),
+    "kafka": lambda given, _: kafka(given("broker").bootstrap_servers, given("new_topic")(), given("ledger_topic")),
+    "delta": lambda _given, folder: delta(folder / "table"),
+    "parquet": lambda _given, folder: parquet(folder / "lake"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] if name == "parquet" else []) for name in SINKS]
+)
+def test_a_repeated_batch_and_a_lost_checkpoint_store_nothing_twice(  # noqa: PLR0917 - fixtures
+    spark: SparkSession,
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    write: Callable[..., None],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    name: str,
+) -> None:
+    topic, begun = new_topic(partitions=2), list[int]()
+    sink, stored = SINKS[name](request.getfixturevalue, tmp_path)
+
+    def store(batch: DataFrame, batch_id: int) -> None:
+        begun.append(batch_id)
+        sink(as_text(batch), batch_id)
+
+    def run(checkpoint: str) -> None:
+        most = {"maxOffsetsPerTrigger": "60"}
+        run_sink(spark, broker.bootstrap_servers, topic, store, tmp_path / checkpoint, options=most)
+
+    for partition in (0, 1):
+        write(topic, partition, [(None, b"%d" % n) for n in range(partition, 120, 2)])
+    run("checkpoint")
+    lose_commit(tmp_path / "checkpoint", 1)
+    run("checkpoint")
+    after_repetition = sorted(stored())
+    run("another checkpoint")
+
+    assert begun == [0, 1, 1, 0, 1]  # the batches really came twice
+    assert after_repetition == sorted(stored()) == list(range(120))
+
+
+def test_a_query_that_lost_its_checkpoint_begins_where_the_ledger_says_and_not_at_a_default(
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
+) -> None:
+    topic = new_topic(partitions=2)
+    sink, stored = sql(TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}"))
+
+    def run(checkpoint: str, starting_offsets: str) -> int:
+        given = {"rows": as_text, "starting_offsets": starting_offsets}
+        query = run_sink(spark, broker.bootstrap_servers, topic, sink, tmp_path / checkpoint, **given)
+        return sum(report.numInputRows for report in query.recentProgress)
+
+    write(topic, 0, [(None, b"1")] * 4)
+    assert run("kept", "earliest") == 4
+    write(topic, 0, [(None, b"2")] * 6)
+    write(topic, 1, [(None, b"3")] * 2)  # in a partition that had none
+
+    assert run("lost", "latest") == 8, "neither less than the ledger lacks, nor what it has"
+    assert len(stored()) == 12

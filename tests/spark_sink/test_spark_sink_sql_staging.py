@@ -1,0 +1,246 @@
+"""What `SqlSink` keeps of PostgreSQL between the micro-batches of a query, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from arrow_frames import PRICES, frame
+from pyspark.sql import DataFrame, SparkSession
+
+from databases import TestDatabase
+from penstock.database_url import parse_database_url
+from penstock.errors import SinkError
+from penstock.spark_sink import SqlSink
+from penstock.spark_sink.sinks.sql import batch_write
+from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
+from penstock.spark_sink.sinks.sql.kept_stage import KeptStages
+from penstock.spark_sink.sinks.sql.rows import staging
+from waiting import wait_until
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptStages]:
+    """Return what is kept by a test, which ends with it."""
+    made = KeptStages()
+    monkeypatch.setattr(batch_write, "_kept_stages", made)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Return how often tables were checked and staging tables made and emptied."""
+    found = {"prepare": 0, "create": 0, "empty": 0}
+
+    def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any) -> Any:
+            found[name] += 1
+            return call(*given)
+
+        return counted
+
+    monkeypatch.setattr(BatchWrite, "prepare", counting("prepare", BatchWrite.prepare))
+    monkeypatch.setattr(staging, "create_stage", counting("create", staging.create_stage))
+    monkeypatch.setattr(staging, "empty_stage", counting("empty", staging.empty_stage))
+    return found
+
+
+def stages(database: TestDatabase) -> list[str]:
+    found = database.rows("SELECT tablename FROM pg_tables WHERE starts_with(tablename, 'penstock_stage')")
+    return sorted(row[0] for row in found)
+
+
+def batch(number: int, run: str | None = "run", query: str = "q", **options: Any) -> DataFrame:
+    """Return a batch of two rows: of a key of its own, and of one that all batches have."""
+    rows = [(0, 2 * number, f"k{number}", number), (0, 2 * number + 1, "all", 1)]
+    return frame(PRICES, rows, run=run, query=query if run else "", **options)
+
+
+def totals(database: TestDatabase) -> dict[str, int]:
+    return dict(database.rows("SELECT id, price FROM totals"))  # type: ignore[arg-type] # two columns
+
+
+def expected(batches: int) -> dict[str, int]:
+    return {**{f"k{n}": n for n in range(batches)}, "all": batches}
+
+
+def totals_sink(database: TestDatabase, **options: Any) -> SqlSink:
+    return SqlSink(database.url, "totals", ["id"], sum_columns=["price"], **options)
+
+
+def test_tables_are_checked_and_the_staging_table_is_made_once_a_query(
+    postgresql: TestDatabase, calls: dict[str, int]
+) -> None:
+    sink = totals_sink(postgresql)
+
+    for number in range(4):
+        sink(batch(number), number)
+        (stage,) = stages(postgresql)
+        assert postgresql.rows(f"SELECT count(*) FROM {stage}") == [(0,)]  # noqa: S608 - the sink's own name
+
+    assert calls == {"prepare": 1, "create": 1, "empty": 4}
+    assert totals(postgresql) == expected(4)
+
+
+def test_a_table_that_has_changed_since_is_checked_again(postgresql: TestDatabase, calls: dict[str, int]) -> None:
+    sink = totals_sink(postgresql)
+    sink(batch(0), 0)
+
+    postgresql.execute("ALTER TABLE totals ADD COLUMN more INT NOT NULL DEFAULT 7")
+    sink(batch(1), 1)
+    assert calls["prepare"] == 2
+    postgresql.execute("ALTER TABLE totals ALTER COLUMN more DROP DEFAULT")
+    with pytest.raises(SinkError, match="column more must not be empty"):
+        sink(batch(2), 2)
+    assert stages(postgresql) == []
+    postgresql.execute("ALTER TABLE totals DROP COLUMN more", "ALTER TABLE totals DROP CONSTRAINT totals_pkey")
+    with pytest.raises(SinkError, match=r"no primary key or unique index on \(id\)"):
+        sink(batch(2), 2)
+    postgresql.execute("ALTER TABLE totals ADD PRIMARY KEY (id)", "ALTER TABLE totals ALTER COLUMN price TYPE NUMERIC")
+    sink(batch(2), 2)
+    assert totals(postgresql) == expected(3)
+
+    postgresql.execute("DROP TABLE totals")
+    sink(batch(3), 3)  # as before: the table is made anew, the ledger goes on
+    assert totals(postgresql) == {"k3": 3, "all": 1}
+    postgresql.execute("DROP TABLE penstock_ledger")
+    sink(batch(4), 4)
+    assert totals(postgresql) == {"k3": 3, "k4": 4, "all": 2}
+
+
+def test_a_session_that_is_lost_between_batches_costs_no_try_and_leaves_no_table(
+    postgresql: TestDatabase, calls: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = totals_sink(postgresql)
+    sink(batch(0), 0)
+    before = stages(postgresql)
+
+    ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid() AND datname = "
+    assert postgresql.rows(f"{ended} current_database()") == [(True,)]
+    sink(batch(1), 1)
+
+    assert calls["prepare"] == 2
+    assert "is tried again" not in caplog.text
+    assert len(stages(postgresql)) == 1
+    assert stages(postgresql) != before
+    assert totals(postgresql) == expected(2)
+
+
+def test_a_second_copy_of_a_query_in_the_middle_of_a_batch_does_not_get_its_staging_table(
+    postgresql: TestDatabase, calls: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = totals_sink(postgresql)
+    sink(batch(0), 0)
+    copies = iter([batch(1, run="copy")])
+
+    def copy() -> None:
+        for one in copies:  # once
+            sink(one, 1)
+
+    sink(batch(1, between=copy), 1)
+
+    assert "another writer has moved its ledger" in caplog.text
+    assert totals(postgresql) == expected(2)
+    assert len(stages(postgresql)) == 2
+
+
+def test_a_staging_table_into_which_a_lost_task_still_copies_is_left_behind(postgresql: TestDatabase) -> None:
+    sink = totals_sink(postgresql)
+    with sa.create_engine(postgresql.url, poolclass=sa.NullPool).connect() as lost:
+
+        def copy() -> None:
+            lost.exec_driver_sql(f"LOCK TABLE {stages(postgresql)[0]} IN ROW EXCLUSIVE MODE")
+
+        sink(batch(0, between=copy), 0)
+        held = stages(postgresql)
+        assert len(held) == 1
+    sink(batch(1), 1)
+
+    assert len(stages(postgresql)) == 1
+    assert stages(postgresql) != held
+    assert totals(postgresql) == expected(2)
+
+
+def test_what_no_batch_asks_for_is_removed_after_a_while_and_with_the_process(
+    postgresql: TestDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, sessions = (
+        totals_sink(postgresql),
+        "SELECT pid FROM pg_stat_activity WHERE pid != pg_backend_pid() AND datname = ",
+    )
+    hasty = KeptStages(idle_s=0.05)
+    monkeypatch.setattr(batch_write, "_kept_stages", hasty)
+    sink(batch(0), 0)
+    wait_until(lambda: stages(postgresql) == [] and postgresql.rows(f"{sessions} current_database()") == [])
+
+    lasting = KeptStages()
+    monkeypatch.setattr(batch_write, "_kept_stages", lasting)
+    sink(batch(1), 1)
+    assert len(stages(postgresql)) == 1
+    lasting.close()
+    assert stages(postgresql) == []
+
+    sink(batch(2), 2)
+    lasting._process = -1  # as in a process that was forked
+    lasting.close()
+    assert len(stages(postgresql)) == 1
+    for one in lasting._of_parent[0].values():
+        one.timer.cancel()
+        one.opened.close()
+
+
+@pytest.mark.thorough
+def test_connections_are_bounded_and_what_reads_and_transforms_is_not(
+    spark: SparkSession, postgresql: TestDatabase
+) -> None:
+    rows = [("orders", 0, n, f"k{n % 50}", n) for n in range(400)]
+    parallel = spark.sparkContext.parallelize(rows, 6)
+    many = spark.createDataFrame(parallel, "topic STRING, partition INT, offset BIGINT, id STRING, price BIGINT")
+    cores = spark.sparkContext.defaultParallelism
+    assert cores > 1
+
+    def plan(most: int) -> tuple[int, bool]:
+        spread = staging.in_tasks(many, most)
+        return spread.rdd.getNumPartitions(), "Exchange" in spread._jdf.queryExecution().toString()  # type: ignore[attr-defined] # to look at the plan
+
+    assert plan(1) == (1, True)
+    assert plan(cores) == (cores, False)
+    assert plan(16) == (6, False)
+    SqlSink(postgresql.url, "newest", ["id"], max_connections=1)(many, 0)
+
+    newest = {f"k{n % 50}": n for n in range(400)}
+    assert dict(postgresql.rows("SELECT id, price FROM newest")) == newest  # type: ignore[arg-type] # two columns
+
+
+def test_a_staging_table_that_a_crash_has_emptied_is_noticed(postgresql: TestDatabase) -> None:
+    def empty() -> None:
+        postgresql.execute(f"TRUNCATE {stages(postgresql)[0]}")
+
+    sink = SqlSink(postgresql.url, "events")
+    with pytest.raises(SinkError, match="holds 0 rows where its tasks had copied 4"):
+        sink(frame(PRICES, [(0, n, "a", 1) for n in range(4)], between=empty), 0)
+
+    assert postgresql.rows("SELECT * FROM events") == []
+    assert sink.position() == {}
+
+
+def test_staging_tables_of_a_driver_that_is_gone_are_removed_and_those_of_a_live_one_stay(
+    postgresql: TestDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    columns = pa.schema([("id", pa.string())])
+    prefix = staging.stage_prefix("events", "penstock_ledger")
+    url = parse_database_url(postgresql.url)
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.connect() as gone:
+        left = staging.create_stage(gone, prefix, None, columns)
+    with engine.connect() as living:
+        alive = staging.create_stage(living, prefix, None, columns)
+        SqlSink(postgresql.url, "events")(frame(PRICES, [(0, 0, "a", 1)]), 0)
+        found = stages(postgresql)
+
+    assert found == [alive.name]
+    assert f"the staging table {left.name} was left by a driver that is gone" in caplog.text

@@ -1,0 +1,97 @@
+"""What a stop waits for has a bound: a call of the client library that hangs is left behind, and the log says so."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import PenstockError, StoppedError
+from penstock.transactions import Coordinator, SqlStore, TransactionalProducer
+from penstock.transactions.stores.kafka import publication_watch
+from penstock.transactions.stores.kafka.publication_watch import DoneWatch
+from penstock.transactions.writing import acked_producer
+from penstock.transactions.writing.acked_producer import AckedProducer
+from waiting import wait_until
+
+Startable = Coordinator | TransactionalProducer
+
+
+def sql_coordinator(servers: str, folder: Path) -> Coordinator:
+    return Coordinator(store=SqlStore(f"sqlite:///{folder}/tx.db", bootstrap_servers=servers))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda servers, _folder: Coordinator(bootstrap_servers=servers),
+        lambda servers, _folder: TransactionalProducer("shop", bootstrap_servers=servers),
+        sql_coordinator,
+    ],
+    ids=["coordinator", "producer", "sql"],
+)
+def test_a_stop_does_not_wait_for_a_start_that_gets_no_answer(
+    make: Callable[[str, Path], Startable], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        one = make(f"127.0.0.1:{silent.getsockname()[1]}", tmp_path)
+
+        def start() -> None:
+            with suppress(PenstockError):
+                one.start()
+
+        starting = threading.Thread(target=start, daemon=True)
+        starting.start()
+        silent.accept()[0].close()
+
+        refused = False
+        try:
+            one.stop(0.1)
+        except StoppedError:
+            refused = True
+
+        assert starting.is_alive()
+        assert refused or "its start has not returned" in caplog.text
+
+
+def test_a_delivery_report_that_hangs_holds_no_stop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(acked_producer, "CLOSE_S", 0.1)
+    monkeypatch.setattr(acked_producer, "_PURGE_S", 0.1)
+    reached, gate = threading.Event(), threading.Event()
+
+    def hangs(*_: object) -> None:
+        reached.set()
+        gate.wait()
+
+    sends = AckedProducer("127.0.0.1:1", {"log_level": 0}, 0.1, "shop")
+    sends.start()
+    sends.post("t", 0, b"k", b"v", headers=None, report=hangs)
+    assert reached.wait(60)
+
+    sends.stop(0.1)
+
+    assert "the last sends of shop did not return in 0.3 s: it was left behind" in caplog.text
+    gate.set()
+    wait_until(lambda: not any("last-sends" in thread.name for thread in threading.enumerate()))
+
+
+def test_a_watch_of_publications_whose_client_hangs_holds_no_stop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(publication_watch, "CLOSE_S", 0.1)
+    gate = threading.Event()
+    watch = object.__new__(DoneWatch)
+    watch._stopping = threading.Event()
+    watch._thread = threading.Thread(target=gate.wait, name="the watch", daemon=True)
+    watch._thread.start()
+
+    watch.stop()
+
+    assert "the watch is left behind" in caplog.text
+    gate.set()
