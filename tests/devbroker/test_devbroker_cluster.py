@@ -9,6 +9,8 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, DevBrokerError
 
+pytestmark = pytest.mark.thorough  # three brokers
+
 TOPIC, PARTITIONS = "replicated", 6
 
 

@@ -1,7 +1,7 @@
 """Which requests of the client library end the process when a broker goes: each in a loop, in a process of its own.
 
-    python tests/chaos/admin_requests.py            # all of them, one line each
-    python tests/chaos/admin_requests.py --rounds 6 describe_consumer_groups list_offsets
+    python benchmarks/admin_requests.py            # all of them, one line each
+    python benchmarks/admin_requests.py --rounds 6 describe_consumer_groups list_offsets
 
 In each round every node is frozen, killed and restarted once. Groups, partitions and the nodes that clients take for
 the controller are spread over all nodes, so each kill strikes each request. It takes all of two cores for a while.
@@ -9,7 +9,7 @@ the controller are spread over all nodes, so each kill strikes each request. It 
 Found with librdkafka 2.16.0 and Kafka 4.2.2: `describe_consumer_groups`, `alter_consumer_group_offsets`,
 `list_consumer_group_offsets` and `delete_consumer_groups` end the process (SIGABRT, 4 of 4 within three kills), and
 none of them does with `--timeout 3600` (six kills). What makes them do it is a request that runs out of time before its
-node is reached: `ask_late`, which needs no cluster and strikes every time, tells these four from the other 16.
+node is reached; `tests/clients/test_clients_group_requests.py` shows that without a cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -124,7 +123,7 @@ def _acl(world: World) -> tuple[Any, ...]:
     )
 
 
-def _resource(world: World) -> ConfigResource:
+def _resource() -> ConfigResource:
     entry = ConfigEntry("retention.ms", "600000", incremental_operation=AlterConfigOpType.SET)
     return ConfigResource(ResourceType.TOPIC, TOPIC, incremental_configs=[entry])
 
@@ -133,7 +132,7 @@ def _offsets(world: World) -> list[ConsumerGroupTopicPartitions]:
     return [ConsumerGroupTopicPartitions(world.group, world.partitions)]
 
 
-def _user(world: World) -> list[UserScramCredentialUpsertion]:
+def _user() -> list[UserScramCredentialUpsertion]:
     credentials = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
     return [UserScramCredentialUpsertion("clerk", credentials, b"secret")]
 
@@ -154,7 +153,7 @@ REQUESTS: Mapping[str, Callable[[World], Answers]] = {
     "describe_configs": lambda w: w.admin.describe_configs(
         [ConfigResource(ResourceType.TOPIC, TOPIC)], **_WAIT
     ).values(),
-    "incremental_alter_configs": lambda w: w.admin.incremental_alter_configs([_resource(w)], **_WAIT).values(),
+    "incremental_alter_configs": lambda w: w.admin.incremental_alter_configs([_resource()], **_WAIT).values(),
     "create_topics": lambda w: w.admin.create_topics([NewTopic(TOPIC, 1, -1)], **_WAIT).values(),
     "delete_topics": lambda w: w.admin.delete_topics([w.fresh], **_WAIT).values(),
     "create_partitions": lambda w: w.admin.create_partitions([NewPartitions(TOPIC, PARTITIONS)], **_WAIT).values(),
@@ -162,7 +161,7 @@ REQUESTS: Mapping[str, Callable[[World], Answers]] = {
     "create_acls": lambda w: w.admin.create_acls([AclBinding(*_acl(w))], **_WAIT).values(),
     "delete_acls": lambda w: w.admin.delete_acls([AclBindingFilter(*_acl(w))], **_WAIT).values(),
     "describe_user_scram_credentials": lambda w: [w.admin.describe_user_scram_credentials(**_WAIT)],
-    "alter_user_scram_credentials": lambda w: w.admin.alter_user_scram_credentials(_user(w), **_WAIT).values(),
+    "alter_user_scram_credentials": lambda w: w.admin.alter_user_scram_credentials(_user(), **_WAIT).values(),
     "elect_leaders": lambda w: [w.admin.elect_leaders(ElectionType.PREFERRED)],
 }
 
@@ -283,20 +282,6 @@ def ask(request: str, address: str, groups: Sequence[str]) -> None:
             os._exit(0)  # closing clients is not what is tried here
 
 
-def ask_late(request: str, address: str) -> None:
-    """Ask once, with a second of time, wait until the node may be reached, and tell whether the client lives on."""
-    _WAIT["request_timeout"] = 1.0
-    admin = AdminClient({"bootstrap.servers": address})
-    for answer in REQUESTS[request](World(admin, ["asked-about"], 0)):
-        with suppress(KafkaException, TimeoutError):
-            answer.result(1.5)
-    _say("asked")
-    sys.stdin.readline()
-    time.sleep(1.0)  # what ends the process does so on a thread of the client
-    admin.list_topics(timeout=30)
-    os._exit(0)
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What became of the process that asked."""
@@ -335,7 +320,7 @@ def try_requests(
 def _child(request: str, address: str, groups: Sequence[str], timeout_s: float, folder: Path) -> subprocess.Popen[str]:
     arguments = ["--timeout", str(timeout_s), "--child", f"{address} {' '.join(groups)}", request]
     with (folder / f"{request}.err").open("wb") as errors:
-        child = subprocess.Popen(
+        child = subprocess.Popen(  # noqa: S603 - this script
             [sys.executable, __file__, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True
         )
     assert child.stdout is not None
@@ -364,12 +349,9 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=4)
     arguments.add_argument("--timeout", type=float, default=ANSWER_S, help="seconds that the library gives a request")
     arguments.add_argument("--child", help=argparse.SUPPRESS)
-    arguments.add_argument("--late", help=argparse.SUPPRESS)
     arguments.add_argument("requests", nargs="*", choices=[*REQUESTS, *CALLS, *GUARDED, []])
     chosen = arguments.parse_args()
     _WAIT["request_timeout"] = chosen.timeout
-    if chosen.late:
-        ask_late(chosen.requests[0], chosen.late)
     if chosen.child:
         address, *groups = chosen.child.split()
         ask(chosen.requests[0], address, groups)
