@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import tenacity
 
 import penstock
@@ -18,8 +19,19 @@ from simulation.random_driver import RandomDriver
 
 #: The environment's number of runs, and the one seed to run instead.
 RUNS = int(os.environ.get("PENSTOCK_SIMULATIONS", "300"))
+#: Takes a test out of `make test`; `make simulate`, which sets the number of runs, has all.
+thorough = pytest.mark.usefixtures() if "PENSTOCK_SIMULATIONS" in os.environ else pytest.mark.thorough
 ONE_SEED = os.environ.get("PENSTOCK_SIMULATION_SEED")
 MOVES = 150
+
+
+def chunks(runs: int, size: int = 100) -> list[Any]:
+    """Return the first seed and the number of seeds of each test; the first test is in every run."""
+    if ONE_SEED:
+        return [(int(ONE_SEED), 1)]
+    return [
+        pytest.param(begin, min(size, runs - begin), marks=thorough if begin else ()) for begin in range(0, runs, size)
+    ]
 
 
 def handle(message: penstock.Message) -> None:
