@@ -108,9 +108,3 @@ def test_a_topic_that_is_made_anew_on_a_real_broker_loses_nothing(
 
         wait_until(lambda: set(new) <= set(seen), timeout=90)
         wait_until(lambda: committed(servers, f"app-{topic}", topic, 1)[0].offset == 60)
-
-
-def has_leader(admin: AdminClient, topic: str) -> bool:
-    """Tell whether the broker knows a topic of one partition, and who leads it."""
-    found = admin.list_topics(timeout=30).topics.get(topic)
-    return found is not None and [one.leader >= 0 for one in found.partitions.values()] == [True]
