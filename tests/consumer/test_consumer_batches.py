@@ -12,7 +12,7 @@ import pytest
 import tenacity
 from stepped_engine import ONCE_A_SECOND, SteppedEngine
 
-from penstock.consumer import DeferredCompletion, Kind, handler, retry
+from penstock.consumer import Kind, handler, retry
 from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.errors import BatchError
 from penstock.message import Message

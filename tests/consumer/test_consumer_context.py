@@ -7,13 +7,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Optional
 
 import pytest
-from stepped_engine import SteppedEngine
 
 import penstock
 import penstock as renamed
 from penstock.consumer import handler
-from penstock.consumer.handlers.context import ContextFactory
-from penstock.consumer.handlers.environment.middleware import wrap
 from penstock.errors import ConfigurationError
 from penstock.testing import TestApp
 from support.consumers import app_of

@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx2
 import pytest
-import tenacity
 from confluent_kafka.schema_registry import AsyncSchemaRegistryClient, SchemaRegistryError
 from confluent_kafka.schema_registry.avro import (
     AsyncAvroDeserializer,
@@ -26,7 +25,7 @@ from serdes_apps import Told, framed
 
 import penstock
 from penstock.consumer import handler
-from penstock.errors import ConfigurationError, RegistryConnectionError
+from penstock.errors import ConfigurationError
 from penstock.testing import TestApp
 from support.consumers import app_of
 
