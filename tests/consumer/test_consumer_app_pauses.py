@@ -36,16 +36,6 @@ def test_a_paused_topic_is_not_fetched_and_another_goes_on_until_it_is_resumed()
     assert "running.resume('t') lets it go on" in said
 
 
-def test_what_was_paused_and_resumed_is_told_at_once_before_the_client_is() -> None:
-    with TestApp(app_of([])) as test:
-        test.pause("t")
-        test.settle()
-        test.resume("t")
-        resumed = [one.paused for one in test.explain() if one.topic == "t"]
-
-    assert resumed == [None]
-
-
 def test_a_pause_survives_a_rebalance_and_a_partition_can_be_resumed_alone() -> None:
     seen: list[bytes | None] = []
 

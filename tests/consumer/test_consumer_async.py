@@ -9,13 +9,13 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from kafka_tools import Recorder, committed, ends, produce
+from kafka_tools import Recorder, produce
 from penstock.consumer import handler
 from penstock.consumer.execution.event_loop import new_event_loop
 from penstock.devbroker import DevBroker
 from penstock.message import Message
 from penstock.testing import TestBroker
-from support.consumers import NewTopic, consumer_of, group_of
+from support.consumers import NewTopic, all_committed, consumer_of, group_of
 from waiting import wait_until
 
 
@@ -95,8 +95,7 @@ def test_async_handlers_keep_each_key_in_order_and_never_at_once_while_hundreds_
     assert all(offsets == sorted(offsets) for offsets in seen.by_key().values())
     assert len(set(seen.done)) == 3000
     assert seen.peak <= 300
-    group = committed(broker.bootstrap_servers, group_of(topic), topic, 3)
-    assert {number: found.offset for number, found in group.items()} == ends(broker.bootstrap_servers, topic, 3)
+    assert all_committed(broker.bootstrap_servers, group_of(topic), topic, 3)
 
 
 def test_no_more_than_max_concurrency_are_under_way_also_when_it_changes() -> None:

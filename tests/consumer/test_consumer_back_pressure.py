@@ -117,22 +117,6 @@ def test_a_full_partition_takes_up_to_twice_its_limit_where_another_is_hungry() 
     assert one.client.paused == set()
 
 
-def test_a_full_partition_takes_nothing_more_for_a_hungry_one_where_another_limit_is_reached() -> None:
-    one = taker(in_flight=100, in_flight_bytes=150 * KIB, parked=10, partitions=2)
-    client = cast("ConsumerClient", one.client)
-    one.fetch(100)
-    below_the_bytes = one.back_pressure.apply(client, one.assignments, one.now)
-    one.fetch(50)
-    tracker = one.assignments[0].tracker
-    # The hungry one is paused for the bytes already; only the one that is full by number is asked about.
-    one.back_pressure.pause(client, one.assignments[1], PauseReason.BYTES)
-    at_the_bytes = one.back_pressure.apply(client, one.assignments, one.now)
-    tracker.park(10, 40 * KIB)
-    parked_full = one.back_pressure.apply(client, one.assignments, one.now)
-
-    assert (below_the_bytes, at_the_bytes, parked_full) == (True, False, False)
-
-
 def test_parked_messages_do_not_count_as_in_flight_until_their_own_limit_is_reached() -> None:
     one = taker(in_flight=100, parked=500, partitions=2)
     tracker = one.assignments[0].tracker
@@ -173,20 +157,6 @@ def test_a_partition_that_holds_little_fetches_though_others_have_all_the_bytes(
     assert room == 50
     assert taken == 50
     assert one.reason(3) is None
-
-
-def test_what_is_kept_for_partitions_that_hold_little_comes_out_of_the_bytes_of_all() -> None:
-    one = taker(in_flight_bytes=800 * KIB, partitions=2)
-    one.fetch(700)
-
-    one.apply()
-    at_700 = one.reason(0)
-    one.fetch(90, partition=1)
-    one.apply()
-
-    # 100 KiB are kept for the other; once it has them in flight there is nothing to keep.
-    assert at_700 == PauseReason.BYTES
-    assert (one.reason(0), one.reason(1)) == (PauseReason.BYTES, None)
 
 
 def test_a_partition_that_has_little_left_goes_on_before_the_others() -> None:

@@ -12,7 +12,7 @@ import pytest
 import tenacity
 from stepped_engine import ONCE_A_SECOND, SteppedEngine
 
-from penstock.consumer import DeferredCompletion, Kind, handler, retry
+from penstock.consumer import Kind, handler, retry
 from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.errors import BatchError
 from penstock.message import Message
@@ -177,23 +177,6 @@ def test_a_batch_that_fails_keeps_the_order_of_a_key_whose_next_message_is_not_d
     assert stepped.of("t").tracker.in_flight == 0
 
 
-def test_a_batch_handler_that_puts_its_completion_off_fails_by_name_at_every_try() -> None:
-    out: list[DeferredCompletion] = []
-
-    def puts(_messages: list[Message]) -> DeferredCompletion:
-        out.append(DeferredCompletion())
-        return out[-1]
-
-    stepped = SteppedEngine({"t": handler(puts, batch=2, retry_policy=retry(attempts=2, wait=tenacity.wait_fixed(1)))})
-    stepped.feed("t", (b"k", b"1"))
-    stepped.serve()
-    stepped.pass_time(1)
-
-    (stop,) = stepped.failures
-    assert len(out) == 2
-    assert "cannot put its completion off" in str(stop.__cause__)
-
-
 def test_an_async_batch_is_served_by_the_same_rules() -> None:
     calls: list[list[bytes | None]] = []
 
@@ -256,17 +239,6 @@ def test_a_batch_that_failed_whole_is_tried_again_whole(keys: int) -> None:
         mine = [value for call in seen.calls[while_away:] for value in call if value is not None]
         of_key = [int(value) for value in mine if int(value) % keys == key]
         assert of_key == sorted(of_key)
-
-
-def test_messages_that_nothing_orders_are_tried_again_together_too() -> None:
-    seen = Batches(first(ConnectionError()))
-    stepped = SteppedEngine({"t": handler(seen, batch=50, order="none", retry_policy=ONCE_A_SECOND)})
-
-    stepped.feed("t", *of_one_key(50))
-    stepped.serve()
-    stepped.pass_time(1)
-
-    assert seen.calls == [values(range(50))] * 2
 
 
 def test_of_a_batch_that_fails_whole_to_the_end_only_what_fails_alone_is_given_up() -> None:

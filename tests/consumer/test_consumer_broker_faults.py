@@ -8,13 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from kafka_proxy import OFFSET_COMMIT, KafkaProxy, What
-from kafka_tools import STEADY, Recorder, committed, ends, produce
+from kafka_tools import STEADY, Recorder, produce
 from penstock.consumer import handler
 from penstock.devbroker import DevBroker
-from support.consumers import NewTopic, consumer_of, group_of
+from support.consumers import NewTopic, all_committed, consumer_of, group_of
 from waiting import wait_until
-
-pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture
@@ -31,11 +29,6 @@ def patient() -> Iterator[DevBroker]:
         yield broker
 
 
-def all_committed(broker: DevBroker, topic: str) -> bool:
-    found = committed(broker.bootstrap_servers, group_of(topic), topic, 2)
-    return {number: one.offset for number, one in found.items()} == ends(broker.bootstrap_servers, topic, 2)
-
-
 @pytest.mark.chaos
 def test_a_killed_broker_costs_time_and_neither_messages_nor_order(fragile: DevBroker) -> None:
     fragile.create_topic("killed", 2)
@@ -49,7 +42,7 @@ def test_a_killed_broker_costs_time_and_neither_messages_nor_order(fragile: DevB
         seen.go.set()
         fragile.restart()
         wait_until(lambda: len(set(seen.places())) == 2000, timeout=120)
-        wait_until(lambda: all_committed(fragile, "killed"), timeout=120)
+        wait_until(lambda: all_committed(fragile.bootstrap_servers, group_of("killed"), "killed", 2), timeout=120)
 
     assert gone
     assert seen.overlaps == []
@@ -77,7 +70,7 @@ def test_a_frozen_broker_is_waited_for(patient: DevBroker) -> None:
         finally:
             patient.thaw()
         wait_until(lambda: len(set(seen.places())) == 1000, timeout=60)
-        wait_until(lambda: all_committed(patient, "frozen"), timeout=60)
+        wait_until(lambda: all_committed(patient.bootstrap_servers, group_of("frozen"), "frozen", 2), timeout=60)
 
     assert stood_still
 
@@ -112,4 +105,4 @@ def test_a_commit_that_is_not_answered_holds_a_revocation_no_longer_than_its_bud
     assert held == 0
     (line,) = [one.getMessage() for one in caplog.records if "not known to have the commit" in one.getMessage()]
     assert topic in line
-    assert all_committed(broker, topic)
+    assert all_committed(broker.bootstrap_servers, group_of(topic), topic, 2)

@@ -130,22 +130,6 @@ def test_a_commit_that_is_refused_at_the_end_of_a_drain_is_made_again_soon() -> 
     assert consumer.sent == [15] * 9
 
 
-def test_one_commit_is_under_way_at_a_time_so_that_none_is_overtaken_by_an_older_one() -> None:
-    assignments, consumer = Assignments(), client(position=15)
-    an_assignment(assignments)
-    commits = Commits(assignments, 1.0, time)
-    commits.tick(consumer, 100.0)
-    consumer.at = 20
-    commits.tick(consumer, 101.0)
-    before_the_answer = list(consumer.sent)
-
-    commits.on_commit(None, [TopicPartition("topic", 0, 15)])
-    commits.tick(consumer, 102.0)
-
-    assert before_the_answer == [15]
-    assert consumer.sent == [15, 20]
-
-
 def test_an_answer_that_stays_out_is_not_waited_for_and_the_point_is_sent_once_more_in_the_end() -> None:
     assignments, consumer = Assignments(), client(position=15)
     an_assignment(assignments)

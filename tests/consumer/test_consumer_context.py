@@ -7,13 +7,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Optional
 
 import pytest
-from stepped_engine import SteppedEngine
 
 import penstock
 import penstock as renamed
 from penstock.consumer import handler
-from penstock.consumer.handlers.context import ContextFactory
-from penstock.consumer.handlers.environment.middleware import wrap
 from penstock.errors import ConfigurationError
 from penstock.testing import TestApp
 from support.consumers import app_of
@@ -170,19 +167,6 @@ def test_attempts_are_counted_from_one_over_retries_and_retry_topics(form: str) 
     assert seen == [(1, 0), (2, 1), (3, 2), (4, 3)]
 
 
-def test_the_attempt_of_a_batch_of_messages_that_were_tried_differently_often_is_the_highest() -> None:
-    seen: list[int] = []
-
-    def handle(messages: list[penstock.Message], context: penstock.Context) -> None:
-        seen.append(context.attempt)
-
-    call = wrap(handler(handle, batch=3), (), ContextFactory("shop"))
-    call([penstock.Message.of(b"", attempt=attempt) for attempt in (0, 4, 2)])
-    call([])
-
-    assert seen == [5, 1]
-
-
 def test_the_state_is_that_of_each_start() -> None:
     app, seen, starts = app_of(), [], []
 
@@ -248,16 +232,6 @@ def test_a_second_parameter_without_the_annotation_is_refused_with_a_sentence() 
     for function in (keyword, third, first):
         with pytest.raises(ConfigurationError, match="has its Context as 'context', where nobody gives it one"):
             handler(function)
-
-
-def test_a_consumer_without_an_app_gives_a_context_with_its_group() -> None:
-    notes = Notes()
-    stepped = SteppedEngine({"t": handler(notes.note)})
-
-    stepped.feed("t", (b"k", b"v"))
-    stepped.serve()
-
-    assert [context for _, context in notes.seen] == [penstock.Context(group="group")]
 
 
 def test_a_sink_function_is_given_no_context() -> None:

@@ -175,19 +175,6 @@ def test_a_name_that_stands_twice_counts_by_its_last_and_so_does_the_format() ->
     assert found.topic == "orders"
 
 
-def test_springs_wrapper_gives_way_to_the_cause() -> None:
-    found = read(
-        [
-            ("kafka_dlt-exception-fqcn", b"org.springframework.kafka.listener.ListenerExecutionFailedException"),
-            ("kafka_dlt-exception-cause-fqcn", b"java.lang.IllegalStateException"),
-            ("kafka_dlt-original-topic", b"orders"),
-        ]
-    )
-
-    assert found is not None
-    assert found.exception == "java.lang.IllegalStateException"
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

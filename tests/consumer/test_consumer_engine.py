@@ -9,7 +9,7 @@ from penstock.consumer import handler
 from penstock.devbroker import DevBroker
 from penstock.message import Message
 from penstock.offsets import decode, owner_of
-from support.consumers import NewTopic, consumer_of, group_of
+from support.consumers import NewTopic, all_committed, consumer_of, group_of
 from waiting import wait_until
 
 
@@ -95,12 +95,7 @@ def test_markers_and_aborted_ranges_at_the_tail_do_not_hold_the_commit_back(
     log_ends = ends(broker.bootstrap_servers, topic, 4)
 
     with consumer_of(broker, {topic: handler(seen)}):
-        wait_until(
-            lambda: (
-                {p: one.offset for p, one in committed(broker.bootstrap_servers, group_of(topic), topic, 4).items()}
-                == log_ends
-            )
-        )
+        wait_until(lambda: all_committed(broker.bootstrap_servers, group_of(topic), topic, 4))
 
     # Ten committed, a marker, ten aborted, a marker.
     assert log_ends == dict.fromkeys(range(4), 22)

@@ -20,7 +20,9 @@ from waiting import wait_until
 
 def failing(on_failure: str, **options: object) -> tuple[penstock.App, list[bytes | None]]:
     """Return an app whose handler fails for "bad", and the values that it was done with."""
-    app = penstock.App("sms", bootstrap_servers="in memory")
+    # No limit counts what was asked for.
+    limit = penstock.DeadLetterLimit(consecutive=1)
+    app = penstock.App("sms", bootstrap_servers="in memory", dead_letter_limit=limit)
     done: list[bytes | None] = []
 
     @app.handler("orders", retry=penstock.retry(attempts=9, wait=wait_fixed(60)), on_failure=on_failure, **options)  # type: ignore[arg-type] # options of the test's
@@ -169,22 +171,7 @@ def test_a_deferred_message_is_refused_until_its_completion_has_failed() -> None
         assert test.give_up("orders", 0, 0) == "dlq.orders"
 
 
-def test_limits_on_dead_letters_do_not_count_what_was_asked_for() -> None:
-    app = penstock.App("sms", bootstrap_servers="in memory", dead_letter_limit=penstock.DeadLetterLimit(consecutive=1))
-
-    @app.handler("orders", retry=penstock.retry(attempts=9, wait=wait_fixed(60)))
-    def handle(message: penstock.Message) -> None:
-        raise ValueError("no good")
-
-    with TestApp(app) as test:
-        for offset in range(4):
-            test.send("orders", "bad", key="1")
-            test.settle()
-            test.give_up("orders", 0, offset)
-
-        assert len(test.records("dlq.orders")) == 4
-
-
+@pytest.mark.thorough
 @pytest.mark.parametrize("exactly_once", [False, True])
 def test_threads_that_give_up_beside_quick_retries_lose_nothing_and_repeat_nothing(
     broker: DevBroker, new_topic: Callable[..., str], exactly_once: bool

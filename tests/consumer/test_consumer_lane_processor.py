@@ -16,30 +16,6 @@ from penstock.message import Message
 NO_CAUSES = Causes({}, lambda _topic: None, lambda _topic: None)
 
 
-def test_a_filter_that_raises_is_asked_again_before_the_message_is_handed_over() -> None:
-    seen: list[bytes | None] = []
-    moods: list[RuntimeError | bool] = [RuntimeError("the filter's database is away"), False]
-
-    def screen(message: Message) -> bool:
-        if message.value == b"other":
-            return True
-        mood = moods.pop(0)
-        if isinstance(mood, RuntimeError):
-            raise mood
-        return mood
-
-    stepped = SteppedEngine(
-        {"t": handler(lambda one: seen.append(one.value), filter=screen, retry_policy=ONCE_A_SECOND)}
-    )
-    stepped.feed("t", (b"k", b"refused"), (b"k", b"other"))
-    stepped.serve()
-    stepped.pass_time(1)
-
-    assert seen == [b"other"]
-    assert (stepped.count("filtered"), stepped.count("failed"), stepped.count("handled")) == (1, 1, 1)
-    assert stepped.of("t").tracker.in_flight == 0
-
-
 def test_what_the_filter_refuses_need_not_have_a_key() -> None:
     seen: list[bytes | None] = []
 

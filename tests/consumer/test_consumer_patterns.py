@@ -80,28 +80,6 @@ def test_a_topic_that_was_taken_up_while_it_was_empty_is_no_old_one_for_who_come
     assert seen == [("orders.new", b"while nobody was there")]
 
 
-@pytest.mark.parametrize("answers_lost", [0, 1])
-def test_a_topic_that_had_lost_its_first_messages_before_it_was_found_begins_at_the_first_that_is_left(
-    answers_lost: int,
-) -> None:
-    seen: list[tuple[str, bytes | None]] = []
-
-    with TestApp(app_of(seen, config={"auto.offset.reset": "latest"})) as test:
-        test.settle()
-        test.broker.create_topic("orders.new", 1)
-        for value in "123":
-            test.send("orders.new", value)
-        test.broker.delete_records("orders.new", 0, before=2)
-        test.broker.fail("watermarks", KafkaError._TIMED_OUT, times=answers_lost)
-        test.advance(FOUND_S)
-
-        committed = test.committed("orders.new")
-
-        assert test.broker.faults.happened.total() == answers_lost
-
-    assert (seen, committed) == ([("orders.new", b"3")], {0: 3})
-
-
 def test_where_the_group_stands_in_a_new_topic_is_not_taken_for_the_beginning_as_long_as_it_is_not_told() -> None:
     seen: list[tuple[str, bytes | None]] = []
 

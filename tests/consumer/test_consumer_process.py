@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from kafka_tools import committed, ends, produce
+from kafka_tools import committed, produce
 from penstock.devbroker import DevBroker
+from support.consumers import NewTopic, all_committed, child, group_of
 from waiting import wait_until
 
 CHILD = Path(__file__).with_name("consumer_child.py")
-NewTopic = Callable[..., str]
-
-
-@contextmanager
-def child(broker: DevBroker, topic: str, out: Path, **options: float) -> Iterator[subprocess.Popen[str]]:
-    """Run `consumer_child.py`; its options are named as there, with underscores."""
-    named = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    process = subprocess.Popen(
-        [sys.executable, CHILD, broker.bootstrap_servers, topic, out, *named], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 def lines(path: Path) -> list[tuple[str, int, int]]:
@@ -48,21 +28,13 @@ def test_a_process_killed_in_mid_stream_loses_nothing_and_keeps_the_order(
 
     # The first has committed nothing when it is killed, the second has.
     for handled_before, hold_after, commit_interval in ((0, 400, 3600), (400, 800, 0.1)):
-        with child(
-            broker, topic, out, seconds=0.003, hold_after=hold_after, commit_interval=commit_interval
-        ) as process:
-            wait_until(lambda wanted=handled_before + hold_after: len(lines(out)) == wanted, timeout=60)
+        options = ("--seconds=0.003", f"--hold-after={hold_after}", f"--commit-interval={commit_interval}")
+        with child(CHILD, broker.bootstrap_servers, topic, out, *options) as process:
+            wait_until(lambda wanted=handled_before + hold_after: len(lines(out)) == wanted)
             process.send_signal(signal.SIGKILL)
             assert process.wait() == -signal.SIGKILL
-    with child(broker, topic, out, seconds=0.003) as process:
-        wait_until(
-            lambda: (
-                {p: one.offset for p, one in committed(broker.bootstrap_servers, f"group-{topic}", topic, 3).items()}
-                == ends(broker.bootstrap_servers, topic, 3)
-            ),
-            timeout=90,
-            interval=0.2,
-        )
+    with child(CHILD, broker.bootstrap_servers, topic, out, "--seconds=0.003") as process:
+        wait_until(lambda: all_committed(broker.bootstrap_servers, group_of(topic), topic, 3), interval=0.2)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 
@@ -86,15 +58,15 @@ def test_the_first_signal_drains_commits_and_leaves(broker: DevBroker, new_topic
     topic, out = new_topic(), tmp_path / "out"
     produce(broker.bootstrap_servers, topic, ((b"k%d" % i, b"x") for i in range(200)))
 
-    with child(broker, topic, out, hold_after=11) as process:
-        wait_until(lambda: len(lines(out)) == 11, timeout=60)
+    with child(CHILD, broker.bootstrap_servers, topic, out, "--hold-after=11") as process:
+        wait_until(lambda: len(lines(out)) == 11)
         process.send_signal(signal.SIGTERM)
         out.with_suffix(".go").touch()
         code = process.wait(60)
 
     assert code == 0
     assert len(lines(out)) == 200
-    assert committed(broker.bootstrap_servers, f"group-{topic}", topic, 1)[0].offset == 200
+    assert committed(broker.bootstrap_servers, group_of(topic), topic, 1)[0].offset == 200
 
 
 def test_the_second_signal_leaves_at_once_and_commits_what_is_done(
@@ -104,8 +76,8 @@ def test_the_second_signal_leaves_at_once_and_commits_what_is_done(
     produce(broker.bootstrap_servers, topic, ((b"one", b"x") for _ in range(200)))
 
     # All of them would take 100 s, and a drain may take 30 s.
-    with child(broker, topic, out, seconds=0.5) as process:
-        wait_until(lambda: len(lines(out)) >= 2, timeout=60)
+    with child(CHILD, broker.bootstrap_servers, topic, out, "--seconds=0.5") as process:
+        wait_until(lambda: len(lines(out)) >= 2)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
         code = process.wait(60)
@@ -114,4 +86,4 @@ def test_the_second_signal_leaves_at_once_and_commits_what_is_done(
     # What it gave up is no order to end in.
     assert code == 1
     assert len(done) < 50
-    assert committed(broker.bootstrap_servers, f"group-{topic}", topic, 1)[0].offset == len(done)
+    assert committed(broker.bootstrap_servers, group_of(topic), topic, 1)[0].offset == len(done)

@@ -6,43 +6,23 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Message
 
-from kafka_tools import committed, ends, produce, read_all
+from kafka_tools import ends, produce, read_all
 from penstock.devbroker import DevBroker
+from support.consumers import NewTopic, all_committed, child, group_of
 from waiting import wait_until
 
 CHILD = Path(__file__).with_name("publishing_child.py")
 KEYS, MESSAGES = 40, 4_000
-NewTopic = Callable[..., str]
 GUARANTEES = pytest.mark.parametrize("guarantee", ["at least once", "exactly once"])
-
-
-@contextmanager
-def child(servers: str, source: str, target: str, guarantee: str, seconds: str) -> Iterator[subprocess.Popen[bytes]]:
-    arguments = [servers, source, target, guarantee, seconds]
-    process = subprocess.Popen([sys.executable, CHILD, *arguments], stdout=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def feed(servers: str, source: str) -> None:
     produce(servers, source, ((b"k%d" % (number % KEYS), b"%d" % number) for number in range(MESSAGES)))
-
-
-def is_done(servers: str, source: str) -> bool:
-    group = committed(servers, f"group-{source}", source, 3)
-    return {partition: one.offset for partition, one in group.items()} == ends(servers, source, 3)
 
 
 def judge(messages: list[Message], guarantee: str) -> None:
@@ -78,13 +58,13 @@ def test_a_process_killed_in_mid_stream_loses_no_result_and_keeps_the_order(
     for more in (500, 1_000):
         before = written()
         # So slow that there is work left when it is killed, however busy the machine is: 20 s for all.
-        with child(servers, source, target, guarantee, "0.02") as process:
+        with child(CHILD, servers, source, target, guarantee, "0.02") as process:
             wait_until(lambda wanted=before + more: written() >= wanted)
             process.send_signal(signal.SIGKILL)
             process.wait()
-        assert not is_done(servers, source), "it was killed too late"
-    with child(servers, source, target, guarantee, "0.001") as process:
-        wait_until(lambda: is_done(servers, source), timeout=90, interval=0.2)
+        assert not all_committed(servers, group_of(source), source, 3), "it was killed too late"
+    with child(CHILD, servers, source, target, guarantee, "0.001") as process:
+        wait_until(lambda: all_committed(servers, group_of(source), source, 3), timeout=90, interval=0.2)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 

@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kafka_tools import committed, ends, produce, read_all
+from kafka_tools import ends, produce, read_all
 from penstock.devbroker import DevBroker
+from support.consumers import all_committed, child
 from waiting import wait_until
-
-pytestmark = pytest.mark.thorough
-
 
 CHILD = Path(__file__).with_name("publishing_kinds_child.py")
 KINDS = ("retried", "given-up", "later", "deferred", "batched", "filtered")
 MESSAGES, KEYS = 200, 20
 
 
-@contextmanager
-def child(servers: str, prefix: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, CHILD, servers, prefix], stdout=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def is_done(servers: str, prefix: str) -> bool:
     topics = [f"{prefix}-{kind}" for kind in KINDS]
     topics.append(f"retry.{prefix}.{prefix}-later.100ms")
-    return all(
-        {number: one.offset for number, one in committed(servers, prefix, topic, 1).items()} == ends(servers, topic, 1)
-        for topic in topics
-    )
+    return all(all_committed(servers, prefix, topic) for topic in topics)
 
 
 def values(servers: str, topic: str) -> Counter[bytes | None]:
@@ -53,9 +35,9 @@ def numbers(chosen: Callable[[int], bool]) -> Counter[bytes | None]:
 
 @pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.chaos)], ids=["", "killed"])
 def test_whatever_way_a_message_ends_its_result_or_dead_letter_is_visible_once(
-    is_killed: bool, broker: DevBroker, new_topic: Callable[..., str]
+    is_killed: bool, broker: DevBroker, new_name: Callable[..., str]
 ) -> None:
-    servers, prefix = broker.bootstrap_servers, f"kinds-{is_killed}".lower()
+    servers, prefix = broker.bootstrap_servers, new_name("kinds")
     for name in (*KINDS, "out"):
         broker.create_topic(f"{prefix}-{name}")
     for kind in KINDS:
@@ -63,13 +45,13 @@ def test_whatever_way_a_message_ends_its_result_or_dead_letter_is_visible_once(
 
     if is_killed:
         letters, out = f"dlq.{prefix}-given-up", f"{prefix}-out"
-        with child(servers, prefix) as process:
+        with child(CHILD, servers, prefix) as process:
             wait_until(lambda: ends(servers, out, 1)[0] > 50)
             wait_until(lambda: ends(servers, letters, 1)[0] > 5)
             process.send_signal(signal.SIGKILL)
             process.wait()
         assert not is_done(servers, prefix), "it was killed too late"
-    with child(servers, prefix) as process:
+    with child(CHILD, servers, prefix) as process:
         wait_until(lambda: is_done(servers, prefix), timeout=120, interval=0.2)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

@@ -9,15 +9,15 @@ from confluent_kafka.admin import AdminClient
 
 import penstock
 from kafka_tools import committed, produce
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
 from penstock.testing import TestApp
+from support.consumers import app_of
 from waiting import wait_until
 
 
-def app_of(seen: list[bytes | None], **config: object) -> penstock.App:
-    app = penstock.App("app", bootstrap_servers="memory:0", config=config)
+def noting(seen: list[bytes | None], **config: object) -> penstock.App:
+    app = app_of(config=config)
     app.handler("t")(lambda message: seen.append(message.value))
     return app
 
@@ -35,7 +35,7 @@ def recreate(test: TestApp, count: int) -> None:
 def test_a_topic_that_was_made_anew_is_read_from_its_beginning_loudly(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[bytes | None] = []
 
-    with TestApp(app_of(seen)) as test:
+    with TestApp(noting(seen)) as test:
         recreate(test, 60)
         test.advance(30)
         committed = test.committed("t")
@@ -50,7 +50,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning_loudly(caplog: py
 def test_a_topic_that_was_made_anew_and_is_empty_is_not_committed_at_the_former_position() -> None:
     seen: list[bytes | None] = []
 
-    with TestApp(app_of(seen)) as test:
+    with TestApp(noting(seen)) as test:
         recreate(test, 0)
         test.advance(30)
         empty = test.committed("t")
@@ -66,10 +66,10 @@ def test_a_topic_that_was_made_anew_and_is_empty_is_not_committed_at_the_former_
 def test_a_topic_that_was_made_anew_follows_the_reset_policy(reset: str) -> None:
     seen: list[bytes | None] = []
 
-    with TestApp(app_of(seen, **{"auto.offset.reset": "earliest"})) as test:
+    with TestApp(noting(seen, **{"auto.offset.reset": "earliest"})) as test:
         test.send("t", "first")
         test.advance(30)
-    app = app_of(seen, **{"auto.offset.reset": reset})
+    app = noting(seen, **{"auto.offset.reset": reset})
     with TestApp(app, test.broker) as test:
         recreate(test, 60)
         if reset == "error":
@@ -101,16 +101,9 @@ def test_a_topic_that_is_made_anew_on_a_real_broker_loses_nothing(
         for future in admin.delete_topics([topic]).values():
             future.result(30)
         wait_until(lambda: topic not in admin.list_topics(timeout=30).topics)
-        ensure_topics(admin, servers, [TopicSpec(topic, 1)])
-        wait_until(lambda: has_leader(admin, topic))
+        broker.create_topic(topic)
         new = [b"new %d" % number for number in range(60)]
         produce(servers, topic, [(b"k", value) for value in new])
 
-        wait_until(lambda: set(new) <= set(seen), timeout=90)
+        wait_until(lambda: set(new) <= set(seen))
         wait_until(lambda: committed(servers, f"app-{topic}", topic, 1)[0].offset == 60)
-
-
-def has_leader(admin: AdminClient, topic: str) -> bool:
-    """Tell whether the broker knows a topic of one partition, and who leads it."""
-    found = admin.list_topics(timeout=30).topics.get(topic)
-    return found is not None and [one.leader >= 0 for one in found.partitions.values()] == [True]

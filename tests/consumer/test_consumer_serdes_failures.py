@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx2
 import pytest
-import tenacity
 from confluent_kafka.schema_registry import AsyncSchemaRegistryClient, SchemaRegistryError
 from confluent_kafka.schema_registry.avro import (
     AsyncAvroDeserializer,
@@ -26,7 +25,7 @@ from serdes_apps import Told, framed
 
 import penstock
 from penstock.consumer import handler
-from penstock.errors import ConfigurationError, RegistryConnectionError
+from penstock.errors import ConfigurationError
 from penstock.testing import TestApp
 from support.consumers import app_of
 
@@ -109,19 +108,6 @@ def test_failures_that_may_pass_are_tried_again_by_the_policy_and_others_are_not
     assert type(error).__name__ in (letter.header("__dlq.errors.message") or b"").decode() or error.__cause__
 
 
-def test_a_policy_that_does_not_retry_failures_of_connections_gives_up_at_once() -> None:
-    app, fails = app_of(), Told(SchemaRegistryError(503, -1, "away"))
-    unless_away = tenacity.retry_if_not_exception_type(RegistryConnectionError)
-    app.handler("in", retry=every(10, retry=unless_away), on_failure="drop", decoder=fails)(lambda _: None)
-
-    with TestApp(app) as test:
-        test.send("in", "x")
-        test.advance(100)
-        assert test.statistics().dropped == 1
-
-    assert len(fails.contexts) == 1
-
-
 def test_while_the_registry_is_away_messages_wait_and_when_it_is_back_they_are_handled_in_order() -> None:
     app, seen, handled = app_of(), [], []
 
@@ -152,22 +138,6 @@ def test_while_the_registry_is_away_messages_wait_and_when_it_is_back_they_are_h
     assert handled == [0, 0, 1]
     assert seen == [{"number": 1}] * 2
     assert statistics.in_flight == 0
-
-
-def test_a_registry_that_takes_no_connection_is_one_that_is_away() -> None:
-    app, seen = app_of(), []
-    with http_registry() as registry:
-        client = registry.client()
-    app.handler("orders", decoder=AvroDeserializer(client), retry=every(10, 2), on_failure="dead_letter")(seen.append)
-
-    with TestApp(app) as test:
-        test.send("orders", b"\0\0\0\0\x01\x02")
-        test.advance(20)
-        (told,) = reasons(test, "orders")
-
-    assert told is not None
-    assert told.startswith(b"the value cannot be decoded for now: ConnectError; see that the schema registry is up")
-    assert seen == []
 
 
 async def asynchronous() -> tuple[object, object]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.app import App
+from penstock.consumer.assignments import Item
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.options.ordering import Order
@@ -198,7 +200,21 @@ class Simulation:
         instance = Instance(name, self.app, settings, self.broker, self.checker, wait=self._wait, prepare=self._prepare)
         self._note(f"{instance.name} starts")
         self.instances.append(instance)
+        self._watch_what_is_given_up(instance)
         return instance
+
+    @staticmethod
+    def _watch_what_is_given_up(instance: Instance) -> None:
+        """Check that a message is given up only while its partition is here: else its next owner judges it."""
+        outlet: Any = instance.consumer.engine.dead_letter_publisher._outlet
+        forward = outlet.forward
+
+        def check_and_forward(item: Item, *more: Any) -> None:
+            if not item[0].assignment.active:
+                raise InvariantBroken(f"{instance} gives up a message of {item[0].assignment}, which it gave back")
+            forward(item, *more)
+
+        outlet.forward = check_and_forward
 
     def _prepare(self, instance: Instance) -> None:
         """Change what an instance is connected with."""

@@ -131,9 +131,9 @@ class PublishingSimulation(Simulation):
         self._writers: dict[Instance, MemoryTransactionalWriter] = {}
         # The offsets of a partition are not told before the transaction of its former owner has ended.
         self._brokers_s += 2 * (TIMEOUT_S + LOOK_S)
-        # Elsewhere messages of several logs, or of a batch, would wait for each other without an end.
+        #: Whether offset maps have no room. Messages of several logs, or of a batch, would wait for each other then.
         (first, *others) = app.handlers.values()
-        self._has_one_log = partitions == 1 and not others and first.batch == 1 and not first.retry_delays
+        self.has_one_log = partitions == 1 and not others and first.batch == 1 and not first.retry_delays
         self._parked = 0
         self._allow_parked(self.settings.max_parked)
         #: How often what happened that a run should meet.
@@ -198,7 +198,7 @@ class PublishingSimulation(Simulation):
         engine = instance.consumer.engine
         publisher = engine.results
         assert isinstance(publisher, TransactionalPublisher)
-        if self._has_one_log:
+        if self.has_one_log:
             # What is done above the watermark must wait: no map tells of it.
             engine.commits._map_chars = _NO_MAP_CHARS
         changed = publisher.changed

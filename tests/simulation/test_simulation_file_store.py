@@ -24,22 +24,21 @@ from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
 from simulation.file_store_runs import Lost, run
 from simulation.torn_disk import TornDisk
-from simulation.varied import ONE_SEED, RUNS
+from simulation.varied import RUNS, chunks, thorough
 
-CHUNK = 250
-CHUNKS = [(int(ONE_SEED), 1)] if ONE_SEED else [(begin, min(CHUNK, RUNS - begin)) for begin in range(0, RUNS, CHUNK)]
 #: In how many seeds a defect must show.
 SEEDS = 300
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.mark.parametrize(("first", "count"), CHUNKS)
+@pytest.mark.parametrize(("first", "count"), chunks(RUNS))
 def test_the_file_store_comes_back_to_what_it_acknowledged(first: int, count: int) -> None:
     for seed in range(first, first + count):
         run(seed)
 
 
+@thorough
 def test_all_that_can_befall_a_file_store_does() -> None:
     seen: Counter[str] = Counter()
     torn = 0
@@ -150,6 +149,7 @@ def lets_the_last_decision_win(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Journal, "_decided", decided)
 
 
+@thorough
 @pytest.mark.parametrize(
     "plant",
     [

@@ -23,7 +23,7 @@ from penstock.testing.stepped_engine import SteppedWorker
 from simulation.group_simulation import Simulation
 from simulation.instance import Instance, State
 from simulation.invariant_checker import InvariantBroken
-from simulation.varied import handle, silence
+from simulation.varied import handle, silence, thorough
 
 WHICH = st.integers(0, 7)
 KEYS = st.sampled_from([b"a", b"b", b"c", None])
@@ -188,6 +188,7 @@ def test_no_choice_of_steps_breaks_an_invariant() -> None:
     run_state_machine_as_test(Group, settings=settings(max_examples=80, stateful_step_count=60))
 
 
+@thorough
 def test_a_defect_shrinks_to_the_steps_that_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tracker, "commit_point", lambda self, *_: CommitPoint(self.position, ""))
 

@@ -1,4 +1,4 @@
-"""A simulation finds defects: each of these is planted in the consumer, and found within a few seeds."""
+"""A simulation finds defects: each of these is planted in the consumer, and found within its seeds."""
 
 # ruff: noqa: ARG005 - what is planted takes the arguments of what it replaces
 
@@ -7,32 +7,46 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from confluent_kafka import KafkaException
 
+from penstock.clients.transactional.end_watch import EndWatch
 from penstock.consumer.assignments import Assignments
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage
 from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.options.ordering import Ordering
 from penstock.consumer.polling.committing import commits
 from penstock.consumer.polling.committing.commits import Commits
+from penstock.consumer.polling.committing.transactional_commits import TransactionalCommits
 from penstock.consumer.polling.flow_control.back_pressure import BackPressure
 from penstock.consumer.polling.group.rebalance import Rebalance
+from penstock.consumer.publishing import result_publisher, transactional_publisher
+from penstock.consumer.publishing.result_publisher import ResultPublisher, Unpublished
+from penstock.consumer.publishing.transaction import ForwardedMessage, Transaction, places_of
+from penstock.consumer.publishing.transaction_runner import TransactionRunner
+from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
 from penstock.offsets import CommitPoint, OffsetMap, Tracker
-from penstock.routing import Scheduler
+from penstock.routing import KeyState, Scheduler
+from penstock.routing.lanes import ParkedKey
+from simulation import publishing_varied, varied
 from simulation.invariant_checker import InvariantBroken
-from simulation.varied import run, silence
+from simulation.varied import silence, thorough
 
 #: In how many seeds a defect must show.
-SEEDS = 150
+SEEDS = 200
 
 Plant = Callable[[pytest.MonkeyPatch], None]
+
+pytestmark = thorough
 
 
 def commits_what_was_fetched(patch: pytest.MonkeyPatch) -> None:
@@ -183,38 +197,345 @@ def waits_for_handlers_as_long_as_it_takes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rebalance, "on_revoke", on_revoke)
 
 
-PLANTS: dict[Plant, str] = {
-    commits_what_was_fetched: "I3",
-    commits_one_too_many: "I3",
-    gives_up_what_cannot_be_written: "I3|I2|not done",
-    keeps_handling_what_was_revoked: "I|began|gave",
-    does_not_wait_for_handlers: "gave",
-    lets_later_messages_pass: "I2|I4",
-    takes_what_is_in_the_handler_for_done: "I3|I4",
-    shares_lanes: "I1|I2|I4",
-    chooses_lanes_by_chance: "I1|I2",
-    believes_more_than_was_done: "not done|I2|I3",
-    forgets_what_failed_to_be_committed: "committed",
-    forgets_to_resume: "not done",
-    loses_timers: "not done",
-    commits_what_was_lost: "I3",
-    counts_what_is_parked_for_ever: "I4",
-    takes_in_without_a_limit: "I5",
-    waits_for_handlers_as_long_as_it_takes: "I6|gave",
-}
+# Parking: what becomes of messages that failed, are put off, or are given up
 
 
-def run_all() -> None:
+class _Lenient:
+    """A key that goes on while its head is out has that resolved twice."""
+
+    resolve = ParkedKey.resolve
+
+    @classmethod
+    def plant(cls, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(ParkedKey, "resolve", lambda self, *how: cls.resolve(self, *how) if self.is_out else None)
+
+
+def goes_on_before_a_completion_comes(patch: pytest.MonkeyPatch) -> None:
+    """A parked key is released while the completion of its head is out."""
+    defer = Parking.defer_head
+
+    def go_on(self: Parking, lane: Any, key: Any, parked: Any, *rest: Any) -> None:
+        defer(self, lane, key, parked, *rest)
+        if parked.is_out:
+            parked.resolve(KeyState.HANDLED)
+            self._wake_key(lane, key)
+
+    _Lenient.plant(patch)
+    patch.setattr(Parking, "defer_head", go_on)
+
+
+def goes_on_before_a_dead_letter_is_written(patch: pytest.MonkeyPatch) -> None:
+    """A parked key is released while its head is on the way to another topic."""
+    send = Parking._send
+
+    def go_on(self: Parking, lane: Any, key: Any, parked: Any, *rest: Any) -> None:
+        send(self, lane, key, parked, *rest)
+        parked.resolve(KeyState.DONE)
+        self._wake_key(lane, key)
+
+    _Lenient.plant(patch)
+    patch.setattr(Parking, "_send", go_on)
+
+
+def forgets_what_waits_behind_a_head(patch: pytest.MonkeyPatch) -> None:
+    """A message that waits behind a parked one goes with it."""
+    next_head = ParkedKey.next_head
+
+    def drop_one(self: ParkedKey[Any, Any]) -> None:
+        next_head(self)
+        if len(self.waiting) > 1:
+            self.waiting.popleft()
+
+    patch.setattr(ParkedKey, "next_head", drop_one)
+
+
+def tries_the_last_that_waits_first(patch: pytest.MonkeyPatch) -> None:
+    """What waits behind a parked message comes in another order."""
+    next_head = ParkedKey.next_head
+
+    def turn(self: ParkedKey[Any, Any]) -> None:
+        next_head(self)
+        self.waiting.rotate(1)
+
+    patch.setattr(ParkedKey, "next_head", turn)
+
+
+def _completes_early(patch: pytest.MonkeyPatch, *, is_retry: bool) -> None:
+    publish = DeadLetterPublisher.publish
+
+    def complete_and_publish(self: DeadLetterPublisher, one: ExhaustedMessage) -> None:
+        if (one.retry is not None) is is_retry:
+            one.complete()
+            one = replace(one, complete=lambda: None)
+        publish(self, one)
+
+    patch.setattr(DeadLetterPublisher, "publish", complete_and_publish)
+
+
+def completes_before_a_dead_letter_is_written(patch: pytest.MonkeyPatch) -> None:
+    """The offset of a dead letter is done before its send."""
+    _completes_early(patch, is_retry=False)
+
+
+def completes_before_a_retry_topic_has_it(patch: pytest.MonkeyPatch) -> None:
+    """The offset of a message for a retry topic is done before its send."""
+    _completes_early(patch, is_retry=True)
+
+
+class _Active:
+    """An assignment that seems to be active."""
+
+    active = True
+
+    def __init__(self, assignment: Any) -> None:
+        self._assignment = assignment
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._assignment, name)
+
+
+def gives_up_what_was_revoked(patch: pytest.MonkeyPatch) -> None:
+    """A failure is judged though its partition was revoked meanwhile."""
+    seeming = property(lambda self: SimpleNamespace(assignment=_Active(self.item[0].assignment)))
+    patch.setattr(ExhaustedMessage, "fetch", seeming)
+
+
+# Planted defects, exactly once
+
+
+def commits_offsets_of_results_that_are_missing(patch: pytest.MonkeyPatch) -> None:
+    """The offsets of messages are committed whose results are not in the transaction."""
+    produce = TransactionRunner._run
+
+    def without_one(self: TransactionRunner, transaction: Transaction, metadata: Any) -> None:
+        kept, transaction.inside = transaction.inside, transaction.inside[:-1]
+        try:
+            produce(self, transaction, metadata)
+        finally:
+            transaction.inside = kept
+
+    patch.setattr(TransactionRunner, "_run", without_one)
+
+
+def commits_offsets_before_their_results(patch: pytest.MonkeyPatch) -> None:
+    """A message is done when its results are handed over, so that any transaction may commit its offset."""
+    submit, complete_now = TransactionalPublisher.submit, Unpublished.complete
+
+    def complete(self: TransactionalPublisher, lane: Any, items: Any, results: Any, tries: Any = None) -> None:
+        submit(self, lane, items, results, tries)
+        complete_now(Unpublished(lane, items, results, tries))
+
+    patch.setattr(TransactionalPublisher, "submit", complete)
+    patch.setattr(Unpublished, "complete", lambda self: None)
+    patch.setattr(transactional_publisher, "places_of", lambda inside: {})
+    patch.setattr(transactional_publisher, "without_room", lambda *_: [])
+
+
+class _Repeated(Unpublished):
+    """Results whose messages are done already."""
+
+    def complete(self) -> None:
+        """Nothing."""
+
+
+def publishes_a_result_twice(patch: pytest.MonkeyPatch) -> None:
+    """What was committed is now and then written again."""
+    note, chance = TransactionalPublisher._note_committed, random.Random(1)  # noqa: S311 - the same defect each time
+
+    def once_more(self: TransactionalPublisher, transaction: Transaction) -> None:
+        note(self, transaction)
+        if transaction.inside and chance.random() < 0.1:
+            one = transaction.inside[0]
+            self._queue.append(_Repeated(one.lane, one.items, one.results, one.tries))
+
+    patch.setattr(TransactionalPublisher, "_note_committed", once_more)
+
+
+def takes_a_doubt_for_aborted(patch: pytest.MonkeyPatch) -> None:
+    """A transaction that nobody knows the end of is done again."""
+    patch.setattr(TransactionalPublisher, "_settle", lambda self: setattr(self, "_doubt", None))
+
+
+def takes_a_doubt_for_committed(patch: pytest.MonkeyPatch) -> None:
+    """A transaction that nobody knows the end of is done with."""
+
+    def settle(self: TransactionalPublisher) -> None:
+        doubt, self._doubt = self._doubt, None
+        if doubt is not None:
+            self._note_committed(doubt)
+
+    patch.setattr(TransactionalPublisher, "_settle", settle)
+
+
+def drops_what_was_aborted(patch: pytest.MonkeyPatch) -> None:
+    """The results of a transaction that was aborted are forgotten, and their messages done."""
+    note = TransactionalPublisher._note_failed
+
+    def forget(self: TransactionalPublisher, transaction: Transaction | None, error: BaseException) -> None:
+        note(self, transaction, error)
+        if transaction is not None and self._doubt is None and isinstance(error, KafkaException):
+            inside, self._inside = self._inside, []
+            for one in inside:
+                one.complete()
+
+    patch.setattr(TransactionalPublisher, "_note_failed", forget)
+
+
+def swaps_what_is_done_again(patch: pytest.MonkeyPatch) -> None:
+    """What is done again is written in another order."""
+    note = TransactionalPublisher._note_failed
+
+    def swap(self: TransactionalPublisher, transaction: Transaction | None, error: BaseException) -> None:
+        note(self, transaction, error)
+        self._inside = self._inside[::-1]
+
+    patch.setattr(TransactionalPublisher, "_note_failed", swap)
+
+
+def believes_every_end(patch: pytest.MonkeyPatch) -> None:
+    """An end that was sent twice passes for known."""
+    patch.setattr(EndWatch, "doubt", lambda self, took_s: None)
+
+
+def commits_as_nobody(patch: pytest.MonkeyPatch) -> None:
+    """A member that was put out commits without an id: a zombie's results become visible."""
+    patch.setattr(
+        TransactionalCommits,
+        "note_rebalanced",
+        lambda self, client: self._publisher.set_metadata(client.consumer_group_metadata()),
+    )
+
+
+def writes_dead_letters_without_their_offsets(patch: pytest.MonkeyPatch) -> None:
+    """A transaction has a dead letter, and not the offset of its message."""
+    patch.setattr(
+        transactional_publisher,
+        "places_of",
+        lambda inside: places_of([one for one in inside if not isinstance(one, ForwardedMessage)]),
+    )
+
+
+def commits_offsets_of_what_waits(patch: pytest.MonkeyPatch) -> None:
+    """A transaction commits the offsets of messages whose results are for the next one."""
+    take = TransactionalPublisher._next
+
+    def take_more(self: TransactionalPublisher) -> Transaction:
+        taken = take(self)
+        return replace(taken, positions=self.changed(places_of([*taken.inside, *self._queue.copy()])))
+
+    patch.setattr(TransactionalPublisher, "_next", take_more)
+
+
+def publishes_what_the_map_has_no_room_for(patch: pytest.MonkeyPatch) -> None:
+    """A result is in a transaction whose offset map was cut before its offset."""
+    patch.setattr(transactional_publisher, "without_room", lambda *_: [])
+
+
+# Planted defects, at least once
+
+
+def is_done_before_its_results(patch: pytest.MonkeyPatch) -> None:
+    """A message is done when its results were sent."""
+    send = ResultPublisher._send
+
+    def sent(self: ResultPublisher, producer: Any, number: int, one: Unpublished, result: Any) -> bool:
+        taken = send(self, producer, number, one, result)
+        if taken and one in self._sent and one.left and one.sent == len(one.results):
+            one.complete()
+            one.items = ()
+        return taken
+
+    patch.setattr(ResultPublisher, "_send", sent)
+
+
+def forgets_a_refusal(patch: pytest.MonkeyPatch) -> None:
+    """What a broker refused is done."""
+    patch.setattr(Unpublished, "refuse", lambda self, error, wake: self.complete())
+
+
+def sends_the_newest_first(patch: pytest.MonkeyPatch) -> None:
+    """Results are not sent in the order in which they were handed over."""
+
+    def submit(self: ResultPublisher, lane: Any, items: Any, results: Any, tries: Any = None) -> None:
+        self.is_used = True
+        self._queue.appendleft(Unpublished(lane, items, results, tries))
+
+    patch.setattr(ResultPublisher, "submit", submit)
+
+
+def loses_what_a_failed_producer_had(patch: pytest.MonkeyPatch) -> None:
+    """What a producer had that failed for ever passes for written."""
+    delivered = ResultPublisher._delivered
+
+    def pass_for_written(self: ResultPublisher, *of: Any) -> None:
+        *what, error, message = of
+        is_lost = error is not None and (error.fatal() or error.code() in result_publisher._FAILED_FOR_EVER)
+        delivered(self, *what, None if is_lost else error, message)
+
+    patch.setattr(ResultPublisher, "_delivered", pass_for_written)
+
+
+Run = Callable[[int], object]
+EXACTLY_ONCE = partial(publishing_varied.run, exactly_once=True)
+AT_LEAST_ONCE = partial(publishing_varied.run, exactly_once=False)
+
+#: What is planted, the runs that must find it, and what they say.
+PLANTS: list[tuple[Plant, Run, str]] = [
+    (commits_what_was_fetched, varied.run, "I3"),
+    (commits_one_too_many, varied.run, "I3"),
+    (gives_up_what_cannot_be_written, varied.run, "I3|I2|not done"),
+    (keeps_handling_what_was_revoked, varied.run, "I|began|gave"),
+    (does_not_wait_for_handlers, varied.run, "gave"),
+    (lets_later_messages_pass, varied.run, "I2|I4"),
+    (takes_what_is_in_the_handler_for_done, varied.run, "I3|I4"),
+    (shares_lanes, varied.run, "I1|I2|I4"),
+    (chooses_lanes_by_chance, varied.run, "I1|I2"),
+    (believes_more_than_was_done, varied.run, "not done|I2|I3"),
+    (forgets_what_failed_to_be_committed, varied.run, "committed"),
+    (forgets_to_resume, varied.run, "not done"),
+    (loses_timers, varied.run, "not done"),
+    (commits_what_was_lost, varied.run, "I3"),
+    (counts_what_is_parked_for_ever, varied.run, "I4"),
+    (takes_in_without_a_limit, varied.run, "I5"),
+    (waits_for_handlers_as_long_as_it_takes, varied.run, "I6|gave"),
+    (goes_on_before_a_completion_comes, varied.run, "I4|I2"),
+    (goes_on_before_a_dead_letter_is_written, varied.run, "I4|I2"),
+    (forgets_what_waits_behind_a_head, varied.run, "I4|not done"),
+    (tries_the_last_that_waits_first, varied.run, "I2"),
+    (completes_before_a_dead_letter_is_written, varied.run, "I3|I4"),
+    (completes_before_a_retry_topic_has_it, EXACTLY_ONCE, "I3|I4"),
+    (gives_up_what_was_revoked, varied.run, "gave"),
+    (commits_offsets_of_results_that_are_missing, EXACTLY_ONCE, "I3"),
+    (commits_offsets_before_their_results, EXACTLY_ONCE, "I3|I4|E"),
+    (publishes_a_result_twice, EXACTLY_ONCE, "E1"),
+    (takes_a_doubt_for_aborted, EXACTLY_ONCE, "E1|I3"),
+    (takes_a_doubt_for_committed, EXACTLY_ONCE, "I3|I4|I2|not done|E"),
+    (drops_what_was_aborted, EXACTLY_ONCE, "I3|I4|not done"),
+    (swaps_what_is_done_again, EXACTLY_ONCE, "E5"),
+    (believes_every_end, EXACTLY_ONCE, "E2|E3|E1|I3"),
+    (commits_as_nobody, EXACTLY_ONCE, "E1|I3"),
+    (writes_dead_letters_without_their_offsets, EXACTLY_ONCE, "E3|not done"),
+    (commits_offsets_of_what_waits, EXACTLY_ONCE, "I3"),
+    (publishes_what_the_map_has_no_room_for, EXACTLY_ONCE, "E3"),
+    (forgets_a_refusal, EXACTLY_ONCE, "I3"),
+    (is_done_before_its_results, AT_LEAST_ONCE, "I3|I4|not done"),
+    (forgets_a_refusal, AT_LEAST_ONCE, "I3|not done"),
+    (sends_the_newest_first, AT_LEAST_ONCE, "E5"),
+    (loses_what_a_failed_producer_had, AT_LEAST_ONCE, "I3"),
+]
+
+
+def run_all(run: Run) -> None:
     """Run the seeds until one fails."""
     for seed in range(SEEDS):
         run(seed)
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_a_planted_defect_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("plant", "run", "what"), PLANTS, ids=lambda one: getattr(one, "__name__", ""))
+def test_a_planted_defect_is_found(plant: Plant, run: Run, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
 
-    with silence(), pytest.raises(InvariantBroken, match=rf"^[^\n]*({PLANTS[plant]})") as found:
-        run_all()
+    with silence(), pytest.raises(InvariantBroken, match=rf"^[^\n]*({what})") as found:
+        run_all(run)
 
     assert any("PENSTOCK_SIMULATION_SEED=" in note for note in found.value.__notes__)

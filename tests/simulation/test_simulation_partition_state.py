@@ -24,15 +24,12 @@ from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Op
-from simulation.varied import ONE_SEED, RUNS
-
-CHUNK = 500
-CHUNKS = [(int(ONE_SEED), 1)] if ONE_SEED else [(begin, min(CHUNK, RUNS - begin)) for begin in range(0, RUNS, CHUNK)]
+from simulation.varied import RUNS, chunks, thorough
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.mark.parametrize(("first", "count"), CHUNKS)
+@pytest.mark.parametrize(("first", "count"), chunks(RUNS))
 def test_each_transaction_ends_once_as_decided_first_whatever_is_restarted_lost_or_trimmed(
     first: int, count: int
 ) -> None:
@@ -200,6 +197,7 @@ def takes_half_of_a_payload(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Pending, "load", load)
 
 
+@thorough
 @pytest.mark.parametrize(
     "plant",
     [

@@ -14,16 +14,13 @@ import penstock
 from penstock.consumer import ConsumerSettings
 from simulation.group_simulation import Simulation
 from simulation.random_driver import COMMON, RARE, RandomDriver
-from simulation.varied import ONE_SEED, RUNS, handle, run, silence
+from simulation.varied import RUNS, chunks, handle, run, silence, thorough
 
-CHUNK = 100
 #: What happens without a fault.
 PEACEFUL = ("add", "stop", "rebalance", "transaction")
 
-CHUNKS = [(int(ONE_SEED), 1)] if ONE_SEED else [(begin, min(CHUNK, RUNS - begin)) for begin in range(0, RUNS, CHUNK)]
 
-
-@pytest.mark.parametrize(("first", "count"), CHUNKS)
+@pytest.mark.parametrize(("first", "count"), chunks(RUNS))
 def test_every_invariant_holds_for_each_seed(first: int, count: int) -> None:
     ended = 0
     with silence():
@@ -42,6 +39,7 @@ def test_a_run_is_the_same_again() -> None:
     assert first.broker.commit_log("sim") == again.broker.commit_log("sim")
 
 
+@thorough
 def test_everything_that_can_happen_does_happen() -> None:
     seen: Counter[str] = Counter()
     faults: Counter[object] = Counter()

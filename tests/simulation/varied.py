@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import tenacity
 
 import penstock
@@ -18,8 +19,19 @@ from simulation.random_driver import RandomDriver
 
 #: The environment's number of runs, and the one seed to run instead.
 RUNS = int(os.environ.get("PENSTOCK_SIMULATIONS", "300"))
+#: Takes a test out of `make test`; `make simulate`, which sets the number of runs, has all.
+_HAS_ALL = "PENSTOCK_SIMULATIONS" in os.environ
+thorough = pytest.mark.usefixtures() if _HAS_ALL else pytest.mark.thorough
 ONE_SEED = os.environ.get("PENSTOCK_SIMULATION_SEED")
 MOVES = 150
+
+
+def chunks(runs: int, size: int = 100) -> list[Any]:
+    """Return the first seed and the number of seeds of each test; the first test is in every run."""
+    if ONE_SEED:
+        return [(int(ONE_SEED), 1)]
+    found = [(begin, min(size, runs - begin)) for begin in range(0, runs, size)]
+    return found if _HAS_ALL else [found[0], *(pytest.param(*chunk, marks=thorough) for chunk in found[1:])]
 
 
 def handle(message: penstock.Message) -> None:

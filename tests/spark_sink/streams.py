@@ -13,7 +13,7 @@ from pyspark.sql.streaming import StreamingQuery
 from penstock.spark_sink import start_sink
 
 #: Seconds for a query to read some hundred rows, and how often Spark may fail to start the source's process.
-SPARK_S, TRIES = 200, 20
+SPARK_S, TRIES = 300.0, 20
 
 
 def read_to_end(start: Callable[[], StreamingQuery]) -> StreamingQuery:
@@ -26,7 +26,7 @@ def read_to_end(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     for _ in range(TRIES):
         query = start()
         try:
-            assert query.awaitTermination(SPARK_S), "the query has not read the log within its time"
+            assert query.awaitTermination(int(SPARK_S)), "the query has not read the log within its time"
         except StreamingQueryException as error:
             if "failed to connect back" not in str(error):
                 raise

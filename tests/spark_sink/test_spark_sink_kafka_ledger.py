@@ -1,23 +1,292 @@
-"""The ledger in Kafka on a real broker (I9): once published stays once, whoever is killed, doubled or not heard."""
+"""The ledger in Kafka on a real broker (I9): once published stays once, by new producers and by those that are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
 
 from kafka_tools import read_all, transactional
-from penstock.clients.reading import PartitionReader
+from penstock import clients
+from penstock.clients import factory as making
+from penstock.clients.reading import PartitionReader, partition_reader
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger import kafka_ledger
-from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS
-from penstock.spark_sink.ledger.kafka_producers import SinkPublisher, slot_id
+from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, ledger_key, ledger_partition
+from penstock.spark_sink.ledger.kafka_producers import PublisherPool, SinkPublisher, slot_id, slot_of
 from penstock.spark_sink.ledger.kafka_publisher import publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target
+from penstock.spark_sink.sinks.frames import slot_column
+from penstock.spark_sink.sinks.kafka_publication import WriterCommitMessage, publish_by_source
+from penstock.spark_sink.source.worker_pool import WorkerPool
+from waiting import wait_until
+
+SOURCES = [("orders", 0), ("orders", 1)]
+
+
+class Worker:
+    """What one Python worker of Spark does for a sink: task after task, with what it keeps."""
+
+    def __init__(self, target: Target, topic: str) -> None:
+        self.target = target
+        self._topic = topic
+        self._kept: WorkerPool[SinkPublisher] = WorkerPool()
+        self._pool = PublisherPool(self._kept)
+
+    def publish(self, first: int, last: int, batch: int = 0) -> list[WriterCommitMessage]:
+        """Publish rows of both source partitions, whose values are their places."""
+        rows = [
+            Row(source, n, self._topic, b"k", b"%d-%d" % (source[1], n), ())
+            for source in SOURCES
+            for n in range(first, last + 1)
+        ]
+        return list(publish_by_source(replace(self.target, batch=f"run/{batch}"), rows, self._pool))
+
+    def applied(self, first: int, last: int, batch: int = 0) -> list[int]:
+        """Publish, and return how many rows of each source partition had been published before."""
+        told = self.publish(first, last, batch)
+        assert [one.failure for one in told] == [None, None]
+        return [one.applied for one in told]
+
+    def end(self) -> None:
+        self._kept.close()
+
+
+@pytest.fixture
+def worker(broker: DevBroker, ledger_topic: str, new_topic: Callable[..., str]) -> Iterator[Callable[[], Worker]]:
+    """Return a function that makes workers for one sink, which publishes to one topic."""
+    topic, made = new_topic(), list[Worker]()
+
+    def make() -> Worker:
+        made.append(Worker(Target(broker.bootstrap_servers, {}, topic, ledger_topic), topic))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Return how often producers took an id and committed, and how many consumers and admin clients were made."""
+    found = {"init": 0, "commit": 0, "consumers": 0, "admins": 0}
+
+    class Counted(Producer):
+        def init_transactions(self, timeout: float = -1) -> None:
+            found["init"] += 1
+            super().init_transactions(timeout)
+
+        def commit_transaction(self, timeout: float = -1) -> None:
+            found["commit"] += 1
+            super().commit_transaction(timeout)
+
+    def counting(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any) -> Any:
+            found[name] += 1
+            return make(*given)
+
+        return counted
+
+    monkeypatch.setattr(making, "Producer", Counted)
+    monkeypatch.setattr(partition_reader, "new_consumer", counting("consumers", partition_reader.new_consumer))
+    monkeypatch.setattr(clients, "admin", counting("admins", clients.admin))
+    return found
+
+
+def seen(worker: Worker, **how: bool) -> dict[int, list[int]]:
+    """Return what a reader of the topic sees, by source partition, in its order."""
+    found: dict[int, list[int]] = {0: [], 1: []}
+    for one in read_all(worker.target.servers, worker.target.name, **how):
+        partition, number = (one.value() or b"").split(b"-")
+        found[int(partition)].append(int(number))
+    return found
+
+
+def once(last: int) -> dict[int, list[int]]:
+    return {0: list(range(last + 1)), 1: list(range(last + 1))}
+
+
+def test_batch_after_batch_a_worker_takes_its_ids_once_and_reads_the_ledger_on(
+    worker: Callable[[], Worker], calls: dict[str, int]
+) -> None:
+    one = worker()
+
+    for batch in range(6):
+        assert one.applied(10 * batch, 10 * batch + 9, batch) == [0, 0]
+    assert one.applied(50, 64, 5) == [10, 10]  # tried again, with more
+
+    assert calls == {"init": 2, "commit": 14, "consumers": 1, "admins": 1}
+    assert seen(one) == once(64)
+
+
+def test_a_kept_producer_whose_id_another_has_taken_is_shut_out_and_its_rows_are_published_once(
+    worker: Callable[[], Worker], calls: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = worker(), worker()
+    assert one.applied(0, 4, 0) == [0, 0]
+    # Nothing of this is new, so that the ledger does not tell of it.
+    assert other.applied(0, 4, 0) == [5, 5]
+    assert one.applied(5, 9, 1) == [0, 0]
+    assert calls["init"] == 6  # two each, and two for those that were refused
+
+    overtaken: list[list[int]] = []
+    counted: Any = making.Producer
+
+    class Late(counted):
+        def commit_transaction(self, timeout: float = -1) -> None:
+            if not overtaken:
+                # All is written, by a producer that was kept, when another task has taken over and publishes more.
+                overtaken.append([])
+                overtaken[0] = other.applied(10, 16, 2)
+            super().commit_transaction(timeout)
+
+    for kept in one._kept._idle:
+        for producer in kept.kept._idle.values():
+            producer.client.__class__ = Late  # type: ignore[assignment]
+    assert one.applied(10, 14, 2) == [5, 5]
+
+    assert overtaken == [[0, 0]]
+    assert seen(one) == once(16)
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_the_end_of_a_kept_producers_transaction_that_is_not_heard_is_looked_up(
+    worker: Callable[[], Worker], calls: dict[str, int], monkeypatch: pytest.MonkeyPatch, *, is_committed: bool
+) -> None:
+    one, lost = worker(), list[int]()
+    assert one.applied(0, 4, 0) == [0, 0]
+    counted: Any = making.Producer
+
+    class Unheard(counted):
+        def commit_transaction(self, timeout: float = -1) -> None:
+            if not lost:
+                lost.append(1)
+                if is_committed:
+                    super().commit_transaction(timeout)
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            super().commit_transaction(timeout)
+
+    monkeypatch.setattr(making, "Producer", Unheard)
+    for producer in one._kept._idle[0].kept._idle.values():
+        producer.client.__class__ = Unheard  # type: ignore[assignment]
+    assert one.applied(5, 9, 1) == [5 if is_committed else 0, 0]
+
+    assert calls["init"] == 3  # the one that was not heard is followed by a new one
+    assert seen(one) == once(9)
+
+
+def test_a_producer_whose_commit_was_repeated_serves_no_more(
+    worker: Callable[[], Worker], calls: dict[str, int]
+) -> None:
+    one = worker()
+    assert one.applied(0, 4, 0) == [0, 0]
+    for producer in one._kept._idle[0].kept._idle.values():
+        begin = producer.watch.begin
+
+        def repeated(begin: Callable[[], None] = begin, watch: Any = producer.watch) -> None:
+            begin()
+            # What the client library logs where the answer to an EndTxn was lost, and it asks again by itself.
+            watch.log(10, "", "ENDTXN", "producer", "EndTxn returned _TRANSPORT (retriable)")
+
+        producer.watch.begin = repeated  # type: ignore[method-assign]
+    assert one.applied(5, 9, 1) == [0, 0]
+    assert calls["init"] == 2
+    assert one.applied(10, 14, 2) == [0, 0]
+
+    assert calls["init"] == 4
+    assert seen(one) == once(14)
+
+
+#: A worker that is killed in its second task, when all of it is written and nothing is committed.
+KILLED = """
+import os, signal, sys
+from confluent_kafka import Producer
+from penstock.clients import factory
+from penstock.spark_sink.ledger.kafka_target import Row, Target
+from penstock.spark_sink.sinks.kafka_publication import publish_by_source
+class Killed(Producer):
+    commits = 0
+    def commit_transaction(self, timeout=-1):
+        Killed.commits += 1
+        if Killed.commits == int(at):
+            if moment == "after":
+                super().commit_transaction(timeout)
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().commit_transaction(timeout)
+factory.Producer = Killed
+servers, name, ledger, at, moment = sys.argv[1:]
+for batch in range(2):
+    rows = [
+        Row(("orders", p), n, name, b"k", b"%d-%d" % (p, n), ())
+        for p in range(2) for n in range(5 * batch, 5 * batch + 5)
+    ]
+    list(publish_by_source(Target(servers, {}, name, ledger, f"run/{batch}"), rows))
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("at", [3, 4])
+def test_a_worker_killed_at_a_commit_of_a_kept_producer_loses_and_doubles_nothing(
+    worker: Callable[[], Worker], at: int, moment: str
+) -> None:
+    one = worker()
+    target = one.target
+    child = subprocess.run(
+        [sys.executable, "-c", KILLED, target.servers, target.name, target.ledger, str(at), moment], check=False
+    )
+    done = at - (moment == "before") - 2  # source partitions of the second batch
+
+    assert child.returncode == -signal.SIGKILL
+    assert one.applied(5, 9, 1) == [5 if done > 0 else 0, 5 if done > 1 else 0]
+    assert seen(one) == once(9)
+
+
+def test_what_an_operator_takes_back_and_a_ledger_made_anew_are_seen_by_a_kept_reader(
+    broker: DevBroker,
+    admin: AdminClient,
+    worker: Callable[[], Worker],
+    ledger_topic: str,
+    new_topic: Callable[..., str],
+) -> None:
+    one = worker()
+    assert one.applied(0, 4, 0) == [0, 0]
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    for source in SOURCES:
+        key = ledger_key(one.target.name, source)
+        producer.produce(ledger_topic, None, key, ledger_partition(key))
+    assert producer.flush(30) == 0
+    assert one.applied(0, 4, 0) == [0, 0]
+    assert seen(one) == {0: [*range(5)] * 2, 1: [*range(5)] * 2}
+
+    own = new_topic(PARTITIONS)
+    one.target = replace(one.target, ledger=own, name=f"{one.target.name}-again")
+    assert one.applied(0, 4, 0) == [0, 0]
+    admin.delete_topics([own])[own].result(30)
+    wait_until(lambda: own not in admin.list_topics(timeout=10).topics)
+    ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(own, PARTITIONS, TOPIC_CONFIG)])
+    assert one.applied(0, 4, 0) == [0, 0]
+
+
+def test_a_source_partition_has_one_slot_for_ever_and_spark_finds_the_same(spark: SparkSession) -> None:
+    sources = [(topic, partition) for topic in ("orders", "zahlungen-ü", "a/b") for partition in (0, 1, 17, 4_711)]
+
+    found = spark.createDataFrame(sources, "topic STRING, partition INT").select(slot_column().alias("slot")).collect()
+
+    assert [row.slot for row in found] == [slot_of(source) for source in sources]
+    assert [slot_id("sink", source) for source in SOURCES] == ["sink/18", "sink/4"]
+    nowhere = spark.createDataFrame([(None, None)], "topic STRING, partition INT").select(slot_column().alias("slot"))
+    assert nowhere.collect()[0].slot is not None
+
 
 SOURCE = ("orders", 0)
 

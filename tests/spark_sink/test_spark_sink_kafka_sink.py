@@ -86,7 +86,7 @@ def test_what_cannot_be_published_is_told_without_its_value_and_comes_again(
 def schema_of(**columns: str) -> StructType:
     """Return a frame's schema: its position, and columns by their types."""
     found = StructType()
-    for name, kind in {"topic": "string", "partition": "int", "offset": "bigint", **columns}.items():
+    for name, kind in {"topic": "string", "partition": "integer", "offset": "long", **columns}.items():
         if kind:
             found.add(name, kind)
     return found
@@ -104,7 +104,7 @@ def test_frames_and_topics_that_cannot_be_are_refused_at_the_start(
     with pytest.raises(SinkError, match="lacks target_topic"):
         sink_to(topic, topic=None).check(schema)
     with pytest.raises(SinkError, match=r"column key of the frame .* is int; messages are text or bytes"):
-        sink.check(schema_of(key="int", value="string"))
+        sink.check(schema_of(key="integer", value="string"))
     with pytest.raises(SinkError, match=r"column headers of the frame .* is map<string,string>"):
         sink.check(schema_of(value="string").add("headers", MapType(StringType(), StringType())))
     with pytest.raises(TopicNotFoundError, match="no-such-topic"):

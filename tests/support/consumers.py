@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import penstock
+from kafka_tools import committed, ends
 from penstock.consumer import ConsumerSettings, Handler, LitePushConsumer, MiddlewareSpec, WorkerResource, retry
 from penstock.message import Message
 from penstock.testing import TestBroker
@@ -59,6 +64,23 @@ def consumer_of(
         resources=resources,
         cluster=in_memory,
     )
+
+
+def all_committed(servers: str, group: str, topic: str, partitions: int = 1) -> bool:
+    """Tell whether a group's committed offsets are the ends of a topic on a real broker."""
+    offsets = {number: found.offset for number, found in committed(servers, group, topic, partitions).items()}
+    return offsets == ends(servers, topic, partitions)
+
+
+@contextmanager
+def child(script: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program of the tests; it is killed at the end."""
+    process = subprocess.Popen([sys.executable, script, *map(str, arguments)], stdout=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def group_of(topic: str) -> str:

@@ -88,7 +88,7 @@ def test_a_dead_letter_that_the_broker_refuses_fails_the_task_so_that_nothing_is
 
 
 def test_what_a_handler_raised_is_told_by_its_kind_and_place_without_its_text() -> None:
-    with pytest.raises(SinkError, match=r"last with ValueError \(task_handlers.py line \d+, failing\)") as told:
+    with pytest.raises(SinkError, match=r"last with ValueError \(handler_rows.py line \d+, failing\)") as told:
         run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE)})
 
     # What Spark writes down: the error with all that is chained to it and shown.

@@ -298,30 +298,6 @@ def test_a_parked_key_delays_no_other_key() -> None:
     assert bench.seen == [(0, 0), (0, 1), (0, 3), (5, 0), (10, 0), (10, 2)]
 
 
-@pytest.mark.parametrize(
-    ("key_space", "order"), [(None, ["user", "order", "user"]), ("customer", ["user", "user", "order"])]
-)
-def test_a_parked_key_delays_the_key_of_another_handler_only_where_they_share_a_key_space(
-    key_space: str | None, order: list[str]
-) -> None:
-    bench = Bench({0: 1})
-    seen: list[str] = []
-
-    def users(message: Message) -> None:
-        seen.append("user")
-        bench(message)
-
-    handlers = {
-        "users": handler(users, key_space=key_space, retry_policy=waits(5.0)),
-        "orders": handler(lambda _: seen.append("order"), key_space=key_space),
-    }
-    queues, _ = queues_of([row(b"42", 0, "users"), row(b"42", 1, "orders")], handlers)
-
-    runners.run(queues, bench.time, bench.sleep)
-
-    assert seen == order
-
-
 def test_at_the_bound_the_task_waits_for_the_earliest_retry_and_takes_nothing_in() -> None:
     bench = Bench({0: 1})
 
