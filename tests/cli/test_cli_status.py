@@ -25,6 +25,7 @@ from stalls import APP, open_transaction, running
 from waiting import wait_until
 
 
+@pytest.mark.thorough
 def test_the_true_causes_of_stalls_are_named_elsewhere_and_on_the_page(
     broker: DevBroker,
     admin: AdminClient,

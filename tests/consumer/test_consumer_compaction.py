@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from kafka_tools import Recorder, committed, ends, produce, read_all
@@ -63,6 +64,7 @@ def stop_compaction(servers: str, topic: str) -> None:
         done.result(20)
 
 
+@pytest.mark.thorough
 def test_what_compaction_left_is_handled_once_and_committed_to_the_end(broker: DevBroker, new_topic: NewTopic) -> None:
     servers = broker.bootstrap_servers
     topic, left = compacted_topic(servers, new_topic)

@@ -136,38 +136,6 @@ def test_a_middleware_that_does_not_call_the_next_ends_the_message_and_what_is_f
         assert test.committed("t") == {0: 3}
 
 
-def test_the_completion_that_a_handler_put_off_outlives_a_middleware_that_returns_nothing() -> None:
-    out: list[penstock.DeferredCompletion] = []
-
-    def looks_on(message: Message, call_next: CallNext) -> None:
-        call_next(message)
-
-    async def looks_on_async(message: Message, call_next: CallNext) -> None:
-        await call_next(message)
-
-    def puts_off(_message: Message) -> penstock.DeferredCompletion:
-        out.append(penstock.DeferredCompletion())
-        return out[-1]
-
-    async def puts_off_async(message: Message) -> penstock.DeferredCompletion:
-        return puts_off(message)
-
-    middlewares = [Middleware(plain=looks_on, async_=looks_on_async)] * 2
-    app = app_of(middlewares=middlewares)
-    app.handler("plain")(puts_off)
-    app.handler("async")(puts_off_async)
-
-    with TestApp(app) as test:
-        test.send("plain", "1")
-        test.send("async", "2")
-        test.settle()
-        assert (test.statistics().deferred, test.statistics().handled) == (2, 0)
-        for completion in out:
-            completion.complete()
-        test.settle()
-        assert test.statistics().handled == 2
-
-
 def test_a_middleware_that_forgets_to_await_fails_its_message_and_loses_none() -> None:
     seen: list[bytes | None] = []
 
@@ -225,16 +193,6 @@ def test_of_a_batch_of_which_a_middleware_passes_on_a_part_the_messages_that_fai
 
         assert calls == [[b"1", b"2", b"3"], [b"2"], [b"3"]]
         assert test.statistics().handled == 4
-
-
-def test_a_batch_whose_failures_name_messages_of_the_middleware_fails_whole() -> None:
-    def fails(_messages: list[Message]) -> None:
-        raise BatchError({0: ValueError()})
-
-    call = wrap(handler(fails, batch=2), [lambda _messages, call_next: call_next([one(9)])])
-
-    with pytest.raises(PenstockError, match="names messages that a middleware put into the batch"):
-        call([one(0), one(1)])
 
 
 def test_what_a_middleware_raises_is_retried_like_the_handlers_own_failure() -> None:
@@ -317,10 +275,3 @@ async def yields_async(_message: Message, call_next: CallNext) -> AsyncIterator[
 def test_what_is_no_middleware_is_refused(given: Any, sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         App("app", bootstrap_servers="unused:1", middlewares=given)
-
-
-def test_a_middleware_of_two_forms_says_which_is_of_the_wrong_kind() -> None:
-    with pytest.raises(ConfigurationError, match=r"Middleware\(async_=...\) takes an `async def`"):
-        Middleware(plain=PLAIN, async_=PLAIN)  # type: ignore[arg-type] # that is what is tested
-    with pytest.raises(ConfigurationError, match=r"Middleware\(plain=...\) takes a plain function"):
-        Middleware(plain=ASYNC, async_=ASYNC)

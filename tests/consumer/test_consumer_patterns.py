@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 import penstock
@@ -78,26 +77,6 @@ def test_a_topic_that_was_taken_up_while_it_was_empty_is_no_old_one_for_who_come
 
     assert committed == {0: 0, 1: 0}
     assert seen == [("orders.new", b"while nobody was there")]
-
-
-def test_where_the_group_stands_in_a_new_topic_is_not_taken_for_the_beginning_as_long_as_it_is_not_told() -> None:
-    seen: list[tuple[str, bytes | None]] = []
-
-    with TestApp(app_of(seen)) as test:
-        test.settle()
-        test.broker.create_topic("orders.new", 1)
-        for value in "12":
-            test.send("orders.new", value)
-        # By a member that found it first.
-        other = test.broker.consumer({"group.id": "app"})
-        other.commit(offsets=[TopicPartition("orders.new", 0, 1)], asynchronous=False)
-        other.close()
-        test.broker.fail("committed", KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
-        test.advance(FOUND_S)
-
-        assert test.broker.faults.happened.total() == 1
-
-    assert seen == [("orders.new", b"2")]
 
 
 def test_a_topic_that_is_deleted_is_let_go_and_taken_up_when_it_is_made_anew() -> None:

@@ -18,7 +18,9 @@ from waiting import wait_until
 
 CHILD = Path(__file__).with_name("publishing_child.py")
 KEYS, MESSAGES = 40, 4_000
-GUARANTEES = pytest.mark.parametrize("guarantee", ["at least once", "exactly once"])
+GUARANTEES = pytest.mark.parametrize(
+    "guarantee", [pytest.param("at least once", marks=pytest.mark.thorough), "exactly once"]
+)
 
 
 def feed(servers: str, source: str) -> None:

@@ -185,6 +185,7 @@ def test_a_wrong_token_changes_nothing_and_is_told_to_the_audit(shop: Shop) -> N
     assert [(one.kind, one.outcome) for one in refused] == [(Kind.OUTCOME, Outcome.REFUSED)]
 
 
+@pytest.mark.thorough
 def test_a_transaction_is_settled_and_a_discarded_one_brought_back(shop: Shop) -> None:
     prefix, servers = f"{shop.topic}-store", shop.broker.bootstrap_servers
 

@@ -62,7 +62,7 @@ ONLY_AT_START = {
 }
 
 #: Parts that take long.
-LONG = {"operator who looks", "operator who decides", "process with a FileStore"}
+SHORT = {"app", "producer", "coordinator", "operator who looks at dead letters"}
 
 #: Asked for and refused without harm: brokers from 2.8 on let a producer be idempotent that may write
 #: to any topic, and let a topic be created by who may create that topic.
@@ -85,7 +85,7 @@ def test_every_part_of_the_table_is_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[pytest.mark.thorough] if part in LONG else []) for part in roles.PARTS]
+    "part", [pytest.param(part, marks=[] if part in SHORT else [pytest.mark.thorough]) for part in roles.PARTS]
 )
 def test_a_part_names_what_it_lacks_and_needs_what_the_table_has_and_nothing_else(part: str, world: World) -> None:
     taken = [right for right in TABLE[part].needed if (right.name, right.operation) == TAKEN.get(part)]
@@ -98,6 +98,7 @@ def test_a_part_that_loses_any_permission_names_it_and_goes_on_when_it_has_it_ba
     names_all(part, world, *roles.PARTS[part], sorted(TABLE[part].needed))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", spark_roles.WITHOUT_SPARK)
 def test_what_a_part_in_spark_does_names_what_it_lacks_also_in_the_middle_of_a_batch(part: str, world: World) -> None:
     names_all(part, world, spark_roles.make_target, spark_roles.WITHOUT_SPARK[part], sorted(TABLE[part].needed))

@@ -76,6 +76,7 @@ def test_an_app_of_sinks_alone_ends_when_all_is_read(
     assert sum(counts) == 7
 
 
+@pytest.mark.thorough
 def test_a_sink_that_fails_is_started_again_while_the_handler_goes_on(
     spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -133,6 +134,7 @@ class Stored:
         self.rows += [tuple(row) for row in batch.collect()]
 
 
+@pytest.mark.thorough
 def test_a_sink_is_checked_before_the_query_begins_and_takes_rows_that_a_function_makes(
     spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:

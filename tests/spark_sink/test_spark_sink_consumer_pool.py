@@ -21,7 +21,6 @@ from penstock.spark_sink.source.consumer_pool import ConsumerPool
 from penstock.spark_sink.source.offsets.planning import OffsetRange
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.tasks import source_schema
-from penstock.spark_sink.source.worker_pool import MOST_AGE_S, MOST_IDLE_S, MOST_KEPT
 from waiting import wait_until
 
 SCHEMA = to_arrow_schema(source_schema(include_headers=False), timezone="UTC")
@@ -180,32 +179,6 @@ def test_a_task_that_fails_or_is_given_up_leaves_no_consumer(  # noqa: PLR0917 -
             one.consume(1, 0)
 
 
-@pytest.mark.parametrize(
-    "code", [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._AUTO_OFFSET_RESET]
-)
-def test_what_a_kept_consumer_has_to_complain_of_is_asked_of_a_new_one(
-    monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    def record(offset: int) -> Message:
-        return Message(topic="orders", partition=0, offset=offset, value=b"0 %d" % offset, timestamp=(1, 1_000))
-
-    complaint = Message(topic="orders", partition=0, error=KafkaError(code))
-    end = Message(topic="orders", partition=0, offset=3, error=KafkaError(KafkaError._PARTITION_EOF))
-    first, second = FixedConsumer(record(0), end), FixedConsumer(record(1), record(2))
-    left = [first, second]
-    monkeypatch.setattr(clients, "consumer", lambda *_: left.pop(0))
-    options = SourceOptions.parse({"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders"})
-    pool = ConsumerPool()
-
-    assert read(options, pool, OffsetRange("orders", 0, 0, 3)) == {("orders", 0): [0]}
-    assert first.calls == ["assign", "unassign"]
-    first._given = [complaint, record(7)]
-    assert read(options, pool, OffsetRange("orders", 0, 1, 3)) == {("orders", 0): [1, 2]}
-
-    assert first.calls == ["assign", "unassign", "assign", "close"]
-    assert second.calls == ["assign", "unassign"]
-
-
 def test_a_consumer_that_met_an_error_or_does_not_let_go_is_not_kept(fixed: list[FixedConsumer]) -> None:
     pool = ConsumerPool()
     with pool.lend("127.0.0.1:1", {}) as lent:
@@ -218,25 +191,6 @@ def test_a_consumer_that_met_an_error_or_does_not_let_go_is_not_kept(fixed: list
         raise ZeroDivisionError
 
     assert [one.calls[-1] for one in fixed] == ["close"] * 4
-
-
-def test_what_is_kept_is_bounded_in_number_and_in_age(fixed: list[FixedConsumer]) -> None:
-    clock = Clock()
-    pool = ConsumerPool(clock=clock)
-    for number in range(MOST_KEPT + 2):
-        lend(pool, str(number))
-    assert [one.calls[-1] for one in fixed] == ["close"] * 2 + ["unassign"] * MOST_KEPT
-
-    clock.now = MOST_IDLE_S + 1
-    assert lend(pool, str(MOST_KEPT)) == (fixed[MOST_KEPT + 2], False)
-    assert [one.calls[-1] for one in fixed] == ["close"] * (MOST_KEPT + 2) + ["unassign"]
-
-    begun = clock.now
-    while clock.now < begun + MOST_AGE_S - 30:
-        clock.now += 30
-        assert lend(pool, str(MOST_KEPT)) == (fixed[-1], True)
-    clock.now += 31
-    assert not lend(pool, str(MOST_KEPT))[1]
 
 
 def test_a_forked_process_has_none_of_its_parents_consumers_and_closes_none(fixed: list[FixedConsumer]) -> None:

@@ -129,6 +129,7 @@ def test_batch_after_batch_a_worker_takes_its_ids_once_and_reads_the_ledger_on(
     assert seen(one) == once(64)
 
 
+@pytest.mark.thorough
 def test_a_kept_producer_whose_id_another_has_taken_is_shut_out_and_its_rows_are_published_once(
     worker: Callable[[], Worker], calls: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +235,7 @@ for batch in range(2):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("at", [3, 4])
 def test_a_worker_killed_at_a_commit_of_a_kept_producer_loses_and_doubles_nothing(

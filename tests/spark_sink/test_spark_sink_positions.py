@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Producer
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMinRows
 
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SourceError
@@ -86,14 +86,6 @@ def test_a_time_after_the_last_message_is_an_error_or_the_end_as_the_strategy_sa
     assert to_the_end == {timed: {"0": 7, "1": 5}}
 
 
-def test_a_time_is_asked_for_every_partition_and_no_other(broker: DevBroker, timed: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"startingOffsetsByTimestamp lacks {timed}\[1\]"):
-        planned(broker, subscribe=timed, startingOffsetsByTimestamp=json.dumps({timed: {"0": 5}}))
-    each = {timed: {"0": 5, "1": 5}, "other": {"0": 5}}
-    with pytest.raises(ConfigurationError, match=r"endingOffsetsByTimestamp names other\[0\]"):
-        planned(broker, subscribe=timed, endingOffsetsByTimestamp=json.dumps(each))
-
-
 def test_an_end_past_the_log_is_a_loss_or_the_end_of_the_log(broker: DevBroker, timed: str) -> None:
     past = {"subscribe": timed, "endingOffsets": json.dumps({timed: {"0": 99, "1": 3}})}
 
@@ -117,18 +109,6 @@ def test_a_start_past_the_log_is_a_loss_or_reads_nothing(
     assert planned(broker, subscribe=timed, startingOffsets=json.dumps({timed: {"0": 10, "1": 3}})) == {1: (3, 5)}
 
 
-def test_a_start_past_the_end_is_refused_where_both_are_told(broker: DevBroker, timed: str) -> None:
-    three, eight = (json.dumps({timed: {"0": offset, "1": 2}}) for offset in (3, 8))
-
-    for regardless in ("true", "false"):
-        with pytest.raises(ConfigurationError, match=rf"{timed}\[0\] would be read from offset 8 to 3: its start lies"):
-            planned(broker, subscribe=timed, startingOffsets=eight, endingOffsets=three, failOnDataLoss=regardless)
-    with pytest.raises(ConfigurationError, match="an earlier startingTimestamp or a later endingTimestamp"):
-        planned(broker, subscribe=timed, startingTimestamp=at(4), endingTimestamp=at(1))
-    # Up to a time that came before the offset there is just nothing.
-    assert planned(broker, subscribe=timed, startingOffsets=eight, endingTimestamp=at(4)) == {1: (2, 4)}
-
-
 def test_a_batch_waits_for_the_least_number_of_offsets_or_for_the_longest_delay(broker: DevBroker, timed: str) -> None:
     clock = Clock()
     options = parsed(broker, subscribe=timed, minOffsetsPerTrigger="10", maxTriggerDelay="30s")
@@ -145,22 +125,6 @@ def test_a_batch_waits_for_the_least_number_of_offsets_or_for_the_longest_delay(
     assert reader.latestOffset(some, least) == some
     clock.now += 2
     assert reader.latestOffset(some, least) == all_of_it
-
-
-def test_least_and_most_hold_together_and_the_least_not_where_the_end_is_fixed(broker: DevBroker, timed: str) -> None:
-    both = {"minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "8"}
-    reader, fixed = (StreamReader(parsed(broker, subscribe=timed, **both), Clock()) for _ in range(2))
-    start, near = {timed: {"0": 0, "1": 0}}, {timed: {"0": 10, "1": 0}}
-    limit = reader.getDefaultReadLimit()
-    fixed.prepareForTriggerAvailableNow()
-
-    first = reader.latestOffset(start, limit)
-
-    assert limit == ReadMaxRows(8)
-    assert sum(first[timed].values()) == 8
-    assert reader.latestOffset(near, limit) == near
-    assert fixed.latestOffset(start, limit) == first
-    assert fixed.latestOffset(near, limit) == {timed: {"0": 10, "1": 5}}
 
 
 def test_a_checkpoint_of_another_topic_is_told_as_that(broker: DevBroker, new_topic: NewTopic, write: Write) -> None:

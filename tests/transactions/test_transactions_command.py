@@ -50,6 +50,7 @@ def test_what_is_pending_is_listed_without_a_coordinator_and_without_payloads(be
     assert "a secret" not in listed.out + shown.out
 
 
+@pytest.mark.thorough
 def test_what_waits_behind_its_key_or_for_a_topic_or_its_time_is_told(bench: Bench, tx: Command) -> None:
     by_half = bench.producer(order="half")
     with by_half.transaction(bench.topic, key=b"k", value=b"1") as head:
@@ -100,6 +101,7 @@ def test_a_decision_takes_effect_and_is_in_the_audit_log(
     assert f"{command} by {audited.act.who}: told so by phone" in tx("show", identity).out
 
 
+@pytest.mark.thorough
 def test_what_an_operator_discarded_is_listed_with_that_reason_and_not_as_exhausted(bench: Bench, tx: Command) -> None:
     coordinator = bench.coordinator(transaction_timeout=600)
     identity = prepared(bench.producer(), bench.topic).halves[0].transaction_id
@@ -135,6 +137,7 @@ def test_a_decision_that_comes_second_is_refused_and_says_so(
     assert bench.visible() == []
 
 
+@pytest.mark.thorough
 def test_a_discarded_transaction_comes_back_once_with_a_fresh_count(bench: Bench, tx: Command) -> None:
     answers = [TransactionState.UNKNOWN]
     counts: list[int] = []
@@ -171,6 +174,7 @@ def test_a_discarded_transaction_comes_back_once_with_a_fresh_count(bench: Bench
     assert "resume by" in tx("show", result.transaction_id).out
 
 
+@pytest.mark.thorough
 def test_of_two_who_bring_the_same_back_at_once_the_first_in_the_audit_log_does(
     bench: Bench, tx: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,7 +53,7 @@ SINKS: dict[str, Callable[[Callable[[str], Any], Path], Made]] = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.thorough] if name == "parquet" else []) for name in SINKS]
+    "name", [pytest.param(name, marks=[] if name == "postgresql" else [pytest.mark.thorough]) for name in SINKS]
 )
 def test_a_repeated_batch_and_a_lost_checkpoint_store_nothing_twice(  # noqa: PLR0917 - fixtures
     spark: SparkSession,

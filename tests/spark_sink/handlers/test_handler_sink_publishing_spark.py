@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from streams import lose_commit, run_sink
 
@@ -18,6 +19,7 @@ from penstock.message import Message
 from penstock.spark_sink import HandlerSink
 
 
+@pytest.mark.thorough
 def test_a_replayed_batch_and_a_lost_checkpoint_call_handlers_again_and_publish_nothing_twice(  # noqa: PLR0917 - fixtures
     spark: SparkSession,
     broker: DevBroker,

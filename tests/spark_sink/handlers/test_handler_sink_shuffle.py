@@ -56,6 +56,7 @@ def shuffles(topic: str, batch: DataFrame, order: str, parallelism: int = 2) -> 
     return "Exchange" in spread._jdf.queryExecution().toString()  # type: ignore[attr-defined] # to look at the plan
 
 
+@pytest.mark.thorough
 def test_rows_of_a_partition_that_one_task_reads_stay_there(frame: Callable[..., tuple[str, DataFrame]]) -> None:
     topic, batch = frame(WHOLE)
     changed = batch.where("offset % 2 = 0").withColumn("more", F.col("offset") + 1).sortWithinPartitions("key")

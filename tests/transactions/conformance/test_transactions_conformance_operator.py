@@ -51,6 +51,7 @@ def test_an_operator_decides_once(store_bench: StoreBench) -> None:
     assert store_bench.seen() == [b"yes"]
 
 
+@pytest.mark.thorough
 def test_what_was_committed_by_its_producer_is_not_discarded(store_bench: StoreBench) -> None:
     identity = store_bench.send(COMMIT, store_bench.half(b"v")).halves[0].transaction_id
 
@@ -90,6 +91,7 @@ def test_a_discarded_transaction_comes_back_whole_and_once_with_a_fresh_count_an
     assert store_bench.seen(store_bench.discarded) == [b"1", b"2"]
 
 
+@pytest.mark.thorough
 def test_each_life_of_a_transaction_is_told_apart_in_the_done_log(
     store_bench: StoreBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_coordinators_share_the_shards_and_take_over_what_one_leaves(sql_bench: 
     assert Counter(sql_bench.seen()) == Counter(b"%d" % number for number in range(80))
 
 
+@pytest.mark.thorough
 def test_what_coordinators_show_adds_up_to_the_store(sql_bench: SqlBench) -> None:
     sql_bench.shards = 4
     recorded = Recorded()
@@ -85,6 +86,7 @@ def test_what_coordinators_show_adds_up_to_the_store(sql_bench: SqlBench) -> Non
     assert [coordinator.statistics().pending for coordinator in coordinators] == [12, 12]
 
 
+@pytest.mark.thorough
 @ONE_DATABASE
 def test_a_shard_whose_row_somebody_holds_keeps_nobody_from_the_others(sql_bench: SqlBench) -> None:
     sql_bench.shards = 4
@@ -172,6 +174,7 @@ def test_a_coordinator_frozen_past_its_session_is_fenced_in_kafka_and_in_the_dat
         assert Counter(sql_bench.seen()) == Counter(b"%d" % number for number in range(20))
 
 
+@pytest.mark.thorough
 def test_a_lease_that_ran_out_is_fenced_in_kafka_and_in_the_database(
     sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
