@@ -8,6 +8,8 @@ BIN := .venv/bin
 SIDE_BY_SIDE := --numprocesses 5 --dist loadgroup --max-worker-restart 0 \
   -o faulthandler_timeout=700 -o faulthandler_exit_on_timeout=true
 UV_VERSION := 0.13.8
+# Tests start hundreds of processes: each would compile all that it imports where an environment forbids to keep it.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test test-all chaos simulate lint docs format lock bench clean
 help: ## what can be made here
@@ -17,7 +19,7 @@ help: ## what can be made here
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "penstock needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
-	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --require-hashes -r requirements.lock
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --compile-bytecode --require-hashes -r requirements.lock
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
