@@ -59,14 +59,18 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         services.end_run(run)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests run in one process, and give those with the Spark of this run their time."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Say which tests run in one process, and give those with the Spark of this run their time.
+
+    A wrapper, because pytest-xdist reads the groups in this hook, too, and plugins that come later are called first.
+    """
     for item in items:
         used = [name for name in IN_ONE_PROCESS if name in getattr(item, "fixturenames", ())]
         item.add_marker(pytest.mark.xdist_group(used[0] if used else item.nodeid.partition("::")[0]))
         if "spark" in used and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_S))
+    yield
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -35,6 +35,7 @@ def hours_ago(hours: float) -> int:
     return int(time.time() * 1000 - hours * HOUR_MS)
 
 
+@pytest.mark.thorough
 def test_the_oldest_message_that_is_not_done_is_found_behind_what_is_done(
     lag: Lag, broker: DevBroker, new_topic: NewTopic, admin: AdminClient
 ) -> None:

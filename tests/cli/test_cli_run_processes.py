@@ -50,6 +50,7 @@ def calls() -> list[Call]:
     return [Call(process, int(pid), key, int(number), int(offset)) for process, pid, key, number, offset in found]
 
 
+@pytest.mark.thorough
 def test_two_processes_share_the_work_in_order_and_one_that_is_killed_is_started_again(
     tmp_path: Path, broker: DevBroker, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def test_a_handler_that_hangs_fails_healthz_which_names_it_and_readyz_where_noth
     assert "secret" not in hung + stuck
 
 
+@pytest.mark.thorough
 def test_a_broker_that_is_gone_makes_a_process_unready_and_is_no_reason_to_restart_it(
     broker: DevBroker, new_topic: Callable[..., str]
 ) -> None:

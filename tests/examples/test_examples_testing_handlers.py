@@ -11,6 +11,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "testing_handlers.py"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("command", "says"),
     [(["-m", "pytest", "-q", "-p", "no:cacheprovider"], "2 passed"), ([], "both hold")],

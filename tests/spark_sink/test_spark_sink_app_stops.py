@@ -18,6 +18,7 @@ from penstock.spark_sink.queries.gate import Gate, sleep_in_jvm
 from waiting import wait_until
 
 
+@pytest.mark.thorough
 def test_a_stop_finishes_the_batch_under_way_and_the_next_start_goes_on_behind_it(
     spark: SparkSession,
     broker: DevBroker,

@@ -34,6 +34,7 @@ def batch_of(**properties: str) -> Any:
     return mock.Mock(**{"sparkSession.sparkContext.getLocalProperty.side_effect": properties.get})
 
 
+@pytest.mark.thorough
 def test_a_query_s_name_and_run_are_what_spark_says(
     read: Callable[..., DataFrame], new_topic: Callable[..., str], write: Callable[..., None]
 ) -> None:

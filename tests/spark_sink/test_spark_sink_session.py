@@ -115,6 +115,7 @@ def test_a_source_that_workers_cannot_import_is_told_with_what_to_set() -> None:
         load(reader)
 
 
+@pytest.mark.thorough
 def test_the_start_of_a_query_leaves_the_environment_that_all_queries_share_as_it_is(
     spark: SparkSession,
     broker: DevBroker,

@@ -91,6 +91,7 @@ def test_the_columns_are_those_of_sparks_own_source(
     assert abs(row.timestamp.timestamp() - before) < 60
 
 
+@pytest.mark.thorough
 def test_markers_and_aborted_records_at_the_tail_of_every_partition_do_not_hold_the_query(
     broker: DevBroker,
     new_topic: Callable[..., str],
@@ -115,6 +116,7 @@ def test_markers_and_aborted_records_at_the_tail_of_every_partition_do_not_hold_
     assert batches.all == consumed(broker, topic, 8)
 
 
+@pytest.mark.thorough
 def test_a_limit_splits_the_work_and_available_now_ends(
     broker: DevBroker,
     new_topic: Callable[..., str],

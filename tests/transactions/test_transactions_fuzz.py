@@ -52,6 +52,7 @@ def fuzzed(python: str, seed: int) -> dict[str, dict[str, int]]:
     return found
 
 
+@pytest.mark.thorough
 def test_garbage_is_refused_by_every_decoder_and_ends_no_process() -> None:
     found = fuzzed(sys.executable, seed=1)
 

@@ -38,6 +38,7 @@ def offsets_by_key(broker: DevBroker, topic: str) -> dict[str, list[int]]:
     return {key: sorted(offsets) for key, offsets in found.items()}
 
 
+@pytest.mark.thorough
 def test_a_key_with_a_fifth_of_all_keeps_its_order_through_failures_and_a_stop_in_the_middle_of_a_batch(
     spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_target_that_refuses_everything_costs_the_others_no_more_than_a_moment
     assert bench.seen(well) == [b"%d" % number for number in range(30)]
 
 
+@pytest.mark.thorough
 @RELAYED
 def test_topics_that_take_no_markers_one_after_the_other_stop_no_other(
     bench: StoreBench, new_topic: Made, admin: AdminClient
@@ -155,6 +156,7 @@ def test_the_messages_of_a_topic_that_takes_them_again_follow_in_their_order(
     assert bench.seen(narrow) == values
 
 
+@pytest.mark.thorough
 @EACH
 def test_targets_that_are_deleted_and_made_again_twice_lose_and_double_nothing_and_hold_nobody(
     bench: StoreBench, new_topic: Made, admin: AdminClient, broker: DevBroker
@@ -203,6 +205,7 @@ def waiting_for_a_call(bench: StoreBench) -> list[str]:
     return [one.waits_for for one in pending if one.waits_for.startswith("Kafka: ")]
 
 
+@pytest.mark.thorough
 @RELAYED
 def test_a_call_that_never_comes_back_is_named_and_left_behind_and_the_next_one_goes_on(
     bench: StoreBench, monkeypatch: pytest.MonkeyPatch
@@ -239,6 +242,7 @@ def test_a_call_that_never_comes_back_is_named_and_left_behind_and_the_next_one_
     assert bench.seen() == [b"0", b"1", b"2"]
 
 
+@pytest.mark.thorough
 @RELAYED
 def test_a_coordinator_stops_in_time_though_a_call_never_comes_back(
     bench: StoreBench, monkeypatch: pytest.MonkeyPatch
