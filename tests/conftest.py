@@ -8,8 +8,9 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -41,8 +42,11 @@ hypothesis.settings.load_profile("penstock")
 
 #: Seconds for a test with a Spark, its fixtures included: on a busy machine Spark's start alone takes a minute.
 SPARK_S = 400
-#: What each process of the run would have one of: tests that use it run in one process. The first name counts.
-IN_ONE_PROCESS = ("spark", "secured", "browser")
+#: What each process would start one of, with a sign of the files that use it: these run in one process.
+IN_ONE_PROCESS = {
+    "spark": r"^tests/spark_sink/[^\0]*\bpyspark\b",
+    "secured": r"\b(secured|new_user)\b|^tests/security/",
+}
 
 _RUN = pytest.StashKey[IO[str] | None]()
 
@@ -59,18 +63,36 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         services.end_run(run)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
-    """Say which tests run in one process, and give those with the Spark of this run their time.
-
-    A wrapper, because pytest-xdist reads the groups in this hook, too, and plugins that come later are called first.
-    """
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest in one process, and give tests with the Spark of this run their time."""
     for item in items:
-        used = [name for name in IN_ONE_PROCESS if name in getattr(item, "fixturenames", ())]
-        item.add_marker(pytest.mark.xdist_group(used[0] if used else item.nodeid.partition("::")[0]))
-        if "spark" in used and item.get_closest_marker("timeout") is None:
+        if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_S))
-    yield
+    servers = list(IN_ONE_PROCESS)
+    items.sort(key=lambda item: servers.index(scope) if (scope := scope_of(item.nodeid)) in servers else len(servers))
+
+
+@cache
+def _scope_of_file(path: str) -> str:
+    text = (Path(__file__).parents[1] / path).read_text(encoding="utf-8")
+    return next((name for name, sign in IN_ONE_PROCESS.items() if re.search(sign, f"{path}\n{text}")), path)
+
+
+def scope_of(nodeid: str) -> str:
+    """Return what tests of the same process have in common: their file, or the server that their files use."""
+    return _scope_of_file(nodeid.partition("::")[0])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the tests of a file in one process, and those of all files that use Spark, or the secured broker."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByServer(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid)
+
+    return ByServer(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
