@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from canary import CanaryLog, files_that_show, processes_that_show, watching
-from waiting import wait_until
+from canary import CanaryLog, files_that_show, watching
 
 
 @pytest.fixture
@@ -40,15 +37,6 @@ def test_a_log_record_that_shows_a_canary_is_found_with_the_name_of_its_test(
     assert "password is swordfish" in in_message
     assert "no herring" in in_stack
     assert listening.take() == []
-
-
-def test_a_command_line_that_shows_a_canary_is_found() -> None:
-    hanging = [sys.executable, "-c", "input()", "swordfish-of-this-test"]
-    with subprocess.Popen(hanging, stdin=subprocess.PIPE) as process:
-        found = wait_until(lambda: processes_that_show("swordfish-of-this-test"))
-        process.communicate()
-
-    assert any(line.startswith(f"process {process.pid}: ") for line in found), found
 
 
 def test_files_that_show_a_password_are_found_and_payload_only_where_spark_tells_of_its_work(tmp_path: Path) -> None:

@@ -159,10 +159,6 @@ def test_a_commit_that_tells_of_more_above_its_offset_is_judged_by_that_too() ->
     assert len(judged(calls, Commit(0, 1, 1.5, (range(2, 4),)), keys="xyy").early_commits) == 1
 
 
-def test_markers_and_aborted_messages_below_a_commit_are_nobodys() -> None:
-    assert examine({(0, 5): "k"}, one_after_the_other(5), [Commit(0, 5, 0.0), Commit(0, 8, 2.0)]) == Report()
-
-
 def test_a_commit_below_a_former_one_is_a_regression() -> None:
     calls = one_after_the_other(1, 2, 3)
 

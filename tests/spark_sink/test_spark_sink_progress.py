@@ -18,7 +18,7 @@ from kafka_tools import committed, ends, produce
 from penstock.app import App
 from penstock.devbroker import DevBroker
 from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
-from penstock.spark_sink.monitoring.progress import QueryProgress, SinkState, SinkStatistics
+from penstock.spark_sink.monitoring.progress import QueryProgress, SinkState
 from penstock.spark_sink.monitoring.progress_publisher import ProgressPublisher
 from penstock.spark_sink.source.offsets.planning import Offsets
 from telemetry_tools import Recorded
@@ -190,28 +190,6 @@ def test_a_group_that_hangs_holds_no_report_up_and_gets_the_latest_position() ->
     assert group.closed
     assert group.taken[-1] == {("orders", 0): 19}
     assert len(group.taken) <= 2, "what a later batch has overtaken is not written"
-
-
-def test_a_sink_says_where_it_stands_in_a_sentence() -> None:
-    waiting = SinkStatistics(
-        name="store",
-        state=SinkState.WAITING,
-        batch_id=7,
-        rows_per_s=1234.4,
-        batch_seconds=0.84,
-        lag=12,
-        restarts=1,
-        retry_in=3.21,
-        last_error="ValueError: no room",
-    )
-
-    assert str(waiting) == (
-        "sink store: waiting, lag 12, batch 7 took 0.8 s at 1234 rows/s, restarted 1 time, next start in 3.2 s; "
-        "ended by ValueError: no room"
-    )
-    assert str(SinkStatistics(name="store", state=SinkState.RUNNING)) == (
-        "sink store: running, lag unknown, no batch committed yet"
-    )
 
 
 def test_a_groups_offsets_follow_and_never_go_back(

@@ -69,18 +69,6 @@ def test_a_dead_letter_carries_the_context_of_its_own_span_which_is_linked_to_th
     assert point.attributes["messaging.destination.name"] == "dlq.orders"
 
 
-def test_what_the_client_does_is_never_current_nor_a_child_of_what_is(
-    recorded: Recorded, consumer: ConsumerTelemetry
-) -> None:
-    with recorded.tracer_provider.get_tracer("user").start_as_current_span("mine") as mine:
-        consumer.polled("orders", {0: 1}, 0.0)
-        consumer.committed("orders", 1)
-        consumer.sending("dlq.orders", [])
-        assert trace.get_current_span() is mine
-
-    assert [span.parent for span in recorded.spans() if span.name != "mine"] == [None, None, None]
-
-
 def test_without_a_tracer_a_dead_letter_keeps_the_context_it_had() -> None:
     consumer = ConsumerTelemetry(Telemetry(NoOpTracerProvider(), NoOpMeterProvider()), "billing")
 

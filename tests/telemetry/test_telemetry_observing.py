@@ -137,16 +137,6 @@ def test_a_consumer_closed_while_it_is_read_does_not_wait_for_the_reader(
     assert recorded.points("penstock.lane.count") == []
 
 
-def test_a_consumer_started_after_another_was_closed_is_observed(recorded: Recorded) -> None:
-    for lanes in (10, 20):
-        consumer = ConsumerTelemetry(recorded.telemetry(), "billing")
-        consumer.observe(lambda lanes=lanes: reading(lanes=lanes))  # type: ignore[misc] # a default argument is no `read`'s business
-
-        assert recorded.values("penstock.lane.count") == {frozenset(): lanes}
-
-        consumer.close()
-
-
 def test_consumers_of_several_groups_are_shown_beside_each_other(recorded: Recorded) -> None:
     consumers = [ConsumerTelemetry(recorded.telemetry(), group) for group in ("a", "b")]
     consumers[0].observe(lambda: reading(lanes=1))

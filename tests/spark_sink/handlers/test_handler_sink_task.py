@@ -202,16 +202,6 @@ def test_an_async_handler_that_fails_for_good_ends_the_task_and_what_is_under_wa
     assert cancelled == [0]
 
 
-def test_a_cancellation_that_a_handler_raises_itself_is_its_failure() -> None:
-    async def work(message: Message) -> None:
-        if message.offset == 0:
-            raise asyncio.CancelledError
-
-    report = run_task([Row(b"a", 0), Row(b"b", 1)], {"orders": handler(work, retry_policy=ONCE, on_failure="drop")})
-
-    assert (report.handled, report.dropped) == (1, 1)
-
-
 def test_a_task_names_the_senders_that_were_sampled_as_many_as_it_may_and_only_where_it_is_asked_to() -> None:
     def row_of(number: int, flags: str) -> Row:
         parent = f"00-{number + 1:032x}-00000000000000ab-{flags}".encode()
