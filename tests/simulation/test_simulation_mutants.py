@@ -465,7 +465,7 @@ def sends_the_newest_first(patch: pytest.MonkeyPatch) -> None:
 
 def loses_what_a_failed_producer_had(patch: pytest.MonkeyPatch) -> None:
     """What a producer had that failed for ever passes for written."""
-    delivered = ResultPublisher._delivered
+    delivered: Any = ResultPublisher._delivered
 
     def pass_for_written(self: ResultPublisher, *of: Any) -> None:
         *what, error, message = of
