@@ -54,6 +54,7 @@ def test_a_store_in_a_database_is_shown_and_decided_on(sql_bench: SqlBench, tx: 
     assert acts[0][0].endswith(": by phone")
 
 
+@pytest.mark.thorough
 def test_what_was_discarded_is_listed_and_shown_with_who_did_so_and_leaves_the_list_when_it_is_resumed(
     sql_bench: SqlBench, tx: Command
 ) -> None:

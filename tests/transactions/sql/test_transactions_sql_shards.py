@@ -63,6 +63,7 @@ def test_coordinators_share_the_shards_and_take_over_what_one_leaves(sql_bench: 
     assert Counter(sql_bench.seen()) == Counter(b"%d" % number for number in range(80))
 
 
+@pytest.mark.thorough
 def test_what_coordinators_show_adds_up_to_the_store(sql_bench: SqlBench) -> None:
     sql_bench.shards = 4
     recorded = Recorded()
