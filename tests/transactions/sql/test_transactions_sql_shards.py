@@ -44,6 +44,7 @@ def send(bench: SqlBench, numbers: range) -> None:
         bench.send(COMMIT, bench.half(b"%d" % number, key=b"%d" % number))
 
 
+@pytest.mark.thorough
 def test_coordinators_share_the_shards_and_take_over_what_one_leaves(sql_bench: SqlBench) -> None:
     sql_bench.shards = 4
     first = sql_bench.coordinator(**OPTIONS)
