@@ -70,8 +70,7 @@ def test_a_transaction_larger_than_a_group_goes_alone_and_nothing_passes_it() ->
     assert fill(BatchLimit(0.02), [small, huge, small]) == [small]
 
 
-@pytest.mark.parametrize("buffer_messages", [3_000_000, 1_000, 60])
-@pytest.mark.parametrize("buffer_bytes", [1 << 30, 1 << 20, 30_000])
+@pytest.mark.parametrize(("buffer_messages", "buffer_bytes"), [(1_000, 1 << 30), (3_000_000, 1 << 20), (60, 30_000)])
 def test_groups_shrink_until_the_clients_buffer_takes_them_and_are_seldom_refused_again(
     buffer_messages: int, buffer_bytes: int
 ) -> None:

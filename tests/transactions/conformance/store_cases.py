@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from transaction_tools import counted, settled
 
 from databases import TestDatabase, new_database
@@ -38,6 +39,10 @@ INTERVAL_S = 0.3
 #: A coordinator that asks nobody during the test.
 NO_CHECKS = {"transaction_timeout": 600.0}
 _ANSWER_S = 150.0
+
+#: For what stands above the stores, or what they share: databases cost most, and have their turn in `make test-all`.
+SQL_THOROUGH = [pytest.param(kind, marks=pytest.mark.thorough) for kind in ("sqlite", "postgresql")]
+BUT_SQL = pytest.mark.parametrize("store_bench", ["kafka", "file", *SQL_THOROUGH], indirect=True)
 
 Answer = Callable[[CheckRequest], Verdict]
 
@@ -316,4 +321,5 @@ def bench_of(
     return SqlBench(servers, topic, new_database(postgresql_url()))
 
 
-__all__ = ["INTERVAL_S", "NO_CHECKS", "TIMEOUT_S", "StoreBench", "bench_of", "counted", "settled"]
+__all__ = ["BUT_SQL", "INTERVAL_S", "NO_CHECKS", "SQL_THOROUGH", "TIMEOUT_S"]
+__all__ += ["StoreBench", "bench_of", "counted", "settled"]

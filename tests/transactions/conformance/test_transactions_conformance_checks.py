@@ -7,7 +7,7 @@ import time
 from collections import Counter
 
 import pytest
-from conformance.store_cases import INTERVAL_S, TIMEOUT_S, StoreBench, counted, settled
+from conformance.store_cases import BUT_SQL, INTERVAL_S, TIMEOUT_S, StoreBench, counted, settled
 
 from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.store import Prepared
@@ -78,6 +78,7 @@ def test_120_messages_with_a_five_way_mix_of_outcomes(store_bench: StoreBench) -
     assert Counter(store_bench.seen(store_bench.discarded)) == Counter(b"%d" % n for n in range(120) if n % 5 == 4)
 
 
+@BUT_SQL
 def test_a_decision_that_races_a_check_makes_one_message(store_bench: StoreBench) -> None:
     coordinator = store_bench.coordinator()
     prepared: dict[str, Prepared] = {}
@@ -177,6 +178,7 @@ def test_a_fixed_discard_policy_decides(store_bench: StoreBench, policy: str) ->
     assert store_bench.seen() == ([b"v"] if policy == "commit" else [])
 
 
+@BUT_SQL
 def test_a_discard_policy_that_is_a_function_decides_and_where_it_is_unsure_the_message_is_discarded(
     store_bench: StoreBench,
 ) -> None:
@@ -195,6 +197,7 @@ def test_a_discard_policy_that_is_a_function_decides_and_where_it_is_unsure_the_
     assert store_bench.seen(store_bench.discarded) == [b"UNKNOWN"]
 
 
+@BUT_SQL
 def test_a_discard_policy_that_hangs_delays_nobody(store_bench: StoreBench) -> None:
     let_go, begun = threading.Event(), threading.Event()
 
@@ -223,6 +226,7 @@ def test_a_discard_policy_that_hangs_delays_nobody(store_bench: StoreBench) -> N
     assert Counter(store_bench.seen()) == Counter([b"sent", b"checked", b"asked", b"hangs"])
 
 
+@BUT_SQL
 def test_a_discard_policy_that_raises_hangs_or_answers_nonsense_is_logged_and_has_said_unknown(
     store_bench: StoreBench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -256,6 +260,7 @@ def test_a_discard_policy_that_raises_hangs_or_answers_nonsense_is_logged_and_ha
     assert f"the discard policy returned a str for transaction {ids[b'nonsense']}, no TransactionState" in caplog.text
 
 
+@BUT_SQL
 def test_answered_checks_are_all_whose_answer_counted_whatever_it_was(store_bench: StoreBench) -> None:
     answers = {b"yes": [COMMIT], b"no": [ROLLBACK], b"later": [UNKNOWN, UNKNOWN, COMMIT]}
     coordinator = store_bench.coordinator()

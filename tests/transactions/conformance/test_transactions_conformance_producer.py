@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conformance.store_cases import StoreBench, settled
+from conformance.store_cases import BUT_SQL, StoreBench, settled
 
 from penstock.outgoing import Outgoing
 from penstock.transactions import HalfMessage, Transaction, TransactionState
+
+pytestmark = BUT_SQL
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 

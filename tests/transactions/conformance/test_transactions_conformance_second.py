@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conformance.store_cases import KafkaBench, StoreBench
+from conformance.store_cases import BUT_SQL, KafkaBench, StoreBench
 
 from penstock.errors import TransactionRefusedError
 from penstock.transactions import Transaction, TransactionState
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.ops import Author, Verdict
+
+pytestmark = BUT_SQL
 
 
 def decided(bench: StoreBench, tx: Transaction, verdict: Verdict, author: Author = Author.CHECK) -> None:

@@ -6,12 +6,14 @@ import threading
 from collections import Counter
 
 import pytest
-from conformance.store_cases import NO_CHECKS, StoreBench, settled
+from conformance.store_cases import BUT_SQL, NO_CHECKS, StoreBench, settled
 
 from penstock.errors import DecisionNotStoredError, PublicationNotSeenError, StoppedError
 from penstock.transactions import TransactionalProducer, TransactionState
 from penstock.transactions.producer.flight.submission import Submission
 from waiting import wait_until
+
+pytestmark = BUT_SQL
 
 
 def test_what_was_submitted_is_stored_when_the_producer_has_stopped(store_bench: StoreBench) -> None:
