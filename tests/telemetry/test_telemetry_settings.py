@@ -7,7 +7,6 @@ import pytest
 
 from penstock.errors import ConfigurationError
 from penstock.telemetry import Telemetry
-from telemetry_tools import Recorded
 
 
 def test_the_global_providers_are_the_default_and_keys_are_left_out() -> None:
@@ -20,13 +19,6 @@ def test_the_global_providers_are_the_default_and_keys_are_left_out() -> None:
 def test_a_wrong_option_is_refused_by_its_name(option: str) -> None:
     with pytest.raises(ConfigurationError, match=option):
         Telemetry(**{option: "yes"})  # type: ignore[arg-type] # the wrong type is the test
-
-
-def test_providers_exchanged_for_each_other_are_refused() -> None:
-    recorded = Recorded()
-
-    with pytest.raises(ConfigurationError, match="tracer_provider"):
-        Telemetry(recorded.meter_provider, recorded.tracer_provider)  # type: ignore[arg-type] # as above
 
 
 def test_the_packages_import_does_not_load_the_sdk() -> None:

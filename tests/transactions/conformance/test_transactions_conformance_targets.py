@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from conformance.store_cases import NO_CHECKS, SQL_THOROUGH, FileBench, SqlBench, StoreBench, counted, settled
+from conformance.store_cases import NO_CHECKS, FileBench, SqlBench, StoreBench, counted, settled
 
 from kafka_tools import limit, read_all
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
