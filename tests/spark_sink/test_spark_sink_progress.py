@@ -231,6 +231,7 @@ def test_a_group_with_members_is_left_alone_with_one_warning(
     group.close()
 
 
+@pytest.mark.thorough
 def test_an_apps_sink_shows_its_progress_as_statistics_metrics_and_offsets_of_a_group(
     spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], recorded: Recorded
 ) -> None:
@@ -248,7 +249,8 @@ def test_an_apps_sink_shows_its_progress_as_statistics_metrics_and_offsets_of_a_
     with app.start() as running:
         # Looked at before the app's end, which takes the metrics off the board.
         assert running.wait(SPARK_S)
-        (sink,) = running.sinks()
+        # Spark reports the last batch on a thread of its own.
+        sink = wait_until(lambda: next((sink for sink in running.sinks() if sink.rows == 20), None))
         explained: Any = running.explanation(topic)
         wait_until(lambda: recorded.points("penstock.spark.ledger.position"))
         rows = values(recorded, "penstock.spark.rows")
