@@ -161,15 +161,24 @@ def new_name(topic_numbers: Iterator[int], request: pytest.FixtureRequest) -> Ca
 
 
 @pytest.fixture
-def new_topic(broker: SharedBroker, new_name: Callable[..., str]) -> Callable[..., str]:
-    """Return a function that creates a topic with a name of its own: `new_topic(partitions=1, config=None)`."""
+def new_topic(broker: SharedBroker, admin: AdminClient, new_name: Callable[..., str]) -> Iterator[Callable[..., str]]:
+    """Return a function that creates a topic with a name of its own: `new_topic(partitions=1, config=None)`.
+
+    It is deleted after the test, with all whose names have its number: who lists topics would read those of all tests.
+    """
+    numbers: list[str] = []
 
     def create(partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
         name = new_name()
+        numbers.append(name.rpartition("-")[2])
         broker.create_topic(name, partitions, config)
         return name
 
-    return create
+    yield create
+    if numbers:
+        of_this_test = re.compile(rf"-({'|'.join(numbers)})(?!\d)")
+        if topics := [topic for topic in admin.list_topics(timeout=30).topics if of_this_test.search(topic)]:
+            admin.delete_topics(topics)
 
 
 @pytest.fixture(scope="session")

@@ -140,4 +140,4 @@ def test_what_ends_the_event_loop_stops_the_consumer_with_it() -> None:
 
     # Its handler was cancelled, where it ran.
     assert ended == ["penstock-loop-group-t"]
-    assert broker.committed(group_of("t")).get(("t", 0)) is None
+    assert [point.offset for point in broker.committed(group_of("t")).values()] in ([], [0])
