@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import Any, cast
 
 from penstock.clients.transactional.faults import Fault
+from penstock.transactions.coordinator.publishing.targets import NOT_KNOWN
+from penstock.transactions.coordinator.publishing.trials import Trials
 from penstock.transactions.stores.relay.publishable import OutboundMessage, Outcome, Publishable
 from penstock.transactions.stores.relay.quarantine import Quarantine
+from penstock.transactions.writing.target_quarantine import TargetQuarantine
 
 
 def entry(name: str, *messages: tuple[str, bytes | None], discards: str | None = None) -> Publishable:
@@ -151,3 +156,22 @@ def test_what_is_tried_and_may_fail_is_never_mixed_with_the_rest() -> None:
     assert quarantine.next_trial(1.0) == ["a", "b"]
     quarantine.tried(Outcome(published=["a"], refused={"b": "gone"}, faults=dead("b")), 1.0)
     assert quarantine.next_trial(1.0) == ["more", "both", "behind"]
+
+
+def test_a_marker_that_came_too_late_once_is_no_reason_once_another_came_in_time() -> None:
+    quarantine, slot = TargetQuarantine(), SimpleNamespace(lost_ids=1, is_ready=False, poll=lambda _: None)
+    partition = SimpleNamespace(state=SimpleNamespace(queue=SimpleNamespace(set_aside=SimpleNamespace(topics=set))))
+    targets = SimpleNamespace(quarantine=quarantine, missing=lambda *_: NOT_KNOWN)
+    rest: dict[str, Any] = dict.fromkeys(("group_metadata", "gate", "under_way", "counts", "ration"))
+    trials = Trials([cast(Any, slot)], targets=cast(Any, targets), owned={0: cast(Any, partition)}, **rest)
+    partition.state.queue.set_aside.topics = lambda: {"sick"}
+    quarantine.refuse("1", "sick", "too large", 0.0)
+
+    # The broker took long to end the transaction of the first try, and ended that of the second at once.
+    trials._trials[0].topic = "sick"
+    trials.begin(0.0)
+    assert "cannot end" in quarantine.reasons()["sick"]
+    trials._trials[0].topic, slot.is_ready = "sick", True
+    trials.begin(1.0)
+
+    assert (quarantine.reasons(), quarantine.refusals()) == ({}, {"1": "too large"})

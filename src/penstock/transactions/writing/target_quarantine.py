@@ -91,6 +91,13 @@ class TargetQuarantine:
         found.width = _ONE
         return found.pause_s
 
+    def passed(self, topic: str, why: str, now: float) -> None:
+        """Take in that a topic took nothing for a reason that holds no more."""
+        found = self._topics.get(topic)
+        if found is not None and found.pause_s and found.why == why:
+            found.why, found.pause_s, found.until = "", 0.0, now
+            self.version += 1
+
     def refuse(
         self, transaction_id: str, topic: str, why: str, now: float, too_large: int | None = None, *, stays: bool = True
     ) -> bool:
@@ -103,6 +110,7 @@ class TargetQuarantine:
         found = self._topics.get(topic)
         if found is None or is_first or stays:
             found = self._enter(topic, why, now)
+            found.why = found.why or why
             self._prolong(found, now)
         if too_large is not None:
             found.too_large = too_large if found.too_large is None else min(found.too_large, too_large)

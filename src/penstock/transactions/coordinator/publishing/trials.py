@@ -33,7 +33,7 @@ class _Trial(Flight):
 
     def __init__(self, slot: PublisherSlot) -> None:
         super().__init__(slot)
-        #: What it tried last, and transactional ids that the slot had lost by then.
+        #: What it tried last, until it is known whether that could be ended, and ids that the slot had lost by then.
         self.topic = ""
         self.lost_ids = 0
 
@@ -96,11 +96,16 @@ class Trials:
                 return
             if trial.slot.lost_ids > trial.lost_ids:
                 trial.lost_ids = trial.slot.lost_ids
-                self._quarantine.fail(trial.topic, _NO_END, now)
+                if trial.topic:
+                    self._quarantine.fail(trial.topic, _NO_END, now)
+                trial.topic = ""
             if not trial.slot.is_ready:
                 # It opens a producer when it is needed first.
                 trial.slot.poll(now)
                 continue
+            # Its last one was ended under the same id: an end that was once too slow for us came through this time.
+            self._quarantine.passed(trial.topic, _NO_END, now)
+            trial.topic = ""
             topic = self._quarantine.next_topic(waiting, now)
             if topic is None:
                 return
