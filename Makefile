@@ -1,11 +1,11 @@
 # Everything runs inside .venv, which the first target that needs it makes. No system Java is needed.
 PYTHON ?= python3
 BIN := .venv/bin
-# Five processes on two cores: most tests wait for a broker. Those of one file stay together, in order, and so do all that
+# Seven processes on two cores: most tests wait for a broker. Those of one file stay together, in order, and so do all that
 # use Spark (`tests/conftest.py`); one Kafka and one PostgreSQL serve all processes.
 # A process that dies ends the run (pytest-xdist would wait for ever for what it had taken), and so does one that is
 # stuck in a library, where the time limit of a test does not reach it.
-SIDE_BY_SIDE := --numprocesses 5 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 \
+SIDE_BY_SIDE := --numprocesses 7 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 \
   -o faulthandler_timeout=700 -o faulthandler_exit_on_timeout=true
 UV_VERSION := 0.13.8
 # Tests start hundreds of processes: each would compile all that it imports where an environment forbids to keep it.

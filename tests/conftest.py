@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 # are the same in every run; PENSTOCK_EXPLORE=1 looks for others.
 hypothesis.settings.register_profile(
     "penstock",
+    max_examples=50,
     deadline=None,
     derandomize="PENSTOCK_EXPLORE" not in os.environ,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
     print_blob=True,
 )
 hypothesis.settings.load_profile("penstock")
-
 
 #: Seconds for a test with a Spark, its fixtures included: on a busy machine Spark's start alone takes a minute.
 SPARK_S = 400
@@ -169,16 +169,15 @@ def new_topic(broker: SharedBroker, admin: AdminClient, new_name: Callable[..., 
     numbers: list[str] = []
 
     def create(partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
-        name = new_name()
-        numbers.append(name.rpartition("-")[2])
+        numbers.append((name := new_name()).rpartition("-")[2])
         broker.create_topic(name, partitions, config)
         return name
 
     yield create
-    if numbers:
-        of_this_test = re.compile(rf"-({'|'.join(numbers)})(?!\d)")
-        if topics := [topic for topic in admin.list_topics(timeout=30).topics if of_this_test.search(topic)]:
-            admin.delete_topics(topics)
+    of_this_test = re.compile(rf"-({'|'.join(numbers)})(?!\d)")
+    listed = admin.list_topics(timeout=30).topics if numbers else ()
+    if topics := [topic for topic in listed if of_this_test.search(topic)]:
+        admin.delete_topics(topics)
 
 
 @pytest.fixture(scope="session")
@@ -208,12 +207,12 @@ def canaries_show_nowhere(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def new_user(secured: DevBroker, topic_numbers: Iterator[int], request: pytest.FixtureRequest) -> Callable[..., User]:
+def new_user(secured: DevBroker, new_name: Callable[..., str]) -> Callable[..., User]:
     """Return a function that makes a user of the secured broker with these rights: `new_user(*rights)`."""
     from rights import give
 
     def create(*rights: Right) -> User:
-        user = secured.user(f"{_name_of_test(request)}-{next(topic_numbers)}")
+        user = secured.user(new_name())
         give(secured, user, rights)
         return user
 
@@ -221,14 +220,11 @@ def new_user(secured: DevBroker, topic_numbers: Iterator[int], request: pytest.F
 
 
 @pytest.fixture
-def new_secured_topic(
-    secured: DevBroker, topic_numbers: Iterator[int], request: pytest.FixtureRequest
-) -> Callable[..., str]:
+def new_secured_topic(secured: DevBroker, new_name: Callable[..., str]) -> Callable[..., str]:
     """Return a function that creates a topic on the secured broker: `new_secured_topic(partitions=1, config=None)`."""
 
     def create(partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
-        name = f"{_name_of_test(request)}-{next(topic_numbers)}"
-        secured.create_topic(name, partitions, config)
+        secured.create_topic(name := new_name(), partitions, config)
         return name
 
     return create

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -49,13 +50,6 @@ INNER = {
 #: Classes that an app is made of: what they have is public as its own is.
 REGISTRIES = {"HandlerRegistry", "SinkRegistry"}
 PUBLIC = {name for package in PACKAGES for name in importlib.import_module(package).__all__}
-#: The names of all that penstock raises, wherever it is defined.
-OWN_ERRORS = {
-    node.name
-    for path in Path(penstock.__file__).parent.rglob("*.py")
-    for node in ast.parse(path.read_text()).body
-    if isinstance(node, ast.ClassDef) and node.name.endswith("Error")
-}
 
 
 def test_every_public_name_can_be_had() -> None:
@@ -156,12 +150,23 @@ def names_of_penstock(module: str) -> set[str]:
     return {name for name in found if not isinstance(getattr(home, name, None), TypeVar)}
 
 
+@cache
+def own_errors() -> set[str]:
+    """Return the names of all that penstock raises, wherever it is defined."""
+    return {
+        node.name
+        for path in Path(penstock.__file__).parent.rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Error")
+    }
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_what_public_signatures_speak_of_can_be_imported_from_where_users_import(package: str) -> None:
     hidden = {
         name: where
         for where, module, names in signatures(package)
-        for name in names & {*names_of_penstock(module), *OWN_ERRORS}
+        for name in names & {*names_of_penstock(module), *own_errors()}
         if name not in PUBLIC
     }
 

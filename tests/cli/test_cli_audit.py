@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import pytest
+
 from commands import Command
 from penstock.commands.audit import AuditRecord, Kind, Outcome
 from penstock.commands.audit_log import AuditWriter
@@ -21,6 +23,7 @@ def record(kind: Kind, number: int, **fields: str) -> AuditRecord:
     )
 
 
+@pytest.mark.thorough
 def test_what_was_done_is_printed_a_line_each_and_nothing_planted_runs(
     broker: DevBroker, new_topic: Callable[..., str], penstock_command: Command
 ) -> None:

@@ -45,6 +45,7 @@ def test_what_cannot_be_read_is_not_shown(monkeypatch: pytest.MonkeyPatch, text:
     assert "canary" not in str(caught.value)
 
 
+@pytest.mark.thorough
 def test_commands_reach_a_secured_cluster_without_a_secret_on_the_command_line(
     penstock_command: Command,
     monkeypatch: pytest.MonkeyPatch,

@@ -34,6 +34,7 @@ def values(messages: list[Message]) -> list[bytes | None]:
     return [message.value() for message in messages]
 
 
+@pytest.mark.thorough
 def test_a_message_goes_back_as_it_was_with_the_place_of_its_dead_letter(
     replay: Replay, broker: DevBroker, dead_letter_topic: Topics
 ) -> None:

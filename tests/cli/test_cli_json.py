@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+import pytest
 import typer.main
 from dead_letter_tools import put
 from offsets_tools import commit
@@ -36,6 +37,7 @@ def test_every_command_that_prints_has_the_option_json() -> None:
     } == WITHOUT
 
 
+@pytest.mark.thorough
 def test_offsets_dead_letters_and_transactions_are_told_as_json(
     penstock_command: Command, broker: DevBroker, dead_letter_topic: Callable[..., tuple[str, str]]
 ) -> None:

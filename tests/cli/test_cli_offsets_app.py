@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import tenacity
 from offsets_tools import rows, stands
 
@@ -32,6 +33,7 @@ class Handled:
         self.offsets.append(message.offset)
 
 
+@pytest.mark.thorough
 def test_what_was_done_above_the_commit_point_is_kept_or_handled_again_as_asked(
     penstock_command: Command, broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:

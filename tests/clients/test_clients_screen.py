@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+import pytest
+
 from kafka_proxy import KafkaProxy
 from penstock.devbroker import DevBroker
 from penstock.devbroker.security.certificates import Certificates
@@ -83,6 +85,7 @@ def listening(context: ssl.SSLContext | None) -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
+@pytest.mark.thorough
 def test_a_wrong_address_shows_its_cause() -> None:
     shown = start("127.0.0.1:1")
 

@@ -174,6 +174,7 @@ def test_a_command_that_is_heard_too_late_or_has_no_time_of_the_brokers_is_refus
     assert "message.timestamp.type=LogAppendTime" in said[1]
 
 
+@pytest.mark.thorough
 def test_commands_are_heard_again_when_the_broker_is_back_and_a_stop_without_it_ends(
     broker: DevBroker, settings: CommandSettings
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_frozen_broker_is_waited_for(patient: DevBroker) -> None:
     assert stood_still
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_commit_that_is_not_answered_holds_a_revocation_no_longer_than_its_budget(
     broker: DevBroker, new_topic: NewTopic, caplog: pytest.LogCaptureFixture, protocol: str

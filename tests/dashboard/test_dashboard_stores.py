@@ -118,6 +118,7 @@ def store(
         yield Store(broker, request.param, prefix, topic, *shown)
 
 
+@pytest.mark.thorough
 def test_a_report_names_pending_transactions_and_by_whom_they_are_settled_over_http_and_both_audits_tell(
     store: Store,
 ) -> None:

@@ -63,6 +63,7 @@ class TestFindJava:
             find_java()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("bare")
 def test_spark_gets_a_launcher_that_drops_the_module_the_wheel_lacks() -> None:
     home = Path(spark_environment()["JAVA_HOME"])
@@ -88,6 +89,7 @@ def test_a_java_with_the_module_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch
     assert spark_environment()["JAVA_HOME"] == str(home)
 
 
+@pytest.mark.thorough
 def test_the_wheel_reads_the_trust_store_made_of_a_bundle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bundle = ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt"
     monkeypatch.setenv("SSL_CERT_FILE", bundle)

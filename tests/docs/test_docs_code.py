@@ -105,7 +105,13 @@ async def _coroutine(_tx: object) -> None:
     pass
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.place)
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(block, marks=[pytest.mark.thorough] * ("DevBroker(" in block.text), id=block.place)
+        for block in PYTHON
+    ],
+)
 def test_a_block_of_python_runs(block: Block, given: dict[str, Any]) -> None:
     if NOT_RUN.match(block.mark) or is_an_example(block):
         return

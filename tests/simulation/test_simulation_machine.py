@@ -185,7 +185,7 @@ def quiet() -> Iterator[None]:
 
 
 def test_no_choice_of_steps_breaks_an_invariant() -> None:
-    run_state_machine_as_test(Group, settings=settings(max_examples=80, stateful_step_count=60))
+    run_state_machine_as_test(Group, settings=settings(max_examples=30, stateful_step_count=60))
 
 
 @thorough

@@ -95,6 +95,7 @@ def test_a_log_made_anew_while_no_coordinator_runs_is_told_and_counted_and_read_
         assert sorted(value for _, value in bench.visible() if value) == sorted([*first, *second]), "each once"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("log", LOGS)
 def test_a_log_made_anew_while_a_coordinator_runs_loses_nothing_that_was_acknowledged_since(
     bench: Bench, log: str, caplog: pytest.LogCaptureFixture

@@ -25,6 +25,7 @@ BUDGET = 4 << 20
 SMALL = 10_000
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(120)
 def test_each_of_many_delayed_messages_takes_no_more_memory_than_is_stated() -> None:
     count = 30_000

@@ -107,6 +107,7 @@ def test_what_was_carried_is_read_again_from_the_done_log_where_its_half_is_dele
     assert sum(one.loaded for one in seen[-2:]) == count, "after a restart none was in memory"
 
 
+@pytest.mark.thorough
 def test_a_check_and_a_late_decision_find_a_payload_that_was_dropped(bench: Bench, seen: list[Payloads]) -> None:
     asked: list[tuple[bytes | None, bytes | None]] = []
 

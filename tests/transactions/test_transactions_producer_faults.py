@@ -100,6 +100,7 @@ def test_what_is_not_acknowledged_at_the_stop_is_told_as_not_stored(bench: Bench
     assert producer.statistics().in_flight == 0
 
 
+@pytest.mark.thorough
 def test_a_half_that_is_not_acknowledged_in_time_does_not_run_the_local_transaction(
     bench: Bench, proxy: KafkaProxy
 ) -> None:

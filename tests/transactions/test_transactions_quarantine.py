@@ -160,11 +160,12 @@ def test_what_is_tried_and_may_fail_is_never_mixed_with_the_rest() -> None:
 
 def test_a_marker_that_came_too_late_once_is_no_reason_once_another_came_in_time() -> None:
     quarantine, slot = TargetQuarantine(), SimpleNamespace(lost_ids=1, is_ready=False, poll=lambda _: None)
-    partition = SimpleNamespace(state=SimpleNamespace(queue=SimpleNamespace(set_aside=SimpleNamespace(topics=set))))
+    partition = SimpleNamespace(
+        state=SimpleNamespace(queue=SimpleNamespace(set_aside=SimpleNamespace(topics={"sick"}.copy)))
+    )
     targets = SimpleNamespace(quarantine=quarantine, missing=lambda *_: NOT_KNOWN)
     rest: dict[str, Any] = dict.fromkeys(("group_metadata", "gate", "under_way", "counts", "ration"))
-    trials = Trials([cast(Any, slot)], targets=cast(Any, targets), owned={0: cast(Any, partition)}, **rest)
-    partition.state.queue.set_aside.topics = lambda: {"sick"}
+    trials = Trials([cast("Any", slot)], targets=cast("Any", targets), owned={0: cast("Any", partition)}, **rest)
     quarantine.refuse("1", "sick", "too large", 0.0)
 
     # The broker took long to end the transaction of the first try, and ended that of the second at once.
