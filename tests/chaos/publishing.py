@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from chaos.fleet import CLASSIC
 from kafka_tools import committed, ends, read_all
@@ -227,8 +227,11 @@ class Publishers:
         )
 
     def written(self) -> int:
-        """Return how much was written to where results go, committed or not."""
-        return sum(ends(self.servers, self.names["results"], PARTITIONS).values())
+        """Return how much was written to where results go, committed or not; 0 where a leader is not known."""
+        try:
+            return sum(ends(self.servers, self.names["results"], PARTITIONS).values())
+        except KafkaException:
+            return 0
 
     def finish(self, timeout: float) -> None:
         """Wait until all is done, and have the members leave. The broker is left alone meanwhile."""

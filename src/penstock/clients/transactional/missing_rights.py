@@ -61,11 +61,12 @@ class MissingRights:
         return lacking_text(rights, self._principal)
 
     def granted(self, *rights: Right) -> None:
-        """Take in that what was refused for want of these works now."""
+        """Take in that what was refused for want of these works now; the next refusal is logged at once."""
         if self._missed:
             with self._lock:
                 for right in rights:
-                    self._missed.pop(right, None)
+                    if (missed := self._missed.pop(right, None)) is not None:
+                        self._said.pop(missed[1], None)
 
     def missing(self) -> dict[str, str]:
         """Return what is missing: rights as they stand in a sentence, each with what is refused and what gives it."""

@@ -95,7 +95,8 @@ class TargetQuarantine:
         """Take in that a topic took nothing for a reason that holds no more."""
         found = self._topics.get(topic)
         if found is not None and found.pause_s and found.why == why:
-            found.why, found.pause_s, found.until = "", 0.0, now
+            found.why = next((one.why for one in self._refused.values() if one.topic == topic), "")
+            found.pause_s, found.until = 0.0, now
             self.version += 1
 
     def refuse(

@@ -34,9 +34,8 @@ from penstock.transactions.wire.done_records import Snapshot, encode_done
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
 
-#: Seconds that initialising a producer may take, and for which an id that the broker cannot free is asked for.
+#: Seconds that initialising a producer may take.
 _INIT_TIMEOUT_S = 15.0
-_FREE_TIMEOUT_S = 1.0
 #: Seconds after which messages that are not stored count as refused, where others of the batch are: their topics are
 #: tried apart, with a longer limit.
 _TRIED_APART_AFTER_S = 1.0
@@ -129,14 +128,16 @@ class Publisher:
             spans=spans,
         )
 
-    def open(self) -> None:
+    def open(self, free_s: float) -> None:
         """Make the producer and initialise it. The broker ends what a former producer of this id left open.
+
+        For `free_s` seconds an id is asked for that the broker cannot free.
 
         Raises as `TransactionalWriter.open` does, but `InDoubtError` where the broker did not answer in time: try
         again.
         """
         try:
-            self._writer.open(_INIT_TIMEOUT_S, _FREE_TIMEOUT_S)
+            self._writer.open(_INIT_TIMEOUT_S, free_s)
         except NotOpenedError as error:
             raise InDoubtError(str(error), rights=error.rights) from error
         self.doing = ""

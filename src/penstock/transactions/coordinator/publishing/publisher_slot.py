@@ -44,6 +44,10 @@ _IGNORES_TIME = "send_offsets_to_transaction"
 _STANDS_S = 2.5
 #: Seconds that opening may take, and reading what became of the last transaction.
 OPEN_LIMIT_S = 25.0
+#: Seconds for which an id is asked for that the broker cannot free, at first; twice as many for each id that was lost:
+#: a slow broker only needs longer. And the most.
+_FREE_S = 1.0
+_MOST_FREE_S = 8.0
 #: Seconds after which a call is named in the log and in what operators see.
 SLOW_S = 2.0
 #: Seconds until opening is tried again after a failure.
@@ -252,10 +256,11 @@ class PublisherSlot:
         self._left.require_few()
         self._thread = Disposable(f"penstock-publisher-{self.name}", self._left)
         publisher, doubt = self._make(self.transactional_id), dict(self._doubt)
+        free_s = min(_MOST_FREE_S, _FREE_S * 2.0 ** min(self.lost_ids, 9))
         self._publisher = publisher
 
         def open_it() -> Mapping[int, DoneRead]:
-            publisher.open()
+            publisher.open(free_s)
             if not doubt:
                 return {}
             publisher.doing = "reading the done log"

@@ -50,6 +50,9 @@ class DoneWatch:
         self._ration = RationedLog()
         # Added by any thread before the halves are stored, taken by the watching one: single steps on a dict.
         self._waiting: dict[str, SettledCallback] = {}
+        # Whether a fetch was refused: the library says so once. Set before `_waiting` is looked at, which `add` fills
+        # before it looks here: so one of the two tells.
+        self._is_refused = False
         self._stopping = threading.Event()
         paced = {"fetch.wait.max.ms": 100, "queued.min.messages": 1, "fetch.queue.backoff.ms": _FETCH_MS}
         self._reader = PartitionReader(
@@ -79,11 +82,13 @@ class DoneWatch:
     @property
     def lacking(self) -> str:
         """What it may not do, so that it sees nothing; empty where it may."""
-        return next(iter(self._rights.missing().values()), "")
+        return self._tell_refused() if self._is_refused else ""
 
     def add(self, transaction_id: str, callback: SettledCallback) -> None:
         """Call back once a transaction is settled."""
         self._waiting[transaction_id] = callback
+        if self._is_refused:
+            self._tell_refused()
 
     def remove(self, transaction_id: str) -> None:
         """Do not call back."""
@@ -106,13 +111,20 @@ class DoneWatch:
 
     def _not_read(self, kind: ErrorKind, error: KafkaError, _place: Place) -> None:
         if kind is ErrorKind.MISSING_RIGHT:
+            self._is_refused = True
             if self._waiting:
-                self._rights.refused(f'{self._topics.done} cannot be read, which wait="published" needs', self._right)
+                self._tell_refused()
         elif kind is not ErrorKind.GROUP:
             text = "%s cannot be read: %s; it is tried again"
             self._ration.warn("done", text, self._topics.done, reason(error))
 
+    def _tell_refused(self) -> str:
+        return self._rights.refused(f'{self._topics.done} cannot be read, which wait="published" needs', self._right)
+
     def _take(self, message: Message) -> None:
+        if self._is_refused:
+            self._is_refused = False
+            self._rights.granted(self._right)
         if self._waiting:
             self._call_back(message)
         settled = last_settled(message.value())
