@@ -6,7 +6,7 @@ BIN := .venv/bin
 # A process that dies ends the run (pytest-xdist would wait for ever for what it had taken), and so does one that is
 # stuck in a library, where the time limit of a test does not reach it.
 SIDE_BY_SIDE := --numprocesses 7 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 \
-  -o faulthandler_timeout=700 -o faulthandler_exit_on_timeout=true
+  -o faulthandler_timeout=1500 -o faulthandler_exit_on_timeout=true
 UV_VERSION := 0.13.8
 # Tests start hundreds of processes: each would compile all that it imports where an environment forbids to keep it.
 export PYTHONDONTWRITEBYTECODE :=
