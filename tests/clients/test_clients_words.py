@@ -148,6 +148,14 @@ def test_a_users_own_error_cb_is_called_too() -> None:
     assert any("Connection refused" in error.str() for error in heard)
 
 
+def test_settings_that_worked_are_not_to_be_checked() -> None:
+    client = admin("127.0.0.1:1", {})
+    client.words.clear()  # as an answer does
+
+    with pytest.raises(BrokerConnectionError, match=r"Connection refused; check that the broker runs$"):
+        partition_counts(client, "127.0.0.1:1", timeout_s=0.5)
+
+
 def test_one_address_of_two_that_refuses_is_no_reason_to_give_up() -> None:
     words = ClientWords({}, making.client_log)
     words.hear(KafkaError(KafkaError._AUTHENTICATION, "sasl_ssl://a:9092/bootstrap: SASL authentication error: no"))

@@ -113,8 +113,8 @@ class ClientWords:
         self._clock = clock
         # What was said last, or the last refusal, which says more than the attempts that follow it; and when.
         self._said: tuple[Cause, float] | None = None
-        # Whether brokers have let this client in: its settings are right.
-        self._has_worked = False
+        #: Whether brokers have let this client in: its settings are right.
+        self.has_worked = False
         # Addresses that refused for good.
         self._refused: frozenset[str] = frozenset()
 
@@ -135,22 +135,22 @@ class ClientWords:
         """Take a line: its kind, the client's name and what it says are the arguments."""
         if arguments and arguments[0] in {"FAIL", "REQTMOUT"} and level > logging.DEBUG:  # it is about a connection
             self._note(THREAD.sub("", str(arguments[-1])))
-            if self._has_worked:
+            if self.has_worked:
                 arguments = (*arguments[:-1], str(arguments[-1]).replace(_BOOTSTRAP, ""))
         self._log.log(level, text, *arguments)
 
     def clear(self) -> None:
         """A broker has answered: what was said before is past."""
-        self._said, self._refused, self._has_worked = None, frozenset(), True
+        self._said, self._refused, self.has_worked = None, frozenset(), True
 
     def refused_by_all(self, bootstrap_servers: str) -> bool:
         """Tell whether every address refused for a cause that no waiting mends."""
         return len(self._refused) >= len([one for one in bootstrap_servers.split(",") if one.strip()])
 
     def _note(self, said: str) -> None:
-        self._has_worked = self._has_worked or _NODE.search(said) is not None
+        self.has_worked = self.has_worked or _NODE.search(said) is not None
         # The library goes back to the addresses that it was given once all brokers are away.
-        cause, last = cause_of(said.replace(_BOOTSTRAP, "") if self._has_worked else said), self.cause
+        cause, last = cause_of(said.replace(_BOOTSTRAP, "") if self.has_worked else said), self.cause
         if not cause.may_pass:
             found = BROKER.search(said)
             self._refused |= {found[0] if found else ""}
