@@ -76,5 +76,5 @@ def test_a_check_whose_group_nobody_knows_is_logged_and_asks_again(caplog: pytes
 
     outcomes = [sender.check(Mock(), pending, now) for now in (0.0, 4.9, 5.1, 5.2)]
 
-    assert outcomes == [SendOutcome.LATER, SendOutcome.LATER, SendOutcome.LATER, SendOutcome.NOBODY]
+    assert outcomes == [SendOutcome.LATER, SendOutcome.LATER, SendOutcome.UNKNOWN, SendOutcome.NOBODY]
     assert "group shop are not checked: no broker said within 5 s" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -34,22 +35,25 @@ NEVER_S = 1000.0
         ("b:9: SASL OAUTHBEARER mechanism handshake failed: Broker: Unsupported SASL mechanism: ..", "sasl.mechanism"),
         ("b:9: SSL handshake failed: error:0A000086:SSL routines::certificate verify failed", "ssl.ca.location"),
         ("b:9: Receive failed: error:0A000412:SSL routines::ssl/tls alert bad certificate", "ssl.certificate.location"),
-        ("b:9: Disconnected: connection closed by peer (after 2ms in state APIVERSION_QUERY)", "SASL_SSL"),
-        ("b:9: Disconnected: connection closed by peer: receive 0 (after 2ms in state UP)", "may ask for SASL"),
-        ("sasl_ssl://b:9: Disconnected: SSL connection closed by peer (after 2ms in state UP)", ""),
-        ("b:9: SSL handshake failed: Disconnected: connecting to a PLAINTEXT broker listener?", "PLAINTEXT"),
+        ("b:9/bootstrap: Disconnected: connection closed by peer (after 2ms in state APIVERSION_QUERY)", "SASL_SSL"),
+        (
+            "b:9/bootstrap: Disconnected: connection closed by peer (after 2ms in state UP)",
+            "may ask for SASL",
+        ),
+        ("sasl_ssl://b:9/bootstrap: Disconnected: SSL connection closed by peer (after 2ms in state UP)", ""),
+        ("b:9/bootstrap: SSL handshake failed: Disconnected: connecting to a PLAINTEXT broker listener?", "PLAINTEXT"),
         ("b:9: Connect to ipv4#127.0.0.1:9 failed: Connection refused (after 0ms in state CONNECT)", ""),
         ("b:9: Connect failed: Connection refused (after 0ms in state CONNECT, 1 identical error(s) suppressed)", ""),
         (
             (
-                "b:9: ApiVersionRequest failed: Local: Timed out: probably due to broker version < 0.10 (see "
+                "b:9/bootstrap: ApiVersionRequest failed: Local: Timed out: probably due to broker version < 0.10 (see "
                 "api.version.request configuration) (after 10002ms in state APIVERSION_QUERY)"
             ),
             "may be no Kafka broker",
         ),
         (
             (
-                "b:9: Disconnected: requesting ApiVersion: might be caused by incorrect security.protocol "
+                "b:9/bootstrap: Disconnected: requesting ApiVersion: might be caused by incorrect security.protocol "
                 "configuration (connecting to a SSL listener?) or broker version is < 0.10 (see api.version.request) "
                 "(after 2ms in state APIVERSION_QUERY)"
             ),
@@ -67,6 +71,73 @@ def test_words_of_the_client_name_the_setting_to_change(said: str, remedy: str) 
     assert "(after" not in cause.words
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("b:9/2: Disconnected: connection closed (after 2ms in state UP)", "Disconnected: connection closed"),
+        (
+            (
+                "b:9/2: Disconnected: verify that security.protocol is correctly configured, broker might require SASL "
+                "authentication (after 2ms in state UP)"
+            ),
+            "Disconnected",
+        ),
+        (
+            (
+                "b:9/2: Disconnected: requesting ApiVersion: might be caused by incorrect security.protocol "
+                "configuration (connecting to a SSL listener?) or broker version is < 0.10 (see api.version.request) "
+                "(after 2ms in state APIVERSION_QUERY, 5 identical error(s) suppressed)"
+            ),
+            "Disconnected",
+        ),
+        (
+            (
+                "b:9/2: ApiVersionRequest failed: Local: Timed out: probably due to broker version < 0.10 (see "
+                "api.version.request configuration) (after 10002ms in state APIVERSION_QUERY)"
+            ),
+            "ApiVersionRequest failed: Local: Timed out",
+        ),
+        ("b:9/2: Timed out MetadataRequest in flight (after 5003ms, timeout #0)", "it did not answer in time"),
+        ("b:9/2: Timed out 0 in-flight, 0 retry-queued, 1 out-queue requests", "it did not answer in time"),
+    ],
+)
+def test_a_broker_that_let_the_client_in_is_not_blamed_on_settings(said: str, words: str) -> None:
+    cause = cause_of(said)
+
+    assert (cause.words, cause.remedy) == (f"b:9/2: {words}", "")
+
+
+class Lines:
+    """A log that keeps what the library said."""
+
+    def __init__(self) -> None:
+        self.last = ""
+
+    def log(self, _level: int, _text: str, *arguments: object) -> None:
+        self.last = str(arguments[-1])
+
+
+def test_the_broker_that_does_not_answer_now_is_named_and_no_setting_that_worked() -> None:
+    now, lines = [0.0], Lines()
+    words = ClientWords({}, lines, lambda: now[0])
+
+    def named(at: float, kind: str, said: str) -> str:
+        now[0] = at
+        words.log(logging.WARNING, "%s %s %s", kind, "rdkafka#consumer-1", f"[thrd:x]: {said}")
+        return str(words.cause)
+
+    ended = "Disconnected: connection closed by peer (after 9ms in state UP)"
+    assert "may ask for SASL" in named(0.0, "FAIL", f"b:9/bootstrap: {ended}")
+    assert "b:3/3: Connect failed: Connection refused" in named(
+        1.0, "FAIL", "b:3/3: Connect failed: Connection refused"
+    )
+    assert "b:2/2" in named(9.0, "REQTMOUT", "b:2/2: Timed out MetadataRequest in flight (after 5003ms, timeout #0)")
+    assert "SASL" not in named(10.0, "FAIL", f"b:9/bootstrap: {ended}")
+    assert "/bootstrap" not in lines.last  # so that the shared log does not guess either
+    now[0] = 46.0
+    assert words.cause is None
+
+
 def test_a_users_own_error_cb_is_called_too() -> None:
     heard: list[KafkaError] = []
     client = admin("127.0.0.1:1", {"error_cb": heard.append})
@@ -75,6 +146,14 @@ def test_a_users_own_error_cb_is_called_too() -> None:
         partition_counts(client, "127.0.0.1:1", timeout_s=0.5)
 
     assert any("Connection refused" in error.str() for error in heard)
+
+
+def test_settings_that_worked_are_not_to_be_checked() -> None:
+    client = admin("127.0.0.1:1", {})
+    client.words.clear()  # as an answer does
+
+    with pytest.raises(BrokerConnectionError, match=r"Connection refused; check that the broker runs$"):
+        partition_counts(client, "127.0.0.1:1", timeout_s=0.5)
 
 
 def test_one_address_of_two_that_refuses_is_no_reason_to_give_up() -> None:

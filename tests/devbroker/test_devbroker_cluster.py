@@ -2,10 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 
+from commands import commands
+from penstock import App, Coordinator, SqlStore
+from penstock.cli.check.findings import look
+from penstock.clients.kinds import REPLICATION_FACTOR
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, DevBrokerError
 
@@ -120,6 +125,41 @@ def test_partitions_move_to_other_nodes(cluster: DevBroker) -> None:
     assert sorted(found[2]) == [1, 2, 3]
     with pytest.raises(ConfigurationError, match=r"different nodes of \[1, 2, 3\]"):
         cluster.reassign("moving", {0: [1, 4]})
+
+
+def test_check_and_doctor_name_a_topic_with_one_copy_unless_it_is_wanted(
+    cluster: DevBroker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers, configs = cluster.bootstrap_servers, ({REPLICATION_FACTOR: 1}, {})
+    apps = [App("shop", bootstrap_servers=servers, config=config) for config in configs]
+    for app in apps:
+        app.handler(TOPIC, on_failure="dead_letter")(lambda _message: None)
+    apps[0].start().stop()
+
+    wanted, found = (look(app).single_copies for app in apps)
+    printed = commands(monkeypatch, capsys)("doctor", "--bootstrap-servers", servers)
+
+    assert {len(nodes) for nodes in replicas(cluster, f"dlq.{TOPIC}").values()} == {1}
+    assert [text.split(" on ")[0] for text in found] == [f"topic dlq.{TOPIC} has replication factor 1"]
+    assert wanted == ()
+    assert f"warning: {found[0]}" in printed.out
+
+
+@pytest.mark.parametrize("place", ["kafka", "sqlite"])
+def test_a_coordinator_that_starts_names_its_topics_with_one_copy(
+    cluster: DevBroker, place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers, prefix = cluster.bootstrap_servers, f"thin-{place}"
+
+    for config in ({REPLICATION_FACTOR: 1}, {}):
+        url = f"sqlite:///{tmp_path}/store.db"
+        store = None if place == "kafka" else SqlStore(url, bootstrap_servers=servers, prefix=prefix, config=config)
+        given: dict[str, Any] = {"bootstrap_servers": servers, "prefix": prefix, "config": config}
+        with Coordinator(**(given if store is None else {"store": store})):
+            pass
+
+    text = f"topic {prefix}.discarded has replication factor 1 on a cluster of 3 brokers"
+    assert [line.startswith(text) for line in caplog.messages if ".discarded has" in line] == [True]
 
 
 def test_a_node_that_is_not_there_cannot_be_harmed(cluster: DevBroker) -> None:

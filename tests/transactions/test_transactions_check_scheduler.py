@@ -149,11 +149,26 @@ def test_a_dead_group_costs_one_question_for_all_its_halves_and_delays_no_other(
     assert room.run(7.0) == 1
     assert room.asking.looked == 2
     assert room.counts.no_producer == 5_000
+    assert room.scheduler.unasked({0: room.partition}) == {"dead": "a producer of group dead: none runs"}
     assert room.run(7.1) == 0
     assert room.asking.looked == 2
     room.tick(37.1)
     room.asking.answers.clear()
     assert room.run(37.1) == WINDOW + 1, "who is back is asked, in portions"
+    assert room.scheduler.unasked({0: room.partition}) == {}
+
+
+def test_a_group_of_which_the_brokers_do_not_say_whether_it_lives_is_counted_until_what_waits_is_decided() -> None:
+    room = Room()
+    half = room.half(0.0, group="shop")
+    room.asking.answers["shop"] = SendOutcome.UNKNOWN
+    room.tick(7.0)
+    room.run(7.0)
+
+    waits = {"shop": "an answer of group shop: the brokers did not say whether one of its producers runs"}
+    assert (room.counts.no_producer, room.scheduler.unasked({0: room.partition})) == (1, waits)
+    room.op(commit(half, 0), 8.0)
+    assert room.scheduler.unasked({0: room.partition}) == {}
 
 
 def test_a_crowd_is_asked_about_as_fast_as_it_is_answered_and_no_faster() -> None:

@@ -19,8 +19,8 @@ from commands import commands
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import MessageFormatError
 from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.status import Status, StatusLog, decode_status, encode_status
-from penstock.transactions.operator.inspection import Inspection
+from penstock.transactions.coordinator.status import NO_PRODUCER, Status, StatusLog, decode_status, encode_status
+from penstock.transactions.operator.inspection import Found, Inspection
 from penstock.transactions.operator.obstacles import Cause, obstacles, status_lines
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
@@ -42,6 +42,7 @@ statuses = st.builds(
     targets=reasons,
     refused=reasons,
     rights=reasons,
+    unasked=reasons,
 )
 SICK = Status("one", 0, (0,), targets={"sick": "message too large"})
 
@@ -189,6 +190,19 @@ def test_a_call_that_hangs_concerns_the_partitions_of_its_coordinator() -> None:
     assert here[one.half.transaction_id].text == text
     assert elsewhere == {}
     assert status_lines([status], 4_000) == [text]
+
+
+def test_what_nobody_decided_waits_for_its_group_where_the_owner_of_its_partition_could_not_ask_it() -> None:
+    halves = [Half(new_id(), group, "t", None, None, b"v", (), None) for group in ("shop", "bank")]
+    undecided, other = (Pending(half, 0) for half in halves)
+    why = NO_PRODUCER.format("shop")
+    owner, elsewhere = Status("c1", 0, (0,), unasked={"shop": why}), Status("c2", 0, (1,), unasked={"bank": why})
+
+    found = obstacles(0, [undecided, other, decided(1, "t", None)], [owner, elsewhere], 0)
+
+    shown = Found(0, undecided, None, None, found.pop(undecided.half.transaction_id)).described(0.0)
+    assert (shown.waits_for, found) == ("a producer of group shop: none runs", {})
+    assert status_lines([owner], 0) == [f"checks of coordinator c1 wait for {why}"]
 
 
 def test_the_store_reads_the_latest_status_of_each_coordinator_and_passes_over_what_is_none(bench: Bench) -> None:

@@ -6,15 +6,23 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Barrier
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import NewTopic
+from confluent_kafka.admin import ConfigResource, NewTopic  # type: ignore[attr-defined] # not all in its __all__
 
 from penstock import clients
-from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts, require_topics
+from penstock.clients.kinds import REPLICATION_FACTOR
+from penstock.clients.requests.topics import (
+    TopicSpec,
+    ensure_topics,
+    partition_counts,
+    require_topics,
+    single_copies,
+)
 from penstock.devbroker import DevBroker
-from penstock.errors import BrokerConnectionError
+from penstock.errors import BrokerConnectionError, ConfigurationError
 from penstock.transactions.wire import topics as topics_module
 from penstock.transactions.wire.topics import CHECK_PARTITIONS, StoreTopics, _await_leaders, open_topics
 
@@ -74,6 +82,74 @@ def test_a_topic_that_may_be_seen_since_a_moment_ago_is_neither_absent_nor_to_be
     find: Callable[[GrantedMeanwhile], dict[str, int]],
 ) -> None:
     assert find(GrantedMeanwhile()) == {"orders": 2}
+
+
+class Cluster:
+    """An admin client of so many brokers, whose default factor is told unless that is refused."""
+
+    def __init__(self, brokers: int, default: str | None, factor: int | None = None) -> None:
+        self.replication_factor, self._default, self.made = factor, default, list[int]()
+        one, three = (SimpleNamespace(replicas=list(range(copies))) for copies in (1, 3))
+        topics = {name: SimpleNamespace(partitions={0: each}, error=None) for name, each in (("a", one), ("b", three))}
+        self._metadata = SimpleNamespace(brokers=dict.fromkeys(range(brokers)), topics=topics, orig_broker_id=1)
+
+    def list_topics(self, *, timeout: float) -> object:  # noqa: ARG002 - the client's name for it
+        return self._metadata
+
+    def describe_configs(self, resources: list[ConfigResource], **_: object) -> dict[ConfigResource, Future[object]]:
+        error = KafkaException(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED))
+        told = {"default.replication.factor": SimpleNamespace(value=self._default)}
+        return {one: answered(error if self._default is None else told) for one in resources}
+
+    def create_topics(self, topics: list[NewTopic]) -> dict[str, Future[object]]:
+        self.made += [topic.replication_factor for topic in topics]
+        made = {topic.topic: SimpleNamespace(partitions={0: None}, error=None) for topic in topics}
+        self._metadata.topics |= made
+        return {name: answered(None) for name in made}
+
+    def poll(self, _timeout: float) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("cluster", "of_store", "factor"),
+    [
+        (Cluster(3, "1"), True, 3),
+        (Cluster(3, None), True, 3),
+        (Cluster(5, "5"), True, 5),
+        (Cluster(2, "1"), True, -1),
+        (Cluster(3, "1"), False, -1),
+        (Cluster(3, "3", factor=2), True, 2),
+        (Cluster(3, "1", factor=2), False, 2),
+    ],
+)
+def test_topics_of_a_store_have_three_copies_where_there_are_three_brokers_unless_it_is_said(
+    cluster: Any, of_store: bool, factor: int
+) -> None:
+    ensure_topics(cluster, "127.0.0.1:1", [TopicSpec("new", 1)], of_store=of_store)
+
+    assert cluster.made == [factor]
+
+
+def test_a_topic_with_one_copy_is_named_where_there_are_three_brokers_and_it_is_not_wanted_so() -> None:
+    clusters: list[Any] = [Cluster(3, "1"), Cluster(2, "1"), Cluster(3, "1", factor=1)]
+
+    found = [single_copies(each) for each in clusters]
+
+    assert [len(each) for each in found] == [1, 0, 0]
+    assert found[0][0].startswith("topic a has replication factor 1 on a cluster of 3 brokers")
+    assert single_copies(clusters[0], ["b", "none"]) == []
+
+
+@pytest.mark.parametrize(("given", "factor"), [({}, None), ({REPLICATION_FACTOR: "2"}, 2)])
+def test_the_option_for_copies_reaches_what_creates_and_not_the_library(
+    given: dict[str, object], factor: object
+) -> None:
+    assert clients.admin("127.0.0.1:1", given).replication_factor == factor
+    clients.producer("127.0.0.1:1", given)
+
+    with pytest.raises(ConfigurationError, match="must be a whole number of at least 1"):
+        clients.admin("127.0.0.1:1", {REPLICATION_FACTOR: "0"})
 
 
 def leaders(*numbers: int) -> SimpleNamespace:

@@ -25,6 +25,10 @@ _PACKAGES = (
 )
 
 
+#: Topics that are named one by one.
+_MOST_NAMED = 10
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One line of the report."""
@@ -55,8 +59,11 @@ def doctor(
     """
     findings = [*_packages(), _java(), _jars()]
     if as_json:
-        topics = None if bootstrap_servers is None else _topics(bootstrap_servers, client_settings(config, config_file))
-        print_json({"found": [asdict(one) for one in findings], "broker": bootstrap_servers, "topics": topics})
+        topics, single = None, list[str]()
+        if bootstrap_servers is not None:
+            topics, single = _topics(bootstrap_servers, client_settings(config, config_file))
+        broker = {"broker": bootstrap_servers, "topics": topics, "single_copies": single}
+        print_json({"found": [asdict(one) for one in findings], **broker})
     else:
         print_table(("", "what", "found"), [(_mark(one), one.what, one.found) for one in findings])
         if bootstrap_servers is not None:
@@ -103,15 +110,21 @@ def _mark(finding: Finding) -> str:
 
 def _ask_broker(bootstrap_servers: str, config: dict[str, str]) -> None:
     try:
-        count = _topics(bootstrap_servers, config)
+        count, single = _topics(bootstrap_servers, config)
     except BrokerConnectionError:
         typer.echo(f"broker at {bootstrap_servers}: no answer")
         raise
     typer.echo(f"broker at {bootstrap_servers}: answers, {count} topics")
+    for text in single[:_MOST_NAMED]:
+        typer.echo(f"warning: {text}")
+    if len(single) > _MOST_NAMED:
+        typer.echo(f"warning: {len(single) - _MOST_NAMED} more topics have one copy; --json names them")
 
 
-def _topics(bootstrap_servers: str, config: dict[str, str]) -> int:
+def _topics(bootstrap_servers: str, config: dict[str, str]) -> tuple[int, list[str]]:
+    """Return how many topics there are, and what is said of those that have one copy."""
     from penstock import clients
-    from penstock.clients.requests.topics import partition_counts
+    from penstock.clients.requests.topics import partition_counts, single_copies
 
-    return len(partition_counts(clients.admin(bootstrap_servers, config), bootstrap_servers, timeout_s=5))
+    admin = clients.admin(bootstrap_servers, config)
+    return len(partition_counts(admin, bootstrap_servers, timeout_s=5)), single_copies(admin)

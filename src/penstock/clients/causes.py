@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,18 @@ from penstock.options import ClientConfig
 #: What the library puts around its words: the client's thread, for how long, how often.
 THREAD = re.compile(r"\[thrd:[^\]]*\]:? ?")
 AFTER = re.compile(r" ?\(after (?:[^()]|\([^)]*\))*\)")
+#: A connection is called `host:port/bootstrap` until brokers have named their nodes, and then `host:port/node`.
+_BOOTSTRAP = "/bootstrap"
+_NODE = re.compile(r":\d+/\d+: ")
+#: Guesses of the library at the security settings: wrong of a connection to a known node.
+_SETTINGS_GUESS = re.compile(
+    r":? ?(?:verify that security\.protocol .*SASL authentication|connecting to a PLAINTEXT broker listener\?"
+    r"|requesting ApiVersion: might be caused by incorrect security\.protocol configuration \([^)]*\))"
+)
+#: What it says of a broker that is connected and gives no answer.
+_UNANSWERED = re.compile(r": Timed out (?:\w+Request|\d+ in-flight).*")
+#: Seconds after which what was said counts no more: of a broker that stays away, the library says the same every 30 s.
+_SAID_AGAIN_S = 35.0
 #: A guess of the library that is wrong: there are no such brokers any more.
 _OLD_BROKER = re.compile(
     r":? ?(?:might be caused by|probably due to|or) broker version(?: is)? < 0\.10 \(see api\.version\.request[^)]*\)"
@@ -25,7 +38,8 @@ _OLD_BROKER = re.compile(
 BROKER = re.compile(r"[\w.-]+:\d+")
 
 #: By what the library says (2.16, seen): what to change, and whether waiting may help. A connection that ends early
-#: tells of a wrong protocol, but also of a broker that is just starting behind a proxy.
+#: tells of a wrong protocol, but also of a broker that is just starting behind a proxy; so where waiting may help, the
+#: remedy is a guess, and only made of an address from which no answer ever came.
 _CAUSES = (
     (r"Unsupported SASL mechanism", "set sasl.mechanism to one that the broker supports", False),
     (
@@ -93,13 +107,22 @@ class ClientWords:
     Written by the thread that serves the client, read by any: each field is replaced as a whole.
     """
 
-    def __init__(self, config: ClientConfig, log: Any) -> None:
+    def __init__(self, config: ClientConfig, log: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._error_cb: Callable[[KafkaError], object] | None = config.get("error_cb")
         self._log = log
-        #: What was said last, or the last refusal: it tells more than the attempts that follow it.
-        self.cause: Cause | None = None
+        self._clock = clock
+        # What was said last, or the last refusal, which says more than the attempts that follow it; and when.
+        self._said: tuple[Cause, float] | None = None
+        #: Whether brokers have let this client in: its settings are right.
+        self.has_worked = False
         # Addresses that refused for good.
         self._refused: frozenset[str] = frozenset()
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why no broker answers now, as far as was said; what was not said again is past."""
+        said = self._said
+        return said[0] if said is not None and self._clock() - said[1] < _SAID_AGAIN_S else None
 
     def hear(self, error: KafkaError) -> None:
         """Take an error."""
@@ -110,31 +133,38 @@ class ClientWords:
 
     def log(self, level: int, text: str, /, *arguments: object) -> None:
         """Take a line: its kind, the client's name and what it says are the arguments."""
-        if arguments and arguments[0] == "FAIL" and level > logging.DEBUG:  # it is about a connection
+        if arguments and arguments[0] in {"FAIL", "REQTMOUT"} and level > logging.DEBUG:  # it is about a connection
             self._note(THREAD.sub("", str(arguments[-1])))
+            if self.has_worked:
+                arguments = (*arguments[:-1], str(arguments[-1]).replace(_BOOTSTRAP, ""))
         self._log.log(level, text, *arguments)
 
     def clear(self) -> None:
         """A broker has answered: what was said before is past."""
-        self.cause, self._refused = None, frozenset()
+        self._said, self._refused, self.has_worked = None, frozenset(), True
 
     def refused_by_all(self, bootstrap_servers: str) -> bool:
         """Tell whether every address refused for a cause that no waiting mends."""
         return len(self._refused) >= len([one for one in bootstrap_servers.split(",") if one.strip()])
 
     def _note(self, said: str) -> None:
-        cause = cause_of(said)
+        self.has_worked = self.has_worked or _NODE.search(said) is not None
+        # The library goes back to the addresses that it was given once all brokers are away.
+        cause, last = cause_of(said.replace(_BOOTSTRAP, "") if self.has_worked else said), self.cause
         if not cause.may_pass:
             found = BROKER.search(said)
             self._refused |= {found[0] if found else ""}
-        if self.cause is None or self.cause.may_pass or not cause.may_pass:
-            self.cause = cause
+        if last is None or last.may_pass or not cause.may_pass:
+            self._said = cause, self._clock()
 
 
 def cause_of(said: str) -> Cause:
     """Return what words of the library mean."""
-    words = _OLD_BROKER.sub("", AFTER.sub("", said))
+    is_first = _BOOTSTRAP in said
+    words = _OLD_BROKER.sub("", _UNANSWERED.sub(": it did not answer in time", AFTER.sub("", said)))
+    if not is_first:
+        words = _SETTINGS_GUESS.sub("", words)
     for pattern, remedy, may_pass in _CAUSES:
-        if re.search(pattern, said):
+        if (is_first or not may_pass) and re.search(pattern, said):
             return Cause(words, remedy, may_pass)
     return Cause(words)

@@ -33,6 +33,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 #: Seconds that a broker may take to tell topic ids.
 _ANSWER_S = 10.0
+#: Milliseconds after which the client says that a broker owes an answer, and asks another one, before a question ends.
+_UNANSWERED_MS = 8_000
 #: Seconds that several questions in the background may take.
 _BACKGROUND_S = 120.0
 
@@ -305,5 +307,6 @@ class KafkaCluster:
 
     def _lasting_admin(self) -> AdminClient:
         if self._admin is None:
-            self._admin = clients.admin(self._bootstrap_servers, self._config)
+            config = {"socket.timeout.ms": _UNANSWERED_MS, **self._config}
+            self._admin = clients.admin(self._bootstrap_servers, config)
         return self._admin

@@ -14,10 +14,10 @@ from penstock.clients.causes import ClientWords
 from penstock.clients.client_log import ClientLog
 from penstock.clients.ending import DestroyedElsewhere, living
 from penstock.clients.kafka_errors import reason
-from penstock.clients.kinds import Kind
+from penstock.clients.kinds import REPLICATION_FACTOR, Kind
 from penstock.clients.tokens import with_tokens
 from penstock.errors import ConfigurationError
-from penstock.options import ClientConfig, not_empty
+from penstock.options import ClientConfig, not_empty, positive_int
 
 
 class Consumer(DestroyedElsewhere, confluent_kafka.Consumer):
@@ -36,6 +36,8 @@ class AdminClient(DestroyedElsewhere, kafka_admin.AdminClient):
     """The library's, with what it said last."""
 
     words: ClientWords
+    #: Copies of each topic that it creates; None: not said.
+    replication_factor: int | None
 
 
 ClientT = TypeVar("ClientT", Consumer, Producer, AdminClient)
@@ -70,7 +72,10 @@ def producer(bootstrap_servers: str, config: ClientConfig) -> Producer:
 
 def admin(bootstrap_servers: str, config: ClientConfig) -> AdminClient:
     """Return an admin client; otherwise as `consumer`."""
-    return _made(AdminClient, settings(Kind.ADMIN, bootstrap_servers, config))
+    factor = _replication_factor(config.get(REPLICATION_FACTOR))
+    client = _made(AdminClient, settings(Kind.ADMIN, bootstrap_servers, config))
+    client.replication_factor = factor
+    return client
 
 
 def settings(kind: Kind, bootstrap_servers: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,6 +98,14 @@ def settings(kind: Kind, bootstrap_servers: str, config: Mapping[str, Any]) -> d
     if "reconnect.backoff.ms" not in config:
         made.setdefault("reconnect.backoff.max.ms", _LONGEST_RECONNECT_MS)
     return made
+
+
+def _replication_factor(given: Any) -> int | None:
+    """Return a number of copies from a configuration, where it may be text."""
+    factor = int(given) if isinstance(given, str) and given.isdecimal() else given
+    if factor is not None:
+        positive_int(f"config[{REPLICATION_FACTOR!r}]", factor)
+    return factor
 
 
 def log_of(config: ClientConfig) -> Any:

@@ -87,12 +87,17 @@ PRODUCER_SETTINGS = frozenset(
 _SERVED_BY_POLLING = frozenset({"debug", "default.topic.config", "statistics.interval.ms", "stats_cb", "throttle_cb"})
 
 
+#: Our own setting: how many copies a topic has that penstock creates.
+REPLICATION_FACTOR = "penstock.replication.factor"
+_OURS = frozenset({REPLICATION_FACTOR})
+
+
 class Kind(Enum):
     """A kind of client. Its value is what it does not take."""
 
-    CONSUMER = PRODUCER_SETTINGS
-    PRODUCER = CONSUMER_SETTINGS
-    ADMIN = CONSUMER_SETTINGS | PRODUCER_SETTINGS | _SERVED_BY_POLLING
+    CONSUMER = PRODUCER_SETTINGS | _OURS
+    PRODUCER = CONSUMER_SETTINGS | _OURS
+    ADMIN = CONSUMER_SETTINGS | PRODUCER_SETTINGS | _SERVED_BY_POLLING | _OURS
 
     def taken(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return what this kind takes of a configuration."""

@@ -65,7 +65,7 @@ class PendingTransaction:
         decided: the decision that waits to take effect, or None.
         deliver_at_ms: when it is published, in milliseconds since the epoch; None: as soon as it is committed.
         held_by: id of the transaction of its group and key that it waits for, with `order="half"`.
-        waits_for: what it waits for else, in words; empty: for its decision.
+        waits_for: what it waits for else, in words, as a producer to be asked; empty: for its decision.
     """
 
     transaction_id: str

@@ -143,6 +143,8 @@ def test_a_group_that_is_down_longer_than_15_intervals_loses_nothing_and_delays_
     waiting = coordinator.statistics()
     # Those of the others were answered, once each.
     assert (waiting.answered_checks, waiting.pending) == (10, 1)
+    why = ["a producer of group away: none runs"]
+    wait_until(lambda: [one.waits_for for one in store_bench.pending().values()] == why)
     with store_bench.answering(lambda _: COMMIT, "away"):
         settled(coordinator, committed=11)
 

@@ -79,6 +79,8 @@ def _print(app: App, findings: Findings, user: str, lines: list[str]) -> None:
         typer.echo(f"brokers at {app.bootstrap_servers}: answer, as {user}")
         rows = [(one.name, one.use, _partitions(one)) for one in findings.topics]
         print_table(("topic", "for", "partitions"), rows)
+        for text in findings.single_copies:
+            typer.echo(f"warning: {text}")
         typer.echo()
         for name, mark in _STATES:
             for right in getattr(findings, name):
@@ -112,6 +114,7 @@ def _as_json(app: App, findings: Findings, user: str, lines: list[str]) -> dict[
         "answers": findings.failure is None,
         "principal": user,
         "topics": [dataclasses.asdict(one) for one in findings.topics],
+        "single_copies": list(findings.single_copies),
         "rights": [row for name, mark in _STATES for row in as_rows(getattr(findings, name), mark)],
         "commands": lines,
         "notes": list(findings.needs.notes),

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock import clients
 from penstock.cli.check.needs import AppNeeds, needs_of_app
 from penstock.clients.asking import ask_again
 from penstock.clients.cluster import KafkaCluster
 from penstock.clients.requests.granted_rights import Rights
+from penstock.clients.requests.topics import single_copies
 from penstock.clients.rights import Resource, Right, principal_of
 from penstock.errors import BrokerConnectionError
 from penstock.settings import shown_value
@@ -57,6 +59,8 @@ class Findings:
     missing: tuple[Right, ...]
     #: Rights of which brokers tell nothing: on transactional ids, on what is not there, or without an authorizer.
     unknown: tuple[Right, ...]
+    #: What is said of topics that have one copy on a cluster of three brokers or more.
+    single_copies: tuple[str, ...] = ()
     #: Why there is nothing of topics and rights; None where a broker answered.
     failure: BrokerConnectionError | None = None
 
@@ -93,12 +97,14 @@ def look(app: App) -> Findings:
         rights = _asked(cluster, needs.rights)
     except BrokerConnectionError as error:
         needs = needs_of_app(app, ())
-        return Findings(needs, (), (), (), needs.rights, error)
+        return Findings(needs, (), (), (), needs.rights, failure=error)
     topics = [
         *(Topic(name, use, there.get(name), required=True) for name, use in sorted(needs.topics.items())),
         *(Topic(name, use, there.get(name), required=False) for name, use in sorted(needs.made.items())),
     ]
-    return Findings(needs, tuple(topics), rights.held, rights.missing, rights.unknown)
+    named = {one.name for one in topics} | {one.name for one in needs.rights if one.resource is Resource.TOPIC}
+    single = single_copies(clients.admin(app.bootstrap_servers, config), named)
+    return Findings(needs, tuple(topics), rights.held, rights.missing, rights.unknown, tuple(single))
 
 
 def _asked(cluster: KafkaCluster, needed: Iterable[Right]) -> Rights:

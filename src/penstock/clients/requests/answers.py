@@ -49,7 +49,8 @@ def first_answer(admin: AdminClient, bootstrap_servers: str, timeout_s: float, a
         admin.poll(0)
         said = reason(error) if words.cause is None else str(words.cause)
         if words.cause is None or not words.cause.remedy:
-            said += "; check the address, that the broker runs, and its security settings"
+            first = "the address, that the broker runs, and its security settings"
+            said += f"; check {'that the broker runs' if words.has_worked else first}"
         raise BrokerConnectionError(
             f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s: {said}"
         ) from error

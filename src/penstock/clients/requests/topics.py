@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # not in its __all__
+from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource, ResourceType  # type: ignore[attr-defined] # not in its __all__
 from confluent_kafka.cimpl import NewTopic
 
 from penstock.clients.asking import ask_again
 from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.kinds import REPLICATION_FACTOR
 from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, first_answer
 from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
 from penstock.errors import PenstockError, TopicNotFoundError
@@ -21,6 +22,9 @@ from penstock.errors import PenstockError, TopicNotFoundError
 #: Seconds that one look at the metadata may take, and between two looks.
 _METADATA_LOOK_S = 5.0
 _LOOK_S = 0.02
+
+#: Copies at least of what a store stands on, where there are so many brokers.
+_COPIES = 3
 
 _log = logging.getLogger("penstock.kafka")
 
@@ -46,7 +50,14 @@ def partition_counts(
 
     `BrokerConnectionError` where no broker answered within `timeout_s` seconds, at once where none lets the client in.
     """
-    metadata = first_answer(admin, bootstrap_servers, timeout_s, lambda: admin.list_topics(timeout=timeout_s))
+    return _counts(_metadata(admin, bootstrap_servers, timeout_s))
+
+
+def _metadata(admin: AdminClient, bootstrap_servers: str, timeout_s: float = CONNECT_TIMEOUT_S) -> ClusterMetadata:
+    return first_answer(admin, bootstrap_servers, timeout_s, lambda: admin.list_topics(timeout=timeout_s))
+
+
+def _counts(metadata: ClusterMetadata) -> dict[str, int]:
     return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
 
 
@@ -103,21 +114,25 @@ def ensure_topics(
     *,
     needs: Mapping[str, Sequence[Operation]] = MappingProxyType({}),
     principal: str = THIS_CLIENT,
+    of_store: bool = False,
 ) -> dict[str, int]:
     """Create the topics that do not exist and return the number of partitions of each.
 
-    A topic that exists is left as it is. The replication factor is the broker's default. One that can be done without
-    and is refused is left out of what is returned, and a warning tells.
+    A topic that exists is left as it is. The replication factor is the client's `penstock.replication.factor`, else the
+    broker's default; where they are `of_store` and there are three brokers or more, at least 3. One that can be done
+    without and is refused is left out of what is returned, and a warning tells.
 
     `BrokerConnectionError` where no broker answered; `MissingRightError` where `principal` may not create one, or lacks
     what it is needed for, by name in `needs`; `PenstockError` where the broker refused to create one.
     """
     wanted = {spec.name: spec for spec in specs}
-    counts = partition_counts(admin, bootstrap_servers)
+    metadata = _metadata(admin, bootstrap_servers)
+    counts = _counts(metadata)
     missing = [spec for name, spec in wanted.items() if name not in counts]
     if missing:
+        factor = getattr(admin, "replication_factor", None) or (_factor_of_store(admin, metadata) if of_store else -1)
         new = [
-            NewTopic(spec.name, num_partitions=spec.partitions, replication_factor=-1, config=dict(spec.config))
+            NewTopic(spec.name, num_partitions=spec.partitions, replication_factor=factor, config=dict(spec.config))
             for spec in missing
         ]
         for name, future in admin.create_topics(new).items():
@@ -147,6 +162,39 @@ def ensure_topics(
         _await_metadata(admin, set(made))
         counts = {**counts, **made}
     return {name: counts[name] for name in wanted}
+
+
+def _factor_of_store(admin: AdminClient, metadata: ClusterMetadata) -> int:
+    """Return the brokers' default, or 3 where that is more and there are three; -1 stands for the default."""
+    if len(metadata.brokers) < _COPIES:
+        return -1
+    resource = ConfigResource(ResourceType.BROKER, str(metadata.orig_broker_id))
+    try:
+        told = admin.describe_configs([resource], request_timeout=CONNECT_TIMEOUT_S)[resource].result()
+        return max(_COPIES, int(told["default.replication.factor"].value))
+    except (KafkaException, KeyError):  # it takes a right that a client need not have
+        return _COPIES
+
+
+def single_copies(admin: AdminClient, topics: Iterable[str] | None = None) -> list[str]:
+    """Return a sentence for each of these topics, or of all, that has one copy on a cluster of three brokers or more.
+
+    None where that is wanted, by `penstock.replication.factor`, or no broker answered.
+    """
+    try:
+        metadata = admin.list_topics(timeout=CONNECT_TIMEOUT_S)
+    except KafkaException:
+        return []
+    if len(metadata.brokers) < _COPIES or getattr(admin, "replication_factor", None) == 1:
+        return []
+    names = metadata.topics.keys() if topics is None else metadata.topics.keys() & set(topics)
+    return [
+        f"topic {name} has replication factor 1 on a cluster of {len(metadata.brokers)} brokers: while the broker that "
+        "has it is down nothing reads or writes it, and with that disk it is lost; give it more copies by "
+        f"kafka-reassign-partitions.sh, and set config[{REPLICATION_FACTOR!r}] for topics that penstock creates"
+        for name in sorted(names)
+        if any(len(partition.replicas) == 1 for partition in metadata.topics[name].partitions.values())
+    ]
 
 
 def _not_created(name: str, principal: str, needs: Sequence[Operation], *, is_hidden: bool) -> MissingRightError:

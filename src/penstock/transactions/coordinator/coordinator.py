@@ -20,6 +20,7 @@ from penstock import clients
 from penstock.clients.bounded_calls import CLOSE_S, LeftBehind, end_within
 from penstock.clients.kafka_errors import reason
 from penstock.clients.requests.group_requests import GroupAdmin
+from penstock.clients.requests.topics import single_copies
 from penstock.clients.rights import Operation, principal_of
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import ConfigurationError, StoppedError, raised
@@ -190,6 +191,8 @@ class KafkaCoordinator:
         principal = principal_of(self._config)
         topics = open_topics(self._admin, servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal)
         mend_settings(self._admin, servers, topics, refuses=True, principal=principal)
+        for found in single_copies(self._admin, topics.all):
+            _log.warning("%s", found)
 
         clock = self._clock
 

@@ -159,6 +159,7 @@ class CoordinatorLoop:
                     quarantine.reasons(),
                     quarantine.refusals(),
                     self._rights.missing(),
+                    self._checks.unasked(self._owned),
                 ),
                 now,
             )

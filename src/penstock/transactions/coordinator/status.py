@@ -39,6 +39,10 @@ _MOST_PARTITIONS = 10_000
 _MOST_BYTES = 512 << 10
 _MOST_NUMBER = 1 << 53
 
+#: What the undecided transactions of a producer group wait for that could not be asked about them.
+NO_PRODUCER = "a producer of group {}: none runs"
+NO_ANSWER = "an answer of group {}: the brokers did not say whether one of its producers runs"
+
 _VERSION = 1
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -57,6 +61,7 @@ class Status:
         targets: topics that take nothing now, each with the broker's reason.
         refused: ids of transactions that their target refused, each with the broker's reason; at most 100.
         rights: rights that it lacks for what is its own, each with what is refused and what gives it.
+        unasked: producer groups that could not be asked, each with what its undecided transactions wait for.
     """
 
     coordinator: str
@@ -68,11 +73,13 @@ class Status:
     targets: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     refused: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     rights: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    unasked: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
 
     @property
     def is_notable(self) -> bool:
         """Whether anything is the matter."""
-        return bool(self.slow_call or self.left_behind or self.targets or self.refused or self.rights)
+        reasons = self.targets or self.refused or self.rights or self.unasked
+        return bool(self.slow_call or self.left_behind or reasons)
 
 
 def encode_status(status: Status) -> bytes:
@@ -89,6 +96,7 @@ def encode_status(status: Status) -> bytes:
             "targets": _bounded(status.targets),
             "refused": _bounded(status.refused),
             "rights": _bounded(status.rights),
+            "unasked": _bounded(status.unasked),
         }
     ).encode()
 
@@ -120,8 +128,9 @@ def _read(value: bytes) -> Status:
         int(_number(fields["left_behind"])),
         _texts(fields["targets"]),
         _texts(fields["refused"]),
-        # An earlier version does not tell them.
+        # Earlier versions do not tell them.
         _texts(fields.get("rights", {})),
+        _texts(fields.get("unasked", {})),
     )
 
 

@@ -83,6 +83,7 @@ class AuditLog:
             [TopicSpec(self._topic, 1, KEPT | BROKER_TIME)],
             needs={self._topic: (Operation.READ, Operation.WRITE)},
             principal=principal_of(self._config),
+            of_store=True,
         )
         value = json.dumps(act._asdict()).encode()
         try:

@@ -30,16 +30,19 @@ def described(
     is_complete: bool = True,
     missing: Collection[str] = (),
     obstacle: str = "",
+    unasked: str = "",
 ) -> PendingTransaction:
     """Return a transaction that is not settled as an operator sees it. Times are milliseconds since the epoch.
 
     The verdict waits to take effect; `held_by` is the id of the transaction of its group and key that it waits for;
-    `missing` are topics that do not exist.
+    `missing` are topics that do not exist; `unasked` is what it waits for as long as nobody can be asked about it.
     """
     waits_for = obstacle or "a coordinator"
     if not is_complete:
         waits_for = "the rest of its messages"
-    elif verdict is None or (verdict is Verdict.COMMIT and held_by is not None):
+    elif verdict is None:
+        waits_for = unasked
+    elif verdict is Verdict.COMMIT and held_by is not None:
         waits_for = ""
     elif verdict is Verdict.COMMIT and (absent := sorted(set(topics) & set(missing))):
         waits_for = f"topic {', '.join(absent)}, which does not exist"

@@ -74,7 +74,7 @@ class Found:
 
     def described(self, now_ms: float, missing: Iterable[str] = ()) -> PendingTransaction:
         """Return it as an operator sees it, given the topics that do not exist."""
-        pending = self.pending
+        pending, why = self.pending, "" if self.obstacle is None else self.obstacle.text
         return described(
             self.transaction_id,
             pending.half.group,
@@ -87,7 +87,8 @@ class Found:
             held_by=self.held_by,
             is_complete=pending.is_complete,
             missing=frozenset(missing),
-            obstacle="" if self.obstacle is None else self.obstacle.text,
+            obstacle=why,
+            unasked=why,
         )
 
 

@@ -1,4 +1,4 @@
-"""Why what is decided is not published, by what the coordinators tell of themselves. Pure."""
+"""Why transactions are not published, or not checked, by what the coordinators tell of themselves. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HARMLESS = ("Delete", "Describe")
 
 
 class Cause(Enum):
-    """What stands in the way of a decided transaction."""
+    """What stands in the way of a transaction."""
 
     #: Its target takes nothing now, or refused it.
     TARGET = "target"
@@ -25,6 +25,8 @@ class Cause(Enum):
     CALL = "call"
     #: The coordinator lacks a right to what is its own.
     RIGHT = "right"
+    #: It is undecided, and its producer group could not be asked.
+    UNASKED = "unasked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Obstacle:
 def obstacles(
     half_partition: int, pending: Iterable[Pending], statuses: Sequence[Status], now_ms: float
 ) -> dict[str, Obstacle]:
-    """Return, by id, what stands in the way of the decided transactions among those pending in one half partition.
+    """Return, by id, what stands in the way of transactions among those pending in one half partition.
 
     Of each coordinator the latest status counts; the time is in milliseconds since the epoch.
     """
@@ -49,7 +51,13 @@ def obstacles(
     lacking = _lacking(half_partition, statuses)
     # By key and target: the first refused one, or the last one behind it that others stand behind in turn.
     blocked: dict[tuple[bytes, str], str] = {}
-    found: dict[str, Obstacle] = {}
+    pending = list(pending)
+    unasked = _merged(status.unasked for status in statuses if half_partition in status.partitions)
+    found = {
+        one.half.transaction_id: Obstacle(Cause.UNASKED, unasked[one.half.group])
+        for one in pending
+        if one.verdict is None and one.half.group in unasked
+    }
     decided = (one for one in pending if one.verdict is not None)
     for one in sorted(decided, key=lambda one: (one.decided_at, one.decided_index)):
         transaction_id = one.half.transaction_id
@@ -79,6 +87,7 @@ def status_lines(statuses: Iterable[Status], now_ms: float) -> list[str]:
             for topic, why in sorted(status.targets.items())
         )
         lines.extend(f"coordinator {status.coordinator} tells: {why}" for why in dict.fromkeys(status.rights.values()))
+        lines.extend(f"checks of coordinator {status.coordinator} wait for {why}" for why in status.unasked.values())
         if status.slow_call:
             lines.append(_hanging(status, now_ms))
         if status.left_behind:

@@ -254,8 +254,9 @@ class Coordinator:
 
 def _described(pending: Pending, now_ms: int, status: Status | None) -> PendingTransaction:
     topics = [half.topic for half in pending.halves]
-    obstacle = ""
+    obstacle = unasked = ""
     if status is not None:
+        unasked = status.unasked.get(pending.half.group, "")
         why = [status.targets[topic] for topic in topics if topic in status.targets]
         why += [status.refused[pending.half.transaction_id]] if pending.half.transaction_id in status.refused else []
         obstacle = f"its target to take it: {why[0]}" if why else ""
@@ -271,4 +272,5 @@ def _described(pending: Pending, now_ms: int, status: Status | None) -> PendingT
         held_by=None,
         is_complete=pending.is_complete,
         obstacle=obstacle or ("its turn to be published" if pending.verdict is not None else ""),
+        unasked=unasked,
     )

@@ -188,6 +188,7 @@ def open_topics(
         ],
         needs={f"{prefix}.{name}": operations for name, operations in needs.items()},
         principal=principal,
+        of_store=True,
     )
     # Who creates at the same time as another, and is the later, got the partitions of its own wish as an answer.
     counts = _await_leaders(admin, bootstrap_servers, wanted)

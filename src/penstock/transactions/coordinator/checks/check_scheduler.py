@@ -8,7 +8,7 @@ op log and waits until it has read it. That also tells it the broker's time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from penstock.transactions.coordinator.checks.check_sender import CheckSender, SendOutcome
@@ -18,6 +18,7 @@ from penstock.transactions.coordinator.partitions.half_partition import HalfPart
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.snapshot import LARGEST_BYTES, pinning
+from penstock.transactions.coordinator.status import NO_ANSWER, NO_PRODUCER
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
@@ -39,6 +40,8 @@ _TICK_S = 0.5
 _PIN_S = 600.0
 #: Seconds after which the broker's clock is read anew while something is pending.
 _CLOCK_S = 30.0
+#: Why a group could not be asked, for operators.
+_WAITS_FOR = {SendOutcome.NOBODY: NO_PRODUCER, SendOutcome.UNKNOWN: NO_ANSWER}
 
 
 class CheckScheduler:
@@ -65,6 +68,18 @@ class CheckScheduler:
         self._ration = ration
         # By half partition: the transaction that was named as holding back its logs, and when.
         self._pins: dict[int, tuple[str, float]] = {}
+        # By producer group that could not be asked: half partition and id of the transaction that it was to be asked
+        # about, and what that waits for.
+        self._unasked: dict[str, tuple[int, str, str]] = {}
+
+    def unasked(self, owned: Mapping[int, HalfPartition]) -> dict[str, str]:
+        """Return the producer groups that could not be asked, each with what its undecided transactions wait for."""
+        self._unasked = {
+            group: (number, name, why)
+            for group, (number, name, why) in self._unasked.items()
+            if number in owned and _undecided(owned[number], name) is not None
+        }
+        return {group: why for group, (_, _, why) in self._unasked.items()}
 
     def run(self, partition: HalfPartition, now: float) -> None:
         """Send what is due in a partition that is owned; `now` is in monotonic seconds."""
@@ -129,6 +144,7 @@ class CheckScheduler:
             return
         asked = self._asker.check(partition, pending, now)
         if asked is SendOutcome.SENT:
+            self._unasked.pop(group, None)
             schedule.postpone(pending, time_s + interval)
             partition.state.payloads.unwant(pending.half.transaction_id)
             sent = time_s + interval, pending.requested, pending.half.transaction_id
@@ -151,7 +167,11 @@ class CheckScheduler:
         """Ask a group nothing for a while, for nobody is there, or it is not known yet whether somebody is."""
         schedule, group = partition.schedule, pending.half.group
         _requeue(partition, pending, time_s)
-        if asked is SendOutcome.LATER:
+        if asked in _WAITS_FOR:
+            waits_for = _WAITS_FOR[asked].format(group)
+            self._unasked[group] = partition.number, pending.half.transaction_id, waits_for
+        if asked is not SendOutcome.NOBODY:
+            self._counts.no_producer += asked is SendOutcome.UNKNOWN
             schedule.park(group, time_s + _SOON_S)
             return
         # One question for all of a group: it is left alone, and costs nothing, until it is looked for again.

@@ -50,6 +50,8 @@ class SendOutcome(Enum):
     NOBODY = "nobody"
     #: Whether anybody is there is not known yet: try again in a moment.
     LATER = "later"
+    #: No broker said in time whether anybody is there: it is asked again.
+    UNKNOWN = "unknown"
     #: Its payload is not in memory.
     UNREAD = "unread"
     #: It cannot be sent; that was said, once for each half.
@@ -87,11 +89,9 @@ class CheckSender:
     def check(self, partition: HalfPartition, pending: Pending, now: float) -> SendOutcome:
         """Ask the producer group of a half about it."""
         half = pending.half
-        alive = self._is_alive(half.group, now)
-        if alive is None:
-            return SendOutcome.LATER
-        if not alive:
-            return SendOutcome.NOBODY
+        hindrance = self._hindrance(half.group, now)
+        if hindrance is not None:
+            return hindrance
         if pending.dropped is not None:
             return SendOutcome.UNREAD
         number = pending.check_count + 1
@@ -182,7 +182,9 @@ class CheckSender:
             text = "a record for %s[%d] could not be sent: %s; it is tried again"
             self._ration.warn(f"not sent {topic}", text, topic, half_partition, reason(error))
 
-    def _is_alive(self, group: str, now: float) -> bool | None:
+    def _hindrance(self, group: str, now: float) -> SendOutcome | None:
+        """Return why a group cannot be asked now; None where it has a live producer."""
+        hindrance = SendOutcome.LATER
         asked_at, future = self._asked.get(group, (now, None))
         if future is not None and future.done():
             del self._asked[group]
@@ -196,15 +198,16 @@ class CheckSender:
             )
             self._ration.warn(f"unknown {group}", text, group, _ANSWER_S)
             self._asked.clear()
+            hindrance = SendOutcome.UNKNOWN
             with suppress(KafkaException):  # no token for another client now: the one that is there asks again
                 self._admin.renew()
         learnt, alive = self._alive.get(group, (None, False))
         if learnt is not None and now - learnt < _FRESH_S:
-            return alive
+            return None if alive else SendOutcome.NOBODY
         if group not in self._asked:
             name = self._topics.checkers(group)
             self._asked[group] = now, describe_groups(self._admin.client, [name])[name]
-        return None
+        return hindrance
 
     def _has_members(self, answer: Future[Any], group: str) -> bool | None:
         """Read the answer to "who is in this group"; None when it was no answer."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from penstock import clients
 from penstock.errors import HalfNotStoredError, PenstockError, TransactionError, TransactionRefusedError
 from penstock.options import ClientConfig
+from penstock.transactions.coordinator.status import NO_PRODUCER
 from penstock.transactions.model import PendingTransaction, TransactionState
 from penstock.transactions.operator.audit import VERBS, Act, AuditLog
 from penstock.transactions.operator.inspection import Inspection
@@ -178,7 +179,8 @@ class FileAdministration:
         obstacle = read_slow_call(self._store.path) or "publication"
         if reason is not None:
             obstacle = f"Kafka to take it: {reason.why}"
-        return described(stored, time.time() * 1000, held_by, obstacle)
+        unasked = NO_PRODUCER.format(stored.group) if stored.group in opened.unasked else ""
+        return described(stored, time.time() * 1000, held_by, obstacle, unasked)
 
     @contextmanager
     def _auditing(self) -> Iterator[tuple[AuditLog, Inspection]]:

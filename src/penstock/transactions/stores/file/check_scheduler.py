@@ -116,6 +116,7 @@ class FileCheckScheduler:
         if not opened.check_sources.has_any(stored.group):
             with opened.lock:
                 opened.counts.no_producer += 1
+            opened.unasked.add(stored.group)
             self._alarm(stored)
             return min(interval, _SOON_S)
         halves = opened.undecided_halves(stored)
@@ -123,6 +124,7 @@ class FileCheckScheduler:
             return interval
         if not opened.check_sources.send(CheckRequest(halves[0], 0, stored.number, stored.check_count + 1)):
             return min(interval, _SOON_S)
+        opened.unasked.discard(stored.group)
         with opened.lock:
             opened.counts.checks += 1
         return interval

@@ -54,6 +54,8 @@ class OpenStore:
         self.ready = ReadyQueue()
         self.check_sources = CheckSources()
         self.counts = FileCounts()
+        #: Groups whose last check found no producer. Written by the coordinator's thread; any reads.
+        self.unasked: set[str] = set()
         #: By id, in the order they were prepared.
         self.pending: dict[str, StoredTransaction] = {}
         #: Of the coordinator, where there is one: plans the next check of an undecided transaction, and wakes it.

@@ -92,8 +92,10 @@ def _header(path: Path) -> SegmentHeader:
         return decode_header(file.read(HEADER_BYTES))
 
 
-def described(stored: StoredTransaction, now_ms: float, held_by: str | None, obstacle: str) -> PendingTransaction:
-    """Return a transaction as operators see it; `obstacle` is what stands in its way."""
+def described(
+    stored: StoredTransaction, now_ms: float, held_by: str | None, obstacle: str, unasked: str = ""
+) -> PendingTransaction:
+    """Return a transaction as operators see it; `obstacle` and `unasked` are what stands in its way."""
     return described_by(
         stored.transaction_id,
         stored.group,
@@ -105,6 +107,7 @@ def described(stored: StoredTransaction, now_ms: float, held_by: str | None, obs
         deliver_at_ms=stored.deliver_at_ms,
         held_by=held_by,
         obstacle="the discarded topic" if stored.verdict is Verdict.DISCARD else obstacle,
+        unasked=unasked,
     )
 
 

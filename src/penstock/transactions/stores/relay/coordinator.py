@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from penstock import clients
 from penstock.clients.bounded_calls import LeftBehind
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.requests.topics import TopicSpec, ensure_topics, single_copies
 from penstock.clients.rights import Operation, principal_of
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import StoppedError, raised
@@ -114,15 +114,19 @@ class RelayCoordinator:
         servers, config = store.bootstrap_servers, store.config
         shards = store.open_shards(CheckTerms(self._policy, self._discarding, self._session_s), self._wake.set)
         try:
-            create_done_log(servers, config, f"{shards.name}.done", shards.count)
-            discarded = f"{store.prefix}.discarded"
+            done, discarded = f"{shards.name}.done", f"{store.prefix}.discarded"
+            create_done_log(servers, config, done, shards.count)
+            admin = clients.admin(servers, config)
             ensure_topics(
-                clients.admin(servers, config),
+                admin,
                 servers,
                 [TopicSpec(discarded, shards.count, KEPT | ROOM)],
                 needs={discarded: (Operation.WRITE,)},
                 principal=principal_of(config),
+                of_store=True,
             )
+            for found in single_copies(admin, (done, discarded)):
+                _log.warning("%s", found)
         except BaseException:
             shards.close()
             raise

@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.errors import TransactionError, TransactionRefusedError
+from penstock.transactions.coordinator.status import NO_PRODUCER
 from penstock.transactions.model import DiscardedTransaction, PendingTransaction
 from penstock.transactions.operator.audit import Act, Audited
 from penstock.transactions.operator.description import described, hanging
@@ -140,10 +141,14 @@ class SqlAdministration:
         hangs = (
             sa.select(slow.c.shard, slow.c.call, (now - slow.c.since).label("silent_s")).join(shard, lease).subquery()
         )
+        has_producer = sa.exists().where(
+            schema.is_living_producer(now), schema.alive.c.producer_group == tx.c.producer_group
+        )
         with self._database.read() as connection:
             rows = connection.execute(
                 sa.select(
                     tx,
+                    has_producer.label("has_producer"),
                     held_by.label("held_by"),
                     (now - tx.c.birth).label("age"),
                     (now * 1000).label("now_ms"),
@@ -188,4 +193,5 @@ def _described(row: Any, topics: Sequence[str]) -> PendingTransaction:
         deliver_at_ms=row.deliver_at_ms,
         held_by=row.held_by,
         obstacle="the discarded topic" if verdict is Verdict.DISCARD and not row.slow_call else obstacle,
+        unasked=NO_PRODUCER.format(row.producer_group) if row.question and not row.has_producer else "",
     )

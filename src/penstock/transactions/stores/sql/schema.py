@@ -18,6 +18,9 @@ from penstock.transactions.wire.ops import Author, Verdict
 PREPARED = 0
 COMMIT, ROLLBACK, DISCARD = int(Verdict.COMMIT), int(Verdict.ROLLBACK), int(Verdict.DISCARD)
 
+#: Seconds without a sign of life after which a producer counts as dead.
+_SILENT_S = 10.0
+
 #: `taken_until` of what a trial has: only a relay that has read the done log since lets it go.
 TAKEN = 1e18
 
@@ -191,6 +194,11 @@ def before_it(earlier: sa.FromClause) -> sa.ColumnElement[bool]:
         earlier.c.seq < tx.c.seq,
         earlier.c.settled_at.is_(None),
     )
+
+
+def is_living_producer(now: sa.ColumnElement[float]) -> sa.ColumnElement[bool]:
+    """Return the condition that a row of `alive` is a producer that answers checks."""
+    return sa.and_(alive.c.kind == "producer", alive.c.seen > now - _SILENT_S)
 
 
 def is_delayed(database: Database) -> sa.ColumnElement[bool]:

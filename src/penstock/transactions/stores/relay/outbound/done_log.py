@@ -124,8 +124,8 @@ def create_done_log(bootstrap_servers: str, config: ClientConfig, topic: str, pa
     """Create a done log where it is absent, and return its number of partitions. Raises as `ensure_topics`."""
     admin = clients.admin(bootstrap_servers, config)
     needs = {topic: (Operation.READ, Operation.WRITE, Operation.DELETE)}
-    specs = [TopicSpec(topic, partitions, KEPT)]
-    return ensure_topics(admin, bootstrap_servers, specs, needs=needs, principal=principal_of(config))[topic]
+    specs, principal = [TopicSpec(topic, partitions, KEPT)], principal_of(config)
+    return ensure_topics(admin, bootstrap_servers, specs, needs=needs, principal=principal, of_store=True)[topic]
 
 
 def encode_ids(ids: Sequence[str]) -> bytes:

@@ -21,8 +21,6 @@ _log = logging.getLogger("penstock.transactions")
 
 #: Transactions in one round.
 _AT_ONCE = 1_000
-#: Seconds without a sign of life after which a producer counts as dead.
-_SILENT_S = 10.0
 
 
 class SqlCheckScheduler:
@@ -51,9 +49,7 @@ class SqlCheckScheduler:
             if not rows:
                 return
             living = set(
-                connection.execute(
-                    sa.select(alive.c.producer_group).where(alive.c.kind == "producer", alive.c.seen > now - _SILENT_S)
-                ).scalars()
+                connection.execute(sa.select(alive.c.producer_group).where(schema.is_living_producer(now))).scalars()
             )
         with self._database.begin() as connection:
             connection.execute(
