@@ -139,5 +139,5 @@ def test_what_ends_the_event_loop_stops_the_consumer_with_it() -> None:
     consumer.close()
 
     # Its handler was cancelled, where it ran.
-    assert ended == ["penstock-loop-group-t"]
+    assert (ended, type(kept[0].exception())) == (["penstock-loop-group-t"], SystemExit)
     assert [point.offset for point in broker.committed(group_of("t")).values()] in ([], [0])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from world import LARGEST, STEP_S, World
+from world import LARGEST, STEP_S, FailedCommandError, World
 
 import penstock
 from canary import MESSAGE, PAYLOAD
@@ -132,6 +132,14 @@ def kafka_coordinator(world: World) -> None:
             now = running.statistics()
             return now.discarded > before.discarded and now.rolled_back > before.rolled_back
 
+        def is_given_up(refused: str) -> bool:
+            """Discard a transaction, unless it is being published just now."""
+            try:
+                administrator.run("tx", "discard", refused, "--prefix", world.names["prefix"])
+            except FailedCommandError:
+                return False
+            return True
+
         def everything_is_trimmed() -> bool:
             """What is settled is deleted in the end, of the done log when more has been published."""
             send(administrator, sending)
@@ -143,9 +151,10 @@ def kafka_coordinator(world: World) -> None:
             drop(administrator, sending, lambda _: TransactionState.ROLLBACK)
             drop(administrator, sending)
             wait_until(lambda: is_settled(before), STEP_S)
-            # What the topic refuses is told to operators.
-            sending.send(world.names["topic"], value=os.urandom(2 * LARGEST), execute=commit)
+            # What the topic refuses is told to operators; as long as it is pending, logs are kept.
+            refused = sending.send(world.names["topic"], value=os.urandom(2 * LARGEST), execute=commit).transaction_id
             wait_until(lambda: world.was_allowed("WRITE", f"{world.names['prefix']}.status"), STEP_S)
+            wait_until(lambda: is_given_up(refused), STEP_S, interval=0.5)
             wait_until(everything_is_trimmed, STEP_S, interval=0.5)
 
         world.trial.rounds(work)

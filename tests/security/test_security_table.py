@@ -93,6 +93,7 @@ def test_a_part_names_what_it_lacks_and_needs_what_the_table_has_and_nothing_els
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("part", TAKEN)
 def test_a_part_that_loses_any_permission_names_it_and_goes_on_when_it_has_it_back(part: str, world: World) -> None:
     names_all(part, world, *roles.PARTS[part], sorted(TABLE[part].needed))
