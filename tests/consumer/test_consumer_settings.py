@@ -13,6 +13,7 @@ from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, LitePu
 from penstock.devbroker import DevBroker
 from penstock.errors import BrokerConnectionError, ConfigurationError, RetryLater, StoppedError, TopicNotFoundError
 from penstock.message import Message
+from penstock.options import MEMBERS_VARIABLE, PROCESS_VARIABLE
 from penstock.testing import TestBroker
 from support.consumers import consumer_of
 from waiting import wait_until
@@ -161,6 +162,19 @@ def test_a_stop_from_within_a_handler_is_refused_at_once_and_the_app_goes_on(kin
 
     assert "stop() was called on penstock-" in str(refused[0])
     assert "told by an event" in str(refused[0])
+
+
+def test_a_process_of_a_run_has_a_name_of_its_own_in_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PROCESS_VARIABLE, "2")
+    monkeypatch.setenv(MEMBERS_VARIABLE, "host-1f")
+
+    given = ({}, {"group.instance.id": "mine"}, {"group.protocol": "consumer"})
+    own, appended, newer = (ConsumerSettings(config=config).client_config("g") for config in given)
+
+    assert own["group.instance.id"] == "host-1f-2"
+    assert appended["group.instance.id"] == "mine-2"
+    # There it could not leave. The session is the brokers' business: the client refuses to hear of it.
+    assert newer.keys().isdisjoint({"group.instance.id", "session.timeout.ms"})
 
 
 def test_a_second_handler_for_a_topic_is_refused() -> None:
