@@ -52,7 +52,7 @@ _REFUSALS = frozenset(
 
 #: What a coordinator answers to a member's commit in a rebalance, by either protocol of groups. Such a member commits
 #: again as of the new generation, or no longer has the partition. Not a fenced static member, which has to end.
-_REBALANCING = frozenset(
+REBALANCING = frozenset(
     {
         KafkaError.ILLEGAL_GENERATION,
         KafkaError.REBALANCE_IN_PROGRESS,
@@ -132,7 +132,7 @@ def is_missing_right(error: KafkaException | KafkaError) -> bool:
 
 def is_rebalancing(error: KafkaException | KafkaError) -> bool:
     """Tell whether a member's commit was refused because its group rebalances or its generation is over."""
-    return code_of(error) in _REBALANCING
+    return code_of(error) in REBALANCING
 
 
 def concerns_a_group(error: KafkaException | KafkaError) -> bool:
