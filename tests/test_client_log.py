@@ -47,6 +47,18 @@ def test_lines_that_say_the_same_of_a_broker_come_once_in_a_while_with_the_count
     assert caplog.messages[3].endswith("(and 49 more like it, left out)")
 
 
+@pytest.mark.parametrize(("name", "level"), [("ILLEGAL_GENERATION", "INFO"), ("FENCED_INSTANCE_ID", "ERROR")])
+def test_a_transaction_that_a_rebalance_refuses_is_routine(
+    name: str, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "penstock.kafka")
+    said = f"Current transaction failed in state InTransaction: Failed to commit offsets ({name})"
+
+    ClientLog(logging.getLogger("penstock.kafka")).log(logging.ERROR, LINE, "TXNERR", "rdkafka#producer-1", said)
+
+    assert [line.levelname for line in caplog.records] == [level]
+
+
 def test_clients_come_back_soon_after_a_brokers_return_unless_the_user_says_otherwise() -> None:
     def settings(config: dict[str, object]) -> dict[str, object]:
         return making.settings(Kind.CONSUMER, "127.0.0.1:9092", config)

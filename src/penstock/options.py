@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
@@ -25,6 +26,28 @@ LONGEST_S = 2_000_000
 
 #: Tells each process of `penstock run --processes N` its number, from 1 on.
 PROCESS_VARIABLE = "PENSTOCK_PROCESS"
+#: Tells them how to name themselves in their group, with their number: no other run has that name, on any host.
+MEMBERS_VARIABLE = "PENSTOCK_MEMBERS"
+
+
+def is_classic(config: ClientConfig) -> bool:
+    """Tell whether a consumer joins its group by the classic protocol."""
+    # The client does not mind its case.
+    return str(config.get("group.protocol", "classic")).lower() == "classic"
+
+
+def instance_id(config: ClientConfig) -> str | None:
+    """Return the `group.instance.id` of this process; None where its member is not a named one.
+
+    Members of `penstock run --processes` share one configuration; with one id they would fence each other.
+    """
+    number, given = os.environ.get(PROCESS_VARIABLE), config.get("group.instance.id")
+    if given:
+        return f"{given}-{number}" if number else str(given)
+    # Named members of the newer protocol cannot leave for good, and one that was killed keeps its successor out until
+    # its session ends (librdkafka 2.16).
+    members = os.environ.get(MEMBERS_VARIABLE) if is_classic(config) else None
+    return f"{members}-{number}" if members and number else None
 
 
 def positive(option: str, value: float) -> None:

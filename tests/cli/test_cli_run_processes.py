@@ -15,6 +15,7 @@ import pytest
 
 from kafka_tools import committed, produce
 from penstock.devbroker import DevBroker
+from penstock.group_offsets.group import Group
 from support.processes import alive
 from waiting import wait_until
 
@@ -25,7 +26,7 @@ import os
 import penstock.app
 
 app = penstock.app.App("{topic}", bootstrap_servers="{servers}", workers=4, commit_interval=0.2,
-                       config={{"session.timeout.ms": 6000}})
+                       config={{"session.timeout.ms": 300_000}})
 out = os.open("handled", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 who = f'{{os.environ["PENSTOCK_PROCESS"]}} {{os.getpid()}}'
 
@@ -51,7 +52,7 @@ def calls() -> list[Call]:
 
 
 @pytest.mark.thorough
-def test_two_processes_share_the_work_in_order_and_one_that_is_killed_is_started_again(
+def test_two_processes_share_the_work_and_one_that_is_killed_has_its_partitions_again_within_its_session(
     tmp_path: Path, broker: DevBroker, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -108,6 +109,8 @@ def test_two_processes_share_the_work_in_order_and_one_that_is_killed_is_started
     assert all(offsets == sorted(set(offsets)) for offsets in by_key.values())
     assert "process 1 was ended by SIGKILL; it is started again in 0.5 s (restart 1 of 10)" in said
     assert len({call.pid for call in calls() if call.process == "2"}) == 1
+    # Nobody waits for the sessions of those that were stopped: they have left.
+    assert Group(broker.bootstrap_servers, {}, topic).state({}).members == ()
     # What was handled is committed at the end.
     found = committed(broker.bootstrap_servers, topic, topic, PARTITIONS)
     assert {one.offset for one in found.values()} == {sent // PARTITIONS}

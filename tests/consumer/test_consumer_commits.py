@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from itertools import pairwise
@@ -44,7 +45,7 @@ class FakeConsumer:
     def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> None:
         assert asynchronous, "a commit that is waited for knows no bound"
         if self.fails:
-            raise KafkaException(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
+            raise KafkaException(KafkaError(KafkaError.NOT_COORDINATOR))
         self.metadata.append(offsets[0].metadata)
         self.sent.append(offsets[0].offset)
         if len(offsets[0].metadata) <= self.takes:
@@ -112,6 +113,35 @@ def test_a_commit_that_fails_is_made_again_soon_however_long_the_interval_is_and
     assert gaps[:6] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     assert set(gaps[6:]) == {16.0}
     assert "it is made again in 0.5 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("code", "failed"),
+    [
+        (KafkaError.ILLEGAL_GENERATION, 0),
+        (KafkaError.REBALANCE_IN_PROGRESS, 0),
+        (KafkaError.STALE_MEMBER_EPOCH, 0),
+        (KafkaError.UNKNOWN_MEMBER_ID, 0),
+        (KafkaError.FENCED_INSTANCE_ID, 1),
+    ],
+)
+def test_a_commit_that_a_rebalance_refuses_is_no_failure_and_is_made_again(
+    code: int, failed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "penstock.consumer")
+    stepped = Stepped({"t": handler(print)}, commit_interval=10.0)
+    stepped.broker.fail("commit", code)
+    stepped.feed("t", [(b"k", b"v")])
+    stepped.serve()
+    stepped.broker.advance(10.0)
+    for _ in range(4):
+        stepped.poll()
+        stepped.broker.advance(0.3)
+
+    assert stepped.committed("t") == 1
+    assert stepped.consumer.engine.commits.failed == failed
+    (level,) = {record.levelname for record in caplog.records if KafkaError(code).name() in record.getMessage()}
+    assert level == ("WARNING" if failed else "INFO")
 
 
 def test_a_commit_that_is_refused_at_the_end_of_a_drain_is_made_again_soon() -> None:

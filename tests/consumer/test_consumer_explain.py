@@ -8,6 +8,7 @@ import tenacity
 import penstock
 from penstock.clients.requests.topic_ids import TopicIds
 from penstock.consumer import Explanation, LitePushConsumer, handler
+from penstock.consumer.inspection.causes import no_partition
 from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.message import Message
 from penstock.testing import TestApp, TestBroker
@@ -74,13 +75,25 @@ def _compare_with(answer: TopicIds) -> object:
     return lambda self, _found: compare(self, answer)
 
 
-def test_a_member_without_partitions_says_what_that_may_be() -> None:
+def test_a_member_without_partitions_says_what_that_may_be(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "penstock.consumer")
     broker = TestBroker()
     broker.create_topic("t")
     consumer = LitePushConsumer("g", {"t": handler(lambda _: None)}, bootstrap_servers="memory:0", cluster=broker)
-    consumer._loop = consumer._engine.connect(broker)
+    holder = broker.consumer({"group.id": "g"})
+    holder.subscribe(["t"])
+    holder.consume(1, 0)
+    loop = consumer._loop = consumer._engine.connect(broker)
+    loop.membership.join()
+    for _ in range(8):
+        loop.step()
+        holder.consume(1, 0)
+        broker.advance(1)
 
     (said,) = consumer.explain()
 
     assert (said.partition, said.state) == (-1, "no partition")
-    assert "waits for a member that died until its session ends" in str(said)
+    assert "waits for a member that died until its session ends (session.timeout.ms=15000)" in str(said)
+    assert [record.getMessage() for record in caplog.records if "no partition" in record.getMessage()] == [
+        f"g: {no_partition({'session.timeout.ms': 15_000})}"
+    ]

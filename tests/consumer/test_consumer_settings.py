@@ -7,12 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
+from stepped import Stepped
 
 from penstock.app import App
+from penstock.clients.requests import group_protocol
 from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, LitePushConsumer, handler, retry
 from penstock.devbroker import DevBroker
-from penstock.errors import BrokerConnectionError, ConfigurationError, RetryLater, StoppedError, TopicNotFoundError
+from penstock.errors import (
+    BrokerConnectionError,
+    ConfigurationError,
+    RetryLater,
+    StoppedError,
+    TopicNotFoundError,
+)
 from penstock.message import Message
+from penstock.options import MEMBERS_VARIABLE, PROCESS_VARIABLE
 from penstock.testing import TestBroker
 from support.consumers import consumer_of
 from waiting import wait_until
@@ -161,6 +171,41 @@ def test_a_stop_from_within_a_handler_is_refused_at_once_and_the_app_goes_on(kin
 
     assert "stop() was called on penstock-" in str(refused[0])
     assert "told by an event" in str(refused[0])
+
+
+def test_a_process_of_a_run_has_a_name_of_its_own_in_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PROCESS_VARIABLE, "2")
+    monkeypatch.setenv(MEMBERS_VARIABLE, "host-1f")
+
+    given = ({}, {"group.instance.id": "mine"}, {"group.protocol": "consumer"})
+    own, appended, newer = (ConsumerSettings(config=config).client_config("g") for config in given)
+
+    assert own["group.instance.id"] == "host-1f-2"
+    assert appended["group.instance.id"] == "mine-2"
+    # There it could not leave. The session is the brokers' business: the client refuses to hear of it.
+    assert newer.keys().isdisjoint({"group.instance.id", "session.timeout.ms"})
+
+
+def test_brokers_that_are_too_old_for_the_newer_group_protocol_are_named_at_the_start(
+    broker: DevBroker, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_protocol, "_LEAST", 9)  # more than any broker takes
+    topic, config = new_topic(), {"group.protocol": "consumer"}
+    app = App(topic, bootstrap_servers=broker.bootstrap_servers, config=config)
+    app.handler(topic)(nothing)
+
+    with pytest.raises(ConfigurationError, match=r"take ConsumerGroupHeartbeat up to version \d, while"):
+        app.start()
+
+
+def test_brokers_that_have_the_newer_group_protocol_switched_off_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    world = Stepped({"t": handler(nothing)})
+    # As librdkafka 2.16 says it.
+    world.broker.fail("fetch", KafkaError(KafkaError._FATAL, "Fatal error: Broker: API version not supported: ..."))
+
+    world.feed("t", [(b"k", b"v")])
+
+    assert "leave group.protocol=consumer out, or have the brokers allow it" in caplog.text
 
 
 def test_a_second_handler_for_a_topic_is_refused() -> None:

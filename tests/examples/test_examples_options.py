@@ -64,7 +64,11 @@ def test_a_setting_has_the_type_of_the_option_that_it_sets() -> None:
 def test_the_table_of_the_environment_has_every_variable_that_is_read() -> None:
     source = Path(penstock.__file__).parent
     read = {name for path in source.rglob("*.py") for name in re.findall(r"\bPENSTOCK_[A-Z_]+[A-Z]", path.read_text())}
-    inner = {"PENSTOCK_COMMAND_LINE", "PENSTOCK_LIFELINE_FD"}  # a process sets them for those that it starts
+    inner = {
+        "PENSTOCK_COMMAND_LINE",
+        "PENSTOCK_LIFELINE_FD",
+        "PENSTOCK_MEMBERS",
+    }  # a process sets them for those that it starts
 
     section = TEXT.split("# Environment\n", 1)[1].split("\n## ")[0]
 

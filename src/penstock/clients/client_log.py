@@ -15,7 +15,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from confluent_kafka import KafkaError
+
 from penstock.clients.causes import AFTER, BROKER, THREAD, cause_of
+from penstock.clients.kafka_errors import REBALANCING
 
 #: Seconds between two lines that say the same.
 EVERY_S = 10.0
@@ -26,6 +29,8 @@ _MOST_KINDS = 1_000
 _NUMBER = re.compile(r"\d+")
 #: Kinds of lines about a connection: the client makes it again by itself.
 _CONNECTION = frozenset({"FAIL", "ERROR"})
+#: How a line ends of a transaction that a rebalance has refused: it is done again.
+_REFUSED_BY_REBALANCE = re.compile(rf"\(({'|'.join(KafkaError(code).name() for code in REBALANCING)})\b")
 
 
 class ClientLog:
@@ -51,6 +56,8 @@ class ClientLog:
         left_out = self._pass((kind, broker[0] if broker else "", _NUMBER.sub("#", AFTER.sub("", said))))
         if left_out is None:
             return
+        if kind == "TXNERR" and _REFUSED_BY_REBALANCE.search(said):
+            level = logging.INFO
         if level >= logging.WARNING:
             cause, is_connection = cause_of(said), kind in _CONNECTION
             remedy = cause.remedy or ("it tries again" if is_connection else "")

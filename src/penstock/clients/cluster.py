@@ -15,12 +15,13 @@ from confluent_kafka import TopicPartition
 from penstock import clients
 from penstock.clients.bounded_calls import BackgroundCall, Disposable, LeftBehind
 from penstock.clients.requests.granted_rights import AskedRights, Rights
+from penstock.clients.requests.group_protocol import require_consumer_protocol
 from penstock.clients.requests.group_requests import committed_offsets
 from penstock.clients.requests.log_ends import log_ends
 from penstock.clients.requests.topic_ids import AskedTopicIds, TopicIds
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, message_limits, partition_counts, require_topics
 from penstock.clients.rights import Resource, Right, principal_of, transactional_right
-from penstock.options import ClientConfig
+from penstock.options import ClientConfig, is_classic
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
@@ -221,6 +222,8 @@ class KafkaCluster:
         # Asks for topic ids and rights; made at the first question. By one thread: who starts, then the poll thread.
         self._admin: AdminClient | None = None
         self._left = LeftBehind("questions in the background")
+        # Whether the brokers are known to take members of the protocol "consumer". As `_admin`.
+        self._takes_protocol = False
 
     @property
     def principal(self) -> str:
@@ -228,7 +231,10 @@ class KafkaCluster:
         return principal_of(self._config)
 
     def consumer(self, config: Mapping[str, Any]) -> ConsumerClient:
-        """Make a consumer; `ConfigurationError` where the client refused a setting."""
+        """Make a consumer; `ConfigurationError` where the client refused a setting, or the brokers its protocol."""
+        if not is_classic(config) and not self._takes_protocol:
+            require_consumer_protocol(self._bootstrap_servers, config)
+            self._takes_protocol = True
         return clients.consumer(self._bootstrap_servers, config)  # type: ignore[return-value] # overloads per argument
 
     def producer(self, config: Mapping[str, Any]) -> ProducerClient:

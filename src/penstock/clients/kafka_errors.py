@@ -50,6 +50,17 @@ _REFUSALS = frozenset(
     }
 )
 
+#: What a coordinator answers to a member's commit in a rebalance, by either protocol of groups. Such a member commits
+#: again as of the new generation, or no longer has the partition. Not a fenced static member, which has to end.
+REBALANCING = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.UNKNOWN_MEMBER_ID,
+    }
+)
+
 #: The topic or the partition is not there: for a moment, where brokers have not heard of it yet, or for ever.
 _GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})  # noqa: SLF001 - as above
 
@@ -117,6 +128,11 @@ def is_transient(error: KafkaException | KafkaError) -> bool:
 def is_missing_right(error: KafkaException | KafkaError) -> bool:
     """Tell whether a broker refused for want of a right: trying again helps once somebody has given it."""
     return code_of(error) in _REFUSALS
+
+
+def is_rebalancing(error: KafkaException | KafkaError) -> bool:
+    """Tell whether a member's commit was refused because its group rebalances or its generation is over."""
+    return code_of(error) in REBALANCING
 
 
 def concerns_a_group(error: KafkaException | KafkaError) -> bool:

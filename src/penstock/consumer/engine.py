@@ -28,7 +28,7 @@ from penstock.consumer.handlers.environment.middleware import MiddlewareSpec
 from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.handlers.options.ordering import calls_key_function
 from penstock.consumer.handlers.patterns import TopicPatterns
-from penstock.consumer.inspection.causes import NO_PARTITION, Causes
+from penstock.consumer.inspection.causes import Causes, no_partition
 from penstock.consumer.inspection.drain_report import DrainLog
 from penstock.consumer.inspection.explain import Explanation, explain, no_topic, shut_out
 from penstock.consumer.inspection.statistics import ConsumerStatistics, partition_statistics
@@ -261,12 +261,14 @@ class Engine:
             rights_watch=rights,
             stop_request=self.stop_request,
             revoke_timeout=self.settings.revoke_timeout,
+            leaves_its_name="group.instance.id" in config and "group.instance.id" not in self.settings.config,
         )
         search.absent = lambda: topics.absent
         search.changed = partial(self._topics_changed, membership, topics, rights)
         self.loop = PollLoop(
             clock=self.clock,
             membership=membership,
+            no_partition=no_partition(config),
             stop_request=self.stop_request,
             token_buckets=self.routes.token_buckets,
             executor=self.executor,
@@ -387,7 +389,8 @@ class Engine:
         assigned = self.assignments.all()
         if not assigned and not loop.membership.leaving.is_set():
             why = loop.shut_out()
-            return waiting + shut_out(self.handlers, why or NO_PARTITION, causes, "shut out" if why else "no partition")
+            state = "shut out" if why else "no partition"
+            return waiting + shut_out(self.handlers, why or loop.no_partition, causes, state)
         return waiting + explain(assigned, self.slots(), self.scheduler, self.clock.monotonic(), causes)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypedDict
@@ -36,14 +35,17 @@ SEARCH_EVERY_S = 30.0
 _SEARCH_EVERY_LEAST_S = 0.1
 
 #: What penstock sets unless the user does. By the client's own defaults a full local queue stops fetching for a whole
-#: second, and a fetch brings a megabyte of a partition: together they leave a fast consumer idle half of the time. And
-#: it waits a minute for a broker that does not answer, before it tries again, and as long to leave a group.
+#: second, and a fetch brings a megabyte of a partition: together they leave a fast consumer idle half of the time. It
+#: waits a minute for a broker that does not answer, before it tries again, and as long to leave a group. And a member
+#: that was killed keeps its partitions for 45 s: 15 s are five heartbeats, and with the next heartbeat of the others
+#: less than the 20 s after which the results of a killed member are settled.
 _DEFAULTS = {
     "isolation.level": "read_committed",
     "auto.offset.reset": "earliest",
     "fetch.queue.backoff.ms": 10,
     "socket.timeout.ms": 15_000,
     "max.partition.fetch.bytes": 4 * 1024 * 1024,
+    "session.timeout.ms": 15_000,
 }
 
 
@@ -192,20 +194,15 @@ class ConsumerSettings:
         Only committed messages are read, and a group without offsets starts at the earliest message, unless the
         user's config says otherwise.
         """
-        protocol = {}
-        # The client does not mind its case.
-        if str(self.config.get("group.protocol", "classic")).lower() == "classic":
-            protocol["partition.assignment.strategy"] = _COOPERATIVE
-        own = {}
-        process = os.environ.get(check.PROCESS_VARIABLE)
-        if process and "group.instance.id" in self.config:
-            # Members of `penstock run --processes` share one configuration; with one id they would fence each other.
-            own["group.instance.id"] = f"{self.config['group.instance.id']}-{process}"
+        defaults: dict[str, Any] = {**_DEFAULTS, "partition.assignment.strategy": _COOPERATIVE}
+        if not check.is_classic(self.config):
+            # The brokers decide both, and the client refuses them.
+            del defaults["session.timeout.ms"], defaults["partition.assignment.strategy"]
+        instance = check.instance_id(self.config)
         return {
-            **_DEFAULTS,
-            **protocol,
+            **defaults,
             **self.config,
-            **own,
+            **({} if instance is None else {"group.instance.id": instance}),
             "group.id": group,
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,

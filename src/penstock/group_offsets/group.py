@@ -77,7 +77,7 @@ def require_no_members(state: GroupState) -> None:
         raise GroupHasMembersError(
             f"the offsets of group {state.group} were not changed: it has {count} member{'' if count == 1 else 's'}: "
             f"{', '.join(map(str, state.members))}; stop what runs in the group, and run the command again (a member "
-            "that was killed counts until its session ends, after 45 s unless set otherwise)"
+            "that was killed counts until its session ends, after 15 s unless set otherwise)"
         )
 
 

@@ -25,7 +25,7 @@ from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.requests.topics import ensure_topics
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import PenstockError
-from penstock.options import PROCESS_VARIABLE, ClientConfig
+from penstock.options import ClientConfig, instance_id
 from penstock.reports.rates import Rates
 from penstock.reports.report import MOST_INTERVAL_S, Sender, encode_report, key_hash
 from penstock.reports.settings import ReportSettings, topic_spec
@@ -68,12 +68,7 @@ def _no_stacks(_workers: Iterable[str]) -> Mapping[str, str]:
 def sender_of(group: str, config: ClientConfig) -> Sender:
     """Return as whom this process reports: by its `group.instance.id` the same after a restart, else a new one."""
     host = socket.gethostname()
-    instance = config.get("group.instance.id")
-    if instance:
-        number = os.environ.get(PROCESS_VARIABLE)
-        member = f"{instance}-{number}" if number else str(instance)
-    else:
-        member = f"{host}-{os.getpid()}-{secrets.token_hex(2)}"
+    member = instance_id(config) or f"{host}-{os.getpid()}-{secrets.token_hex(2)}"
     return Sender(group[:250], member[:250], host[:250], os.getpid())
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +23,7 @@ from types import FrameType
 
 import tenacity
 
-from penstock.options import PROCESS_VARIABLE
+from penstock.options import MEMBERS_VARIABLE, PROCESS_VARIABLE
 from penstock.supervisor.exit_codes import EXIT_CONNECTION, EXIT_FAILED, EXIT_USAGE
 from penstock.supervisor.lifeline import Lifeline
 from penstock.supervisor.prefixed_output import PrefixedOutput
@@ -82,6 +84,8 @@ class Processes:
         self._command = list(command)
         self._policy = policy or RestartPolicy()
         self._members = [_Member(number) for number in range(1, count + 1)]
+        # Another run of the same app on this host must not have the names of these members: it would fence them.
+        self._members_name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self._lifeline = Lifeline()
         self._selector = selectors.DefaultSelector()
         self._stop_requests = StopRequests()
@@ -151,6 +155,7 @@ class Processes:
                 **os.environ,
                 **self._lifeline.environment,
                 PROCESS_VARIABLE: str(number),
+                MEMBERS_VARIABLE: self._members_name,
             },
             pass_fds=(self._lifeline.reading_end,),
             start_new_session=True,  # Ctrl-C in a terminal goes to us alone: we pass it on

@@ -36,7 +36,7 @@ _STRIDE_S = 10.0
 _MAX_TURNS = 100_000
 #: Turns in which nothing happened, after which nothing will.
 _QUIET_TURNS = 2
-#: What `session.timeout.ms` is by default.
+#: How long the brokers' session is by default, where `group.protocol=consumer` leaves it to them.
 _SESSION_MS = 45_000
 
 
@@ -184,7 +184,7 @@ class TestApp:
         """
         consumer = self._running()
         self.broker.kill(consumer.client.inner)
-        session_ms = float(consumer.engine.settings.config.get("session.timeout.ms", _SESSION_MS))
+        session_ms = float(consumer.engine.settings.client_config("").get("session.timeout.ms", _SESSION_MS))
         self._session_over = self.clock.monotonic() + session_ms / 1000
         self._consumer = None
         self._around.pop_all()
@@ -198,7 +198,7 @@ class TestApp:
     def restart(self) -> None:
         """Stop, unless it crashed, and start as a new process does: from the committed offsets.
 
-        After a crash the clock first goes on until the group has noticed: `session.timeout.ms`, 45 s by default.
+        After a crash the clock first goes on until the group has noticed: `session.timeout.ms`, 15 s by default.
         """
         self.stop()
         self._move(self._session_over)

@@ -7,15 +7,23 @@ from dataclasses import dataclass
 
 from penstock.consumer.assignments import AppPause, Assignment, ConsumerParked, Fetch
 from penstock.message import Record
+from penstock.options import ClientConfig
 from penstock.routing import Scheduler
 
 #: An assignment and an offset of it.
 Place = tuple[Assignment, int]
-#: Why a consumer has no partition that was not refused by its group.
-NO_PARTITION = (
-    "no partition is assigned to this member: the group rebalances, or waits for a member that died until its session "
-    "ends (session.timeout.ms, 45 s by default), or other members have them all"
-)
+
+
+def no_partition(config: ClientConfig) -> str:
+    """Return why a member with this configuration has no partition, where its group did not refuse it."""
+    session = "the brokers' group.consumer.session.timeout.ms, 45000 by default"
+    if "session.timeout.ms" in config:
+        session = f"session.timeout.ms={config['session.timeout.ms']}"
+    return (
+        "no partition is assigned to this member: other members have them all, or the group rebalances, and waits for "
+        f"a member that died until its session ends ({session}), or for one that lives until it has given partitions "
+        f"back (max.poll.interval.ms={config.get('max.poll.interval.ms', 300_000)})"
+    )
 
 
 @dataclass(frozen=True, slots=True)

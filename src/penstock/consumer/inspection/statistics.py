@@ -63,7 +63,7 @@ class ConsumerStatistics:
         deferred: completions that are put off.
         stalls: messages that were reported for being in a handler for too long.
         commits: commits the group took.
-        failed_commits: commits that failed and were made again.
+        failed_commits: commits that failed and were made again; none that a rebalance refused.
         pauses: how often a partition was paused, by reason.
         assigned: partitions assigned; `revoked` and `lost` count partitions too.
         stale: messages that arrived for a partition this process had no more; its next owner gets them.

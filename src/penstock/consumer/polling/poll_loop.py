@@ -6,6 +6,7 @@ It never waits for a handler, save within the budget of a revocation, so the pol
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -31,10 +32,14 @@ from penstock.consumer.polling.stop_request import StopRequest
 from penstock.consumer.publishing.result_publisher import Publisher
 from penstock.errors import raised
 
+_log = logging.getLogger(__name__)
+
 #: Seconds to wait for a message before timers and commits are served again.
 _POLL_S = 0.05
 #: The same where handlers are at work that return messages.
 _RESULT_S = 0.005
+#: Seconds without a partition after which it is logged why that may be.
+_WAITING_S = 5.0
 #: Seconds that what was sent to other topics may take to be acknowledged when the group is left.
 _FLUSH_S = 1.0
 
@@ -45,6 +50,8 @@ class PollLoop:
 
     clock: Clock
     membership: Membership
+    #: Why this member may have no partition, in words.
+    no_partition: str
     stop_request: StopRequest
     #: Those of all handlers.
     token_buckets: Sequence[TokenBucket]
@@ -66,6 +73,11 @@ class PollLoop:
     watchdog: Watchdog
     # Whether lanes wait while workers are idle: then the next step comes soon.
     _workers_wanted: bool = field(default=False, init=False)
+    # When it is logged that no partition is assigned, on the engine's clock; None where that was logged.
+    _log_waiting_at: float | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._log_waiting_at = self.clock.monotonic() + _WAITING_S
 
     def run(self) -> None:
         """Consume until told to stop: the body of the poll thread."""
@@ -85,8 +97,19 @@ class PollLoop:
     def step(self) -> None:
         """Do what is due, and take a batch in."""
         self._do_due_work()
-        self.topic_search.check(self.clock.monotonic())
+        now = self.clock.monotonic()
+        self.topic_search.check(now)
+        self._log_waiting(now)
         self.fetcher.fetch(self._poll_timeout)
+
+    def _log_waiting(self, now: float) -> None:
+        """Log for what this member waits, once, where it has no partition for a while and was not refused."""
+        if self.assignments.all():
+            self._log_waiting_at = now + _WAITING_S
+        elif self._log_waiting_at is not None and now >= self._log_waiting_at and self.membership.topics:
+            self._log_waiting_at = None
+            if self.shut_out() is None:
+                _log.info("%s: %s", self.membership.group, self.no_partition)
 
     def _do_due_work(self) -> None:
         client, now = self.membership.client, self.clock.monotonic()

@@ -34,7 +34,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from penstock.clients.bounded_calls import NotAnsweredError
 from penstock.clients.cluster import Clock, Cluster
-from penstock.clients.kafka_errors import code_of, is_missing_right, reason
+from penstock.clients.kafka_errors import code_of, is_missing_right, is_rebalancing, reason
 from penstock.clients.rights import THIS_CLIENT
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.errors import IdLostError, NotOpenedError
@@ -346,7 +346,8 @@ class TransactionalPublisher:
         now = self._clock.monotonic()
         level = logging.DEBUG
         if now - self._logged_at.get(kind, -_LOG_AGAIN_S) >= _LOG_AGAIN_S:
-            self._logged_at[kind], level = now, logging.WARNING
+            routine = isinstance(error, KafkaException) and is_rebalancing(error)
+            self._logged_at[kind], level = now, logging.INFO if routine else logging.WARNING
         _log.log(
             level,
             "a Kafka transaction of group %s was not committed: %s; %s",

@@ -1,7 +1,8 @@
 """Commits: what is sent to the group, when, and what happens when that fails. On the poll thread only.
 
 A commit point is computed once and is one value with its offset map. A commit that fails is counted, logged
-and soon made again, whatever the interval is: it never ends the poll thread.
+and soon made again, whatever the interval is: it never ends the poll thread. One that is refused because the group
+rebalances is no failure: it is made again in the new generation, unless the partition has moved.
 
 One commit is under way at a time. The client repeats a commit whose broker went away, and a repeated older commit
 that arrives after a newer one takes the group back, with success reported for both. Where an answer stays out too long
@@ -24,7 +25,7 @@ from collections.abc import Callable, Sequence
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from penstock.clients.cluster import Clock, ConsumerClient
-from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.kafka_errors import is_missing_right, is_rebalancing, reason
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.offsets import MAX_METADATA_CHARS
 
@@ -256,13 +257,19 @@ class Commits:
 
     def _note_failure(self, error: KafkaError, partitions: Sequence[TopicPartition]) -> None:
         why = reason(error)
-        self.failed += 1
-        if self.on_result is not None:
-            self.on_result(partitions, why)
+        places = ", ".join(f"{one.topic}[{one.partition}]" for one in partitions)
         for one in partitions:
             assignment = self._assignments.get(one.topic, one.partition)
             if assignment is not None:
                 assignment.acknowledged = False
+        if is_rebalancing(error):
+            # `_failures` stays: the coordinator answers, so a revocation may wait for it.
+            self._next = min(self._next, self._clock.monotonic() + _RETRY_S)
+            _log.info("the group rebalances: the commit of %s is made again by whoever has them then: %s", places, why)
+            return
+        self.failed += 1
+        if self.on_result is not None:
+            self.on_result(partitions, why)
         if error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
             self._shorten(partitions)
             return
@@ -273,7 +280,6 @@ class Commits:
                 return
             # The callback asks which right it is, and logs that.
             self._refusal_logged = True
-        places = ", ".join(f"{one.topic}[{one.partition}]" for one in partitions)
         _log.warning("the commit of %s failed: %s; it is made again in %g s", places, why, again_s)
 
     def _retry_soon(self) -> float:

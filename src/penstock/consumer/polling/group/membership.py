@@ -21,6 +21,9 @@ _log = logging.getLogger(__name__)
 
 #: Seconds until a new client takes the place of one that has ended, and between two.
 _RENEW_S = 5.0
+#: Seconds that leaving by name may take beyond the revocation, and between two looks.
+_UNSUBSCRIBE_S = 1.0
+_LOOK_S = 0.02
 #: Seconds that a stop, or leaving the group, may take beyond the time that running handlers have.
 _LEAVE_S = 5.0
 
@@ -40,6 +43,8 @@ class Membership:
     stop_request: StopRequest
     #: The budget of the revocation that leaving begins with, in seconds.
     revoke_timeout: float
+    #: Whether the member is named for its restarts within a run alone: where it stops, nobody comes back for its name.
+    leaves_its_name: bool
     #: The client that is the member now.
     client: ConsumerClient = field(init=False)
     #: Set when nothing is left to do but to leave the group.
@@ -105,13 +110,22 @@ class Membership:
 
         Closing revokes: running handlers are waited for, and all that is done is committed there.
         """
-        try:
-            self.client.close()
-        except (KafkaException, RuntimeError, SystemError) as error:
-            # SystemError: the library mixes up what it raises (2.16.1, seen once while its broker was killed;
-            # confluentinc/confluent-kafka-python#865 is near).
-            why = reason(error) if isinstance(error, KafkaException) else str(error)
-            _log.warning("leaving the group: %s; what was not committed is handled again", why)
+        for step in (self._give_name_up, self.client.close) if self.leaves_its_name else (self.client.close,):
+            try:
+                step()
+            except (KafkaException, RuntimeError, SystemError) as error:
+                # SystemError: the library mixes up what it raises (2.16.1, seen once while its broker was killed;
+                # confluentinc/confluent-kafka-python#865 is near).
+                why = reason(error) if isinstance(error, KafkaException) else str(error)
+                _log.warning("leaving the group: %s; what was not committed is handled again", why)
+
+    def _give_name_up(self) -> None:
+        """Leave the group while the client is open: closing a named member keeps its partitions for it (KIP-345)."""
+        self.client.unsubscribe()
+        end = self.clock.monotonic() + (self.revoke_timeout if self.assignments.all() else 0.0) + _UNSUBSCRIBE_S
+        # The request to leave goes out once the partitions are given back, which `poll` does; then the id is gone.
+        while self.client.memberid() and self.clock.monotonic() < end:
+            self.client.poll(_LOOK_S)
 
     def leaving_takes_too_long(self) -> bool:
         """Tell whether leaving takes so long that nobody should wait for it. By the thread that waits; logged once.

@@ -24,6 +24,8 @@ _ASK_AGAIN = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PA
 #: Seconds between two warnings that the brokers refuse this member the same.
 _LOG_AGAIN_S = 60.0
 
+#: What a broker says where group.protocol=consumer is switched off.
+_NO_VERSION = KafkaError(KafkaError.UNSUPPORTED_VERSION).str()
 #: How the client begins the text of an error that ended it, by what it was.
 _ENDED_BY = {
     code: f"Fatal error: {KafkaError(code).str()}"
@@ -58,6 +60,8 @@ class FetchErrors:
             remedy = "start the consumer again"
             if "group.instance.id" in error.str():
                 remedy = "give each member a group.instance.id of its own, or the two end each other in turn"
+            elif _NO_VERSION in error.str():
+                remedy = "leave group.protocol=consumer out, or have the brokers allow it (their feature group.version)"
             raise PenstockError(f"the Kafka client cannot go on: {reason(error)}; {remedy}")
         if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - as above
             raise PenstockError(
