@@ -483,8 +483,8 @@ class World:
                 decided.setdefault(target, []).append(life.decided_at)
         for line in lines.values():
             assert line == sorted(line), "per key in send order"
-        for places in decided.values():
-            assert places == sorted(places), "per key in the order of decisions"
+        for turns in decided.values():
+            assert turns == sorted(turns), "per key in the order of decisions"
 
     def first_decision(self, life: Life) -> Verdict | None:
         """Return what the op log says: the first decision, unless it is a COMMIT that was taken back in time."""
