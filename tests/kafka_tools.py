@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
@@ -15,6 +15,9 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from penstock.message import Message
 from waiting import wait_until
+
+#: The fixtures that make topics, and write records to one.
+NewTopic, Write = Callable[..., str], Callable[..., None]
 
 #: Seconds a broker on a busy machine may take for an answer.
 ANSWER_S = 30.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from penstock.transactions.coordinator.logs.truncation import DoneMarks, Mark
 from penstock.transactions.coordinator.state.pending.pending import Pending
@@ -21,6 +22,8 @@ from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
 
 GROUP = "orders"
+#: Topics and keys of messages whose order is that of their decisions.
+TARGETS = (("topic", None), ("topic", b"x"), ("topic", b"x"), ("other", b"x"), ("other", b"x"))
 ENDS = frozenset({Verdict.COMMIT, Verdict.ROLLBACK, Verdict.DISCARD})
 
 
@@ -32,11 +35,15 @@ class Life:
     count: int
     #: Offsets of the halves written so far, in the order of their parts.
     places: list[int] = field(default_factory=list)
+    #: Topic and key of each.
+    targets: list[tuple[str, bytes | None]] = field(default_factory=list)
     #: So many halves are ever written.
     written: int = 0
     order_key: bytes | None = None
     deliver_at_ms: int | None = None
     resumed: bool = False
+    #: Where the op log has the decision that counts.
+    decided_at: tuple[int, int] = (-1, -1)
 
     @property
     def is_whole(self) -> bool:
@@ -64,9 +71,13 @@ class World:
         #: Ids and part numbers as they became visible, with the time.
         self.published: list[tuple[str, int, int]] = []
         self.ends: Counter[tuple[str, Verdict]] = Counter()
+        #: Topics that take nothing.
+        self.out: set[str] = set()
         self.now_ms = 1_000
         self.happened: Counter[str] = Counter()
         self.refused = 0
+        #: As in a coordinator that keeps up: a decision is read when its halves are, so that its place is its turn.
+        self.waits_for_halves = self.chance.random() < 0.5
         #: Nothing begins any more.
         self.is_draining = False
         self.restart()
@@ -104,14 +115,17 @@ class World:
     def store(self, life: Life) -> None:
         number = len(life.places) + 1
         part = (number, life.count) if life.count > 1 else None
+        is_plain = life.order_key is None and life.deliver_at_ms is None
+        topic, key = self.chance.choice(TARGETS) if is_plain else ("topic", life.order_key)
+        life.targets.append((topic, key))
         life.places.append(len(self.halves))
         self.halves.append(
             Half(
                 life.transaction_id,
                 GROUP,
-                "topic",
+                topic,
                 None,
-                life.order_key,
+                key,
                 payload_of(life.transaction_id, number),
                 (("h", b"1"),),
                 None,
@@ -201,6 +215,11 @@ class World:
     def read_op(self) -> None:
         offset = self.state.op_position
         if offset < len(self.ops):
+            named = {op.transaction_id for op in self.ops[offset]}
+            halves = self.halves[self.state.half_position :]
+            if self.waits_for_halves and any(half.transaction_id in named for half in halves):
+                self.read_half()
+                return
             assert offset >= self.op_low, "what was truncated is needed"
             for index, op in enumerate(self.ops[offset]):
                 refusal = self.state.add_op(offset, op, self.appended[offset], index)
@@ -215,6 +234,9 @@ class World:
         for pending in self.state.only_in_half_log:
             if not pending.is_complete or len(lower) == 3:
                 break
+            if self.waits_for_halves and pending.verdict is not None:
+                # After a restart it would stand before those whose decisions are read again, of its key too.
+                break
             if pending.dropped is not None:
                 self.state.payloads.want(pending, self.now_ms)
                 break
@@ -225,9 +247,12 @@ class World:
     def publish(self, limit: int, *, refuses: str | None = None, end: str = "committed") -> None:
         """One Kafka transaction: targets, completions and positions, all or nothing."""
         self.look_at_the_clock()
-        batch = self.state.next_batch(
-            limit, lambda pending: "topic" if pending.half.transaction_id == refuses else None, self.snapshot()
-        )
+
+        def out(pending: Pending) -> str | None:
+            is_refused = pending.half.transaction_id == refuses
+            return next((half.topic for half in pending.halves if is_refused or half.topic in self.out), None)
+
+        batch = self.state.next_batch(limit, out, self.snapshot())
         if batch is None:
             return
         # As the coordinator does before it reads on: what is under way keeps its payload.
@@ -242,14 +267,7 @@ class World:
             self.read_half()
         start = len(self.done)
         if end in {"committed", "in doubt, committed"}:
-            for pending in batch.decided:
-                self.ends[pending.half.transaction_id, pending.verdict or Verdict.UNKNOWN] += 1
-                if pending.verdict is Verdict.COMMIT:
-                    for number, half in enumerate(pending.halves, 1):
-                        assert half.value == payload_of(half.transaction_id, number), "its own payload is published"
-                    names = [(half.transaction_id, (half.part or (1, 1))[0]) for half in pending.halves]
-                    self.published += [(name, number, self.now_ms) for name, number in names]
-            self.done.append(record)
+            self.take_hold(batch, record)
             assert batch.half_checkpoint >= self.positions[0], "positions never go back"
             assert batch.op_checkpoint >= self.positions[1], "positions never go back"
             self.positions = (batch.half_checkpoint, batch.op_checkpoint)
@@ -264,6 +282,29 @@ class World:
             self.state.settle(notes, live_snapshots(found))
         self.judge_held(batch)
         self.happened[end] += 1
+
+    def take_hold(self, batch: CommitBatch, record: Done) -> None:
+        for pending in batch.decided:
+            self.ends[pending.half.transaction_id, pending.verdict or Verdict.UNKNOWN] += 1
+            if pending.verdict is Verdict.COMMIT:
+                for number, half in enumerate(pending.halves, 1):
+                    assert half.value == payload_of(half.transaction_id, number), "its own payload is published"
+                names = [(half.transaction_id, (half.part or (1, 1))[0]) for half in pending.halves]
+                self.published += [(name, number, self.now_ms) for name, number in names]
+        self.done.append(record)
+
+    def try_apart(self) -> None:
+        """Publish some of what is set aside for a topic's sake, as far as it is in memory; this moves no positions."""
+        topic, limit = self.chance.choice(("topic", "other")), self.chance.choice((1, 100))
+        some = self.state.queue.set_aside.take(topic, limit, lambda _: False)
+        for pending in some:
+            self.state.payloads.want(pending, self.now_ms)
+        batch = CommitBatch(list(takewhile(lambda one: one.dropped is None, some)), [], -1, -1, moves=False)
+        if batch.decided:
+            self.take_hold(batch, Done(batch.notes(), ()))
+            self.state.apply(batch, self.marks.end)
+            self.judge_held(batch)
+            self.happened["tried apart"] += 1
 
     def judge_held(self, batch: CommitBatch) -> None:
         """Have the decisions judged that waited for the end of a Kafka transaction."""
@@ -339,8 +380,14 @@ class World:
         end = chance.choice(("committed",) * 5 + ("aborted", "in doubt, committed", "in doubt, aborted"))
         self.publish(chance.choice((1, 2, 3, 100)), refuses=refuses, end=end)
 
+    def put_out(self) -> None:
+        """Let a topic take nothing."""
+        self.out.add(self.chance.choice(("topic", "other", "other", "other")))
+
     def release(self) -> None:
-        self.state.queue.release("topic")
+        self.out.clear()
+        for topic in ("topic", "other"):
+            self.state.queue.release(topic)
 
     def sweep(self) -> None:
         self.refused += self.state.sweep_ahead(len(self.halves))
@@ -374,7 +421,7 @@ class World:
             self.read_op()
         for _ in range(2):
             self.state.sweep_ahead(len(self.halves))
-        self.state.queue.release("topic")
+        self.release()
         self.publish_all()
         # What a coordinator does after the transaction timeout: the rest of a transaction that was rolled back before
         # all its halves were read.
@@ -397,6 +444,8 @@ class World:
     def verify(self) -> None:
         """Compare what became of it with what the logs say."""
         first = [(life, self.first_decision(life)) for life in self.lives]
+        held = sum(pending.held_bytes for pending in self.state.pending.values() if pending.dropped is None)
+        assert self.state.payloads.bytes == held, "bytes are counted as they come and go"
         wanted = Counter(
             (life.transaction_id, number)
             for life, verdict in first
@@ -421,6 +470,7 @@ class World:
         places = {(life.transaction_id, life.resumed): life.places[0] for life in self.lives}
         known = {life.transaction_id: life for life in self.lives}
         lines: dict[bytes, list[int]] = {}
+        decided: dict[tuple[str, bytes | None], list[tuple[int, int]]] = {}
         for at, (name, number, when) in enumerate(self.published):
             life = known[name]
             if life.order_key is not None and number == 1:
@@ -429,15 +479,19 @@ class World:
                 assert when >= life.deliver_at_ms, "nothing is published before its time"
             if number > 1:
                 assert self.published[at - 1][:2] == (name, number - 1), "the parts go together, in their order"
+            if self.waits_for_halves and life.order_key is None and (target := life.targets[number - 1])[1] is not None:
+                decided.setdefault(target, []).append(life.decided_at)
         for line in lines.values():
             assert line == sorted(line), "per key in send order"
+        for turns in decided.values():
+            assert turns == sorted(turns), "per key in the order of decisions"
 
     def first_decision(self, life: Life) -> Verdict | None:
         """Return what the op log says: the first decision, unless it is a COMMIT that was taken back in time."""
         decided = None
-        for op, appended_ms in self.valid(life):
+        for op, appended_ms, place in self.valid(life):
             if decided is None and op.verdict in ENDS and (op.verdict is Verdict.ROLLBACK or life.is_whole):
-                decided = op.verdict
+                decided, life.decided_at = op.verdict, place
             elif (
                 decided is Verdict.COMMIT
                 and (life.deliver_at_ms or 0) > appended_ms
@@ -450,15 +504,15 @@ class World:
 
     def answered(self, life: Life) -> int:
         count = 0
-        for op, _ in self.valid(life):
+        for op, _, _ in self.valid(life):
             count += op.verdict is Verdict.UNKNOWN and op.check_number == count + 1
         return count
 
-    def valid(self, life: Life) -> list[tuple[Op, int]]:
+    def valid(self, life: Life) -> list[tuple[Op, int, tuple[int, int]]]:
         return [
-            (op, appended_ms)
-            for ops, appended_ms in zip(self.ops, self.appended, strict=True)
-            for op in ops
+            (op, self.appended[offset], (offset, index))
+            for offset, ops in enumerate(self.ops)
+            for index, op in enumerate(ops)
             if op.transaction_id == life.transaction_id and op.group == GROUP and self.names(op, life)
         ]
 
@@ -481,7 +535,9 @@ MOVES = (
     (World.read_half, 22),
     (World.read_op, 22),
     (World.publish_somehow, 14),
+    (World.put_out, 3),
     (World.release, 2),
+    (World.try_apart, 3),
     (World.sweep, 2),
     (World.drop, 4),
     (World.load, 8),

@@ -37,24 +37,13 @@ def test_a_history_without_a_fault_has_none() -> None:
     assert report.faults == []
 
 
-def test_a_message_without_a_call_is_lost() -> None:
-    report = judged(one_after_the_other(1, 2, 3, 4, 5))
+def test_a_message_without_a_call_that_ended_is_lost_and_one_that_nobody_produced_is_named() -> None:
+    report = judged([*one_after_the_other(1, 2, 3, 4), Call("a", "k", 0, 5, 4.0, None)])
+    strange = judged(one_after_the_other(1, 2), keys="k")
 
-    assert report.lost == ((0, 6),)
-    assert report.faults == ["1 lost: (0, 6)"]
-
-
-def test_a_message_whose_only_call_was_cut_off_is_lost() -> None:
-    report = judged([*one_after_the_other(1), Call("a", "k", 0, 2, 1.0, None)], keys="kk")
-
-    assert report.lost == ((0, 2),)
-
-
-def test_a_message_that_nobody_produced_is_named() -> None:
-    report = judged(one_after_the_other(1, 2), keys="k")
-
-    assert len(report.unknown) == 1
-    assert not report.lost
+    assert report.lost == ((0, 5), (0, 6))
+    assert report.faults == ["2 lost: (0, 5); (0, 6)"]
+    assert (len(strange.unknown), strange.lost) == (1, ())
 
 
 @pytest.mark.parametrize("offsets", [(1, 2, 1, 2, 3), (1, 2, 2, 3), (1, 1, 1, 2, 3), (1, 2, 3, 2, 3), (1, 2, 3)])

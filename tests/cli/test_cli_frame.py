@@ -12,9 +12,12 @@ from penstock.devbroker import KAFKA_VERSION, DevBroker
 from penstock.errors import BrokerConnectionError, ConfigurationError, DevBrokerError
 from settings_tools import clean_settings
 
+OF_TRANSACTIONS = [f"tx {name}" for name in ("ls", "show", "commit", "rollback", "discard", "resume")]
+
 
 @pytest.mark.parametrize(
-    "command", ["demo", "run", "lag", "coordinator", "broker", "doctor", "dlq ls", "dlq show", "dlq replay"]
+    "command",
+    ["demo", "run", "lag", "coordinator", "broker", "doctor", "dlq ls", "dlq show", "dlq replay", *OF_TRANSACTIONS],
 )
 def test_the_help_of_every_command_ends_with_an_example(penstock_command: Command, command: str) -> None:
     outcome = penstock_command(*command.split(), "--help")

@@ -210,31 +210,27 @@ class _Lenient:
         patch.setattr(ParkedKey, "resolve", lambda self, *how: cls.resolve(self, *how) if self.is_out else None)
 
 
-def goes_on_before_a_completion_comes(patch: pytest.MonkeyPatch) -> None:
-    """A parked key is released while the completion of its head is out."""
-    defer = Parking.defer_head
+def _goes_on(patch: pytest.MonkeyPatch, step: str, as_if: KeyState) -> None:
+    take: Callable[..., None] = getattr(Parking, step)
 
     def go_on(self: Parking, lane: Any, key: Any, parked: Any, *rest: Any) -> None:
-        defer(self, lane, key, parked, *rest)
+        take(self, lane, key, parked, *rest)
         if parked.is_out:
-            parked.resolve(KeyState.HANDLED)
+            parked.resolve(as_if)
             self._wake_key(lane, key)
 
     _Lenient.plant(patch)
-    patch.setattr(Parking, "defer_head", go_on)
+    patch.setattr(Parking, step, go_on)
+
+
+def goes_on_before_a_completion_comes(patch: pytest.MonkeyPatch) -> None:
+    """A parked key is released while the completion of its head is out."""
+    _goes_on(patch, "defer_head", KeyState.HANDLED)
 
 
 def goes_on_before_a_dead_letter_is_written(patch: pytest.MonkeyPatch) -> None:
     """A parked key is released while its head is on the way to another topic."""
-    send = Parking._send
-
-    def go_on(self: Parking, lane: Any, key: Any, parked: Any, *rest: Any) -> None:
-        send(self, lane, key, parked, *rest)
-        parked.resolve(KeyState.DONE)
-        self._wake_key(lane, key)
-
-    _Lenient.plant(patch)
-    patch.setattr(Parking, "_send", go_on)
+    _goes_on(patch, "_send", KeyState.DONE)
 
 
 def forgets_what_waits_behind_a_head(patch: pytest.MonkeyPatch) -> None:

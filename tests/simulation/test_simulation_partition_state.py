@@ -1,5 +1,6 @@
 """The coordinator's state machine by simulation: I7, I8, order per key, and the defects that this must find.
 
+Order holds whatever payloads are dropped and whatever topics take nothing.
 `make simulate` makes ten thousand runs. One seed alone: PENSTOCK_SIMULATION_SEED=<seed>.
 """
 
@@ -16,9 +17,11 @@ from partition_world import World
 from penstock.transactions.coordinator.state import state_machine
 from penstock.transactions.coordinator.state.pending.delays import Delays
 from penstock.transactions.coordinator.state.pending.key_order import KeyOrder
+from penstock.transactions.coordinator.state.pending.loading import Loading
 from penstock.transactions.coordinator.state.pending.log_places import LogPlaces
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
+from penstock.transactions.coordinator.state.pending.set_aside import SetAside
 from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot
@@ -55,6 +58,7 @@ def test_all_that_can_happen_to_a_settlement_does_happen() -> None:
         "restarted",
         "dropped",
         "loaded",
+        "tried apart",
     }
     assert set(+seen) == {*ends, *happens}
 
@@ -182,6 +186,16 @@ def publishes_what_is_not_in_memory(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReadyQueue, "_waits", ReadyQueue._goes_aside)
 
 
+def lets_messages_of_a_key_pass_what_is_set_aside(patch: pytest.MonkeyPatch) -> None:
+    """Only what its own topic refuses is set aside."""
+    patch.setattr(SetAside, "is_behind", lambda self, pending: False)
+
+
+def lets_messages_of_a_key_pass_what_is_read_again(patch: pytest.MonkeyPatch) -> None:
+    """Only what is not in memory waits for payloads."""
+    patch.setattr(Loading, "is_behind", lambda self, pending: False)
+
+
 def trims_carries_that_are_needed(patch: pytest.MonkeyPatch) -> None:
     """The newest snapshot is taken for the oldest."""
     patch.setattr(PartitionState, "snapshotted", property(lambda self: reversed(self.places.snapshotted.values())))
@@ -203,6 +217,8 @@ def takes_half_of_a_payload(patch: pytest.MonkeyPatch) -> None:
     [
         puts_what_came_back_last,
         publishes_what_is_not_in_memory,
+        lets_messages_of_a_key_pass_what_is_set_aside,
+        lets_messages_of_a_key_pass_what_is_read_again,
         trims_carries_that_are_needed,
         takes_half_of_a_payload,
         forgets_carries,

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from databases import TestDatabase, new_database
-from kafka_tools import wait_for_markers
+from kafka_tools import produce, transactional, wait_for_markers
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG
@@ -40,14 +40,10 @@ def frame_of(spark: SparkSession) -> Callable[..., DataFrame]:
 def write(broker: DevBroker) -> Callable[..., None]:
     """Return a function that writes records to one partition: `write(topic, partition, records)`."""
 
-    def produce(topic: str, partition: int, records: Sequence[Record], headers: Any = None) -> None:
-        # One for each call: an old one does not hear at once of a partition added since.
-        producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "acks": "all", "enable.idempotence": True})
-        for key, value in records:
-            producer.produce(topic, partition=partition, key=key, value=value, headers=headers)
-        assert producer.flush(30) == 0
+    def to_partition(topic: str, partition: int, records: Sequence[Record], headers: Any = None) -> None:
+        produce(broker.bootstrap_servers, topic, records, partition=partition, headers=headers)
 
-    return produce
+    return to_partition
 
 
 @pytest.fixture
@@ -56,12 +52,9 @@ def write_transaction(broker: DevBroker) -> Callable[..., None]:
 
     It returns when the markers are in the logs, which the broker writes after it has answered the client.
     """
-    producer = Producer(
-        {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": f"spark-tests-{uuid.uuid4().hex}"}
-    )
-    producer.init_transactions(60)
+    producer = transactional(broker.bootstrap_servers)
 
-    def produce(rows: Sequence[tuple[str, int, bytes]], *, commit: bool) -> None:
+    def in_transaction(rows: Sequence[tuple[str, int, bytes]], *, commit: bool) -> None:
         producer.begin_transaction()
         for topic, partition, value in rows:
             producer.produce(topic, partition=partition, value=value)
@@ -73,7 +66,7 @@ def write_transaction(broker: DevBroker) -> Callable[..., None]:
             producer.abort_transaction(30)
         wait_for_markers(broker.bootstrap_servers, *{topic for topic, _, _ in rows})
 
-    return produce
+    return in_transaction
 
 
 @pytest.fixture

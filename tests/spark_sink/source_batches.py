@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from streams import read_to_end
 
+#: The fixture that loads the source.
+Read = Callable[..., DataFrame]
 Row = tuple[str, int, int, bytes | None, bytes | None]
 
 

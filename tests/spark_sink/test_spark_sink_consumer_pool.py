@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from kafka_tools import NewTopic, Write
 from penstock import clients
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
@@ -34,7 +34,7 @@ class FixedConsumer:
         self._failing = failing
         self.calls: list[str] = []
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
+    def __getattr__(self, name: str) -> Write:
         def note(*_: object) -> None:
             self.calls.append(name)
             if name == self._failing:
@@ -113,7 +113,7 @@ def read(options: SourceOptions, pool: ConsumerPool, *wanted: OffsetRange) -> di
 
 
 def test_tasks_that_follow_one_another_read_by_one_consumer_each_its_own_offsets(
-    broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], made: list[Any], pool: ConsumerPool
+    broker: DevBroker, new_topic: NewTopic, write: Write, made: list[Any], pool: ConsumerPool
 ) -> None:
     """The former task leaves thousands of messages fetched ahead, before, at and behind where the next one begins."""
     topic, count, tasks = new_topic(partitions=3), 3_000, 60
@@ -134,11 +134,7 @@ def test_tasks_that_follow_one_another_read_by_one_consumer_each_its_own_offsets
 
 
 def test_a_topic_that_was_made_anew_is_read_by_who_has_read_the_old_one(
-    broker: DevBroker,
-    admin: AdminClient,
-    new_topic: Callable[..., str],
-    write: Callable[..., None],
-    pool: ConsumerPool,
+    broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, pool: ConsumerPool
 ) -> None:
     topic = new_topic()
     write(topic, 0, [(None, b"0 %d" % n) for n in range(500)])
@@ -154,12 +150,7 @@ def test_a_topic_that_was_made_anew_is_read_by_who_has_read_the_old_one(
 
 
 def test_a_task_that_fails_or_is_given_up_leaves_no_consumer(  # noqa: PLR0917 - fixtures
-    broker: DevBroker,
-    admin: AdminClient,
-    new_topic: Callable[..., str],
-    write: Callable[..., None],
-    made: list[Any],
-    pool: ConsumerPool,
+    broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, made: list[Any], pool: ConsumerPool
 ) -> None:
     topic = new_topic()
     write(topic, 0, [(None, b"0 %d" % n) for n in range(6_000)])

@@ -76,12 +76,7 @@ def test_a_limit_is_not_spent_on_offsets_that_are_gone(
 
 @pytest.mark.parametrize("how", ["subscribe", "assign"])
 def test_a_topic_deleted_under_a_query_stops_it_or_keeps_its_place_as_told(  # noqa: PLR0917 - fixtures
-    broker: DevBroker,
-    admin: AdminClient,
-    new_topic: NewTopic,
-    write: Write,
-    caplog: pytest.LogCaptureFixture,
-    how: str,
+    broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     kept, lost = new_topic(), new_topic()
     for topic in (kept, lost):

@@ -10,6 +10,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from kafka_tools import NewTopic, Write
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
 from penstock.spark_sink.source import partition_reader as reading
@@ -36,11 +37,7 @@ def offsets_read(options: SourceOptions, wanted: OffsetRange) -> list[int]:
 
 
 def test_offsets_that_vanish_between_planning_and_reading_are_named_or_passed_over(
-    broker: DevBroker,
-    admin: AdminClient,
-    new_topic: Callable[..., str],
-    write: Callable[..., None],
-    caplog: pytest.LogCaptureFixture,
+    broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = new_topic()
     write(topic, 0, [(None, b"%d" % n) for n in range(100)])
@@ -58,10 +55,7 @@ def test_offsets_that_vanish_between_planning_and_reading_are_named_or_passed_ov
 
 
 def test_a_range_that_ends_among_aborted_records_ends_at_the_first_record_past_it(
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    write: Callable[..., None],
-    write_transaction: Callable[..., None],
+    broker: DevBroker, new_topic: NewTopic, write: Write, write_transaction: Write
 ) -> None:
     topic = new_topic()
     write(topic, 0, [(None, b"before")] * 3)
@@ -75,10 +69,7 @@ def test_a_range_that_ends_among_aborted_records_ends_at_the_first_record_past_i
 
 @pytest.mark.thorough  # it takes the twenty seconds of the option
 def test_an_open_transaction_ends_the_plan_and_stops_a_task_that_is_sent_past_it(
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    write: Callable[..., None],
-    open_transaction: Callable[[str, int], Producer],
+    broker: DevBroker, new_topic: NewTopic, write: Write, open_transaction: Callable[[str, int], Producer]
 ) -> None:
     topic = new_topic()
     write(topic, 0, [(None, b"committed")] * 3)
@@ -96,10 +87,7 @@ def test_an_open_transaction_ends_the_plan_and_stops_a_task_that_is_sent_past_it
 
 
 def test_record_batches_are_bounded_in_rows_and_in_bytes(
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    write: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+    broker: DevBroker, new_topic: NewTopic, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small, large = new_topic(), new_topic()
     write(small, 0, [(None, b"x")] * 5_000)
@@ -118,11 +106,7 @@ def test_record_batches_are_bounded_in_rows_and_in_bytes(
 
 
 def test_ranges_of_one_task_end_each_at_its_own_end_and_keep_their_order(
-    broker: DevBroker,
-    admin: AdminClient,
-    new_topic: Callable[..., str],
-    write: Callable[..., None],
-    write_transaction: Callable[..., None],
+    broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, write_transaction: Write
 ) -> None:
     topic, other = new_topic(partitions=3), new_topic()
     for partition in range(3):

@@ -4,55 +4,27 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from source_batches import Batches, Row, _bytes, plain, run
+from pyspark.sql import SparkSession
+from source_batches import Batches, Read, Row, _bytes, plain, run
 
+from kafka_tools import NewTopic, Write, read_all
 from penstock.devbroker import DevBroker
 from waiting import wait_until
 
 
-def consumed(broker: DevBroker, topic: str, partitions: int) -> list[Row]:
+def consumed(broker: DevBroker, topic: str) -> list[Row]:
     """Read a topic to its end with a plain read_committed consumer."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": broker.bootstrap_servers,
-            "group.id": f"plain-{topic}",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "enable.auto.commit": False,
-        }
-    )
-    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
-    rows: list[Row] = []
-    ended = 0
-    deadline = time.monotonic() + 60
-    while ended < partitions and time.monotonic() < deadline:
-        for message in consumer.consume(1000, 0.2):
-            error = message.error()
-            if error is None:
-                rows.append((topic, message.partition(), message.offset(), message.key(), message.value()))
-            else:
-                assert error.code() == KafkaError._PARTITION_EOF
-                ended += 1
-    consumer.close()
-    assert ended == partitions
-    return sorted(rows, key=lambda row: row[:3])
+    found = read_all(broker.bootstrap_servers, topic)
+    return sorted((topic, one.partition() or 0, one.offset() or 0, one.key(), one.value()) for one in found)
 
 
 def test_batch_and_stream_read_what_a_plain_consumer_reads(  # noqa: PLR0917 - fixtures
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    write: Callable[..., None],
-    write_transaction: Callable[..., None],
-    read: Callable[..., DataFrame],
-    tmp_path: Path,
+    broker: DevBroker, new_topic: NewTopic, write: Write, write_transaction: Write, read: Read, tmp_path: Path
 ) -> None:
     topic = new_topic(partitions=3)
     write(topic, 0, [(b"k", b"plain"), (None, b"no key"), (b"k", None), (b"\xff\xfe", b"\xc3\x28 no utf-8")])
@@ -64,16 +36,14 @@ def test_batch_and_stream_read_what_a_plain_consumer_reads(  # noqa: PLR0917 - f
     frame = read(subscribe=topic)
     run(read(stream=True, subscribe=topic, startingOffsets="earliest"), batches, tmp_path)
 
-    expected = consumed(broker, topic, 3)
+    expected = consumed(broker, topic)
     assert len(expected) == 55
     assert plain(frame) == expected
     assert batches.all == expected
     assert not any((row[4] or b"").startswith(b"aborted") for row in expected)
 
 
-def test_the_columns_are_those_of_sparks_own_source(
-    new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame]
-) -> None:
+def test_the_columns_are_those_of_sparks_own_source(new_topic: NewTopic, write: Write, read: Read) -> None:
     topic = new_topic()
     headers = [(f"name-{n}", b"%d" % n) for n in range(999)] + [("empty", None)]
     before = time.time()
@@ -93,11 +63,7 @@ def test_the_columns_are_those_of_sparks_own_source(
 
 @pytest.mark.thorough
 def test_markers_and_aborted_records_at_the_tail_of_every_partition_do_not_hold_the_query(
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    write_transaction: Callable[..., None],
-    read: Callable[..., DataFrame],
-    tmp_path: Path,
+    broker: DevBroker, new_topic: NewTopic, write_transaction: Write, read: Read, tmp_path: Path
 ) -> None:
     topic = new_topic(partitions=8)
     write_transaction([(topic, n % 8, b"kept") for n in range(80)], commit=True)
@@ -113,16 +79,12 @@ def test_markers_and_aborted_records_at_the_tail_of_every_partition_do_not_hold_
     ends = json.loads(query.lastProgress["sources"][0]["endOffset"])[topic]
     # The fault happened: past the last row of each partition lie a marker, ten aborted records and a marker.
     assert {number: end - last_rows[int(number)] for number, end in ends.items()} == {str(n): 13 for n in range(8)}
-    assert batches.all == consumed(broker, topic, 8)
+    assert batches.all == consumed(broker, topic)
 
 
 @pytest.mark.thorough
 def test_a_limit_splits_the_work_and_available_now_ends(
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    write: Callable[..., None],
-    read: Callable[..., DataFrame],
-    tmp_path: Path,
+    broker: DevBroker, new_topic: NewTopic, write: Write, read: Read, tmp_path: Path
 ) -> None:
     topic = new_topic(partitions=2)
     write(topic, 0, [(None, b"a%d" % n) for n in range(70)])
@@ -133,15 +95,11 @@ def test_a_limit_splits_the_work_and_available_now_ends(
 
     assert [len(batch) for batch in batches.rows] == [40, 40, 20]
     assert {row[1] for row in batches.rows[0]} == {0, 1}
-    assert batches.all == consumed(broker, topic, 2)
+    assert batches.all == consumed(broker, topic)
 
 
 def test_a_stopped_query_goes_on_where_it_was(
-    broker: DevBroker,
-    new_topic: Callable[..., str],
-    write: Callable[..., None],
-    read: Callable[..., DataFrame],
-    tmp_path: Path,
+    broker: DevBroker, new_topic: NewTopic, write: Write, read: Read, tmp_path: Path
 ) -> None:
     topic = new_topic(partitions=2)
     write(topic, 0, [(None, b"first")])
@@ -156,12 +114,7 @@ def test_a_stopped_query_goes_on_where_it_was(
 
 @pytest.mark.thorough
 def test_a_partition_added_while_running_is_read_from_its_beginning(  # noqa: PLR0917 - fixtures
-    broker: DevBroker,
-    admin: AdminClient,
-    new_topic: Callable[..., str],
-    write: Callable[..., None],
-    read: Callable[..., DataFrame],
-    tmp_path: Path,
+    broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, read: Read, tmp_path: Path
 ) -> None:
     topic = new_topic(partitions=1)
     write(topic, 0, [(None, b"before")])
@@ -178,12 +131,12 @@ def test_a_partition_added_while_running_is_read_from_its_beginning(  # noqa: PL
     finally:
         query.stop()
 
-    assert batches.all == consumed(broker, topic, 2)
+    assert batches.all == consumed(broker, topic)
 
 
 @pytest.mark.thorough
 def test_a_stream_begins_at_the_latest_offset_unless_told_otherwise(
-    new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame], tmp_path: Path
+    new_topic: NewTopic, write: Write, read: Read, tmp_path: Path
 ) -> None:
     topic = new_topic(partitions=2)
     write(topic, 0, [(None, b"%d" % n) for n in range(10)])
@@ -199,9 +152,7 @@ def test_a_stream_begins_at_the_latest_offset_unless_told_otherwise(
 
 
 @pytest.mark.thorough
-def test_batch_positions_assignment_pattern_and_task_count(
-    new_topic: Callable[..., str], write: Callable[..., None], read: Callable[..., DataFrame]
-) -> None:
+def test_batch_positions_assignment_pattern_and_task_count(new_topic: NewTopic, write: Write, read: Read) -> None:
     topic = new_topic(partitions=2)
     write(topic, 0, [(None, b"%d" % n) for n in range(10)])
     write(topic, 1, [(None, b"%d" % n) for n in range(10)])
@@ -223,7 +174,7 @@ def test_batch_positions_assignment_pattern_and_task_count(
 
 @pytest.mark.thorough
 def test_a_missing_topic_an_unknown_option_and_a_silent_broker_are_told_in_a_sentence(
-    read: Callable[..., DataFrame], spark: SparkSession, tmp_path: Path
+    read: Read, spark: SparkSession, tmp_path: Path
 ) -> None:
     with pytest.raises(PySparkException, match="topics that do not exist: no-such-topic"):
         read(subscribe="no-such-topic").count()

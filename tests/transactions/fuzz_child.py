@@ -1,11 +1,11 @@
-"""Runs every decoder of what comes from a topic on records that nobody of penstock wrote, in a process of its own.
+"""Runs decoders of what comes from a topic on records that nobody of penstock wrote, in a process of its own.
 
 Arguments: a seed, and examples for each decoder. Prints how many examples each decoder was given and refused, as JSON.
 A decoder returns a value or raises `MessageFormatError`; anything else ends the process with an error that names the
 decoder and its input. An example may take so many seconds of processor time, and the process so much memory: a count of
 four thousand million in ten bytes must cost nothing. Refusals are kept in cycles and collected, as in a coordinator,
 for errors keep the frames they came from. Needs nothing but penstock and the packages it needs itself, so that any
-Python can run it.
+Python can run it. Offset maps, dead letters and retry topics have forged input among their own tests.
 """
 
 from __future__ import annotations
@@ -20,16 +20,11 @@ import resource
 import struct
 import sys
 import time
-import zlib
-from base64 import b85encode
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
-from penstock.consumer import retry_topics
-from penstock.dead_letters import headers as dead_letter_headers
 from penstock.errors import MessageFormatError
 from penstock.message import FixedRecord
-from penstock.offsets import metadata
 from penstock.spark_sink.ledger.kafka_ledger import decode_entry
 from penstock.telemetry.spans import propagation
 from penstock.transactions.coordinator.recovery.fencing import decode_claim
@@ -199,38 +194,6 @@ def done_records() -> list[bytes]:
     return [encode_done(notes), encode_done(notes[:1], snapshots), encode_done((), [whole])]
 
 
-def offset_maps() -> list[tuple[int, str]]:
-    ranges = [range(12, 15), range(20, 500), range(501, 502)]
-    busy = bytes(at % 3 == 1 for at in range(4_000))
-    sparse = [range(at, at + 1) for at in range(11, 100_000, 997)]
-    made = [metadata.encode(10, ranges), metadata.encode_flags(10, busy), metadata.encode(10, sparse)]
-    return [(10, text) for text in made]
-
-
-def written_map(base: int, kind: str, content: bytes) -> str:
-    """Write a map down as the format says, whatever its content is: the checksum keeps out accidents, not liars."""
-    body = metadata._checksum(b"", base, kind, content) + content
-    return f"p2{kind}{b85encode(body).decode()}"
-
-
-def offset_map_example(chance: random.Random) -> tuple[int, str | None]:
-    base, text = chance.choice(offset_maps())
-    kind = chance.random()
-    if kind < 0.3:
-        return base, (changed(chance, [text.encode()]) or b"").decode("latin-1")
-    form = chance.choice("rbRB")
-    if form in "RB" and chance.random() < 0.03:
-        # A megabyte of one byte deflates into a kilobyte.
-        content = bytes([chance.choice((1, 0x80, 0xAA, 0xFF))]) * (1 << 20)
-    else:
-        content = chance.randbytes(chance.choice((0, 3, 40, 2_000)))
-    if form in "RB":
-        content = zlib.compress(content, 9)
-        if chance.random() < 0.2:
-            content = changed(chance, [content]) or b""
-    return chance.choice((0, base, (1 << 63) - 2)), written_map(base, form, content)
-
-
 JSONS = [
     b'{"next_offset": 12, "batch": "abc"}',
     b'{"who": "me", "what": "resume", "transaction": "x", "group": "g", "place": "t[0]@1", "why": "so"}',
@@ -246,40 +209,6 @@ JSONS = [
     b"7",
     b"\xff\xfe{\x00}\x00",
 ]
-
-
-def dead_letters() -> list[Triple]:
-    failed = DeadLetters.of(record((b"k", b"v", [])), ValueError("no"), group="g", attempts=3)
-    return [
-        (b"k", b"v", cast("list[Header]", dead_letter_headers.write(form, record((b"k", b"v", [("h", b"v")])), failed)))
-        for form in dead_letter_headers.DeadLetterFormat
-    ]
-
-
-DeadLetters = dead_letter_headers.DeadLetterOrigin
-
-
-def read_dead_letter(triple: Triple) -> None:
-    dead_letter_headers.read(triple[2])
-    dead_letter_headers.strip(triple[2])
-    dead_letter_headers.replayed(triple[2], TOPIC, 0, 7)
-    dead_letter_headers.own_headers(record(triple))
-
-
-def retry_corpus() -> list[Triple]:
-    return [
-        (b"k", b"v", cast("list[Header]", [(n, str(v).encode()) for n, v in found]))
-        for found in [retry_topics.headers(record((b"k", b"v", [])), TOPIC, 2, 1_700_000_000.0, 3)]
-    ]
-
-
-def read_retry(triple: Triple) -> None:
-    read = retry_topics.RetryHeaders(2.0, 2)
-    found = record(triple, retry_topics.retry_topic("g", TOPIC, 2.0))
-    if not 1 <= read.rounds(found) <= 2 or not 0 <= read.wait(found, 1_700_000_000.0) <= 2:
-        raise AssertionError("a forged header asks for more than the handler's own delays and rounds")
-    retry_topics.origin_of(found, TOPIC)
-    retry_topics.tries_before(found, TOPIC)
 
 
 def decoders() -> dict[str, Decoder]:
@@ -299,13 +228,10 @@ def decoders() -> dict[str, Decoder]:
         "done": of_bytes(decode_done, done_records()),
         "ids of a done log": of_bytes(decode_ids, [encode_ids([new_id() for _ in range(5)]), encode_ids([])]),
         "transactional ids of a done log": of_bytes(decode_numbers, [encode_numbers(range(1, 4))]),
-        "offset map": Decoder(lambda one: metadata.decode(*one), offset_map_example),
         "claim": of_bytes(
             lambda one: decode_claim(topics, None if one is None else one.decode("latin-1")),
             [b"penstock.coordinators.x.a penstock.coordinators.x.b"],
         ),
-        "dead letter": of_headers(read_dead_letter, dead_letters()),
-        "retry topic": of_headers(read_retry, retry_corpus()),
         "trace context": of_headers(lambda one: propagation.extract(one[2]), traced),
         "audit": of_bytes(lambda one: _audited(cast("Any", record((None, one, [])))), JSONS),
         "Spark ledger": of_bytes(decode_entry, JSONS),

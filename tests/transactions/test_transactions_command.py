@@ -227,13 +227,3 @@ def test_a_store_that_is_not_there_is_named(bench: Bench, monkeypatch: pytest.Mo
 
     assert outcome.code == 1
     assert "there is no topic no.such.store.half" in outcome.err
-
-
-@pytest.mark.parametrize("command", ["ls", "show", "commit", "rollback", "discard", "resume"])
-def test_the_help_of_every_command_ends_with_an_example(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    outcome = commands(monkeypatch, capsys)("tx", command, "--help")
-
-    assert outcome.code == 0
-    assert outcome.out.rstrip().splitlines()[-1].strip().startswith(f"Example: penstock tx {command}")

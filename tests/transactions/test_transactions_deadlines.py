@@ -169,6 +169,22 @@ def test_a_lost_decision_of_a_producer_without_a_check_is_told_with_who_can_sett
     producer.stop()
 
 
+def test_who_waits_for_the_handing_over_alone_goes_on_and_a_lost_decision_is_counted(store: MuteStore) -> None:
+    producer = TransactionalProducer("orders", store=store, wait="sent").start()
+
+    for number, lost in enumerate((None, DecisionNotStoredError("its COMMIT is lost"))):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "prepare", lambda halves, told, _: told(Kept(halves)))
+            with producer.transaction("t", value=b"v"):
+                pass
+        assert producer.statistics().in_flight == 1
+        store.decides[number][1](lost)
+
+    statistics = producer.statistics()
+    assert (statistics.in_flight, statistics.committed, statistics.lost_decisions) == (0, 1, 1)
+    producer.stop()
+
+
 class Waiting:
     """A flight that is told when it was waited for long enough."""
 

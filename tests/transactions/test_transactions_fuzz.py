@@ -19,7 +19,7 @@ EXAMPLES = 1_500
 
 
 @pytest.mark.thorough
-def test_garbage_is_refused_by_every_decoder_and_ends_no_process() -> None:
+def test_garbage_is_refused_by_decoders_and_ends_no_process() -> None:
     command, environment = [sys.executable, CHILD, "1", str(EXAMPLES)], {"PYTHONPATH": str(SOURCES)}
     child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
     assert child.returncode == 0, child.stderr[-3_000:]

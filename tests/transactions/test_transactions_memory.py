@@ -12,7 +12,6 @@ from transaction_tools import Bench, decide, prepared, unknown
 from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.coordinator.logs import payload_reader
 from penstock.transactions.coordinator.logs.log_identity import HALF
-from penstock.transactions.coordinator.partitions import half_partition
 from penstock.transactions.coordinator.state.pending.payloads import Payloads
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
@@ -75,36 +74,6 @@ def test_delayed_messages_beyond_the_budget_are_published_once_each_when_due_in_
     assert sum(one.dropped for one in seen) > count // 2
     assert sum(one.loaded for one in seen) > count // 2
     assert max(one.peak for one in seen) <= BUDGET
-
-
-@pytest.mark.chaos
-def test_what_was_carried_is_read_again_from_the_done_log_where_its_half_is_deleted(
-    bench: Bench, seen: list[Payloads], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(half_partition, "GAP", 500)
-    count = 60
-    producer, coordinator = bench.producer(), bench.coordinator(transaction_timeout=600.0)
-    stored = [prepared(producer, bench.topic, b"%d " % n + b"x" * 50_000) for n in range(count)]
-    for send in [producer.submit(bench.topic, value=b"other" * 50) for _ in range(4_000)]:
-        send.result(60)
-
-    def all_carried() -> bool:
-        partitions = list(coordinator._engine._membership.owned.values())  # type: ignore[attr-defined] # it is of Kafka, and started
-        snapshotted = sum(len(one.state.places.snapshotted) for one in partitions)
-        is_below = all(one.checkpoints[0] > one.state.half_position - 600 for one in partitions)
-        return snapshotted == count and is_below
-
-    wait_until(all_carried, 60)
-    coordinator.stop()
-    assert max(one.peak for one in seen) <= BUDGET
-    again = bench.coordinator(transaction_timeout=600.0)
-    for one in stored:
-        decide(bench, one, Verdict.COMMIT)
-    bench.settled(again, 90, committed=count)
-
-    values = [value or b"" for _, value in bench.visible()]
-    assert sorted(value for value in values if b"x" in value) == sorted(one.halves[0].value or b"" for one in stored)
-    assert sum(one.loaded for one in seen[-2:]) == count, "after a restart none was in memory"
 
 
 @pytest.mark.thorough

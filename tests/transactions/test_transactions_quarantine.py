@@ -88,42 +88,6 @@ def test_a_topic_that_fails_again_when_it_is_back_stays_apart_for_longer_each_ti
     assert 300 <= apart_for[-1] < 302
 
 
-def test_a_refused_message_holds_its_key_in_its_topic_and_is_tried_alone() -> None:
-    quarantine = Quarantine()
-    fault = {"sick": Fault("sick: too large", whole=False)}
-    batch = [
-        entry("1", ("sick", b"k")),
-        entry("2", ("sick", b"k")),
-        entry("3", ("sick", None)),
-        entry("4", ("sick", b"o")),
-    ]
-    quarantine.main_ended(batch, Outcome(refused=dict.fromkeys("1234", "too large"), faults=fault), 0.0)
-
-    assert quarantine.next_trial(0.0) == ["1", "2", "3", "4"]
-    reasons = quarantine.tried(Outcome(published=["3", "4"], refused={"1": "too large"}, held=["2"]), 0.1)
-    assert reasons["1"].behind is None
-    assert reasons["2"].behind == "1"
-    assert quarantine.next_trial(0.2) == []
-    # What comes while the topic is apart says which one it stands behind, not why its topic is apart.
-    apart = quarantine.admit([entry("4a", ("sick", b"k")), entry("4b", ("sick", b"n"))], 0.2)[1]
-    assert [(reason.behind, bool(reason.why)) for reason in apart.values()] == [("1", True), (None, True)]
-    quarantine.remove(["4a", "4b"])
-    # Also when the topic is back on the main path; other keys, and the same key elsewhere, pass.
-    assert quarantine.next_trial(5.0) == ["1"]
-    quarantine.tried(Outcome(refused={"1": "too large"}), 5.0)
-    later = [entry("5", ("sick", b"k")), entry("6", ("sick", b"x")), entry("7", ("well", b"k"))]
-    both = entry("8", ("well", b"y"), ("sick", b"k"))
-    go, held = quarantine.admit([*later, both, entry("9", ("well", b"y"))], 20.0)
-    assert (names(go), list(held)) == (["6", "7"], ["5", "8", "9"])
-    assert held["9"].behind == "8"
-
-    # An operator discards the first: the others go, in their order.
-    discard = entry("1d", ("discarded", b"k"), discards="1")
-    assert names(quarantine.admit([discard], 20.0)[0]) == ["1d"]
-    quarantine.main_ended([discard], Outcome(published=["1d"]), 21.0)
-    assert quarantine.next_trial(21.0) == ["2", "5", "8", "9"]
-
-
 def test_one_that_is_refused_again_and_again_does_not_keep_its_topic_apart() -> None:
     quarantine, now, went = Quarantine(), 0.0, list[float]()
     stuck = entry("stuck", ("sick", b"k"))
