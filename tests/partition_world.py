@@ -234,9 +234,6 @@ class World:
         for pending in self.state.only_in_half_log:
             if not pending.is_complete or len(lower) == 3:
                 break
-            if self.waits_for_halves and pending.verdict is not None:
-                # After a restart it would stand before those whose decisions are read again, of its key too.
-                break
             if pending.dropped is not None:
                 self.state.payloads.want(pending, self.now_ms)
                 break

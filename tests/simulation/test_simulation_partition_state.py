@@ -22,11 +22,12 @@ from penstock.transactions.coordinator.state.pending.log_places import LogPlaces
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
 from penstock.transactions.coordinator.state.pending.set_aside import SetAside
-from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes
+from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes, live_snapshots
 from penstock.transactions.coordinator.state.state_machine import PartitionState
-from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot
+from penstock.transactions.wire.done_records import Done, Snapshot, UnloadedSnapshot
 from penstock.transactions.wire.half import Half
-from penstock.transactions.wire.ops import Author, Op
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from simulation.varied import RUNS, chunks, thorough
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -38,6 +39,38 @@ def test_each_transaction_ends_once_as_decided_first_whatever_is_restarted_lost_
 ) -> None:
     for seed in range(first, first + count):
         World(seed).run()
+
+
+def test_what_a_snapshot_decided_waits_for_decisions_before_it_that_are_read_again() -> None:
+    first, second = (Half(new_id(), "orders", "t", None, b"k", b"v", (), None) for _ in range(2))
+    ids = first.transaction_id, second.transaction_id
+    ops = [Op(name, Verdict.COMMIT, Author.PRODUCER, "orders", 0, (at,), 0) for at, name in enumerate(ids)]
+    state, done = PartitionState(0, 0), list[Done]()
+    pending = [state.add_half(at, half) for at, half in enumerate((first, second))]
+
+    def read(state: PartitionState, at: int) -> None:
+        assert state.add_op(at, ops[at], 1) is None
+        state.skip_op(at)
+
+    def take_snapshot(one: object) -> tuple[int, int]:
+        assert isinstance(one, Pending)
+        batch = state.next_batch(10, lambda _: "t", [one])
+        assert batch is not None
+        done.append(Done(batch.notes(), batch.snapshots))
+        state.apply(batch, len(done) - 1)
+        return batch.half_checkpoint, batch.op_checkpoint
+
+    take_snapshot(pending[0])  # undecided
+    read(state, 0)
+    read(state, 1)
+    again = PartitionState(*take_snapshot(pending[1]))
+    again.remember([], live_snapshots(enumerate(done)))
+    read(again, 0)
+    read(again, 1)
+
+    batch = again.next_batch(10, lambda _: None)
+    assert batch is not None
+    assert [one.half for one in batch.decided] == [first, second]
 
 
 def test_all_that_can_happen_to_a_settlement_does_happen() -> None:

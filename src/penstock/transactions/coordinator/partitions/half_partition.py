@@ -138,6 +138,8 @@ class HalfPartition:
         half_end, op_end = self._ends_found
         self.is_recovered = self.state.half_position >= half_end and self.state.op_position >= op_end
         if self.is_recovered:
+            if self.state.unread:  # by an op that brokers have lost
+                self.state.queue_unread()
             # What is due waits until then: that it was cancelled in time may not be read yet.
             self.state.now_ms = self.clock.sure_ms(now)
         if self._reloading is not None:

@@ -103,12 +103,13 @@ def recovered_partition(
     for log, start in starts.items():
         if start.fate is not Fate.INTACT:
             tell(log, committed[log], start)
-    notes = done.notes
+    notes, snapshots = done.notes, done.snapshots
     # What it says of a log that is gone would be taken for the new one: offsets are given anew there.
     if starts[HALF].fate is Fate.ANEW:
         notes = [note._replace(half_offset=-1) for note in notes]
     if starts[OP].fate is Fate.ANEW:
         notes = [note._replace(op_offset=-1) for note in notes]
+        snapshots = [(place, one._replace(note=one.note._replace(op_offset=-1))) for place, one in snapshots]
     # Decisions on the new halves may have been read, and refused as unknown.
     op_position = committed[OP].low if starts[HALF].fate is Fate.ANEW else starts[OP].offset
     return RecoveredPartition(
@@ -118,7 +119,7 @@ def recovered_partition(
         committed[OP].end,
         notes,
         done.end,
-        done.snapshots,
+        snapshots,
         starts[DONE].offset,
         {**known_ids(committed), **ids},
         sum(start.lost for start in starts.values()),

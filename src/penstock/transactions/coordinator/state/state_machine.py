@@ -11,6 +11,7 @@ ahead of its half and is held until the half arrives.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sized
+from math import inf
 
 from penstock.transactions.coordinator.state.ahead import Ahead, AheadOps
 from penstock.transactions.coordinator.state.judgement import (
@@ -69,10 +70,17 @@ class PartitionState(PendingTransactions):
             self._keep(pending)
             snapshotted.append(pending)
         self.places.restore(snapshotted)
-        for pending in sorted(snapshotted, key=lambda one: (one.decided_at, one.decided_index)):
+        for pending in snapshotted:
             if pending.verdict is not None:
-                self.queue.add(pending)
+                self.unread[pending.half.transaction_id] = pending
+        self.queue_unread(self.op_position)
         return snapshotted
+
+    def queue_unread(self, below: float = inf) -> None:
+        """Queue what a snapshot says to be decided by an op below an offset: such an op is not read again."""
+        for pending in sorted(self.unread.values(), key=lambda one: (one.decided_at, one.decided_index)):
+            if pending.decided_at < below:
+                self.queue.add(self.unread.pop(pending.half.transaction_id))
 
     def add_half(self, offset: int, half: Half, birth_ms: int = 0) -> Pending | Refusal | None:
         """Take the next half in; return its pending transaction, or why it is refused.
@@ -215,11 +223,13 @@ class PartitionState(PendingTransactions):
         self.op_position = low
         self._recovered.places.clear()
         self.places.lose_op_log(self.pending.values())
+        self.queue_unread(self.op_position)
         self._ahead.lose_places()
 
     def cut_op_log(self, low: int) -> None:
         """Take in that the op log was deleted below `low`: decisions there that are not applied are here alone."""
         self.op_position = max(self.op_position, low)
+        self.queue_unread(self.op_position)
         self.places.cut_op_log(low, self.decided.values())
 
     def lose_done_log(self, low: int | None = None) -> list[Pending]:
@@ -246,12 +256,15 @@ class PartitionState(PendingTransactions):
             return None
         if pending.verdict is not None:
             if (pending.decided_at, pending.decided_index) == (offset, index):
+                if self.unread.pop(op.transaction_id, None) is not None:
+                    self.queue.add(pending)
                 return None
             if not (overrules(op, pending) or self._is_cancellation(pending, op, appended_ms)):
                 return Refusal.ALREADY_DECIDED
         if pending.parts is not None and op.verdict in NEED_ALL and not pending.is_complete:
             return Refusal.INCOMPLETE
         if pending.verdict is not None:
+            self.unread.pop(op.transaction_id, None)
             self.queue.withdraw(pending)
             self.places.release_op(pending)
         self._decide(pending, op, offset, index)

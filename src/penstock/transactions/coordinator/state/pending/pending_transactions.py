@@ -21,6 +21,8 @@ class PendingTransactions:
         self.pending: OrderedDict[str, Pending] = OrderedDict()
         #: Those of them that have a decision.
         self.queue = ReadyQueue()
+        #: Those that a snapshot says to be decided, until that op is read again: its place tells their turn.
+        self.unread: dict[str, Pending] = {}
         #: Those with a count of answered checks that is not in the done log yet.
         self.answered: dict[str, Pending] = {}
         #: Which logs hold them.
@@ -69,6 +71,7 @@ class PendingTransactions:
         if self.answered:
             self.answered.pop(transaction_id, None)
         self.places.forget(pending)
+        self.unread.pop(transaction_id, None)
         self.queue.forget(pending)
 
     def _is_noted(self, note: Note) -> None:
