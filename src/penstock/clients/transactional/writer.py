@@ -374,7 +374,8 @@ class TransactionalWriter:
         """
         producer, self._state = self.producer, State.FAILED
         self._step("delivery")
-        self._drain(producer, _IN_FLIGHT_S)
+        with contextlib.suppress(KafkaException):  # it was shut out meanwhile, which the abort tells
+            self._drain(producer, _IN_FLIGHT_S)
         self._step("abort_transaction")
         self._ends.abort(producer, _END_S)
 
