@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 import penstock
 from kafka_proxy import API_VERSIONS, KafkaProxy, What
@@ -66,15 +67,21 @@ def test_a_coordinator_reached_too_late_ends_no_process(broker: Any, new_name: A
     assert child.returncode == code
 
 
-def test_a_check_whose_group_nobody_knows_is_logged_and_asks_again(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("said", [None, KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)])
+def test_a_check_whose_group_nobody_knows_is_logged_and_asks_again(
+    said: KafkaError | None, caplog: pytest.LogCaptureFixture
+) -> None:
     topics, silent, knowing = StoreTopics("p", 1), Future[Any](), Future[Any]()
     knowing.set_result(Mock(members=[]))
+    if said is not None:
+        silent.set_exception(KafkaException(said))
     answers = [{topics.checkers("shop"): future} for future in (silent, knowing)]
     admins = [Mock(**{"describe_consumer_groups.return_value": answer}) for answer in answers]
     rights, pending = Mock(**{"granted.return_value": None}), Mock(**{"half.group": "shop"})
     sender = CheckSender(GroupAdmin(Mock(side_effect=admins)), Mock(), topics, RationedLog(), Mock(), rights=rights)
 
-    outcomes = [sender.check(Mock(), pending, now) for now in (0.0, 4.9, 5.1, 5.2)]
+    outcomes = [sender.check(Mock(), pending, now) for now in (0.0, 2.0, 4.9, 5.1, 5.2)]
 
-    assert outcomes == [SendOutcome.LATER, SendOutcome.LATER, SendOutcome.UNKNOWN, SendOutcome.NOBODY]
-    assert "group shop are not checked: no broker said within 5 s" in caplog.text
+    assert outcomes == [*[SendOutcome.LATER] * 3, SendOutcome.UNKNOWN, SendOutcome.NOBODY]
+    assert "group shop are not checked: no broker said within 5 s whether one runs" in caplog.text
+    assert said is None or "COORDINATOR_LOAD_IN_PROGRESS" in caplog.text

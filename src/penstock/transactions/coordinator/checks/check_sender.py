@@ -83,7 +83,7 @@ class CheckSender:
         self._rights = rights
         # By producer group: when it was learnt, and whether a producer is alive.
         self._alive: dict[str, tuple[float, bool]] = {}
-        # What that client was asked, and when.
+        # What that client was asked, and since when there is no answer that tells.
         self._asked: dict[str, tuple[float, Future[Any]]] = {}
 
     def check(self, partition: HalfPartition, pending: Pending, now: float) -> SendOutcome:
@@ -184,21 +184,23 @@ class CheckSender:
 
     def _hindrance(self, group: str, now: float) -> SendOutcome | None:
         """Return why a group cannot be asked now; None where it has a live producer."""
-        hindrance = SendOutcome.LATER
-        asked_at, future = self._asked.get(group, (now, None))
+        hindrance, said = SendOutcome.LATER, ""
+        since, future = self._asked.get(group, (now, None))
         if future is not None and future.done():
             del self._asked[group]
             alive = self._has_members(future, self._topics.checkers(group))
             if alive is not None:
-                self._alive[group] = (now, alive)
-        elif now - asked_at > _ANSWER_S:
+                self._alive[group], since = (now, alive), now
+            elif isinstance(error := future.exception(), KafkaException):
+                said = f" ({reason(error)})"
+        if now - since > _ANSWER_S:
             text = (
-                "the producers of group %s are not checked: no broker said within %g s whether one runs; see whether "
+                "the producers of group %s are not checked: no broker said within %g s whether one runs%s; see whether "
                 "the brokers run"
             )
-            self._ration.warn(f"unknown {group}", text, group, _ANSWER_S)
+            self._ration.warn(f"unknown {group}", text, group, _ANSWER_S, said)
             self._asked.clear()
-            hindrance = SendOutcome.UNKNOWN
+            hindrance, since = SendOutcome.UNKNOWN, now
             with suppress(KafkaException):  # no token for another client now: the one that is there asks again
                 self._admin.renew()
         learnt, alive = self._alive.get(group, (None, False))
@@ -206,7 +208,7 @@ class CheckSender:
             return None if alive else SendOutcome.NOBODY
         if group not in self._asked:
             name = self._topics.checkers(group)
-            self._asked[group] = now, describe_groups(self._admin.client, [name])[name]
+            self._asked[group] = since, describe_groups(self._admin.client, [name])[name]
         return hindrance
 
     def _has_members(self, answer: Future[Any], group: str) -> bool | None:
