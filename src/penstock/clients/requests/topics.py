@@ -170,8 +170,8 @@ def _factor_of_store(admin: AdminClient, metadata: ClusterMetadata) -> int:
         return -1
     resource = ConfigResource(ResourceType.BROKER, str(metadata.orig_broker_id))
     try:
-        told = admin.describe_configs([resource], request_timeout=CONNECT_TIMEOUT_S)[resource].result()
-        return max(_COPIES, int(told["default.replication.factor"].value))
+        settings = admin.describe_configs([resource], request_timeout=CONNECT_TIMEOUT_S)[resource].result()
+        return max(_COPIES, int(settings["default.replication.factor"].value))
     except (KafkaException, KeyError):  # it takes a right that a client need not have
         return _COPIES
 
