@@ -141,8 +141,9 @@ def test_a_broker_that_is_gone_makes_a_process_unready_and_is_no_reason_to_resta
             why = wait_until(lambda: reasons(endpoints, "/readyz"), 60)
             assert reasons(endpoints, "/healthz") == ""
 
-    assert f"{topic}[0]" in why
-    assert "brokers" in why
+    # Its partition stands still, or was lost because the session has ended.
+    assert topic in why
+    assert "brokers" in why or "Connection refused" in why
 
 
 def test_metrics_that_hang_hold_neither_healthz_nor_the_end_up(

@@ -80,6 +80,21 @@ def test_each_topic_has_three_copies_and_each_node_leads(cluster: DevBroker) -> 
     assert len(cluster.bootstrap_servers.split(",")) == 3
 
 
+def test_who_waits_for_a_node_that_is_down_takes_no_core(cluster: DevBroker) -> None:
+    command = [sys.executable, "-c", ASKS, cluster.bootstrap_servers, TOPIC]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "asking\n"
+        cluster.kill(2)
+        used_s = float(child.communicate("\n", timeout=120)[0])
+        child.kill()
+    cluster.restart(2)
+    cluster.wait_in_sync()
+
+    # Where they connect without a pause, ten times as much.
+    assert used_s < 2
+
+
 def test_coordinators_are_those_that_kafka_chooses_by_its_hash(cluster: DevBroker) -> None:
     names = [f"coordinated-{number}" for number in range(6)]
 
@@ -209,18 +224,3 @@ def test_with_a_controller_of_its_own_one_broker_of_three_leads_on_and_a_kept_fo
 
     assert leader == 3
     assert found in {1, 2, 3}
-
-
-def test_who_waits_for_a_node_that_is_down_takes_no_core(cluster: DevBroker) -> None:
-    command = [sys.executable, "-c", ASKS, cluster.bootstrap_servers, TOPIC]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "asking\n"
-        cluster.kill(2)
-        used_s = float(child.communicate("\n", timeout=120)[0])
-        child.kill()
-    cluster.restart(2)
-    cluster.wait_in_sync()
-
-    # Where they connect without a pause, ten times as much.
-    assert used_s < 2

@@ -32,16 +32,14 @@ def made_anew(bench: Bench, log: str) -> str:
     """Delete one of the store's topics and make it again."""
     topic = f"{bench.topics.prefix}.{log}"
     bench.admin.delete_topics([topic])[topic].result()
+    wait_until(lambda: topic not in bench.admin.list_topics(timeout=10).topics)
+    ensure_topics(bench.admin, bench.servers, [TopicSpec(topic, bench.topics.partitions, SETTINGS)])
 
-    def made() -> bool:
-        try:
-            ensure_topics(bench.admin, bench.servers, [TopicSpec(topic, bench.topics.partitions, SETTINGS)])
-        except Exception:  # noqa: BLE001 - it is being deleted still
-            return False
+    def has_leaders() -> bool:
         found = bench.admin.list_topics(topic, timeout=10).topics[topic].partitions.values()
         return bool(found) and all(partition.leader >= 0 for partition in found)
 
-    wait_until(made)
+    wait_until(has_leaders)
     return topic
 
 
