@@ -149,6 +149,7 @@ def test_a_reset_does_what_its_dry_run_shows(
     assert stands(servers, group, topic) == after
 
 
+@pytest.mark.thorough
 def test_a_reset_to_a_time_finds_its_first_message_and_one_to_the_end_passes_over_no_open_transaction(
     offsets: Offsets, broker: DevBroker, new_topic: NewTopic
 ) -> None:
