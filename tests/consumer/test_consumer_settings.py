@@ -198,6 +198,14 @@ def test_brokers_that_are_too_old_for_the_newer_group_protocol_are_named_at_the_
         app.start()
 
 
+def test_brokers_that_do_not_say_which_group_protocols_they_accept_end_no_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_protocol, "_ANSWER_S", 0.2)
+
+    assert not group_protocol.require_consumer_protocol("127.0.0.1:1", {"group.protocol": "consumer"})
+
+
 def test_brokers_that_have_the_newer_group_protocol_switched_off_are_named(caplog: pytest.LogCaptureFixture) -> None:
     world = Stepped({"t": handler(nothing)})
     # As librdkafka 2.16 says it.

@@ -85,7 +85,7 @@ def test_a_topic_that_may_be_seen_since_a_moment_ago_is_neither_absent_nor_to_be
 
 
 class Cluster:
-    """An admin client of so many brokers, whose default factor is told unless that is refused."""
+    """An admin client of so many brokers and their default factor: None is refused, an empty one never answered."""
 
     def __init__(self, brokers: int, default: str | None, factor: int | None = None) -> None:
         self.replication_factor, self._default, self.made = factor, default, list[int]()
@@ -99,7 +99,8 @@ class Cluster:
     def describe_configs(self, resources: list[ConfigResource], **_: object) -> dict[ConfigResource, Future[object]]:
         error = KafkaException(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED))
         told = {"default.replication.factor": SimpleNamespace(value=self._default)}
-        return {one: answered(error if self._default is None else told) for one in resources}
+        answer = Future[object]() if self._default == "" else answered(error if self._default is None else told)
+        return dict.fromkeys(resources, answer)
 
     def create_topics(self, topics: list[NewTopic]) -> dict[str, Future[object]]:
         self.made += [topic.replication_factor for topic in topics]
@@ -116,6 +117,7 @@ class Cluster:
     [
         (Cluster(3, "1"), True, 3),
         (Cluster(3, None), True, 3),
+        (Cluster(3, ""), True, 3),
         (Cluster(5, "5"), True, 5),
         (Cluster(2, "1"), True, -1),
         (Cluster(3, "1"), False, -1),
@@ -124,8 +126,10 @@ class Cluster:
     ],
 )
 def test_topics_of_a_store_have_three_copies_where_there_are_three_brokers_unless_it_is_said(
-    cluster: Any, of_store: bool, factor: int
+    cluster: Any, of_store: bool, factor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.clients.requests.topics.CONNECT_TIMEOUT_S", 0.2)
+
     ensure_topics(cluster, "127.0.0.1:1", [TopicSpec("new", 1)], of_store=of_store)
 
     assert cluster.made == [factor]

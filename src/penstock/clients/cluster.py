@@ -233,8 +233,7 @@ class KafkaCluster:
     def consumer(self, config: Mapping[str, Any]) -> ConsumerClient:
         """Make a consumer; `ConfigurationError` where the client refused a setting, or the brokers its protocol."""
         if not is_classic(config) and not self._takes_protocol:
-            require_consumer_protocol(self._bootstrap_servers, config)
-            self._takes_protocol = True
+            self._takes_protocol = require_consumer_protocol(self._bootstrap_servers, config)
         return clients.consumer(self._bootstrap_servers, config)  # type: ignore[return-value] # overloads per argument
 
     def producer(self, config: Mapping[str, Any]) -> ProducerClient:

@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 #: Seconds a broker may take to answer before it counts as unreachable.
 CONNECT_TIMEOUT_S = 15.0
+#: Seconds that the client library may take to report that a broker did not answer.
+LATE_S = 1.0
 #: Seconds between two looks at what the client says.
 _LOOK_S = 0.02
 #: Seconds for which an address is tried whose connections end early, which a wrong protocol does.

@@ -16,14 +16,12 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka_errors import is_missing_right
-from penstock.clients.requests.answers import answered
+from penstock.clients.requests.answers import LATE_S, answered
 from penstock.clients.requests.group_requests import describe_groups
 from penstock.clients.rights import MissingRightError, Resource, Right
 
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 5.0
-#: Seconds that the library may take to say that a broker did not.
-_LATE_S = 1.0
 #: What every client may that gets an answer on a topic or a group: an answer without it is none.
 _TOLD = "DESCRIBE"
 
@@ -49,7 +47,7 @@ class AskedRights:
     def __init__(self, admin: AdminClient, needed: Iterable[Right], timeout_s: float) -> None:
         self._admin = admin
         self._needed = list(dict.fromkeys(needed))
-        self._deadline = time.monotonic() + timeout_s + _LATE_S
+        self._deadline = time.monotonic() + timeout_s + LATE_S
         topics, groups = self._names(Resource.TOPIC), self._names(Resource.GROUP)
         self._asked: dict[tuple[Resource, str], Future[Any]] = {}
         if topics:

@@ -35,10 +35,10 @@ class _TakenVersions:
             self.highest[found[1]] = min(int(found[2]), self.highest.get(found[1], int(found[2])))
 
 
-def require_consumer_protocol(bootstrap_servers: str, config: ClientConfig) -> None:
+def require_consumer_protocol(bootstrap_servers: str, config: ClientConfig) -> bool:
     """Raise `ConfigurationError` where the brokers are too old for `group.protocol=consumer`.
 
-    Where that cannot be found out, nothing is raised.
+    Returns whether they said what they accept; where they did not, nothing is raised.
     """
     taken = _TakenVersions()
     client = producer(bootstrap_servers, {**config, "debug": "feature", "logger": taken})
@@ -52,3 +52,4 @@ def require_consumer_protocol(bootstrap_servers: str, config: ClientConfig) -> N
             f"config['group.protocol'] is 'consumer', and the brokers {has}, while the client needs version {_LEAST}: "
             "Kafka has it since 4.0; leave group.protocol out, or use newer brokers"
         )
+    return bool(taken.highest)

@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.clients.causes import ClientWords
 from penstock.clients.kafka_errors import reason
+from penstock.clients.requests.answers import LATE_S, answered
 
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 5.0
@@ -36,7 +37,7 @@ def described(
     failed: dict[str, KafkaException] = {}
     for name, future in futures.items():
         try:
-            found[name] = future.result()
+            found[name] = answered(future, timeout_s + LATE_S)
         except KafkaException as error:
             failed[name] = error
     return found, failed
@@ -65,6 +66,7 @@ class AskedTopicIds:
 
     def __init__(self, admin: AdminClient, topics: Iterable[str], timeout_s: float) -> None:
         self._admin = admin
+        self._timeout_s = timeout_s + LATE_S
         self.futures: dict[str, Future[Any]] = admin.describe_topics(
             TopicCollection(list(topics)), request_timeout=timeout_s
         )
@@ -78,7 +80,7 @@ class AskedTopicIds:
         ids, failures, absent, is_answered = {}, {}, set(), False
         for topic, future in self.futures.items():
             try:
-                ids[topic] = id_of(future.result())
+                ids[topic] = id_of(answered(future, self._timeout_s))
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     absent.add(topic)

@@ -15,13 +15,15 @@ from confluent_kafka.cimpl import NewTopic
 from penstock.clients.asking import ask_again
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.kinds import REPLICATION_FACTOR
-from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, first_answer
+from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, LATE_S, answered, first_answer
 from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
 from penstock.errors import PenstockError, TopicNotFoundError
 
 #: Seconds that one look at the metadata may take, and between two looks.
 _METADATA_LOOK_S = 5.0
 _LOOK_S = 0.02
+#: Seconds that the creation of a topic may take: longer than the client itself waits.
+_CREATE_S = 65.0
 
 #: Copies at least of what a store stands on, where there are so many brokers.
 _COPIES = 3
@@ -69,9 +71,13 @@ def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = 
     names = sorted(set(topics))
     if not names:
         return []
-    asked = admin.describe_topics(TopicCollection(names), request_timeout=timeout_s)
-    errors = {name: future.exception() for name, future in asked.items()}
-    return [name for name, error in errors.items() if isinstance(error, KafkaException) and is_missing_right(error)]
+    hidden = []
+    for name, future in admin.describe_topics(TopicCollection(names), request_timeout=timeout_s).items():
+        try:
+            answered(future, timeout_s + LATE_S)
+        except KafkaException as error:
+            hidden += [name] if is_missing_right(error) else []
+    return hidden
 
 
 def require_topics(
@@ -137,7 +143,7 @@ def ensure_topics(
         ]
         for name, future in admin.create_topics(new).items():
             try:
-                future.result()
+                answered(future, _CREATE_S)
             except KafkaException as error:
                 # Two processes that start together both create: the loser finds what it wanted, if it may see it.
                 is_hidden = bool(hidden_topics(admin, [name]))
@@ -170,7 +176,8 @@ def _factor_of_store(admin: AdminClient, metadata: ClusterMetadata) -> int:
         return -1
     resource = ConfigResource(ResourceType.BROKER, str(metadata.orig_broker_id))
     try:
-        settings = admin.describe_configs([resource], request_timeout=CONNECT_TIMEOUT_S)[resource].result()
+        asked = admin.describe_configs([resource], request_timeout=CONNECT_TIMEOUT_S)[resource]
+        settings = answered(asked, CONNECT_TIMEOUT_S + LATE_S)
         return max(_COPIES, int(settings["default.replication.factor"].value))
     except (KafkaException, KeyError):  # it takes a right that a client need not have
         return _COPIES
@@ -222,7 +229,7 @@ def message_limits(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
     limits = {}
     for resource, future in admin.describe_configs(resources, request_timeout=CONNECT_TIMEOUT_S).items():
         try:
-            limits[resource.name] = int(future.result()["max.message.bytes"].value)
+            limits[resource.name] = int(answered(future, CONNECT_TIMEOUT_S + LATE_S)["max.message.bytes"].value)
         except (KafkaException, KeyError) as error:  # no right to ask is no reason not to run
             _log.info("the settings of topic %s are not told: %s", resource.name, error)
     return limits
