@@ -135,6 +135,8 @@ class KafkaProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="kafka-proxy", daemon=True)
         self._faults: list[Fault] = []
         self._lines: set[asyncio.Task[None]] = set()
+        #: Seconds that an answer of an api is late by: a slow broker.
+        self.late: dict[int, float] = {}
         #: How many requests of each api clients sent.
         self.requests: Counter[int] = Counter()
         #: EndTxn requests and answers to InitProducerId, in their order.
@@ -258,6 +260,7 @@ class KafkaProxy:
                 if fault is not None and what is What.DELAY_ANSWER:
                     await fault._released.wait()
                     fault.went_on += 1
+                await asyncio.sleep(self.late.get(api, 0.0))
                 if api in _ADDRESSES:
                     frame = self._readdressed(frame)
                 line.writer.write(struct.pack(">i", len(frame)) + frame)
