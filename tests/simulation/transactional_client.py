@@ -308,7 +308,14 @@ class SteppedCalls(Disposable):
         self._network.leave_at = float("inf")
         function()
 
-    def run(self, label: str, function: Callable[[], T], limit_s: float, cleanup: Callable[[], object]) -> T:  # noqa: ARG002 - as above
+    def run(
+        self,
+        label: str,
+        function: Callable[[], T],
+        limit_s: float,
+        cleanup: Callable[[], object],  # noqa: ARG002 - as above
+        is_stuck: Callable[[], bool] = lambda: False,  # noqa: ARG002 - as above
+    ) -> T:
         """Make a call; `NotAnsweredError` where it takes too long."""
         self._network.leave_at = self._network.now + limit_s
         try:

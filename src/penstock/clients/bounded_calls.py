@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 #: Threads of one owner that may hang at a time; with more it gives up.
 MOST_LEFT_BEHIND = 50
+#: Seconds between two looks whether a call is stuck.
+_LOOK_S = 0.5
 #: Seconds that closing a client may take: one that does not hang has closed within one, at a load of 30 too.
 CLOSE_S = 10.0
 
@@ -154,15 +156,25 @@ class Disposable:
         self._calls.put(call)
         return call
 
-    def run(self, label: str, function: Callable[[], T], limit_s: float, cleanup: Callable[[], object]) -> T:
+    def run(
+        self,
+        label: str,
+        function: Callable[[], T],
+        limit_s: float,
+        cleanup: Callable[[], object],
+        is_stuck: Callable[[], bool] = lambda: False,
+    ) -> T:
         """Make a call and return its result, or raise what it raised.
 
-        `NotAnsweredError`: it took over `limit_s` seconds and was left behind, as `leave` says: use this no more.
+        `NotAnsweredError`: it took over `limit_s` seconds, or `is_stuck`, which is asked now and then, said so; it was
+        left behind, as `leave` says: use this no more.
         """
         call = self.start(label, function)
-        if not call.done(limit_s):
-            self.leave(cleanup)
-            raise NotAnsweredError(f"{label} did not return in {limit_s:g} s: it was left behind")
+        while not call.done(min(_LOOK_S, limit_s - call.age_s)):
+            if call.age_s >= limit_s or is_stuck():
+                self.leave(cleanup)
+                took = f"{limit_s:g}" if call.age_s >= limit_s else f"{call.age_s:.1f}"
+                raise NotAnsweredError(f"{label} did not return in {took} s: it was left behind")
         return call.result()
 
     def leave(self, cleanup: Callable[[], object]) -> None:

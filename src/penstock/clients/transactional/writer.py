@@ -42,6 +42,9 @@ _log = logging.getLogger("penstock.transactions")
 
 #: Seconds for each of the calls that end a transaction, on brokers that are well.
 _END_S = 5.0
+#: The call that ignores its time-out while the coordinator of a group is away, and seconds that it is given.
+_IGNORES_TIME = "send_offsets_to_transaction"
+_STANDS_S = 2.5
 #: Seconds for what is under way when a transaction fails, before it is aborted: one that arrives behind the marker of
 #: the abort would begin another transaction, at brokers before 4.0.
 _IN_FLIGHT_S = 0.3
@@ -133,7 +136,9 @@ class TransactionalWriter:
         self._log_topic = log_topic
         self._ids_right = ids_right
         self._rights = rights
-        self._step = step
+        self._tell_step = step
+        # What it does, and since when. Written by its thread, read by its owner's.
+        self._doing, self._doing_since = "", 0.0
         self._now = now
         self._apart = apart
         self._pace = pace or Pace()
@@ -155,6 +160,15 @@ class TransactionalWriter:
         self.blame = Blame()
         #: Whether the log of what was settled refused what was for it.
         self.has_log_failed = False
+
+    def _step(self, name: str) -> None:
+        self._doing_since, self._doing = self._now(), name
+        self._tell_step(name)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it is in the call that ignores its time-out while a group has no coordinator (librdkafka#5456)."""
+        return self._doing == _IGNORES_TIME and self._now() - self._doing_since > self._pace.limit(_STANDS_S)
 
     @property
     def producer(self) -> Producer:
@@ -390,7 +404,7 @@ class TransactionalWriter:
 
     def send_positions(self, positions: list[TopicPartition], group_metadata: Any) -> None:
         """Make positions of a consumer group part of the transaction, or raise `KafkaException`."""
-        self._step("send_offsets_to_transaction")
+        self._step(_IGNORES_TIME)
         try:
             self.producer.send_offsets_to_transaction(positions, group_metadata, self._pace.limit(_END_S))
         finally:

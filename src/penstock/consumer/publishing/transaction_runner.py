@@ -140,7 +140,13 @@ class TransactionRunner:
             self._calls = self._cluster.disposable(f"{self._name}-calls", self._left)
         writer = self._writer
         try:
-            return self._calls.run(label, function, _LIMIT_S, lambda: None if writer is None else writer.close())
+            return self._calls.run(
+                label,
+                function,
+                _LIMIT_S,
+                lambda: None if writer is None else writer.close(),
+                lambda: writer is not None and writer.is_stuck,
+            )
         except NotAnsweredError:
             self._calls = self._writer = None
             raise
