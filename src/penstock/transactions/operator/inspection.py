@@ -47,8 +47,9 @@ from penstock.transactions.writing.acked_producer import wire_headers
 
 T = TypeVar("T")
 
-_ANSWER_S = 10.0
-_COMMITTED_S = 3.0
+#: Seconds for an answer, and for one try: where a partition has no leader, who asks is told soon.
+_ANSWER_S = 5.0
+_TRY_S = 2.0
 _READ_S = 60.0
 #: The last records of the status topic: more than dozens of coordinators write in the time for which they count.
 _STATUS_RECORDS = 5_000
@@ -227,7 +228,7 @@ class Inspection:
     def _bounds(self, topic: str, numbers: Iterable[int]) -> dict[int, tuple[int, int]]:
         wanted = [TopicPartition(topic, number) for number in numbers]
         return self._ask(
-            lambda sender: {one.partition: sender.get_watermark_offsets(one, _ANSWER_S) for one in wanted}, topic
+            lambda sender: {one.partition: sender.get_watermark_offsets(one, _TRY_S) for one in wanted}, topic
         )
 
     def _ask(self, question: Callable[[Consumer], T], *topics: str) -> T:
@@ -282,7 +283,7 @@ class Inspection:
 
 def _committed(places: list[TopicPartition], sender: Consumer) -> list[TopicPartition]:
     try:
-        found = sender.committed(places, _COMMITTED_S)
+        found = sender.committed(places, _TRY_S)
     except KafkaException:
         if is_group_forbidden(sender):
             raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)) from None
