@@ -1,0 +1,275 @@
+"""The rules of every ledger: what the rows of a micro-batch are to a sink that has stored batches before.
+
+A ledger has an entry for each query name, target, topic and partition: the offsets that Spark planned for the last
+batch, and which batch that was. All that decides whether a row is stored, left out or refused stands here, without
+Spark and without a database. A batch's own plan is an entry too: it is what the ledger holds once the batch is stored.
+
+A batch ends where it was planned to end, not at its last row: a filter that drops rows moves the ledger all the same.
+Where a plan is not known (Spark Connect, a frame from no stream), `start` is None and `end` follows the last row. Then
+a hole cannot be seen, since filtered and missing rows look alike; all other rules hold.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from penstock.errors import SinkError
+from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
+
+_log = logging.getLogger("penstock.spark_sink")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The last batch of a partition, in the ledger of one query and target; or the batch that is to be stored.
+
+    Attributes:
+        end: the next offset.
+        start: where the batch was planned to start. None if the plan was not known, as in ledgers of former versions.
+        topic_id: id of the topic, None if not known.
+        query_id: Spark's id of the query, which survives restarts with a checkpoint. None if not known, or if the entry
+            was written when a query started and no batch has been stored since.
+        batch_id: Spark's number of the batch; None as `query_id`.
+    """
+
+    end: int
+    start: int | None = None
+    topic_id: str | None = None
+    query_id: str | None = None
+    batch_id: int | None = None
+
+    def is_of_query(self, other: Entry) -> bool:
+        """Tell whether both are of one query, from its checkpoint's point of view."""
+        return self.query_id is not None and self.query_id == other.query_id
+
+    def is_of_topic(self, other: Entry) -> bool:
+        """Tell whether both may be of one topic: a topic that was deleted and created again has another id."""
+        return self.topic_id is None or other.topic_id is None or self.topic_id == other.topic_id
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The lowest and the highest offset that a batch carries of one partition."""
+
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class OffsetStatistics:
+    """What a batch carries: its rows, each partition's offsets, and how many rows of it are applied already."""
+
+    rows: int = 0
+    spans: dict[TopicPartition, Span] = field(default_factory=dict)
+    applied: dict[TopicPartition, int] = field(default_factory=dict)
+
+    def add(self, part: TopicPartition, span: Span, applied: int) -> None:
+        """Count offsets of a partition, and how many of its rows were applied before."""
+        held = self.spans.get(part, span)
+        self.spans[part] = Span(min(held.first, span.first), max(held.last, span.last))
+        if applied:
+            self.applied[part] = self.applied.get(part, 0) + applied
+
+
+class Rule(Enum):
+    """What a batch is to the ledger, for one partition."""
+
+    #: The ledger knows nothing of the partition: all rows are applied, and the planned start is written down.
+    FIRST = "first"
+    #: The batch goes on where the ledger ends.
+    NEXT = "next"
+    #: The ledger ends within the batch: rows below it are left out, the others are applied.
+    OVERLAP = "overlap"
+    #: The ledger has all of it, whichever run has stored it: nothing changes.
+    REPLAY = "replay"
+    #: The batch starts above the ledger's end: refused.
+    GAP = "gap"
+    #: The source went back because its log is another one: the ledger goes back with it.
+    RECREATED = "recreated"
+    #: The batch goes on in the middle of another topic of the same name: refused.
+    ANOTHER_TOPIC = "another topic"
+    #: The plan is not known: rows below the ledger are left out, or refused where they are late.
+    UNPLANNED = "unplanned"
+
+
+#: The rules in the order in which they are asked; `held` is the ledger's entry, `batch` the batch's plan. The first
+#: whose condition holds counts.
+RULES: Sequence[tuple[Rule, Callable[[Entry, Entry], bool]]] = (
+    # Another query that starts on a topic which was created again finds nothing of it in the ledger. The same query
+    # has a checkpoint that speaks of the former topic.
+    (Rule.FIRST, lambda held, batch: not batch.is_of_topic(held) and not batch.is_of_query(held)),
+    (Rule.UNPLANNED, lambda _held, batch: batch.start is None),
+    # Before all that compares offsets: a batch in which the source went back lies on both sides of the ledger's end.
+    (Rule.REPLAY, lambda held, batch: batch.is_of_query(held) and _same_plan(held, batch)),
+    (Rule.RECREATED, lambda held, batch: _goes_back(batch) and batch.start == held.end),
+    (
+        Rule.ANOTHER_TOPIC,
+        lambda held, batch: not batch.is_of_topic(held) or (_goes_back(batch) and _below(held, batch)),
+    ),
+    # An entry without a start ends behind a last row: what a filter dropped after it is no hole.
+    (Rule.GAP, lambda held, batch: not _below(held, batch) and batch.start != held.end and held.start is not None),
+    (Rule.NEXT, lambda held, batch: not _below(held, batch)),
+    (Rule.REPLAY, lambda held, batch: batch.end <= held.end),
+    (Rule.OVERLAP, lambda _held, _batch: True),
+)
+
+
+def _same_plan(held: Entry, batch: Entry) -> bool:
+    # The number alone is not enough: a checkpoint that came back from a backup numbers its batches again.
+    return (held.batch_id, held.start, held.end) == (batch.batch_id, batch.start, batch.end)
+
+
+def _goes_back(batch: Entry) -> bool:
+    return batch.start is not None and batch.end < batch.start
+
+
+def _below(held: Entry, batch: Entry) -> bool:
+    return batch.start is not None and batch.start < held.end
+
+
+def rule_of(held: Entry | None, batch: Entry) -> Rule:
+    """Return what a batch is to the ledger's entry of a partition."""
+    if held is None:
+        return Rule.FIRST
+    return next(rule for rule, holds in RULES if holds(held, batch))
+
+
+def unknown(
+    ledger: Mapping[TopicPartition, Entry], begin: Mapping[TopicPartition, Entry]
+) -> dict[TopicPartition, Entry]:
+    """Return those entries of a query's beginning whose topic and partition the ledger does not know."""
+    return {part: entry for part, entry in begin.items() if part not in ledger or not entry.is_of_topic(ledger[part])}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A micro-batch as its sink meets it. Picklable.
+
+    Attributes:
+        target: what it is stored in, as errors name it.
+        batch_id: Spark's number of it.
+        query_id: Spark's id of its query, None if not known.
+        planned: the first offset of each partition, and the one behind the last; empty if the plan is not known.
+        topic_ids: ids of topics, as far as they are known.
+        entry: how a user finds a partition's entry in the ledger, to skip a hole on purpose.
+    """
+
+    target: str
+    batch_id: int
+    query_id: str | None = None
+    planned: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    entry: str = "the ledger's entry"
+
+    def applied_below(self, ledger: Mapping[TopicPartition, Entry]) -> Offsets:
+        """Return the offsets below which rows are applied already; 0 where a partition is not in it.
+
+        Raises `SinkError` for a partition whose rows cannot be applied at all: before any of them is touched.
+        """
+        below = {part: held.end for part, held in ledger.items() if part not in self.planned}
+        for part in sorted(self.planned):
+            if part in ledger and (offset := self._applied_below(part, ledger[part])):
+                below[part] = offset
+        return below
+
+    def entries_after(
+        self, ledger: Mapping[TopicPartition, Entry], spans: Mapping[TopicPartition, Span]
+    ) -> dict[TopicPartition, Entry]:
+        """Return the entries that change when the batch is stored, whose rows have these spans.
+
+        Raises `SinkError` for rows that belong to an earlier batch, and as `applied_below`.
+        """
+        changed: dict[TopicPartition, Entry] = {}
+        for part in sorted(self.planned.keys() | spans.keys()):
+            held, batch, span = ledger.get(part), self._plan(part, spans.get(part)), spans.get(part)
+            rule = self._accepted(part, held, batch)
+            if span is not None:
+                self._refuse_late(part, held, batch, span)
+            if rule in {Rule.FIRST, Rule.RECREATED} or held is None:
+                changed[part] = batch
+            elif batch.end > held.end or (rule is Rule.NEXT and held.start is None):
+                changed[part] = replace(batch, topic_id=batch.topic_id or held.topic_id)
+            if rule is Rule.FIRST and self.batch_id > 0 and batch.start:
+                _log.warning(
+                    "batch %d: the ledger of %s knows nothing of %s[%d] below offset %d, and takes it for stored",
+                    self.batch_id,
+                    self.target,
+                    *part,
+                    batch.start,
+                )
+        return changed
+
+    def moves(self, ledger: Mapping[TopicPartition, Entry]) -> set[TopicPartition]:
+        """Return the planned partitions of which the ledger's entry may change, rows or not."""
+        return {
+            part
+            for part, (start, end) in self.planned.items()
+            if start != end or part not in ledger or ledger[part].start is None
+        }
+
+    def _plan(self, part: TopicPartition, span: Span | None) -> Entry:
+        start, end = self.planned.get(part, (None, 0 if span is None else span.last + 1))
+        return Entry(end, start, self.topic_ids.get(part[0]), self.query_id, self.batch_id)
+
+    def _applied_below(self, part: TopicPartition, held: Entry) -> int:
+        rule = self._accepted(part, held, self._plan(part, None))
+        return 0 if rule in {Rule.FIRST, Rule.RECREATED} else held.end
+
+    def _accepted(self, part: TopicPartition, held: Entry | None, batch: Entry) -> Rule:
+        """Return the rule of a partition, or raise `SinkError` where it refuses the batch."""
+        rule = rule_of(held, batch)
+        if held is None or rule not in {Rule.GAP, Rule.ANOTHER_TOPIC}:
+            return rule
+        place = f"{part[0]}[{part[1]}]"
+        if rule is Rule.GAP:
+            raise SinkError(
+                f"batch {self.batch_id} starts at offset {batch.start} of {place}, but {self.target} holds only what "
+                f"lies below {held.end}: offsets {held.end} to {(batch.start or 0) - 1} would be missing, for example "
+                "because the target was restored from a backup; to store them as well, start the query by start_sink "
+                "with a new checkpoint_location: it begins where the ledger ends, if Kafka still holds them; to go on "
+                f"without them, set {self.entry} of {place} to {batch.start}"
+            )
+        raise SinkError(
+            f"batch {self.batch_id} goes on at offset {batch.start} of {place}, but the topic was deleted and created "
+            f"again since {self.target} was filled up to {held.end}; to read the new topic from its beginning, remove "
+            f"the ledger's entries of {part[0]} and start the query with a new checkpoint"
+        )
+
+    def _refuse_late(self, part: TopicPartition, held: Entry | None, batch: Entry, span: Span) -> None:
+        """Raise `SinkError` for rows of an earlier batch, which an operator has held back: the ledger is past them."""
+        if batch.start is not None:
+            is_late, where = span.first < batch.start, f"it was planned from {batch.start} to {batch.end}"
+            offset = span.first
+            if not is_late and span.last >= batch.end:
+                is_late, offset = True, span.last
+        else:
+            is_late = held is not None and span.first < held.end and _is_later(held, batch)
+            offset = span.first
+            where = "" if held is None else f"batch {held.batch_id} has stored what lies below {held.end}"
+        if is_late:
+            raise SinkError(
+                f"batch {self.batch_id} for {self.target} holds a row of {part[0]}[{part[1]}] offset {offset}, but "
+                f"{where}: an operator with state (a window, a join of streams, dropDuplicates) holds rows back, or "
+                "the frame has rows of another source; keep it out of the query, and aggregate behind the sink"
+            )
+
+
+def _is_later(held: Entry, batch: Entry) -> bool:
+    """Tell whether a batch comes after the one of the ledger, in the numbers of one query."""
+    return batch.is_of_query(held) and (batch.batch_id or 0) > (held.batch_id if held.batch_id is not None else -1)
+
+
+def warn_left_out(batch_id: int, target: str, statistics: OffsetStatistics) -> None:
+    """Warn of the rows of a batch that are left out because they were applied before."""
+    if statistics.applied:
+        _log.warning(
+            "batch %d: %d of %d rows for %s were applied before and are left out (%s)",
+            batch_id,
+            sum(statistics.applied.values()),
+            statistics.rows,
+            target,
+            ", ".join(f"{topic}[{partition}]" for topic, partition in sorted(statistics.applied)),
+        )
