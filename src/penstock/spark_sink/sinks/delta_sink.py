@@ -1,9 +1,8 @@
 """`DeltaSink`: a foreachBatch function that writes each batch once into a Delta table, without Java packages.
 
 The ledger is Delta's own: per partition an application transaction, whose version is the next offset, in the commit
-that adds the rows. Batch numbers of Spark do not decide, so a lost checkpoint changes nothing: which batch moved a
-partition last stands in a second one, `<application>#batch`, and tells rows that come late from repeated ones. delta-rs
-writes, on the driver.
+that adds the rows. Two others say where the last batch was planned to start (`<application>#start`) and which batch it
+was (`<application>#batch`). delta-rs writes, on the driver.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolErr
 from penstock.errors import ConfigurationError, PenstockError, SinkError
 from penstock.options import names, not_empty
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.state import OffsetStatistics, advanced, refuse_late, replayed, warn_replayed
+from penstock.spark_sink.ledger.rules import Batch, Entry, OffsetStatistics, unknown, warn_left_out
 from penstock.spark_sink.sinks.folder_access import local_path, require_access
+from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.position import (
     POSITION,
     null_counts,
@@ -35,8 +35,8 @@ from penstock.spark_sink.sinks.position import (
     require_position_types,
     unapplied,
 )
-from penstock.spark_sink.sinks.sink import arrow_schema, origin_of
-from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
+from penstock.spark_sink.sinks.sink import arrow_schema, origin_of, stored_batches
+from penstock.spark_sink.source.offsets.planning import TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -55,8 +55,10 @@ _ROW = "penstock_row"
 #: Folder of a table in which its commits are.
 _LOG = "_delta_log"
 
-#: End of the application id whose version tells which batch moved a partition last, and the bits of a batch's number.
-_BATCH, _BATCH_BITS = "#batch", (1 << 31) - 1
+#: Ends of the application ids whose versions tell where the last batch of a partition was planned to start, and which
+#: batch it was; and the bits of a batch's number. Versions below zero stand for what is not known.
+_START, _BATCH, _BATCH_BITS = "#start", "#batch", (1 << 31) - 1
+_UNKNOWN = -1
 
 #: The table's setting by which application transactions, which are the ledger, expire.
 _RETENTION = "delta.setTransactionRetentionDuration"
@@ -109,7 +111,7 @@ class DeltaSink:
             raise ConfigurationError("key names a column of the position, which is not stored; set keep_position")
 
     def check(self, schema: StructType) -> None:
-        """Say what is wrong with a frame of this schema, or how it differs from the table.
+        """Say what is wrong with a frame of this schema, or how it differs from the table. An absent table is made.
 
         Raises:
             SinkError: a column is missing or has a type that Delta does not know, or the table does not fit.
@@ -120,8 +122,11 @@ class DeltaSink:
         arrow = arrow_schema(schema)
         given = pa.schema([arrow.field(name) for name in self._stored(arrow)])
         _delta_types(given)
-        if DeltaTable.is_deltatable(self.path, self._options):
-            self._require_fitting(self._opened(), given)
+        try:
+            table = self._opened(given)
+        except (DeltaError, OSError) as error:
+            raise SinkError(f"table {self.path} cannot be made or read: {_first_line(error)}") from None
+        self._require_fitting(table, given)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Store one micro-batch.
@@ -134,14 +139,22 @@ class DeltaSink:
         self._require_access()
         rows = batch.toArrow()
         stored = self._stored(rows.schema)
-        if rows.num_rows == 0:
+        origin = origin_of(batch, self.name)
+        what = micro_batch(
+            batch,
+            batch_id,
+            origin,
+            f"table {self.path}",
+            f"the application transaction {self.name}/<topic>/<partition>",
+        )
+        if rows.num_rows == 0 and not what.planned:
             return
         self._refuse_empty(rows)
-        origin = origin_of(batch, self.name)
         try:
-            for attempt in _RETRYING.copy():
-                with attempt:
-                    self._store(rows, stored, batch_id, origin.run, again=attempt.retry_state.attempt_number > 1)
+            with stored_batches.one_call((self.path, self.name), origin, what):
+                for attempt in _RETRYING.copy():
+                    with attempt:
+                        self._store(rows, stored, what)
         except CommitFailedError as error:
             raise SinkError(
                 f"batch {batch_id}: table {self.path} took no commit in {_TRIES} tries, the last time for: "
@@ -158,8 +171,8 @@ class DeltaSink:
                 "its column types and constraints"
             ) from None
 
-    def position_of(self, _query: str, partitions: Iterable[TopicPartition]) -> Offsets:
-        """Return the ledger for some partitions; see `ledger_positions`. The sink's own name counts.
+    def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Entry]:
+        """Return what the ledger has of some partitions. The sink's own name counts.
 
         Raises:
             SinkError: the table cannot be read.
@@ -169,46 +182,71 @@ class DeltaSink:
         try:
             if not DeltaTable.is_deltatable(self.path, self._options):
                 return {}
-            table = self._opened()
-            held = {part: table.transaction_version(self._application(*part)) for part in partitions}
+            return self._entries(self._opened(), partitions, None)
         except Exception as error:  # noqa: BLE001 - the library raises bare ones
             raise SinkError(f"the ledger of table {self.path} cannot be read: {_first_line(error)}") from None
-        return {part: offset for part, offset in held.items() if offset is not None}
 
-    def _store(self, rows: pa.Table, stored: list[str], batch_id: int, run: str | None, *, again: bool) -> None:
-        """Write what is not applied yet, in one commit, upon the version of the table whose ledger was read.
+    def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, Entry]) -> None:
+        """Write where a query begins, in partitions that the ledger does not know. Raises as `ledger_entries` does."""
+        try:
+            for attempt in _RETRYING.copy():
+                with attempt:
+                    table = self._opened()
+                    new = unknown(self._entries(table, entries, None), entries)
+                    if new:
+                        empty = table.to_pyarrow_dataset().schema.empty_table()
+                        write_deltalake(table, empty, mode="append", commit_properties=self._commit(new))
+        except Exception as error:  # noqa: BLE001 - the library raises bare ones
+            raise SinkError(f"the ledger of table {self.path} cannot be written: {_first_line(error)}") from None
 
-        Where this was tried before, `again`, what then stands of this batch is that try's.
-        """
+    def _entries(
+        self, table: DeltaTable, partitions: Iterable[TopicPartition], query_id: str | None
+    ) -> dict[TopicPartition, Entry]:
+        """Return the entries of partitions; whose batch it was is known where it was of this query."""
+        found: dict[TopicPartition, Entry] = {}
+        for part in partitions:
+            application = self._application(*part)
+            end = table.transaction_version(application)
+            if end is None:
+                continue
+            start, mark = (table.transaction_version(application + kind) for kind in (_START, _BATCH))
+            is_ours = query_id is not None and mark and mark == _mark(query_id, mark & _BATCH_BITS)
+            found[part] = Entry(
+                end,
+                None if start == _UNKNOWN else start,
+                query_id=query_id if is_ours else None,
+                batch_id=mark & _BATCH_BITS if mark and is_ours else None,
+            )
+        return found
+
+    def _commit(self, entries: Mapping[TopicPartition, Entry]) -> CommitProperties:
+        """Return a commit that writes entries, upon the version that was opened."""
+        transactions = []
+        for part, entry in entries.items():
+            application = self._application(*part)
+            # A query that is not known is like no other: what stands of another one is taken back.
+            mark = 0 if entry.query_id is None else _mark(entry.query_id, entry.batch_id or 0)
+            start = _UNKNOWN if entry.start is None else entry.start
+            versions = ((application, entry.end), (application + _START, start), (application + _BATCH, mark))
+            transactions += [Transaction(*version) for version in versions]
+        # The library would put the commit behind another writer's, whose ledger was not looked at.
+        return CommitProperties(app_transactions=transactions, max_commit_retries=0)
+
+    def _store(self, rows: pa.Table, stored: list[str], batch: Batch) -> None:
+        """Write what is not applied yet, in one commit, upon the version of the table whose ledger was read."""
         schema = rows.select(stored).schema
         table = self._opened(schema)
         self._require_fitting(table, schema)
         self._add_columns(table, schema)
         spans = offset_spans(rows)
-        ledger: Offsets = {}
-        for part in spans:
-            ledger[part] = table.transaction_version(self._application(*part)) or 0
-        if run is not None:
-            marks = {part: table.transaction_version(self._application(*part) + _BATCH) for part in spans}
-            found = {part: _batch_of(mark, run) for part, mark in marks.items() if mark is not None}
-            others = {part: batch for part, batch in found.items() if not (again and batch == f"{run}/{batch_id}")}
-            refuse_late(others, replayed(ledger, spans), run, batch_id, f"table {self.path}")
-        left, applied = unapplied(rows, spans, ledger)
-        warn_replayed(batch_id, f"table {self.path}", OffsetStatistics(rows.num_rows, spans, applied), ledger)
-        if left.num_rows == 0:
+        ledger = self._entries(table, spans.keys() | batch.planned.keys(), batch.query_id)
+        left, applied = unapplied(rows, spans, batch.applied_below(ledger))
+        entries = batch.entries_after(ledger, spans)
+        warn_left_out(batch.batch_id, batch.target, OffsetStatistics(rows.num_rows, spans, applied))
+        if not entries:
             return
-        moved = advanced(ledger, spans)
-        # A run that is not known is like no other: what stands of another one is taken back.
-        mark = _mark(run, batch_id) if run is not None else 0
-        commit = CommitProperties(
-            app_transactions=[
-                *(Transaction(self._application(*part), offset) for part, offset in moved.items()),
-                *(Transaction(self._application(*part) + _BATCH, mark) for part in moved),
-            ],
-            # The library would put the commit behind another writer's, whose ledger was not looked at.
-            max_commit_retries=0,
-        )
-        if not self.key:
+        commit = self._commit(entries)
+        if not self.key or not left.num_rows:  # a merge of nothing would commit nothing, and the ledger neither
             write_deltalake(table, left.select(stored), mode="append", commit_properties=commit)
             return
         same = " AND ".join(f"held.{_quoted(name)} = new.{_quoted(name)}" for name in self.key)
@@ -299,15 +337,10 @@ class DeltaSink:
                 )
 
 
-def _mark(run: str, batch_id: int) -> int:
-    """Return a batch and its run as a version: 32 bits of the run's hash, 31 of the batch's number."""
-    hashed = int.from_bytes(hashlib.blake2b(run.encode(), digest_size=4).digest(), "big")
+def _mark(query_id: str, batch_id: int) -> int:
+    """Return a batch and its query's id as a version: 32 bits of the id's hash, 31 of the batch's number."""
+    hashed = int.from_bytes(hashlib.blake2b(query_id.encode(), digest_size=4).digest(), "big")
     return hashed << 31 | batch_id & _BATCH_BITS
-
-
-def _batch_of(mark: int, run: str) -> str:
-    """Return the batch that a mark stands for, as ledgers write it; empty where another run has made it."""
-    return f"{run}/{mark & _BATCH_BITS}" if mark and mark == _mark(run, mark & _BATCH_BITS) else ""
 
 
 def _one_zero(rows: pa.Table, key: Sequence[str]) -> pa.Table:

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 
 from penstock.spark_sink.ledger.kafka_producers import SLOTS
-from penstock.spark_sink.ledger.state import OffsetStatistics, Span
+from penstock.spark_sink.ledger.rules import OffsetStatistics, Span
 from penstock.spark_sink.sinks.position import require_position
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 from penstock.spark_sink.source.tasks import SourceTask

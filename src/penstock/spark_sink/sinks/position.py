@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.state import Span
+from penstock.spark_sink.ledger.rules import Span
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
 #: The columns that say where a row comes from.

@@ -7,7 +7,7 @@ each partition in the database itself (`ledger.sql_ledger`), in the same transac
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,14 +17,24 @@ import tenacity
 from penstock.clients.rights import MissingRightError, Right
 from penstock.database_url import parse_database_url
 from penstock.errors import PenstockError, SinkError
-from penstock.spark_sink.ledger.sql_ledger import Owner, ledger_table, read_ledger, require_ledger
-from penstock.spark_sink.sinks.sink import Origin, origin_of
+from penstock.spark_sink.ledger.rules import Batch, Entry, unknown
+from penstock.spark_sink.ledger.sql_ledger import (
+    Entries,
+    Owner,
+    is_former,
+    ledger_table,
+    lock_ledger,
+    read_ledger,
+    write_ledger,
+)
+from penstock.spark_sink.sinks.planned_offsets import micro_batch
+from penstock.spark_sink.sinks.sink import Origin, origin_of, stored_batches
 from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction
-from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
+from penstock.spark_sink.sinks.sql.batch_write import BatchWrite, carry_over
 from penstock.spark_sink.sinks.sql.databases.errors import LostTaskError, facts_of, is_transient, refused
 from penstock.spark_sink.sinks.sql.databases.rights import is_forbidden
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
-from penstock.spark_sink.source.offsets.planning import Offsets
+from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -71,7 +81,7 @@ class SqlSink(SqlSinkSettings):
             SinkError: they cannot, column by column; or the database cannot be reached.
             MissingRightError: the sink may not write its tables.
         """
-        write = self._batch_write(schema, Origin(self.name or ""), -1)
+        write = self._batch_write(schema, Origin(self.name or ""), Batch(f"table {self.table}", -1))
         try:
             with write.database.session(write.url) as connection, connection.begin():
                 write.prepare(connection)
@@ -91,9 +101,13 @@ class SqlSink(SqlSinkSettings):
             SinkError: the batch cannot be stored; nothing of it was.
             MissingRightError: the same, for want of a right.
         """
-        write = self._batch_write(batch.schema, origin_of(batch, self.name), batch_id)
+        origin = origin_of(batch, self.name)
+        what = micro_batch(batch, batch_id, origin, f"table {self.table}", f"next_offset in table {self.ledger_table}")
+        write = self._batch_write(batch.schema, origin, what)
+        sink = (self.url, self.schema, self.table, self.ledger_table)
         try:
-            self._tries(batch_id)(write.store, batch)
+            with stored_batches.one_call(sink, origin, what):
+                self._tries(batch_id)(write.store, batch)
         except LostTaskError as error:
             raise SinkError(str(error)) from None
         except sa.exc.SQLAlchemyError as error:
@@ -123,14 +137,38 @@ class SqlSink(SqlSinkSettings):
             SinkError: the database cannot be asked.
             MissingRightError: the sink may not read its ledger.
         """
+        return {part: entry.end for part, entry in self._entries(query).items()}
+
+    def ledger_entries(self, query: str, partitions: Iterable[TopicPartition]) -> Entries:
+        """Return what the ledger has of some partitions. Raises as `position` does."""
+        known = self._entries(query)
+        return {part: known[part] for part in partitions if part in known}
+
+    def _entries(self, query: str) -> Entries:
         url = parse_database_url(self.url)
         ledger = ledger_table(self.ledger_table, sa.MetaData(), self.schema)
         try:
             with self.database.session(url) as connection, connection.begin():
                 if not sa.inspect(connection).has_table(self.ledger_table, schema=self.schema):
                     return {}
-                require_ledger(connection, ledger)
-                return read_ledger(connection, ledger, Owner(self.name or query, self.table)).offsets
+                owner = Owner(self.name or query, self.table)
+                return read_ledger(connection, ledger, owner, former=is_former(connection, ledger))
+        except sa.exc.SQLAlchemyError as error:
+            raise self._refused(error, self.ledger_table, None) from None  # not chained, as above
+
+    def begin_ledger(self, query: str, entries: Mapping[TopicPartition, Entry]) -> None:
+        """Write where a query begins, in partitions that the ledger does not know. Raises as `position` does."""
+        url, owner = parse_database_url(self.url), Owner(self.name or query, self.table)
+        ledger = ledger_table(self.ledger_table, sa.MetaData(), self.schema)
+        try:
+            with self.database.session(url) as connection, connection.begin():
+                if not sa.inspect(connection).has_table(self.ledger_table, schema=self.schema):
+                    self.database.lock_schema(connection)
+                    ledger.create(connection, checkfirst=True)
+                carry_over(self.database, connection, ledger)
+                known = lock_ledger(connection, self.database.insert, ledger, owner, entries)
+                if new := unknown(known, entries):
+                    write_ledger(connection, ledger, owner, new)
         except sa.exc.SQLAlchemyError as error:
             raise self._refused(error, self.ledger_table, None) from None  # not chained, as above
 
@@ -150,7 +188,7 @@ class SqlSink(SqlSinkSettings):
                 _log.debug("which rights are missing could not be asked", exc_info=True)
         return refused(error, table, url, batch_id)
 
-    def _batch_write(self, schema: StructType, origin: Origin, batch_id: int) -> BatchWrite:
+    def _batch_write(self, schema: StructType, origin: Origin, batch: Batch) -> BatchWrite:
         url = parse_database_url(self.url)
-        transaction = BatchTransaction(self, Owner(origin.query, self.table), batch_id, origin.run)
+        transaction = BatchTransaction(self, Owner(origin.query, self.table), batch, origin.run)
         return BatchWrite(self, url, self.database, self.arrow_frame(schema), transaction)

@@ -24,7 +24,7 @@ from sqlalchemy.sql.elements import quoted_name
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.errors import SinkError
 from penstock.spark_sink.errors import errors_in
-from penstock.spark_sink.ledger.state import Span
+from penstock.spark_sink.ledger.rules import Span
 from penstock.spark_sink.sinks.frames import cores_of, tasks_of
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.reports import report_schema
