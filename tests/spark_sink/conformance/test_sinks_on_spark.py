@@ -153,3 +153,17 @@ def test_a_sink_that_a_function_calls_twice_in_a_batch_refuses_the_second_frame_
     run(other)  # as the error says
 
     assert sorted(stored_by_other()) == list(range(6))
+
+
+def test_what_comes_between_a_first_start_at_the_end_and_the_next_is_read(
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
+) -> None:
+    topic = new_topic(partitions=2)
+    sink, stored = sql(TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}"))
+
+    for number, checkpoint in enumerate(("first", "second", "third")):
+        write(topic, number % 2, [(None, b"%d" % number)])
+        given = {"rows": as_text, "starting_offsets": "latest"}
+        run_sink(spark, broker.bootstrap_servers, topic, sink, tmp_path / checkpoint, **given)
+
+    assert sorted(stored()) == [1, 2], "neither what came before the first start, nor less than what came since"
