@@ -9,50 +9,50 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SinkError
-from penstock.spark_sink.ledger.rules import Batch, Entry, Rule, Span, rule_of, unknown
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, Rule, Span, rule_of, unknown
 
 PART = ("orders", 0)
 #: Batch 3 of a query, planned from 10 to 20.
-HELD = Entry(20, 10, "topic", "query", 3)
+HELD = LedgerEntry(20, 10, "topic", "query", 3)
 #: The same as a former version, or a sink that does not know plans, writes it.
-UNPLANNED = Entry(20, None, "topic", "query", 3)
+UNPLANNED = LedgerEntry(20, None, "topic", "query", 3)
 #: Where a query began of which nothing is stored yet.
-BEGUN = Entry(20, 20, "topic")
+BEGUN = LedgerEntry(20, 20, "topic")
 
 
 @pytest.mark.parametrize(
     ("held", "batch", "rule"),
     [
-        (None, Entry(30, 20, "topic", "query", 4), Rule.FIRST),
-        (HELD, Entry(30, 20, "topic", "query", 4), Rule.NEXT),
-        (HELD, Entry(20, 20, "topic", "query", 4), Rule.NEXT),
-        (HELD, Entry(30, 20, None, "another", 0), Rule.NEXT),
-        (BEGUN, Entry(30, 20, "topic", "query", 0), Rule.NEXT),
+        (None, LedgerEntry(30, 20, "topic", "query", 4), Rule.FIRST),
+        (HELD, LedgerEntry(30, 20, "topic", "query", 4), Rule.NEXT),
+        (HELD, LedgerEntry(20, 20, "topic", "query", 4), Rule.NEXT),
+        (HELD, LedgerEntry(30, 20, None, "another", 0), Rule.NEXT),
+        (BEGUN, LedgerEntry(30, 20, "topic", "query", 0), Rule.NEXT),
         (HELD, HELD, Rule.REPLAY),
-        (HELD, Entry(20, 10, "topic", "another", 0), Rule.REPLAY),
-        (HELD, Entry(18, 15, None, "another", 7), Rule.REPLAY),
-        (HELD, Entry(10, 5, "topic", "query", 2), Rule.REPLAY),
-        (UNPLANNED, Entry(20, 10, "topic", "query", 3), Rule.REPLAY),
-        (HELD, Entry(30, 15, "topic", "another", 0), Rule.OVERLAP),
+        (HELD, LedgerEntry(20, 10, "topic", "another", 0), Rule.REPLAY),
+        (HELD, LedgerEntry(18, 15, None, "another", 7), Rule.REPLAY),
+        (HELD, LedgerEntry(10, 5, "topic", "query", 2), Rule.REPLAY),
+        (UNPLANNED, LedgerEntry(20, 10, "topic", "query", 3), Rule.REPLAY),
+        (HELD, LedgerEntry(30, 15, "topic", "another", 0), Rule.OVERLAP),
         # A checkpoint that came back from a backup numbers another batch 3.
-        (HELD, Entry(25, 10, "topic", "query", 3), Rule.OVERLAP),
-        (HELD, Entry(30, 21, "topic", "query", 4), Rule.GAP),
-        (HELD, Entry(21, 21, None, "another", 0), Rule.GAP),
-        (BEGUN, Entry(30, 21, "topic", "query", 0), Rule.GAP),
+        (HELD, LedgerEntry(25, 10, "topic", "query", 3), Rule.OVERLAP),
+        (HELD, LedgerEntry(30, 21, "topic", "query", 4), Rule.GAP),
+        (HELD, LedgerEntry(21, 21, None, "another", 0), Rule.GAP),
+        (BEGUN, LedgerEntry(30, 21, "topic", "query", 0), Rule.GAP),
         # Behind its last row may be rows that a filter has dropped.
-        (UNPLANNED, Entry(30, 25, "topic", "query", 4), Rule.NEXT),
-        (HELD, Entry(0, 20, None, "query", 4), Rule.RECREATED),
-        (Entry(0, 20, None, "query", 4), Entry(0, 20, None, "query", 4), Rule.REPLAY),
-        (Entry(0, 20, None, "query", 4), Entry(3, 0, None, "query", 5), Rule.NEXT),
+        (UNPLANNED, LedgerEntry(30, 25, "topic", "query", 4), Rule.NEXT),
+        (HELD, LedgerEntry(0, 20, None, "query", 4), Rule.RECREATED),
+        (LedgerEntry(0, 20, None, "query", 4), LedgerEntry(0, 20, None, "query", 4), Rule.REPLAY),
+        (LedgerEntry(0, 20, None, "query", 4), LedgerEntry(3, 0, None, "query", 5), Rule.NEXT),
         # Another copy has gone back before, or has yet to.
-        (HELD, Entry(0, 25, None, "another", 1), Rule.GAP),
-        (HELD, Entry(0, 15, None, "another", 1), Rule.ANOTHER_TOPIC),
-        (HELD, Entry(30, 20, "new topic", "query", 4), Rule.ANOTHER_TOPIC),
-        (HELD, Entry(5, 0, "new topic", "another", 0), Rule.FIRST),
-        (HELD, Entry(30, None, "topic", "query", 4), Rule.UNPLANNED),
+        (HELD, LedgerEntry(0, 25, None, "another", 1), Rule.GAP),
+        (HELD, LedgerEntry(0, 15, None, "another", 1), Rule.ANOTHER_TOPIC),
+        (HELD, LedgerEntry(30, 20, "new topic", "query", 4), Rule.ANOTHER_TOPIC),
+        (HELD, LedgerEntry(5, 0, "new topic", "another", 0), Rule.FIRST),
+        (HELD, LedgerEntry(30, None, "topic", "query", 4), Rule.UNPLANNED),
     ],
 )
-def test_the_rule_of_a_batch_is(held: Entry | None, batch: Entry, rule: Rule) -> None:
+def test_the_rule_of_a_batch_is(held: LedgerEntry | None, batch: LedgerEntry, rule: Rule) -> None:
     assert rule_of(held, batch) is rule
 
 
@@ -94,7 +94,7 @@ def test_a_batch_that_does_not_fit_the_ledger_is_refused_before_its_rows_are_tou
         (UNPLANNED, Batch("table orders", 4, "query"), Span(19, 25)),
     ],
 )
-def test_rows_of_an_earlier_batch_are_refused_and_named(held: Entry | None, late: Batch, span: Span) -> None:
+def test_rows_of_an_earlier_batch_are_refused_and_named(held: LedgerEntry | None, late: Batch, span: Span) -> None:
     ledger = {} if held is None else {PART: held}
     with pytest.raises(
         SinkError, match=r"for table orders holds a row of orders\[0\] offset \d+, but .* holds rows ba"
@@ -109,7 +109,7 @@ def test_without_a_plan_a_batch_that_is_no_later_one_comes_again(number: int) ->
     assert repeated.applied_below({PART: UNPLANNED}) == {PART: 20}
     assert repeated.entries_after({PART: UNPLANNED}, {PART: Span(12, 19)}) == {}
     assert repeated.entries_after({PART: UNPLANNED}, {PART: Span(12, 22)}) == {
-        PART: Entry(23, None, "topic", "query", number)
+        PART: LedgerEntry(23, None, "topic", "query", number)
     }
 
 
@@ -117,15 +117,15 @@ def test_an_entry_keeps_its_topic_until_the_log_is_another_one() -> None:
     other = batch(0, 5, 0, "another", topic_ids={"orders": "new topic"})
 
     assert batch(20, 30).entries_after({PART: HELD}, {})[PART].topic_id == "topic"
-    assert batch(20, 0).entries_after({PART: HELD}, {})[PART] == Entry(0, 20, None, "query", 4)
+    assert batch(20, 0).entries_after({PART: HELD}, {})[PART] == LedgerEntry(0, 20, None, "query", 4)
     assert other.entries_after({PART: HELD}, {PART: Span(0, 4)})[PART].topic_id == "new topic"
     assert unknown({PART: HELD}, {PART: BEGUN, ("orders", 1): BEGUN}) == {("orders", 1): BEGUN}
-    assert unknown({PART: HELD}, {PART: Entry(0, 0, "new topic")}).keys() == {PART}
+    assert unknown({PART: HELD}, {PART: LedgerEntry(0, 0, "new topic")}).keys() == {PART}
 
 
 def test_only_partitions_whose_entry_may_change_are_moved() -> None:
     plan = {("t", n): ends for n, ends in enumerate([(5, 9), (5, 5), (5, 5), (5, 5)])}
-    ledger = {("t", 0): Entry(5, 0), ("t", 1): Entry(5, 0), ("t", 2): Entry(5)}
+    ledger = {("t", 0): LedgerEntry(5, 0), ("t", 1): LedgerEntry(5, 0), ("t", 2): LedgerEntry(5)}
 
     assert Batch("table t", 1, "q", plan).moves(ledger) == {("t", 0), ("t", 2), ("t", 3)}
 
@@ -140,7 +140,7 @@ def test_whatever_comes_again_in_whichever_cut_each_row_is_applied_once(
     steps: list[tuple[int, int, int, str, bool]],
 ) -> None:
     """Batches begin anywhere, as with lost and restored checkpoints; a filter drops a third of the rows."""
-    ledger: dict[tuple[str, int], Entry] = {}
+    ledger: dict[tuple[str, int], LedgerEntry] = {}
     applied: list[int] = []
     begin = None
     for start, size, number, query, knows_plan in steps:

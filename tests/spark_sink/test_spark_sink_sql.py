@@ -18,7 +18,7 @@ from arrow_frames import PRICES, frame
 from databases import TestDatabase
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.ledger.rules import Entry
+from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.queries.restarts import is_permanent
 
 if TYPE_CHECKING:
@@ -277,7 +277,8 @@ def test_a_former_ledger_is_carried_over(database: TestDatabase) -> None:
 def test_where_a_query_begins_is_written_once(database: TestDatabase) -> None:
     sink, part = SqlSink(database.url, "events"), ("orders", 0)
     begin = [
-        {part: Entry(at, at, topic)} for at, topic in ((7, "first topic"), (9, "first topic"), (0, "second topic"))
+        {part: LedgerEntry(at, at, topic)}
+        for at, topic in ((7, "first topic"), (9, "first topic"), (0, "second topic"))
     ]
 
     found = []

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigurationError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.ledger.rules import Entry
+from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.queries import query
 from penstock.spark_sink.queries import starting_offsets as starting
 from penstock.spark_sink.queries.query import start_sink
@@ -93,7 +93,10 @@ def test_a_query_begins_where_the_ledger_says_and_elsewhere_as_told(begins: Any,
     options, entries = begins(Kept(**{"shop-orders": {("orders", 0): 42}}), otherwise)
 
     assert json.loads(options["startingoffsets"]) == {"orders": {"0": 42, "1": new}, "payments": {"0": new}}
-    assert entries == {("orders", 1): Entry(new, new, "orders now"), ("payments", 0): Entry(new, new, "payments now")}
+    assert entries == {
+        ("orders", 1): LedgerEntry(new, new, "orders now"),
+        ("payments", 0): LedgerEntry(new, new, "payments now"),
+    }
 
 
 def test_a_wrong_beginning_is_refused(begins: Any) -> None:
@@ -130,7 +133,8 @@ def test_a_partition_that_came_since_and_a_topic_that_was_created_again_are_read
 ) -> None:
     sink = SqlSink(f"sqlite:///{tmp_path}/shop.db", table="orders")
     sink.begin_ledger(
-        "shop-orders", {("orders", 0): Entry(42, 30, "orders now"), ("payments", 0): Entry(42, 30, "payments before")}
+        "shop-orders",
+        {("orders", 0): LedgerEntry(42, 30, "orders now"), ("payments", 0): LedgerEntry(42, 30, "payments before")},
     )
 
     options, entries = begins(sink)

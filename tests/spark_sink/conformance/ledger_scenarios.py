@@ -14,7 +14,7 @@ from typing import Any
 from sinks_under_test import Place, SinkUnderTest
 
 from penstock.errors import SinkError
-from penstock.spark_sink.ledger.rules import Entry
+from penstock.spark_sink.ledger.rules import LedgerEntry
 
 ORDERS, OTHERS, PAYMENTS = ("orders", 0), ("orders", 1), ("payments", 0)
 
@@ -256,10 +256,10 @@ PLANNED: Sequence[Callable[[SinkUnderTest], None]] = [
 def a_query_begins_of_which_nothing_was_stored(sink: SinkUnderTest) -> None:
     """It begins there again, whatever its options say by then."""
     for at in (7, 9):
-        sink.begin({ORDERS: Entry(at, at), OTHERS: Entry(at, at)})
+        sink.begin({ORDERS: LedgerEntry(at, at), OTHERS: LedgerEntry(at, at)})
     before = sink.position(ORDERS, OTHERS, PAYMENTS)
     sink.store(rows(7, 8))
-    sink.begin({ORDERS: Entry(20, 20), PAYMENTS: Entry(3, 3)})
+    sink.begin({ORDERS: LedgerEntry(20, 20), PAYMENTS: LedgerEntry(3, 3)})
 
     assert before == {ORDERS: 7, OTHERS: 7}
     assert sink.stored() == rows(7, 8)

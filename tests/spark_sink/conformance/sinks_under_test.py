@@ -30,7 +30,7 @@ from penstock.spark_sink import DeltaSink, KafkaSink, SqlSink
 from penstock.spark_sink.ledger import kafka_publisher
 from penstock.spark_sink.ledger.kafka_producers import PublisherPool, SinkPublisher
 from penstock.spark_sink.ledger.kafka_target import Row, Target
-from penstock.spark_sink.ledger.rules import Batch, Entry
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.sinks import delta_sink, kafka_publication
 from penstock.spark_sink.sinks.sink import begin_ledger, ledger_positions
 from penstock.spark_sink.sinks.sql import batch_transaction
@@ -84,7 +84,7 @@ class SinkUnderTest(ABC):
         """Store one batch whose tasks all run twice, as where Spark gives the first try up for lost."""
         self.store(rows, batch, run)
 
-    def begin(self, entries: Mapping[tuple[str, int], Entry]) -> None:
+    def begin(self, entries: Mapping[tuple[str, int], LedgerEntry]) -> None:
         """Write where a query begins that no checkpoint knows, as its start does."""
         check: Any = self.sink
         if not isinstance(self, Kafka):  # whose columns are others

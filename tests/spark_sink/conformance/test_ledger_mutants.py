@@ -18,7 +18,7 @@ from sinks_under_test import SinkUnderTest
 
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger import kafka_ledger, kafka_publisher, rules, sql_ledger
-from penstock.spark_sink.ledger.rules import Batch, Entry, Rule
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, Rule
 from penstock.spark_sink.sinks import kafka_publication, planned_offsets
 from penstock.spark_sink.sinks.sink import StoredBatches
 from penstock.spark_sink.sinks.sql import batch_write
@@ -29,7 +29,7 @@ Parts = Mapping[tuple[str, int], Any]
 
 
 def after(
-    patch: pytest.MonkeyPatch, planted: Callable[[Batch, Parts, Parts, dict[tuple[str, int], Entry]], Any]
+    patch: pytest.MonkeyPatch, planted: Callable[[Batch, Parts, Parts, dict[tuple[str, int], LedgerEntry]], Any]
 ) -> None:
     """Have the entries after a batch be others; what is planted gets the ledger, the spans and the right ones."""
     real = Batch.entries_after
@@ -53,8 +53,8 @@ def goes_back(patch: pytest.MonkeyPatch) -> None:
 
 def counts_rows(patch: pytest.MonkeyPatch) -> None:
     """The next offset is found by counting, as if offsets had no holes."""
-    one = Entry(0)
-    after(patch, lambda batch, held, spans, right: {part: Entry(held.get(part, one).end + 1) for part in spans})
+    one = LedgerEntry(0)
+    after(patch, lambda batch, held, spans, right: {part: LedgerEntry(held.get(part, one).end + 1) for part in spans})
 
 
 def drops_late_rows(patch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def drops_second_frames(patch: pytest.MonkeyPatch) -> None:
 
 def takes_another_query_for_its_own(patch: pytest.MonkeyPatch) -> None:
     """What another copy has stored makes rows late."""
-    patch.setattr(Entry, "is_of_query", lambda self, other: True)
+    patch.setattr(LedgerEntry, "is_of_query", lambda self, other: True)
 
 
 def without_rule(rule: Rule) -> Plant:
@@ -91,7 +91,7 @@ def knows_one_position_a_partition(patch: pytest.MonkeyPatch) -> None:
     """Topics share positions."""
     read = sql_ledger._entries
 
-    def shared(connection: sa.Connection, statement: sa.Select[Any]) -> dict[tuple[str, int], Entry]:
+    def shared(connection: sa.Connection, statement: sa.Select[Any]) -> dict[tuple[str, int], LedgerEntry]:
         found = read(connection, statement)
         highest = {n: max(one.end for (_, m), one in found.items() if m == n) for _, n in found}
         return {part: replace(one, end=highest[part[1]]) for part, one in found.items()}

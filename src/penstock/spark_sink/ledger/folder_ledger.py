@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import MessageFormatError, SinkError
-from penstock.spark_sink.ledger.rules import Entry
+from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.source.offsets.planning import TopicPartition, from_json, to_json
 
 #: Column under which readers see a batch's number.
@@ -39,7 +39,7 @@ STAGING = "_penstock_staging"
 
 #: What an entry holds beside the next offset. An entry ends behind the last row of its batch.
 _IDS = ("query_id", "batch_id")
-Entries = Mapping[TopicPartition, Entry]
+Entries = Mapping[TopicPartition, LedgerEntry]
 
 _BATCH = re.compile(rf"{BATCH_COLUMN}=(\d+)")
 #: Seconds after which a batch that was being written counts as left behind: no batch takes a day.
@@ -207,7 +207,7 @@ def _from_json(held: Any) -> Entries:
         return held.get(name, {}).get(part[0], {}).get(str(part[1]))
 
     ends = from_json(held["next_offsets"])
-    return {part: Entry(end, **{name: given(name, part) for name in _IDS}) for part, end in ends.items()}
+    return {part: LedgerEntry(end, **{name: given(name, part) for name in _IDS}) for part, end in ends.items()}
 
 
 def _sync(path: Path) -> None:

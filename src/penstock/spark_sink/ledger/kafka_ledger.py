@@ -19,7 +19,7 @@ from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.requests.log_ends import log_ends
 from penstock.errors import MessageFormatError, SinkError
 from penstock.spark_sink.ledger.kafka_target import Target
-from penstock.spark_sink.ledger.rules import Entry
+from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.source.offsets import planning
 from penstock.spark_sink.source.options.options import GROUP
 
@@ -51,9 +51,9 @@ class KafkaLedger:
         self._reader: PartitionReader | None = None
         self._admin: AdminClient | None = None
         self._positions: dict[int, int] = {}
-        self._known: dict[bytes, Entry] = {}
+        self._known: dict[bytes, LedgerEntry] = {}
 
-    def read(self, sources: Sequence[planning.TopicPartition]) -> dict[planning.TopicPartition, Entry]:
+    def read(self, sources: Sequence[planning.TopicPartition]) -> dict[planning.TopicPartition, LedgerEntry]:
         """Return the entries of those source partitions that the ledger knows.
 
         Waits for transactions that others have open in the same partitions of the ledger: behind them may be what is
@@ -128,12 +128,12 @@ def _not_read(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
     # The client tries again by itself, or the deadline tells.
 
 
-def decode_entry(value: bytes | None) -> Entry:
+def decode_entry(value: bytes | None) -> LedgerEntry:
     """Read the value of a ledger's record, or raise `MessageFormatError`."""
     try:
         held = json.loads(value or b"")
         start, topic_id, query_id, batch_id = (held.get(name) for name in _OTHERS)
-        return Entry(
+        return LedgerEntry(
             int(held["next_offset"]),
             None if start is None else int(start),
             None if topic_id is None else str(topic_id),
@@ -145,7 +145,7 @@ def decode_entry(value: bytes | None) -> Entry:
         raise MessageFormatError(f"no record of a ledger: {type(error).__name__}") from error
 
 
-def encode_entry(entry: Entry) -> bytes:
+def encode_entry(entry: LedgerEntry) -> bytes:
     """Return the value of a ledger's record."""
     return json.dumps({"next_offset": entry.end} | {name: getattr(entry, name) for name in _OTHERS}).encode()
 

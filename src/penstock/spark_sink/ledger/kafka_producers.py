@@ -20,7 +20,7 @@ from penstock.clients.transactional.end_watch import CONTEXT, EndWatch
 from penstock.clients.transactional.initialisation import initialise
 from penstock.spark_sink.ledger.kafka_ledger import ANSWER_S, TRANSACTION_TIMEOUT_S, KafkaLedger
 from penstock.spark_sink.ledger.kafka_target import Target
-from penstock.spark_sink.ledger.rules import Batch, Entry
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 from penstock.spark_sink.source.worker_pool import WorkerPool
 
@@ -56,9 +56,9 @@ class SlotProducer:
     client: Producer
     watch: EndWatch
     is_kept: bool = False
-    known: dict[TopicPartition, Entry] = field(default_factory=dict)
+    known: dict[TopicPartition, LedgerEntry] = field(default_factory=dict)
 
-    def may_own(self, held: Mapping[TopicPartition, Entry]) -> bool:
+    def may_own(self, held: Mapping[TopicPartition, LedgerEntry]) -> bool:
         """Tell whether nobody has published by its id since, as far as the ledger tells.
 
         It saves the transaction that would be refused. What is certain is the refusal.

@@ -36,12 +36,12 @@ from penstock.spark_sink.ledger.kafka_ledger import (
 )
 from penstock.spark_sink.ledger.kafka_producers import SinkPublisher, SlotProducer, take_id
 from penstock.spark_sink.ledger.kafka_target import Row, Target, missing_for, publishing, topics_of
-from penstock.spark_sink.ledger.rules import Entry, Span, unknown
+from penstock.spark_sink.ledger.rules import LedgerEntry, Span, unknown
 from penstock.spark_sink.source.offsets import planning
 
 _log = logging.getLogger("penstock.spark_sink")
 
-Entries = Mapping[planning.TopicPartition, Entry]
+Entries = Mapping[planning.TopicPartition, LedgerEntry]
 
 _TRIES = 6
 #: Seconds to wait after the first failure, twice as many after each other; by chance between a half and the whole, for

@@ -23,7 +23,7 @@ _log = logging.getLogger("penstock.spark_sink")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """The last batch of a partition, in the ledger of one query and target; or the batch that is to be stored.
 
     Attributes:
@@ -41,11 +41,11 @@ class Entry:
     query_id: str | None = None
     batch_id: int | None = None
 
-    def is_of_query(self, other: Entry) -> bool:
+    def is_of_query(self, other: LedgerEntry) -> bool:
         """Tell whether both are of one query, from its checkpoint's point of view."""
         return self.query_id is not None and self.query_id == other.query_id
 
-    def is_of_topic(self, other: Entry) -> bool:
+    def is_of_topic(self, other: LedgerEntry) -> bool:
         """Tell whether both may be of one topic: a topic that was deleted and created again has another id."""
         return self.topic_id is None or other.topic_id is None or self.topic_id == other.topic_id
 
@@ -97,7 +97,7 @@ class Rule(Enum):
 
 #: The rules in the order in which they are asked; `held` is the ledger's entry, `batch` the batch's plan. The first
 #: whose condition holds counts.
-RULES: Sequence[tuple[Rule, Callable[[Entry, Entry], bool]]] = (
+RULES: Sequence[tuple[Rule, Callable[[LedgerEntry, LedgerEntry], bool]]] = (
     # Another query that starts on a topic which was created again finds nothing of it in the ledger. The same query
     # has a checkpoint that speaks of the former topic.
     (Rule.FIRST, lambda held, batch: not batch.is_of_topic(held) and not batch.is_of_query(held)),
@@ -117,20 +117,20 @@ RULES: Sequence[tuple[Rule, Callable[[Entry, Entry], bool]]] = (
 )
 
 
-def _same_plan(held: Entry, batch: Entry) -> bool:
+def _same_plan(held: LedgerEntry, batch: LedgerEntry) -> bool:
     # The number alone is not enough: a checkpoint that came back from a backup numbers its batches again.
     return (held.batch_id, held.start, held.end) == (batch.batch_id, batch.start, batch.end)
 
 
-def _goes_back(batch: Entry) -> bool:
+def _goes_back(batch: LedgerEntry) -> bool:
     return batch.start is not None and batch.end < batch.start
 
 
-def _below(held: Entry, batch: Entry) -> bool:
+def _below(held: LedgerEntry, batch: LedgerEntry) -> bool:
     return batch.start is not None and batch.start < held.end
 
 
-def rule_of(held: Entry | None, batch: Entry) -> Rule:
+def rule_of(held: LedgerEntry | None, batch: LedgerEntry) -> Rule:
     """Return what a batch is to the ledger's entry of a partition."""
     if held is None:
         return Rule.FIRST
@@ -138,8 +138,8 @@ def rule_of(held: Entry | None, batch: Entry) -> Rule:
 
 
 def unknown(
-    ledger: Mapping[TopicPartition, Entry], begin: Mapping[TopicPartition, Entry]
-) -> dict[TopicPartition, Entry]:
+    ledger: Mapping[TopicPartition, LedgerEntry], begin: Mapping[TopicPartition, LedgerEntry]
+) -> dict[TopicPartition, LedgerEntry]:
     """Return those entries of a query's beginning whose topic and partition the ledger does not know."""
     return {part: entry for part, entry in begin.items() if part not in ledger or not entry.is_of_topic(ledger[part])}
 
@@ -164,7 +164,7 @@ class Batch:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     entry: str = "the ledger's entry"
 
-    def applied_below(self, ledger: Mapping[TopicPartition, Entry]) -> Offsets:
+    def applied_below(self, ledger: Mapping[TopicPartition, LedgerEntry]) -> Offsets:
         """Return the offsets below which rows are applied already; 0 where a partition is not in it.
 
         Raises `SinkError` for a partition whose rows cannot be applied at all: before any of them is touched.
@@ -176,13 +176,13 @@ class Batch:
         return below
 
     def entries_after(
-        self, ledger: Mapping[TopicPartition, Entry], spans: Mapping[TopicPartition, Span]
-    ) -> dict[TopicPartition, Entry]:
+        self, ledger: Mapping[TopicPartition, LedgerEntry], spans: Mapping[TopicPartition, Span]
+    ) -> dict[TopicPartition, LedgerEntry]:
         """Return the entries that change when the batch is stored, whose rows have these spans.
 
         Raises `SinkError` for rows that belong to an earlier batch, and as `applied_below`.
         """
-        changed: dict[TopicPartition, Entry] = {}
+        changed: dict[TopicPartition, LedgerEntry] = {}
         for part in sorted(self.planned.keys() | spans.keys()):
             held, batch, span = ledger.get(part), self._plan(part, spans.get(part)), spans.get(part)
             rule = self._accepted(part, held, batch)
@@ -202,7 +202,7 @@ class Batch:
                 )
         return changed
 
-    def moves(self, ledger: Mapping[TopicPartition, Entry]) -> set[TopicPartition]:
+    def moves(self, ledger: Mapping[TopicPartition, LedgerEntry]) -> set[TopicPartition]:
         """Return the planned partitions of which the ledger's entry may change, rows or not."""
         return {
             part
@@ -210,15 +210,15 @@ class Batch:
             if start != end or part not in ledger or ledger[part].start is None
         }
 
-    def _plan(self, part: TopicPartition, span: Span | None) -> Entry:
+    def _plan(self, part: TopicPartition, span: Span | None) -> LedgerEntry:
         start, end = self.planned.get(part, (None, 0 if span is None else span.last + 1))
-        return Entry(end, start, self.topic_ids.get(part[0]), self.query_id, self.batch_id)
+        return LedgerEntry(end, start, self.topic_ids.get(part[0]), self.query_id, self.batch_id)
 
-    def _applied_below(self, part: TopicPartition, held: Entry) -> int:
+    def _applied_below(self, part: TopicPartition, held: LedgerEntry) -> int:
         rule = self._accepted(part, held, self._plan(part, None))
         return 0 if rule in {Rule.FIRST, Rule.RECREATED} else held.end
 
-    def _accepted(self, part: TopicPartition, held: Entry | None, batch: Entry) -> Rule:
+    def _accepted(self, part: TopicPartition, held: LedgerEntry | None, batch: LedgerEntry) -> Rule:
         """Return the rule of a partition, or raise `SinkError` where it refuses the batch."""
         rule = rule_of(held, batch)
         if held is None or rule not in {Rule.GAP, Rule.ANOTHER_TOPIC}:
@@ -238,7 +238,7 @@ class Batch:
             f"the ledger's entries of {part[0]} and start the query with a new checkpoint"
         )
 
-    def _refuse_late(self, part: TopicPartition, held: Entry | None, batch: Entry, span: Span) -> None:
+    def _refuse_late(self, part: TopicPartition, held: LedgerEntry | None, batch: LedgerEntry, span: Span) -> None:
         """Raise `SinkError` for rows of an earlier batch, which an operator has held back: the ledger is past them."""
         if batch.start is not None:
             is_late, where = span.first < batch.start, f"it was planned from {batch.start} to {batch.end}"
@@ -257,7 +257,7 @@ class Batch:
             )
 
 
-def _is_later(held: Entry, batch: Entry) -> bool:
+def _is_later(held: LedgerEntry, batch: LedgerEntry) -> bool:
     """Tell whether a batch comes after the one of the ledger, in the numbers of one query."""
     return batch.is_of_query(held) and (batch.batch_id or 0) > (held.batch_id if held.batch_id is not None else -1)
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql.elements import quoted_name
 
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.rules import Entry
+from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 
 #: Makes an `INSERT` that can have an `ON CONFLICT` clause, of the database's dialect.
@@ -25,7 +25,7 @@ _ABSENT = -1
 
 
 def ledger_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
-    """Return the ledger's table: one row per query, target table, topic and partition; see `rules.Entry`."""
+    """Return the ledger's table: one row per query, target table, topic and partition; see `rules.LedgerEntry`."""
     return sa.Table(
         quoted_name(name, quote=True),
         metadata,
@@ -70,7 +70,7 @@ class Owner:
         return sa.and_(ledger.c.query == self.query, ledger.c.target == self.target)
 
 
-Entries = dict[TopicPartition, Entry]
+Entries = dict[TopicPartition, LedgerEntry]
 
 
 def read_ledger(connection: sa.Connection, ledger: sa.Table, owner: Owner, *, former: bool = False) -> Entries:
@@ -103,7 +103,7 @@ def lock_ledger(
 
 def _entries(connection: sa.Connection, statement: sa.Select[Any]) -> Entries:
     return {
-        (row["topic"], row["partition"]): Entry(
+        (row["topic"], row["partition"]): LedgerEntry(
             row["next_offset"], *(row.get(name) for name in ("start_offset", "topic_id", "query_id", "batch_id"))
         )
         for row in connection.execute(statement).mappings()
@@ -112,7 +112,7 @@ def _entries(connection: sa.Connection, statement: sa.Select[Any]) -> Entries:
 
 
 def write_ledger(
-    connection: sa.Connection, ledger: sa.Table, owner: Owner, entries: Mapping[TopicPartition, Entry]
+    connection: sa.Connection, ledger: sa.Table, owner: Owner, entries: Mapping[TopicPartition, LedgerEntry]
 ) -> None:
     """Write the entries of partitions, whose rows exist and are locked."""
     names = {"next_offset": "end", "start_offset": "start"} | {n: n for n in ("topic_id", "query_id", "batch_id")}

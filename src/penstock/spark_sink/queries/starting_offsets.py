@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigurationError
-from penstock.spark_sink.ledger.rules import Entry, unknown
+from penstock.spark_sink.ledger.rules import LedgerEntry, unknown
 from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.sinks.sink import has_ledger, ledger_entries
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition, to_json
@@ -77,7 +77,7 @@ class Beginning(NamedTuple):
     """
 
     options: dict[str, str]
-    entries: Mapping[TopicPartition, Entry] = {}
+    entries: Mapping[TopicPartition, LedgerEntry] = {}
 
 
 def beginning(spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | None = False) -> Beginning:
@@ -100,14 +100,14 @@ def beginning(spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | 
     positions = {part: entry.end for part, entry in ledger.items()} | begun
     rest = {option: value for option, value in given.items() if option not in _WHERE}
     # Of a checkpoint that cannot be looked at it is not known that the query begins here.
-    entries = {} if progress is None else {part: Entry(at, at, ids.get(part[0])) for part, at in begun.items()}
+    entries = {} if progress is None else {part: LedgerEntry(at, at, ids.get(part[0])) for part, at in begun.items()}
     return Beginning({**of_source, **rest, _STARTING: json.dumps(to_json(positions))}, entries)
 
 
 def begin_at(
     partitions: Iterable[TopicPartition],
     ids: Mapping[str, str],
-    ledger: Mapping[TopicPartition, Entry],
+    ledger: Mapping[TopicPartition, LedgerEntry],
     starting: Position,
     reader: OffsetReader,
 ) -> Offsets:
@@ -118,7 +118,7 @@ def begin_at(
     """
     # A former version's entry says nothing of other partitions: it came with the first row of its own.
     begun = {topic for (topic, _), entry in ledger.items() if (entry.start, entry.topic_id) != (None, None)}
-    now = {part: Entry(0, topic_id=ids.get(part[0])) for part in partitions}
+    now = {part: LedgerEntry(0, topic_id=ids.get(part[0])) for part in partitions}
     new = unknown(ledger, now).keys()
     first = reader.earliest(new)
     others = {part for part in new if part[0] not in begun}

@@ -23,7 +23,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolErr
 from penstock.errors import ConfigurationError, PenstockError, SinkError
 from penstock.options import names, not_empty
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.rules import Batch, Entry, OffsetStatistics, unknown, warn_left_out
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, OffsetStatistics, unknown, warn_left_out
 from penstock.spark_sink.sinks.folder_access import local_path, require_access
 from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.position import (
@@ -171,7 +171,7 @@ class DeltaSink:
                 "its column types and constraints"
             ) from None
 
-    def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Entry]:
+    def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
         """Return what the ledger has of some partitions. The sink's own name counts.
 
         Raises:
@@ -186,7 +186,7 @@ class DeltaSink:
         except Exception as error:  # noqa: BLE001 - the library raises bare ones
             raise SinkError(f"the ledger of table {self.path} cannot be read: {_first_line(error)}") from None
 
-    def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, Entry]) -> None:
+    def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
         """Write where a query begins, in partitions that the ledger does not know. Raises as `ledger_entries` does."""
         try:
             for attempt in _RETRYING.copy():
@@ -201,9 +201,9 @@ class DeltaSink:
 
     def _entries(
         self, table: DeltaTable, partitions: Iterable[TopicPartition], query_id: str | None
-    ) -> dict[TopicPartition, Entry]:
+    ) -> dict[TopicPartition, LedgerEntry]:
         """Return the entries of partitions; whose batch it was is known where it was of this query."""
-        found: dict[TopicPartition, Entry] = {}
+        found: dict[TopicPartition, LedgerEntry] = {}
         for part in partitions:
             application = self._application(*part)
             end = table.transaction_version(application)
@@ -211,7 +211,7 @@ class DeltaSink:
                 continue
             start, mark = (table.transaction_version(application + kind) for kind in (_START, _BATCH))
             is_ours = query_id is not None and mark and mark == _mark(query_id, mark & _BATCH_BITS)
-            found[part] = Entry(
+            found[part] = LedgerEntry(
                 end,
                 None if start == _UNKNOWN else start,
                 query_id=query_id if is_ours else None,
@@ -219,7 +219,7 @@ class DeltaSink:
             )
         return found
 
-    def _commit(self, entries: Mapping[TopicPartition, Entry]) -> CommitProperties:
+    def _commit(self, entries: Mapping[TopicPartition, LedgerEntry]) -> CommitProperties:
         """Return a commit that writes entries, upon the version that was opened."""
         transactions = []
         for part, entry in entries.items():

@@ -20,7 +20,7 @@ from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, Ka
 from penstock.spark_sink.ledger.kafka_producers import PublisherPool, SinkPublisher, slot_id
 from penstock.spark_sink.ledger.kafka_publisher import begin, publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target, publishing
-from penstock.spark_sink.ledger.rules import Entry, OffsetStatistics, warn_left_out
+from penstock.spark_sink.ledger.rules import LedgerEntry, OffsetStatistics, warn_left_out
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 
 #: Topic of the ledger, where a sink names none.
@@ -93,7 +93,7 @@ def require_target(target: Target, topics: Sequence[str]) -> None:
         require_topics(admin, target.servers, topics, principal=principal)
 
 
-def ledger_of(target: Target, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Entry]:
+def ledger_of(target: Target, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
     """Return the entry of each partition that the ledger of a sink knows.
 
     Raises:
@@ -118,7 +118,7 @@ def ledger_of(target: Target, partitions: Iterable[TopicPartition]) -> dict[Topi
         ledger.close()
 
 
-def begin_ledger(target: Target, entries: Mapping[TopicPartition, Entry], *, whole: bool) -> None:
+def begin_ledger(target: Target, entries: Mapping[TopicPartition, LedgerEntry], *, whole: bool) -> None:
     """Write where a query begins, in partitions that the ledger does not know. Its topic exists.
 
     Raises `SinkError` where the ledger cannot be read or written. `whole` is whether a batch is one transaction.

@@ -20,7 +20,7 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.kafka_target import Row, Target, least_rights
-from penstock.spark_sink.ledger.rules import Batch, Entry
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.sinks.frames import slot_column
 from penstock.spark_sink.sinks.handlers.execution.rows import steps
 from penstock.spark_sink.sinks.kafka_publication import (
@@ -131,7 +131,7 @@ class KafkaSink:
                 messages = [WriterCommitMessage(*one) for one in found]
             conclude(batch_id, self.name, messages)
 
-    def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Entry]:
+    def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
         """Return what the ledger has of some partitions. The sink's own name counts.
 
         Raises:
@@ -141,7 +141,7 @@ class KafkaSink:
         """
         return ledger_of(self._target(), partitions)
 
-    def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, Entry]) -> None:
+    def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
         """Write where a query begins, in partitions that the ledger does not know; `SinkError` where it cannot."""
         begin_ledger(self._target(), entries, whole=self.atomic_batches)
 

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from penstock.errors import SinkError
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.rules import Batch, Entry
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def has_ledger(sink: object) -> bool:
     return any(callable(getattr(sink, method, None)) for method in ("ledger_entries", "position_of", "position"))
 
 
-def ledger_entries(sink: object, query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Entry]:
+def ledger_entries(sink: object, query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
     """Return the entries of those partitions that a sink's ledger knows of a query; none where it has no ledger.
 
     A sink that has a name of its own goes by that. Raises `SinkError` where the ledger cannot be read.
@@ -79,7 +79,7 @@ def ledger_entries(sink: object, query: str, partitions: Iterable[TopicPartition
     if callable(entries):
         return dict(entries(query, partitions))
     known = dict(of_some(query, partitions) if callable(of_some) else of_all(query) if callable(of_all) else {})
-    return {part: Entry(known[part]) for part in partitions if part in known}
+    return {part: LedgerEntry(known[part]) for part in partitions if part in known}
 
 
 def ledger_positions(sink: object, query: str, partitions: Iterable[TopicPartition]) -> Offsets:
@@ -87,7 +87,7 @@ def ledger_positions(sink: object, query: str, partitions: Iterable[TopicPartiti
     return {part: entry.end for part, entry in ledger_entries(sink, query, partitions).items()}
 
 
-def begin_ledger(sink: object, query: str, entries: Mapping[TopicPartition, Entry]) -> None:
+def begin_ledger(sink: object, query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
     """Write where a query begins, in partitions that a sink's ledger does not know, by its `begin_ledger`."""
     begin = getattr(sink, "begin_ledger", None)
     if callable(begin) and entries:

@@ -32,7 +32,7 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
 from penstock.spark_sink.ledger.kafka_target import Target, least_rights
-from penstock.spark_sink.ledger.rules import Batch, Entry
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.sinks.frames import tasks_of, whole_partitions
 from penstock.spark_sink.sinks.handlers import kill_timeout
 from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings
@@ -249,7 +249,7 @@ class HandlerSink:
             raise error_of(type(found[-1]), f"batch {batch_id}: {found[-1]}") from None
 
     @property
-    def ledger_entries(self) -> Callable[[str, Iterable[TopicPartition]], dict[TopicPartition, Entry]] | None:
+    def ledger_entries(self) -> Callable[[str, Iterable[TopicPartition]], dict[TopicPartition, LedgerEntry]] | None:
         """Returns what the ledger has of some partitions; None where the sink has no ledger.
 
         The sink's own name counts. It raises:
@@ -261,7 +261,7 @@ class HandlerSink:
         return None if target is None else lambda _query, partitions: ledger_of(target, partitions)
 
     @property
-    def begin_ledger(self) -> Callable[[str, Mapping[TopicPartition, Entry]], None] | None:
+    def begin_ledger(self) -> Callable[[str, Mapping[TopicPartition, LedgerEntry]], None] | None:
         """Writes where a query begins, in partitions that the ledger does not know; None where the sink has none."""
         target = self._target()
         whole = self.atomic_batches

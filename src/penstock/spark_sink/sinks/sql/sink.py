@@ -17,9 +17,8 @@ import tenacity
 from penstock.clients.rights import MissingRightError, Right
 from penstock.database_url import parse_database_url
 from penstock.errors import PenstockError, SinkError
-from penstock.spark_sink.ledger.rules import Batch, Entry, unknown
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, unknown
 from penstock.spark_sink.ledger.sql_ledger import (
-    Entries,
     Owner,
     is_former,
     ledger_table,
@@ -139,12 +138,12 @@ class SqlSink(SqlSinkSettings):
         """
         return {part: entry.end for part, entry in self._entries(query).items()}
 
-    def ledger_entries(self, query: str, partitions: Iterable[TopicPartition]) -> Entries:
+    def ledger_entries(self, query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
         """Return what the ledger has of some partitions. Raises as `position` does."""
         known = self._entries(query)
         return {part: known[part] for part in partitions if part in known}
 
-    def _entries(self, query: str) -> Entries:
+    def _entries(self, query: str) -> dict[TopicPartition, LedgerEntry]:
         url = parse_database_url(self.url)
         ledger = ledger_table(self.ledger_table, sa.MetaData(), self.schema)
         try:
@@ -156,7 +155,7 @@ class SqlSink(SqlSinkSettings):
         except sa.exc.SQLAlchemyError as error:
             raise self._refused(error, self.ledger_table, None) from None  # not chained, as above
 
-    def begin_ledger(self, query: str, entries: Mapping[TopicPartition, Entry]) -> None:
+    def begin_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
         """Write where a query begins, in partitions that the ledger does not know. Raises as `position` does."""
         url, owner = parse_database_url(self.url), Owner(self.name or query, self.table)
         ledger = ledger_table(self.ledger_table, sa.MetaData(), self.schema)
