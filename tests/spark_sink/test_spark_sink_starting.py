@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigurationError
-from penstock.spark_sink import SqlSink
+from penstock.spark_sink import DataLossError, SqlSink
 from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.queries import query
 from penstock.spark_sink.queries import starting_offsets as starting
@@ -138,9 +138,12 @@ def test_a_partition_that_came_since_and_a_topic_that_was_created_again_are_read
     )
 
     options, entries = begins(sink)
+    with pytest.raises(DataLossError, match="topic payments was deleted and created again since the query shop-orders"):
+        begins(sink, progress=True)
 
     assert json.loads(options["startingoffsets"]) == {"orders": {"0": 42, "1": 3}, "payments": {"0": 3}}
     assert entries.keys() == {("orders", 1), ("payments", 0)}
+    assert begins(sink, progress=True, failOnDataLoss="false")[1] == {}
 
 
 def test_where_a_checkpoint_counts_or_cannot_be_looked_at_nothing_is_written(begins: Any) -> None:

@@ -89,8 +89,8 @@ class Rule(Enum):
     GAP = "gap"
     #: The source went back because its log is another one: the ledger goes back with it.
     RECREATED = "recreated"
-    #: The batch goes on in the middle of another topic of the same name: refused.
-    ANOTHER_TOPIC = "another topic"
+    #: The source went back, but not from where the ledger ends: another copy of the query is ahead. Refused.
+    ANOTHER_LOG = "another log"
     #: The plan is not known: rows below the ledger are left out, or refused where they are late.
     UNPLANNED = "unplanned"
 
@@ -98,17 +98,11 @@ class Rule(Enum):
 #: The rules in the order in which they are asked; `held` is the ledger's entry, `batch` the batch's plan. The first
 #: whose condition holds counts.
 RULES: Sequence[tuple[Rule, Callable[[LedgerEntry, LedgerEntry], bool]]] = (
-    # Another query that starts on a topic which was created again finds nothing of it in the ledger. The same query
-    # has a checkpoint that speaks of the former topic.
-    (Rule.FIRST, lambda held, batch: not batch.is_of_topic(held) and not batch.is_of_query(held)),
     (Rule.UNPLANNED, lambda _held, batch: batch.start is None),
     # Before all that compares offsets: a batch in which the source went back lies on both sides of the ledger's end.
     (Rule.REPLAY, lambda held, batch: batch.is_of_query(held) and _same_plan(held, batch)),
     (Rule.RECREATED, lambda held, batch: _goes_back(batch) and batch.start == held.end),
-    (
-        Rule.ANOTHER_TOPIC,
-        lambda held, batch: not batch.is_of_topic(held) or (_goes_back(batch) and _below(held, batch)),
-    ),
+    (Rule.ANOTHER_LOG, lambda held, batch: _goes_back(batch) and _below(held, batch)),
     # An entry without a start ends behind a last row: what a filter dropped after it is no hole.
     (Rule.GAP, lambda held, batch: not _below(held, batch) and batch.start != held.end and held.start is not None),
     (Rule.NEXT, lambda held, batch: not _below(held, batch)),
@@ -153,7 +147,6 @@ class Batch:
         batch_id: Spark's number of it.
         query_id: Spark's id of its query, None if not known.
         planned: the first offset of each partition, and the one behind the last; empty if the plan is not known.
-        topic_ids: ids of topics, as far as they are known.
         entry: how a user finds a partition's entry in the ledger, to skip a hole on purpose.
     """
 
@@ -161,19 +154,15 @@ class Batch:
     batch_id: int
     query_id: str | None = None
     planned: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
-    topic_ids: Mapping[str, str] = field(default_factory=dict)
     entry: str = "the ledger's entry"
 
     def applied_below(self, ledger: Mapping[TopicPartition, LedgerEntry]) -> Offsets:
-        """Return the offsets below which rows are applied already; 0 where a partition is not in it.
+        """Return the offsets below which rows are applied already; a partition that is not in it has none.
 
         Raises `SinkError` for a partition whose rows cannot be applied at all: before any of them is touched.
         """
-        below = {part: held.end for part, held in ledger.items() if part not in self.planned}
-        for part in sorted(self.planned):
-            if part in ledger and (offset := self._applied_below(part, ledger[part])):
-                below[part] = offset
-        return below
+        rules = {part: self._accepted(part, held, self._plan(part, None)) for part, held in ledger.items()}
+        return {part: held.end for part, held in ledger.items() if rules[part] is not Rule.RECREATED}
 
     def entries_after(
         self, ledger: Mapping[TopicPartition, LedgerEntry], spans: Mapping[TopicPartition, Span]
@@ -183,23 +172,21 @@ class Batch:
         Raises `SinkError` for rows that belong to an earlier batch, and as `applied_below`.
         """
         changed: dict[TopicPartition, LedgerEntry] = {}
+        taken_for_stored = []
         for part in sorted(self.planned.keys() | spans.keys()):
             held, batch, span = ledger.get(part), self._plan(part, spans.get(part)), spans.get(part)
             rule = self._accepted(part, held, batch)
             if span is not None:
                 self._refuse_late(part, held, batch, span)
-            if rule in {Rule.FIRST, Rule.RECREATED} or held is None:
+            if held is None or rule is Rule.RECREATED:
                 changed[part] = batch
             elif batch.end > held.end or (rule is Rule.NEXT and held.start is None):
-                changed[part] = replace(batch, topic_id=batch.topic_id or held.topic_id)
-            if rule is Rule.FIRST and self.batch_id > 0 and batch.start:
-                _log.warning(
-                    "batch %d: the ledger of %s knows nothing of %s[%d] below offset %d, and takes it for stored",
-                    self.batch_id,
-                    self.target,
-                    *part,
-                    batch.start,
-                )
+                changed[part] = replace(batch, topic_id=held.topic_id)
+            if held is None and self.batch_id > 0 and batch.start:
+                taken_for_stored.append(f"{part[0]}[{part[1]}] below offset {batch.start}")
+        if taken_for_stored:
+            known = ", ".join(taken_for_stored)
+            _log.warning("batch %d: the ledger of %s takes for stored: %s", self.batch_id, self.target, known)
         return changed
 
     def moves(self, ledger: Mapping[TopicPartition, LedgerEntry]) -> set[TopicPartition]:
@@ -212,16 +199,12 @@ class Batch:
 
     def _plan(self, part: TopicPartition, span: Span | None) -> LedgerEntry:
         start, end = self.planned.get(part, (None, 0 if span is None else span.last + 1))
-        return LedgerEntry(end, start, self.topic_ids.get(part[0]), self.query_id, self.batch_id)
-
-    def _applied_below(self, part: TopicPartition, held: LedgerEntry) -> int:
-        rule = self._accepted(part, held, self._plan(part, None))
-        return 0 if rule in {Rule.FIRST, Rule.RECREATED} else held.end
+        return LedgerEntry(end, start, None, self.query_id, self.batch_id)
 
     def _accepted(self, part: TopicPartition, held: LedgerEntry | None, batch: LedgerEntry) -> Rule:
         """Return the rule of a partition, or raise `SinkError` where it refuses the batch."""
         rule = rule_of(held, batch)
-        if held is None or rule not in {Rule.GAP, Rule.ANOTHER_TOPIC}:
+        if held is None or rule not in {Rule.GAP, Rule.ANOTHER_LOG}:
             return rule
         place = f"{part[0]}[{part[1]}]"
         if rule is Rule.GAP:
@@ -233,9 +216,9 @@ class Batch:
                 f"without them, set {self.entry} of {place} to {batch.start}"
             )
         raise SinkError(
-            f"batch {self.batch_id} goes on at offset {batch.start} of {place}, but the topic was deleted and created "
-            f"again since {self.target} was filled up to {held.end}; to read the new topic from its beginning, remove "
-            f"the ledger's entries of {part[0]} and start the query with a new checkpoint"
+            f"batch {self.batch_id} goes back from offset {batch.start} of {place} to {batch.end}, as the topic was "
+            f"created again or its log was cut, but {self.target} was filled up to {held.end} by another copy of the "
+            f"query; stop one, remove the ledger's entries of {part[0]} and start the other with a new checkpoint"
         )
 
     def _refuse_late(self, part: TopicPartition, held: LedgerEntry | None, batch: LedgerEntry, span: Span) -> None:
@@ -252,8 +235,9 @@ class Batch:
         if is_late:
             raise SinkError(
                 f"batch {self.batch_id} for {self.target} holds a row of {part[0]}[{part[1]}] offset {offset}, but "
-                f"{where}: an operator with state (a window, a join of streams, dropDuplicates) holds rows back, or "
-                "the frame has rows of another source; keep it out of the query, and aggregate behind the sink"
+                f"{where}: an operator with state (a window, a join of streams, dropDuplicates) holds rows back: "
+                "keep it out of the query, and aggregate behind the sink; or the frame has rows of another source, or "
+                "the checkpoint came back from a backup: give the query a new one"
             )
 
 

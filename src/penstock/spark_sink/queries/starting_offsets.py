@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigurationError
+from penstock.spark_sink.errors import DataLossError
 from penstock.spark_sink.ledger.rules import LedgerEntry, unknown
 from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.sinks.sink import has_ledger, ledger_entries
@@ -85,16 +86,29 @@ def beginning(spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | 
 
     `of_source` has the options that name brokers and topics, `progress` is what `has_progress` says of the checkpoint.
     Where the sink's options say where to begin, they count before its `starting_offsets`. Raises `SinkError` where the
-    ledger cannot be read, and `BrokerConnectionError`, `MissingRightError` or `TopicNotFoundError`.
+    ledger cannot be read, `DataLossError` where a checkpoint speaks of a topic that was created again since, and
+    `BrokerConnectionError`, `MissingRightError` or `TopicNotFoundError`.
     """
     given = {_STARTING: spec.starting_offsets} | {option.lower(): value for option, value in spec.options.items()}
-    if progress or not has_ledger(spec.function):
+    if not has_ledger(spec.function):
         return Beginning({**of_source, **given})
     options = SourceOptions.parse({**of_source, **given}).for_stream()
     reader = OffsetReader(options)
     partitions, ids = reader.partitions(), reader.topics().ids
     ledger = ledger_entries(spec.function, spec.name, partitions)
-    begun = begin_at(partitions, ids, ledger, options.starting or "latest", reader)
+    now = {part: LedgerEntry(0, topic_id=ids.get(part[0])) for part in partitions}
+    if again := sorted({topic for topic, n in unknown(ledger, now) if (topic, n) in ledger}):
+        what = f"topic {', '.join(again)} was deleted and created again since the query {spec.name} has read it"
+        if progress is not False and options.fail_on_data_loss:
+            raise DataLossError(
+                f"{what}, and its checkpoint speaks of the former one; to read the new topic from its beginning, give "
+                "it a new checkpoint_location, and under Spark Connect remove the topic's entries from the ledger; or "
+                "set failOnDataLoss to false to go on regardless"
+            )
+        _log.warning("%s%s", what, "" if progress else "; it is read from its beginning")
+    if progress:
+        return Beginning({**of_source, **given})
+    begun = begin_at(unknown(ledger, now).keys(), ledger, options.starting or "latest", reader)
     if ledger:
         _log.info("the query %s begins where its sink's ledger says, unless it has a checkpoint", spec.name)
     positions = {part: entry.end for part, entry in ledger.items()} | begun
@@ -105,24 +119,21 @@ def beginning(spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | 
 
 
 def begin_at(
-    partitions: Iterable[TopicPartition],
-    ids: Mapping[str, str],
+    new: Collection[TopicPartition],
     ledger: Mapping[TopicPartition, LedgerEntry],
     starting: Position,
     reader: OffsetReader,
 ) -> Offsets:
-    """Return where to begin in those partitions that the ledger does not know.
+    """Return where to begin in partitions that the ledger does not know.
 
     A partition that came to a topic since the query began there, and a topic that was created again, are read from the
     beginning, as a running query does. Others begin where the options say.
     """
     # A former version's entry says nothing of other partitions: it came with the first row of its own.
     begun = {topic for (topic, _), entry in ledger.items() if (entry.start, entry.topic_id) != (None, None)}
-    now = {part: LedgerEntry(0, topic_id=ids.get(part[0])) for part in partitions}
-    new = unknown(ledger, now).keys()
     first = reader.earliest(new)
     others = {part for part in new if part[0] not in begun}
-    return {part: first[part] for part in new - others} | (
+    return {part: first[part] for part in new if part not in others} | (
         resolve(
             "startingOffsets",
             restricted(starting, others),
