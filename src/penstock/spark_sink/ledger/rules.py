@@ -223,21 +223,25 @@ class Batch:
 
     def _refuse_late(self, part: TopicPartition, held: LedgerEntry | None, batch: LedgerEntry, span: Span) -> None:
         """Raise `SinkError` for rows of an earlier batch, which an operator has held back: the ledger is past them."""
+        offset, remedy = span.first, "keep it out of the query, and aggregate behind the sink"
         if batch.start is not None:
-            is_late, where = span.first < batch.start, f"it was planned from {batch.start} to {batch.end}"
-            offset = span.first
-            if not is_late and span.last >= batch.end:
-                is_late, offset = True, span.last
+            if span.first >= batch.start:
+                offset = span.last
+            is_late, where = not batch.start <= offset < batch.end, f"it was planned from {batch.start} to {batch.end}"
+        elif held is not None:
+            is_late = offset < held.end and _is_later(held, batch)
+            where = f"batch {held.batch_id} has stored what lies below {held.end}"
+            remedy += (
+                "; or the topic was created again: remove its entries from the ledger; or the checkpoint came back "
+                "from a backup: give the query a new one"
+            )
         else:
-            is_late = held is not None and span.first < held.end and _is_later(held, batch)
-            offset = span.first
-            where = "" if held is None else f"batch {held.batch_id} has stored what lies below {held.end}"
+            return
         if is_late:
             raise SinkError(
                 f"batch {self.batch_id} for {self.target} holds a row of {part[0]}[{part[1]}] offset {offset}, but "
-                f"{where}: an operator with state (a window, a join of streams, dropDuplicates) holds rows back: "
-                "keep it out of the query, and aggregate behind the sink; or the frame has rows of another source, or "
-                "the checkpoint came back from a backup: give the query a new one"
+                f"{where}: an operator with state (a window, a join of streams, dropDuplicates) holds rows back, or "
+                f"the frame has rows of another source: {remedy}"
             )
 
 
