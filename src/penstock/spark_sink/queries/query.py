@@ -65,7 +65,7 @@ def start_sink(
         checkpoint_location: folder of the checkpoint, which belongs to this query alone. Without one, and where it is
             lost, the next start goes on where the sink's ledger says; a sink without a ledger needs one.
         starting_offsets: where a query begins that neither a checkpoint nor the sink's ledger knows: `earliest`,
-            `latest` or Spark's JSON.
+            `latest` or Spark's JSON. The ledger keeps it for the next start.
         options: further options of the source by Spark's names, such as `maxOffsetsPerTrigger`.
 
     Returns:
@@ -76,6 +76,7 @@ def start_sink(
         SinkError: the sink cannot store such frames; nothing was started.
         MissingRightError: the topics may not be read, or the sink may not store; nothing was started.
         TopicNotFoundError: a topic does not exist.
+        DataLossError: the checkpoint speaks of a topic that was created again since.
     """
     a_callable("function", function)
     if not is_remembered(spark, checkpoint_location):

@@ -1,6 +1,6 @@
 """`SqlSink`: a foreachBatch function whose effect on a table is exactly-once.
 
-Spark may hand a batch over again: after a crash, a lost checkpoint, a retried task. The sink keeps the next offset of
+Spark may hand a batch over again: after a crash, a lost checkpoint, a retried task. The sink keeps the last batch of
 each partition in the database itself (`ledger.sql_ledger`), in the same transaction as the rows (`batch_write`).
 """
 
@@ -67,10 +67,10 @@ class SqlSink(SqlSinkSettings):
     are left out too, so that none is there twice when the message is replayed. Dead letters are acknowledged before
     the database commits: a crash in between writes them again.
 
-    A topic that was deleted and made anew begins at offset 0, below its ledger: its rows count as applied
-    until its rows are removed from the ledger table. Rows left out are logged as a warning. The ledger belongs to the
-    query by name, so that several may fill one table; under another name all is stored again. It knows topics by name
-    too: topics of one name on two clusters need a query, or a `ledger_table`, each.
+    Rows that come again are left out, with a warning. A batch that starts above the ledger's end, as after a restore of
+    the database, is refused, and so are rows of an earlier batch and a second frame of one batch. The ledger belongs to
+    the query by name, which is required, so that several may fill one table; under another name all is stored again. It
+    knows topics by name too: topics of one name on two clusters need a query, or a `ledger_table`, each.
     """
 
     def check(self, schema: StructType) -> None:
