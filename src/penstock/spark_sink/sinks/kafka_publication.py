@@ -19,7 +19,7 @@ from penstock.options import ClientConfig, not_empty, reserved
 from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, KafkaLedger
 from penstock.spark_sink.ledger.kafka_producers import PublisherPool, SinkPublisher, slot_id
 from penstock.spark_sink.ledger.kafka_publisher import begin, publish
-from penstock.spark_sink.ledger.kafka_target import Row, Target, publishing
+from penstock.spark_sink.ledger.kafka_target import Row, Target, missing_for, publishing
 from penstock.spark_sink.ledger.rules import LedgerEntry, OffsetStatistics, warn_left_out
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 
@@ -121,12 +121,16 @@ def ledger_of(target: Target, partitions: Iterable[TopicPartition]) -> dict[Topi
 def begin_ledger(target: Target, entries: Mapping[TopicPartition, LedgerEntry], *, whole: bool) -> None:
     """Write where a query begins, in partitions that the ledger does not know. Its topic exists.
 
-    Raises `SinkError` where the ledger cannot be read or written. `whole` is whether a batch is one transaction.
+    Raises `SinkError` or `MissingRightError` where the ledger cannot be read or written. `whole` is whether a batch is
+    one transaction.
     """
     ids = {part: whole_id(target.name) if whole else slot_id(target.name, part) for part in entries}
     try:
         begin(target, ids, entries)
     except KafkaException as error:
+        if missing := missing_for(target, (), error):
+            what = f"the ledger of sink {target.name} cannot be written"
+            raise MissingRightError(what, missing, principal_of(target.config)) from error
         raise SinkError(
             f"the ledger {target.ledger} of sink {target.name} could not be written: {reason(error)}; check the "
             "brokers, and whether another query of this name runs"
