@@ -216,3 +216,8 @@ def test_frames_a_sink_cannot_store_are_refused_with_a_sentence(tmp_path: Path) 
 def test_a_wrong_setting_is_named(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         DeltaSink(**{"path": "lake", "name": "q"} | settings)
+    with pytest.raises(
+        SinkError, match=r"batch 3 has \d+ bytes in 2 rows, .* of at most max_batch_bytes=9; nothing of it"
+    ):
+        DeltaSink(str(tmp_path / "lake"), name="q", max_batch_bytes=9)(frame(NUMBER, numbers(0, 1)), 3)
+        ({"max_batch_bytes": 0}, "max_batch_bytes must be a whole number"),

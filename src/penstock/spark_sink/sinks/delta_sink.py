@@ -22,10 +22,11 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, 
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
 
 from penstock.errors import ConfigurationError, PenstockError, SinkError
-from penstock.options import names, not_empty
+from penstock.options import names, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.state import OffsetStatistics, advanced, refuse_late, replayed, warn_replayed
 from penstock.spark_sink.sinks.folder_access import local_path, require_access
+from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES, collected
 from penstock.spark_sink.sinks.position import (
     POSITION,
     null_counts,
@@ -69,8 +70,8 @@ class DeltaSink:
     Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is an
     error, and so are rows that an operator with state (a window, a join of streams) holds back. The frame carries
     `topic`, `partition` and `offset` beside its own columns. The table is made from the frame's columns if it does not
-    exist. The batch is collected on the driver as Arrow columns: bound it with the source's `maxOffsetsPerTrigger`.
-    Readers see all of a batch or nothing of it.
+    exist; any of its columns may be NULL. The batch is collected on the driver as Arrow columns, up to
+    `max_batch_bytes`: keep it below with the source's `maxOffsetsPerTrigger`. Readers see all of a batch or nothing.
 
     Without a key every row is appended. With one, the newest row of a key, by offset, replaces the one in the table.
     Kafka orders the messages of one partition only: use a key whose messages share a partition. Where they do not, the
@@ -88,6 +89,7 @@ class DeltaSink:
         evolve: whether columns that the table lacks are added to it, empty in the rows that are there, in a commit of
             their own; those of the key never are.
         storage_options: settings of the storage as delta-rs takes them; may hold secrets and is never shown.
+        max_batch_bytes: most bytes of a batch, in Arrow; a larger one is refused.
     """
 
     path: str
@@ -96,12 +98,14 @@ class DeltaSink:
     keep_position: bool = field(default=False, kw_only=True)
     evolve: bool = field(default=False, kw_only=True)
     storage_options: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
+    max_batch_bytes: int = field(default=MAX_BATCH_BYTES, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the settings; a `ConfigurationError` names a wrong one."""
         object.__setattr__(self, "path", os.fspath(self.path))
         not_empty("path", self.path)
         not_empty("name", self.name)
+        positive_int("max_batch_bytes", self.max_batch_bytes)
         # A tuple, so that a frozen sink cannot be changed through a list that the caller still holds.
         object.__setattr__(self, "key", names("key", self.key) if self.key else ())
         object.__setattr__(self, "storage_options", dict(self.storage_options))
@@ -132,7 +136,7 @@ class DeltaSink:
             MissingRightError: its folder may not be written; nothing of the batch was.
         """
         self._require_access()
-        rows = batch.toArrow()
+        rows = collected(batch, self.max_batch_bytes, batch_id, f"table {self.path}")
         stored = self._stored(rows.schema)
         if rows.num_rows == 0:
             return

@@ -25,6 +25,7 @@ from sqlalchemy.sql.elements import quoted_name
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger.sql_ledger import ledger_table, lock_ledger, read_ledger, require_ledger
 from penstock.spark_sink.ledger.state import LedgerState
+from penstock.spark_sink.sinks.frames import collected
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction, Tables
 from penstock.spark_sink.sinks.sql.databases.database import Database
@@ -112,7 +113,8 @@ class BatchWrite:
 
     def from_driver(self, batch: DataFrame) -> None:
         """Collect the batch on the driver and store it. Raises as `store` does."""
-        rows = batch.toArrow()
+        target = f"table {self.settings.table}"
+        rows = collected(batch, self.settings.max_batch_bytes, self.transaction.batch_id, target)
         if rows.num_rows == 0:
             return
         places = rows.select(POSITION).group_by(["topic", "partition"]).aggregate([]).to_pylist()
