@@ -14,6 +14,7 @@ from arrow_frames import PRICES, Letters, frame
 from databases import TestDatabase
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import SqlSink
+from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.queries.restarts import is_permanent
 
 
@@ -92,6 +93,18 @@ def test_a_batch_too_large_for_the_driver_is_refused(sqlite: TestDatabase) -> No
     sink(frame(PRICES, [(0, 0, "a", 1)]), 4)
 
     assert sqlite.rows("SELECT * FROM prices") == [("a", 1)]
+
+
+def test_names_that_differ_only_in_case_are_refused(database: TestDatabase) -> None:
+    sink = SqlSink(database.url, "prices", evolve=True)
+    sink(frame(PRICES, [(0, 0, "a", 1)]), 0)
+
+    with pytest.raises(
+        SchemaMismatchError, match="frame for table prices has Price and price, which differ only in case"
+    ):
+        sink.check(frame({**PRICES, "Price": pa.int64()}, []).schema)
+    with pytest.raises(SchemaMismatchError, match="lacks the frame's column Price, and has price, which differs only"):
+        sink.check(frame({"id": pa.string(), "Price": pa.int64()}, []).schema)
 
 
 def test_totals_have_room_for_what_is_added(database: TestDatabase) -> None:

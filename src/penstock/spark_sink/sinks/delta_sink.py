@@ -140,7 +140,8 @@ class DeltaSink:
         stored = self._stored(rows.schema)
         if rows.num_rows == 0:
             return
-        self._refuse_empty(rows)
+        require_position(null_counts(rows), f"table {self.path}")
+        self._refuse_null(rows, self.key, "is part of the key of")
         origin = origin_of(batch, self.name)
         try:
             for attempt in _RETRYING.copy():
@@ -188,6 +189,8 @@ class DeltaSink:
         table = self._opened(schema)
         self._require_fitting(table, schema)
         self._add_columns(table, schema)
+        held = pa.schema(table.schema().to_arrow())
+        self._refuse_null(rows, [name for name in stored if not held.field(name).nullable], "is NOT NULL in")
         spans = offset_spans(rows)
         ledger: Offsets = {}
         for part in spans:
@@ -213,11 +216,11 @@ class DeltaSink:
             max_commit_retries=0,
         )
         if not self.key:
-            write_deltalake(table, left.select(stored), mode="append", commit_properties=commit)
+            write_deltalake(table, _as_held(left.select(stored), held), mode="append", commit_properties=commit)
             return
         same = " AND ".join(f"held.{_quoted(name)} = new.{_quoted(name)}" for name in self.key)
         merge = table.merge(
-            _newest(_one_zero(left, self.key), self.key).select(stored),
+            _as_held(_newest(_one_zero(left, self.key), self.key).select(stored), held),
             same,
             source_alias="new",
             target_alias="held",
@@ -230,7 +233,9 @@ class DeltaSink:
         if schema is not None and not DeltaTable.is_deltatable(self.path, self._options):
             # Another writer may have made it in the meantime; if not, opening it tells what is the matter.
             with suppress(DeltaError):
-                return DeltaTable.create(self.path, schema, mode="ignore", storage_options=self._options)
+                # No column is NOT NULL: a literal has a value in this batch, and its column may have none in the next.
+                fields = [Field(name, kind, nullable=True) for name, kind in _delta_types(schema).items()]
+                return DeltaTable.create(self.path, Schema(fields), mode="ignore", storage_options=self._options)
         return DeltaTable(self.path, storage_options=self._options)
 
     def _require_access(self, *, write: bool = True) -> None:
@@ -272,12 +277,13 @@ class DeltaSink:
                 f"table {self.path} has {_RETENTION}, so that Delta forgets which rows are stored; unset it with "
                 f"ALTER TABLE ... UNSET TBLPROPERTIES ('{_RETENTION}')"
             )
-        held = {one.name: one.type for one in table.schema().fields}
+        held = _delta_types(pa.schema(table.schema().to_arrow()))
         given = _delta_types(schema)
+        twins = {name.lower(): f", and has {name}, which differs only in case" for name in held}
         wrong = [
-            f"the table lacks the frame's column {name}"
+            f"the table lacks the frame's column {name}{twins.get(name.lower(), '')}"
             for name in given
-            if name not in held and (not self.evolve or name in self.key)
+            if name not in held and (not self.evolve or name in self.key or name.lower() in twins)
         ]
         wrong += [f"the frame lacks the table's column {name}" for name in held if name not in given]
         wrong += [
@@ -290,15 +296,14 @@ class DeltaSink:
                 f"table {self.path} does not fit the frame: {'; '.join(wrong)}; change the query's select, or the table"
             )
 
-    def _refuse_empty(self, rows: pa.Table) -> None:
-        """Refuse NULL in the position, and in a key: any two of them are different to a merge."""
-        require_position(null_counts(rows), f"table {self.path}")
-        for name in self.key:
+    def _refuse_null(self, rows: pa.Table, columns: Iterable[str], why: str) -> None:
+        """Refuse NULL in some columns; of those in a key, any two are different to a merge."""
+        for name in columns:
             if count := rows[name].null_count:
                 first = rows.filter(rows[name].is_null()).slice(0, 1)
                 topic, partition, offset = (first[column][0].as_py() for column in POSITION)
                 raise SinkError(
-                    f"column {name} is part of the key of table {self.path} and is NULL in {count} rows, the first "
+                    f"column {name} {why} table {self.path} and is NULL in {count} rows, the first "
                     f"from {topic}[{partition}] offset {offset}; filter such rows out in the query"
                 )
 
@@ -333,16 +338,36 @@ def _newest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _delta_types(schema: pa.Schema) -> dict[str, Any]:
-    """Return Delta's types of columns, or raise `SinkError` naming the first that has none."""
+    """Return Delta's types of columns, in which any value may be NULL, or raise `SinkError` where there is none."""
     types: dict[str, Any] = {}
     for column in schema:
         try:
-            types[column.name] = Schema.from_arrow(pa.schema([column])).fields[0].type
+            types[column.name] = Schema.from_arrow(pa.schema([(column.name, _nullable(column.type))])).fields[0].type
         except Exception as error:  # the library raises bare ones
             raise SchemaMismatchError(
                 f"the frame's column {column.name} is {column.type}, which Delta does not know; cast it or leave it out"
             ) from error
     return types
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """Return a type in which any value within may be NULL."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(one.name, _nullable(one.type)) for one in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_nullable(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, _nullable(kind.item_type))
+    return kind
+
+
+def _as_held(rows: pa.Table, held: pa.Schema) -> pa.Table:
+    """Return the rows with the table's own types where values within those must not be NULL; others it takes."""
+    for index, one in enumerate(rows.schema):
+        kind = held.field(one.name).type
+        if kind != _nullable(kind):
+            rows = rows.set_column(index, pa.field(one.name, kind), rows[one.name].cast(kind))
+    return rows
 
 
 def _quoted(name: str) -> str:
