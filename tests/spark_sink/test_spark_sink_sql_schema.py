@@ -182,6 +182,8 @@ def test_names_that_postgresql_would_cut_are_told(postgresql: TestDatabase) -> N
     SqlSink(postgresql.url, fitting, [fitting])(frame({fitting: pa.string()}, [(0, 0, "a")]), 0)
     with pytest.raises(SinkError, match=rf"cuts names at 63 bytes, .* the frame with {long}; give shorter") as caught:
         SqlSink(postgresql.url, "prices").check(frame({long: pa.string()}, []).schema)
+    with pytest.raises(SinkError, match=r"frame for table prices has ctid, a column that PostgreSQL itself gives"):
+        SqlSink(postgresql.url, "prices").check(frame({"ctid": pa.string()}, []).schema)
     with pytest.raises(SinkError, match=rf"cuts names at 63 bytes, .* with {long};"):
         SqlSink(postgresql.url, long).check(frame(PRICES, []).schema)
 

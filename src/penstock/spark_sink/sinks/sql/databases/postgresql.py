@@ -30,6 +30,9 @@ _CONNECT_TIMEOUT_S = 15
 #: Bytes of a name.
 _LONGEST_NAME = 63
 
+#: Columns that each of its tables has already.
+_SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "cmin", "xmax", "cmax", "tableoid"})
+
 #: Types that take a text as it is; into others it must be cast, which reads it.
 _TEXTS = ("text", "character", '"char"', "name")
 
@@ -89,8 +92,7 @@ class PostgreSql(Database):
         """Copy rows into the table. Only Arrow and the server look at the values, so nothing in them is SQL."""
         names = [str(column.name) for column in table.columns]
         columns = ", ".join(map(_quoted, names))
-        into = ".".join(_quoted(name) for name in (table.schema, table.name) if name is not None)
-        statement = f"COPY {into} ({columns}) FROM STDIN (FORMAT csv)"
+        statement = f"COPY {name_of(table)} ({columns}) FROM STDIN (FORMAT csv)"
         driver = connection.connection.driver_connection
         if driver is None:
             raise sa.exc.ResourceClosedError("the connection was closed before COPY")
@@ -110,7 +112,13 @@ class PostgreSql(Database):
         return sa.Table(name, sa.MetaData(), *columns, prefixes=["TEMPORARY"], postgresql_on_commit="DROP")
 
     def require_storable(self, frame: pa.Schema, table: str, names: Sequence[str], _summed: Collection[str]) -> None:
-        """Refuse names that it would cut."""
+        """Refuse names that it would cut or that each table has already."""
+        taken = sorted(_SYSTEM_COLUMNS.intersection(frame.names))
+        if taken:
+            raise SchemaMismatchError(
+                f"the frame for table {table} has {', '.join(taken)}, a column that PostgreSQL itself gives each "
+                "table; rename it"
+            )
         long = [name for name in (*names, *frame.names) if len(name.encode()) > _LONGEST_NAME]
         if long:
             raise SchemaMismatchError(
@@ -123,14 +131,14 @@ class PostgreSql(Database):
         texts = [str(column.name) for column in table.columns if isinstance(column.type, sa.Text)]
         if not texts:
             return {}
-        found = connection.execute(sa.text(_COLUMN_TYPES), {"name": _name_of(connection, table)})
+        found = connection.execute(sa.text(_COLUMN_TYPES), {"name": name_of(table)})
         return {name: kind for name, kind in found if name in texts and not kind.startswith(_TEXTS)}
 
     def unique_columns(
         self, connection: sa.Connection, _inspector: sa.Inspector, table: sa.Table
     ) -> list[set[str | None]]:
         """Return the columns of the indexes that `ON CONFLICT` takes."""
-        found = connection.execute(sa.text(_CONFLICT_TARGETS), {"name": _name_of(connection, table)})
+        found = connection.execute(sa.text(_CONFLICT_TARGETS), {"name": name_of(table)})
         return [set(columns) for (columns,) in found]
 
     def check_constraints(self, connection: sa.Connection) -> None:
@@ -144,9 +152,9 @@ class PostgreSql(Database):
         require_rights(connection, what, needed, refused=refused)
 
 
-def _name_of(connection: sa.Connection, table: sa.Table) -> str:
-    """Return the name of a table as `to_regclass` reads it."""
-    return connection.dialect.identifier_preparer.format_table(table)
+def name_of(table: sa.Table) -> str:
+    """Return the name of a table as `to_regclass` and COPY read it; SQLAlchemy would double `%`."""
+    return ".".join(_quoted(name) for name in (table.schema, table.name) if name is not None)
 
 
 def _in_utc(connection: sa.Connection) -> None:

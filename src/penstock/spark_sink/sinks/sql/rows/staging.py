@@ -31,7 +31,7 @@ from penstock.spark_sink.sinks.reports import report_schema
 from penstock.spark_sink.sinks.sql.databases.database import Database
 from penstock.spark_sink.sinks.sql.databases.databases import database_of
 from penstock.spark_sink.sinks.sql.databases.errors import LostTaskError, concerns_a_row, is_transient, refused
-from penstock.spark_sink.sinks.sql.databases.schema import columns_of
+from penstock.spark_sink.sinks.sql.databases.schema import ROW, columns_of
 from penstock.spark_sink.sinks.sql.rows.deduplication import BatchStatistics, Deduplication, deduplicated
 from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected, in_halves
 
@@ -116,11 +116,13 @@ class StagingTask:
         """
         statistics = BatchStatistics()
         copied = 0
+        names = [name for name in self.deduplication.schema.names if name != ROW]
         url = sa.make_url(self.url)
         database = database_of(url)
         stage = stage_table(database, self.table, self.schema, self.deduplication.schema)
         try:
-            for piece in deduplicated(self.deduplication, iter(batches), statistics):
+            named = (batch.rename_columns(names) for batch in batches)
+            for piece in deduplicated(self.deduplication, named, statistics):
                 marked = piece.append_column(ATTEMPT, pa.repeat(pa.scalar(attempt, pa.int64()), piece.num_rows))
                 with database.session(url) as connection, connection.begin():
                     if self.deduplication.exact:
@@ -168,7 +170,7 @@ def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Repo
 
     report = Report()
     try:
-        rows = in_tasks(batch, max_connections).mapInArrow(task, _REPORT).collect()
+        rows = _numbered_columns(in_tasks(batch, max_connections)).mapInArrow(task, _REPORT).collect()
     except PySparkException as error:
         own = next((one for one in errors_in(str(error)) if isinstance(one, SinkError)), None)
         if own is None:
@@ -197,6 +199,13 @@ def in_tasks(batch: DataFrame, most: int) -> DataFrame:
     Where more than those could read and transform at a time, they do, and hand the rows over by a shuffle.
     """
     tasks, cores = tasks_of(batch), cores_of(batch)
+def _numbered_columns(batch: DataFrame) -> DataFrame:
+    """Return a frame whose columns Spark finds by their names, which it does not where those have dots or backticks."""
+    if any({".", "`"}.intersection(one.name) for one in batch.schema.fields):
+        return batch.toDF(*(str(number) for number in range(len(batch.columns))))
+    return batch
+
+
     if tasks is not None and cores is not None and min(tasks, cores) > most:
         return batch.repartition(most, *POSITION)
     return batch.coalesce(most)
