@@ -97,8 +97,8 @@ class BatchWrite:
             self.database.lock_schema(connection)
             add_columns(connection, target)
         require_fitting(self.database, connection, target, settings.key, settings.sum_columns)
-        casts = self.database.casts(connection, target)
-        return Tables(Upsert(self.database, target, settings.key, settings.sum_columns, settings.delete, casts), ledger)
+        found = self.database.conversions(connection, target)
+        return Tables(Upsert(self.database, target, settings.key, settings.sum_columns, settings.delete, found), ledger)
 
     def store(self, batch: DataFrame) -> None:
         """Store the batch; may be called again where it failed, and then finds what it has stored.
@@ -127,21 +127,25 @@ class BatchWrite:
                     deduplication = self._deduplication(state, exact=exact)
                     schema, summed = deduplication.schema, self.settings.sum_columns
                     columns = columns_of(self.database, schema, schema.names, summed=summed)
-                    staged = self.database.temporary_table(STAGING, *columns)
+                    staged = self.database.temporary_table(STAGING, *columns, *tables.upsert.checks())
                     staged.create(connection, checkfirst=False)
                     statistics = BatchStatistics()
                     for piece in deduplicated(deduplication, rows.to_batches(), statistics):
-                        self._stage(connection, staged, piece, exact=exact)
+                        if exact:
+                            most = self.settings.most_rejects
+                            staging.copy_in_halves(self.database, connection, staged, piece, statistics.rejected, most)
+                        else:
+                            self._stage(connection, staged, piece)
                     self.transaction.apply(connection, tables, state, staged, statistics, exact=exact)
             except RowRefusedError:
                 continue
             return
 
-    def _stage(self, connection: sa.Connection, staged: sa.Table, piece: pa.Table, *, exact: bool) -> None:
+    def _stage(self, connection: sa.Connection, staged: sa.Table, piece: pa.Table) -> None:
         try:
             self.database.stage(connection, staged, piece)
         except sa.exc.SQLAlchemyError as error:
-            if exact or not concerns_a_row(error):
+            if not concerns_a_row(error):
                 raise
             raise RowRefusedError from None
 

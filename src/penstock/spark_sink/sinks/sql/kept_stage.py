@@ -61,7 +61,9 @@ class OpenStage:
     def stage(self) -> sa.Table:
         """Return the staging table, which is empty; it is made where there is none."""
         if self._stage is None:
-            self._stage = staging.create_stage(self.connection, self.prefix, self.schema, self.columns)
+            self._stage = staging.create_stage(
+                self.connection, self.prefix, self.schema, self.columns, self.tables.upsert.checks()
+            )
             self._fingerprint = self._look()
         return self._stage
 
