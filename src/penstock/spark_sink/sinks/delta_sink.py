@@ -21,10 +21,11 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, 
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
 
 from penstock.errors import ConfigurationError, PenstockError, SinkError
-from penstock.options import names, not_empty
+from penstock.options import names, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, OffsetStatistics, unknown, warn_left_out
 from penstock.spark_sink.sinks.folder_access import local_path, require_access
+from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES, collected
 from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.position import (
     POSITION,
@@ -71,8 +72,8 @@ class DeltaSink:
     Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is an
     error, and so are rows that an operator with state (a window, a join of streams) holds back. The frame carries
     `topic`, `partition` and `offset` beside its own columns. The table is made from the frame's columns if it does not
-    exist. The batch is collected on the driver as Arrow columns: bound it with the source's `maxOffsetsPerTrigger`.
-    Readers see all of a batch or nothing of it.
+    exist; any of its columns may be NULL. The batch is collected on the driver as Arrow columns, up to
+    `max_batch_bytes`: keep it below with the source's `maxOffsetsPerTrigger`. Readers see all of a batch or nothing.
 
     Without a key every row is appended. With one, the newest row of a key, by offset, replaces the one in the table.
     Kafka orders the messages of one partition only: use a key whose messages share a partition. Where they do not, the
@@ -90,6 +91,7 @@ class DeltaSink:
         evolve: whether columns that the table lacks are added to it, empty in the rows that are there, in a commit of
             their own; those of the key never are.
         storage_options: settings of the storage as delta-rs takes them; may hold secrets and is never shown.
+        max_batch_bytes: most bytes of a batch, in Arrow; a larger one is refused.
     """
 
     path: str
@@ -98,12 +100,14 @@ class DeltaSink:
     keep_position: bool = field(default=False, kw_only=True)
     evolve: bool = field(default=False, kw_only=True)
     storage_options: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
+    max_batch_bytes: int = field(default=MAX_BATCH_BYTES, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the settings; a `ConfigurationError` names a wrong one."""
         object.__setattr__(self, "path", os.fspath(self.path))
         not_empty("path", self.path)
         not_empty("name", self.name)
+        positive_int("max_batch_bytes", self.max_batch_bytes)
         # A tuple, so that a frozen sink cannot be changed through a list that the caller still holds.
         object.__setattr__(self, "key", names("key", self.key) if self.key else ())
         object.__setattr__(self, "storage_options", dict(self.storage_options))
@@ -137,7 +141,7 @@ class DeltaSink:
             MissingRightError: its folder may not be written; nothing of the batch was.
         """
         self._require_access()
-        rows = batch.toArrow()
+        rows = collected(batch, self.max_batch_bytes, batch_id, f"table {self.path}")
         stored = self._stored(rows.schema)
         origin = origin_of(batch, self.name)
         what = micro_batch(
@@ -149,7 +153,8 @@ class DeltaSink:
         )
         if rows.num_rows == 0 and not what.planned:
             return
-        self._refuse_empty(rows)
+        require_position(null_counts(rows), f"table {self.path}")
+        self._refuse_null(rows, self.key, "is part of the key of")
         try:
             with stored_batches.one_call((self.path, self.name), origin, what):
                 for attempt in _RETRYING.copy():
@@ -238,6 +243,8 @@ class DeltaSink:
         table = self._opened(schema)
         self._require_fitting(table, schema)
         self._add_columns(table, schema)
+        held = pa.schema(table.schema().to_arrow())
+        self._refuse_null(rows, [name for name in stored if not held.field(name).nullable], "is NOT NULL in")
         spans = offset_spans(rows)
         ledger = self._entries(table, spans.keys() | batch.planned.keys(), batch.query_id)
         left, applied = unapplied(rows, spans, batch.applied_below(ledger))
@@ -247,11 +254,11 @@ class DeltaSink:
             return
         commit = self._commit(entries)
         if not self.key or not left.num_rows:  # a merge of nothing would commit nothing, and the ledger neither
-            write_deltalake(table, left.select(stored), mode="append", commit_properties=commit)
+            write_deltalake(table, _as_held(left.select(stored), held), mode="append", commit_properties=commit)
             return
         same = " AND ".join(f"held.{_quoted(name)} = new.{_quoted(name)}" for name in self.key)
         merge = table.merge(
-            _newest(_one_zero(left, self.key), self.key).select(stored),
+            _as_held(_newest(_one_zero(left, self.key), self.key).select(stored), held),
             same,
             source_alias="new",
             target_alias="held",
@@ -264,7 +271,9 @@ class DeltaSink:
         if schema is not None and not DeltaTable.is_deltatable(self.path, self._options):
             # Another writer may have made it in the meantime; if not, opening it tells what is the matter.
             with suppress(DeltaError):
-                return DeltaTable.create(self.path, schema, mode="ignore", storage_options=self._options)
+                # No column is NOT NULL: a literal has a value in this batch, and its column may have none in the next.
+                fields = [Field(name, kind, nullable=True) for name, kind in _delta_types(schema).items()]
+                return DeltaTable.create(self.path, Schema(fields), mode="ignore", storage_options=self._options)
         return DeltaTable(self.path, storage_options=self._options)
 
     def _require_access(self, *, write: bool = True) -> None:
@@ -306,12 +315,13 @@ class DeltaSink:
                 f"table {self.path} has {_RETENTION}, so that Delta forgets which rows are stored; unset it with "
                 f"ALTER TABLE ... UNSET TBLPROPERTIES ('{_RETENTION}')"
             )
-        held = {one.name: one.type for one in table.schema().fields}
+        held = _delta_types(pa.schema(table.schema().to_arrow()))
         given = _delta_types(schema)
+        twins = {name.lower(): f", and has {name}, which differs only in case" for name in held}
         wrong = [
-            f"the table lacks the frame's column {name}"
+            f"the table lacks the frame's column {name}{twins.get(name.lower(), '')}"
             for name in given
-            if name not in held and (not self.evolve or name in self.key)
+            if name not in held and (not self.evolve or name in self.key or name.lower() in twins)
         ]
         wrong += [f"the frame lacks the table's column {name}" for name in held if name not in given]
         wrong += [
@@ -324,15 +334,14 @@ class DeltaSink:
                 f"table {self.path} does not fit the frame: {'; '.join(wrong)}; change the query's select, or the table"
             )
 
-    def _refuse_empty(self, rows: pa.Table) -> None:
-        """Refuse NULL in the position, and in a key: any two of them are different to a merge."""
-        require_position(null_counts(rows), f"table {self.path}")
-        for name in self.key:
+    def _refuse_null(self, rows: pa.Table, columns: Iterable[str], why: str) -> None:
+        """Refuse NULL in some columns; of those in a key, any two are different to a merge."""
+        for name in columns:
             if count := rows[name].null_count:
                 first = rows.filter(rows[name].is_null()).slice(0, 1)
                 topic, partition, offset = (first[column][0].as_py() for column in POSITION)
                 raise SinkError(
-                    f"column {name} is part of the key of table {self.path} and is NULL in {count} rows, the first "
+                    f"column {name} {why} table {self.path} and is NULL in {count} rows, the first "
                     f"from {topic}[{partition}] offset {offset}; filter such rows out in the query"
                 )
 
@@ -362,16 +371,36 @@ def _newest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _delta_types(schema: pa.Schema) -> dict[str, Any]:
-    """Return Delta's types of columns, or raise `SinkError` naming the first that has none."""
+    """Return Delta's types of columns, in which any value may be NULL, or raise `SinkError` where there is none."""
     types: dict[str, Any] = {}
     for column in schema:
         try:
-            types[column.name] = Schema.from_arrow(pa.schema([column])).fields[0].type
+            types[column.name] = Schema.from_arrow(pa.schema([(column.name, _nullable(column.type))])).fields[0].type
         except Exception as error:  # the library raises bare ones
             raise SchemaMismatchError(
                 f"the frame's column {column.name} is {column.type}, which Delta does not know; cast it or leave it out"
             ) from error
     return types
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """Return a type in which any value within may be NULL."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(one.name, _nullable(one.type)) for one in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_nullable(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, _nullable(kind.item_type))
+    return kind
+
+
+def _as_held(rows: pa.Table, held: pa.Schema) -> pa.Table:
+    """Return the rows with the table's own types where values within those must not be NULL; others it takes."""
+    for index, one in enumerate(rows.schema):
+        kind = held.field(one.name).type
+        if kind != _nullable(kind):
+            rows = rows.set_column(index, pa.field(one.name, kind), rows[one.name].cast(kind))
+    return rows
 
 
 def _quoted(name: str) -> str:

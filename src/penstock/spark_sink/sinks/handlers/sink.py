@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.functions import arrow_udf, col  # type: ignore[attr-defined] # the first has no types
@@ -114,6 +114,8 @@ class HandlerSink:
         ledger_topic: topic of the ledger, made if it does not exist; many sinks may share it.
         atomic_batches: whether what a batch publishes is one transaction, as `KafkaSink`'s. It lets handlers with
             `batch=` return messages for their batch as a whole.
+        overlap: `"refused"`: a batch fails where Spark's settings could let two handlers of one key run at once.
+            `"allowed"`: it runs all the same; handlers must be idempotent then.
 
     Raises:
         ConfigurationError: an option is wrong, or a handler has one that cannot be kept on executors.
@@ -136,11 +138,14 @@ class HandlerSink:
     name: str | None = field(default=None, kw_only=True)
     ledger_topic: str = field(default=LEDGER_TOPIC, kw_only=True)
     atomic_batches: bool = field(default=False, kw_only=True)
+    overlap: Literal["refused", "allowed"] = field(default="refused", kw_only=True)
     _process: _ProcessState = field(default_factory=_ProcessState, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the settings and that the handlers can be pickled."""
         check.not_empty("group", self.group)
+        if self.overlap not in {"refused", "allowed"}:
+            raise ConfigurationError(f"overlap must be 'refused' or 'allowed', but is {self.overlap!r}")
         if not self.handlers:
             raise ConfigurationError("there is no handler; give one for each topic of the query")
         for option in ("parallelism", "max_concurrency", "max_parked", "max_parked_bytes"):
@@ -215,7 +220,8 @@ class HandlerSink:
 
     def _handle(self, batch: DataFrame, batch_id: int) -> None:
         self.check(batch.schema)
-        refuse_double_runs(batch.sparkSession)
+        if self.overlap == "refused":
+            refuse_double_runs(batch.sparkSession)
         kill_delay_s = kill_timeout.seconds_until_killed(batch.sparkSession)
         packed = pack(self._work())
         columns = [name for name in COLUMNS if name in batch.columns]

@@ -24,6 +24,7 @@ from sqlalchemy.sql.elements import quoted_name
 
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger.sql_ledger import Entries, is_former, ledger_table, lock_ledger, read_ledger
+from penstock.spark_sink.sinks.frames import collected
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction, Tables
 from penstock.spark_sink.sinks.sql.databases.database import Database
@@ -103,8 +104,8 @@ class BatchWrite:
             self.database.lock_schema(connection)
             add_columns(connection, target)
         require_fitting(self.database, connection, target, settings.key, settings.sum_columns)
-        casts = self.database.casts(connection, target)
-        return Tables(Upsert(self.database, target, settings.key, settings.sum_columns, settings.delete, casts), ledger)
+        found = self.database.conversions(connection, target)
+        return Tables(Upsert(self.database, target, settings.key, settings.sum_columns, settings.delete, found), ledger)
 
     def store(self, batch: DataFrame) -> None:
         """Store the batch; may be called again where it failed, and then finds what it has stored.
@@ -119,7 +120,8 @@ class BatchWrite:
 
     def from_driver(self, batch: DataFrame) -> None:
         """Collect the batch on the driver and store it. Raises as `store` does."""
-        rows = batch.toArrow()
+        target = f"table {self.settings.table}"
+        rows = collected(batch, self.settings.max_batch_bytes, self.transaction.batch.batch_id, target)
         if rows.num_rows == 0 and not self.transaction.batch.planned:
             return
         places = rows.select(POSITION).group_by(["topic", "partition"]).aggregate([]).to_pylist()
@@ -136,11 +138,15 @@ class BatchWrite:
                     deduplication = self._deduplication(ledger, exact=exact)
                     schema, summed = deduplication.schema, self.settings.sum_columns
                     columns = columns_of(self.database, schema, schema.names, summed=summed)
-                    staged = self.database.temporary_table(STAGING, *columns)
+                    staged = self.database.temporary_table(STAGING, *columns, *tables.upsert.checks())
                     staged.create(connection, checkfirst=False)
                     statistics = BatchStatistics()
                     for piece in deduplicated(deduplication, rows.to_batches(), statistics):
-                        self._stage(connection, staged, piece, exact=exact)
+                        if exact:
+                            most = self.settings.most_rejects
+                            staging.copy_in_halves(self.database, connection, staged, piece, statistics.rejected, most)
+                        else:
+                            self._stage(connection, staged, piece)
                     self.transaction.apply(connection, tables, ledger, staged, statistics, exact=exact)
             except RowRefusedError:
                 continue
@@ -149,11 +155,11 @@ class BatchWrite:
     def _locked(self, connection: sa.Connection, tables: Tables, parts: Iterable[TopicPartition]) -> Entries:
         return lock_ledger(connection, self.database.insert, tables.ledger, self.transaction.owner, parts)
 
-    def _stage(self, connection: sa.Connection, staged: sa.Table, piece: pa.Table, *, exact: bool) -> None:
+    def _stage(self, connection: sa.Connection, staged: sa.Table, piece: pa.Table) -> None:
         try:
             self.database.stage(connection, staged, piece)
         except sa.exc.SQLAlchemyError as error:
-            if exact or not concerns_a_row(error):
+            if not concerns_a_row(error):
                 raise
             raise RowRefusedError from None
 

@@ -58,9 +58,11 @@ class SqlSink(SqlSinkSettings):
     a batch, and the later batch across batches. Without a key every row is appended.
 
     PostgreSQL is filled from the executors, each of which must reach it and have psycopg; nothing but a report comes
-    to the driver. For SQLite the batch is collected on the driver: bound it with the source's `maxOffsetsPerTrigger`.
-    Values are stored as they are, or not at all: in SQLite decimals of more than 15 digits are texts, and a row with
-    NaN, which it would store as NULL, is refused.
+    to the driver. For SQLite, and with `staging="driver"`, the batch is collected on the driver, up to
+    `max_batch_bytes`: keep it below with the source's `maxOffsetsPerTrigger`. Values are stored as they are, or not at
+    all: in SQLite decimals of more than 15 digits are texts, and a row with NaN, which it would store as NULL, is
+    refused. So is a row whose value a column of PostgreSQL would round, cut or pad, and a time out of the years 1 to
+    9999.
 
     A row that the table refuses ends the batch, and with it the query, unless there are `dead_letters`: then its
     message goes there, the batch goes on, and the table ends as if the message had never been sent. Other rows of it

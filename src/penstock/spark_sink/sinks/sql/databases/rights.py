@@ -122,4 +122,5 @@ def _may(connection: sa.Connection, table: str, operation: str) -> bool:
 
 def _quoted(table: str, schema: str | None) -> str:
     preparer = postgresql.dialect().identifier_preparer  # type: ignore[no-untyped-call] # untyped in the library
-    return ".".join(preparer.quote(one) for one in (schema, table) if one is not None)
+    # What it doubles is for statements with parameters.
+    return ".".join(preparer.quote(one).replace("%%", "%") for one in (schema, table) if one is not None)
