@@ -19,14 +19,14 @@ from typing import NamedTuple, Self
 
 from waiting import wait_until
 
-PRODUCE, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 0, 3, 8, 9, 10
+PRODUCE, FETCH, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 0, 1, 3, 8, 9, 10
 INIT_PRODUCER_ID, ADD_PARTITIONS, ADD_OFFSETS, END_TXN, TXN_OFFSET_COMMIT = 22, 24, 25, 26, 28
 #: The first request on each connection.
 API_VERSIONS = 18
 DESCRIBE_CLUSTER = 60
 
-#: Answers with addresses of brokers in them.
-_ADDRESSES = frozenset({METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER})
+#: Answers with addresses of brokers: one that refuses a partition, as a new one's for a moment, names its leader.
+_ADDRESSES = frozenset({PRODUCE, FETCH, METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER})
 #: The first version of InitProducerId whose answer begins with tagged fields.
 _FLEXIBLE_INIT = 2
 
@@ -135,6 +135,8 @@ class KafkaProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="kafka-proxy", daemon=True)
         self._faults: list[Fault] = []
         self._lines: set[asyncio.Task[None]] = set()
+        #: Seconds that an answer of an api is late by: a slow broker.
+        self.late: dict[int, float] = {}
         #: How many requests of each api clients sent.
         self.requests: Counter[int] = Counter()
         #: EndTxn requests and answers to InitProducerId, in their order.
@@ -258,6 +260,7 @@ class KafkaProxy:
                 if fault is not None and what is What.DELAY_ANSWER:
                     await fault._released.wait()
                     fault.went_on += 1
+                await asyncio.sleep(self.late.get(api, 0.0))
                 if api in _ADDRESSES:
                     frame = self._readdressed(frame)
                 line.writer.write(struct.pack(">i", len(frame)) + frame)

@@ -166,14 +166,14 @@ def test_an_answer_that_stays_out_is_not_waited_for_and_the_point_is_sent_once_m
     commits = Commits(assignments, 1.0, time)
     commits.tick(consumer, 100.0)
     consumer.at = 20
-    commits.tick(consumer, 111.0)
+    commits.tick(consumer, 121.0)
 
     # The newer is answered first: the older, repeated by the client, may have taken the group back.
     commits.on_commit(None, [TopicPartition("topic", 0, 20)])
     commits.on_commit(None, [TopicPartition("topic", 0, 15)])
-    commits.tick(consumer, 112.0)
+    commits.tick(consumer, 122.0)
     commits.on_commit(None, [TopicPartition("topic", 0, 20)])
-    commits.tick(consumer, 113.0)
+    commits.tick(consumer, 123.0)
 
     assert consumer.sent == [15, 20, 20]
 

@@ -10,9 +10,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 
 from commands import commands
-from penstock import App, Coordinator, SqlStore
+from penstock import App, Coordinator, SqlStore, clients
 from penstock.cli.check.findings import look
 from penstock.clients.kinds import REPLICATION_FACTOR
+from penstock.clients.requests.answers import asked_until_ready
+from penstock.clients.requests.log_ends import log_ends
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, DevBrokerError
 
@@ -133,6 +135,20 @@ def test_a_killed_leader_has_a_successor_and_comes_back_in_sync(cluster: DevBrok
         assert [message.value() for message in reader.consume(2, timeout=60)] == [b"before", b"meanwhile"]
     finally:
         reader.close()
+
+
+def test_where_a_log_ends_is_known_again_soon_after_its_leader_has_changed(cluster: DevBroker) -> None:
+    admin, places = clients.admin(cluster.bootstrap_servers, {}), [(TOPIC, number) for number in range(PARTITIONS)]
+    log_ends(admin, places, 30)
+    killed = cluster.leader_of(TOPIC, 0)
+
+    cluster.kill(killed)
+    cluster.restart(killed)
+    cluster.wait_in_sync()
+    cluster.elect_preferred()
+
+    # A client that keeps what it knew of leaders is refused for a quarter of an hour.
+    assert asked_until_ready(lambda: log_ends(admin, places, 5), 30).keys() == set(places)
 
 
 def test_a_frozen_node_answers_nothing_until_it_is_thawed_and_the_others_go_on(cluster: DevBroker) -> None:

@@ -40,7 +40,7 @@ def test_message_completion_and_positions_take_effect_in_one_kafka_transaction(
         commit(self)
 
     # Time for all looks while the Kafka transaction is open, on a slow machine, too.
-    monkeypatch.setattr("penstock.clients.transactional.producer_settings.TRANSACTION_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr("penstock.clients.transactional.writer.TRANSACTION_S", 60.0)
     monkeypatch.setattr("penstock.transactions.coordinator.publishing.publisher_slot.PUBLISH_LIMIT_S", 60.0)
     # Nor does a Kafka transaction of positions alone come in between.
     monkeypatch.setattr("penstock.transactions.coordinator.partitions.half_partition._IDLE_S", 600.0)

@@ -91,8 +91,9 @@ def test_what_is_not_acknowledged_at_the_stop_is_told_as_not_stored(bench: Bench
     producer = bench.producer(bootstrap_servers=proxy.bootstrap_servers)
     producer.send(bench.topic, value=b"first")
 
-    with proxy.fault(PRODUCE, What.HOLD, times=10_000):
+    with proxy.fault(PRODUCE, What.HOLD, times=10_000) as held:
         pledges = [producer.submit(bench.topic, value=b"%d" % number) for number in range(100)]
+        wait_until(lambda: held.fired)
         producer.stop(0.2)
         errors = {type(pledge.exception(60)) for pledge in pledges}
 

@@ -44,6 +44,9 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
         Literal["topic", "commit", "rollback"],
         typer.Option(help="What becomes of a transaction then: moved to PREFIX.discarded, published, rolled back."),
     ] = "topic",
+    publish_timeout: Annotated[
+        float, typer.Option(help="The most seconds that a Kafka transaction may stand still on slow brokers.")
+    ] = 30.0,
     partitions: Annotated[
         int, typer.Option(help="Partitions of half, op and done, if they have to be created: so many share the work.")
     ] = 2,
@@ -90,6 +93,7 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
             check_max=check_max,
             check_backoff=check_backoff,
             discard=discard,
+            publish_timeout=publish_timeout,
             partitions=partitions,
             target_latency=target_latency,
             instance=instance,

@@ -21,6 +21,7 @@ from penstock.clients.requests.log_ends import log_ends
 from penstock.clients.requests.topic_ids import AskedTopicIds, TopicIds
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, message_limits, partition_counts, require_topics
 from penstock.clients.rights import Resource, Right, principal_of, transactional_right
+from penstock.clients.transactional.pace import Pace
 from penstock.options import ClientConfig, is_classic
 
 if TYPE_CHECKING:
@@ -222,6 +223,7 @@ class KafkaCluster:
         # Asks for topic ids and rights; made at the first question. By one thread: who starts, then the poll thread.
         self._admin: AdminClient | None = None
         self._left = LeftBehind("questions in the background")
+        self._pace = Pace()
         # Whether the brokers are known to take members of the protocol "consumer". As `_admin`.
         self._takes_protocol = False
 
@@ -257,6 +259,7 @@ class KafkaCluster:
             apart=apart,
             reports_all=False,
             step=lambda _name: None,
+            pace=self._pace,
         )
 
     def disposable(self, name: str, left: LeftBehind) -> Disposable:

@@ -47,6 +47,8 @@ _UNSECURED = "enable.sasl.oauthbearer.unsecure.jwt"
 #: Milliseconds between two tries to reach a broker at most: with the client's own 10 s, work would go on that much
 #: later than the broker is back.
 _LONGEST_RECONNECT_MS = 1_000
+#: Milliseconds after which an admin client asks anew who leads a partition.
+_LEADERS_AGE_MS = 3_000
 
 #: Shared by all clients: what they say of one broker is the same.
 client_log = ClientLog(logging.getLogger("penstock.kafka"))
@@ -101,6 +103,9 @@ def settings(kind: Kind, bootstrap_servers: str, config: Mapping[str, Any]) -> d
         # Else a request that waits for a broker which is down connects to it without any pause (librdkafka 2.16: each
         # change of its state asks for a connection at once): 92 to 189 % of a core were seen, and 0 % so.
         made.setdefault("enable.sparse.connections", False)
+        # Else the ends of a partition whose leader has changed are asked for with the old leader epoch, and refused,
+        # for up to a quarter of an hour (the same version: the refusal does not make it look for the leader).
+        made.setdefault("metadata.max.age.ms", _LEADERS_AGE_MS)
     return made
 
 

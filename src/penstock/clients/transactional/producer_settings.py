@@ -7,17 +7,22 @@ from typing import Any
 from penstock.clients.transactional.end_watch import CONTEXT
 from penstock.options import ClientConfig
 
-#: A writer that dies in a transaction holds readers back no longer than this, or until its successor opens.
-TRANSACTION_TIMEOUT_MS = 10_000
-#: Seconds for a message to be stored: less than a transaction may take, so that one that cannot be ends in an abort.
+#: A writer that dies in a transaction holds readers back no longer than this, or until its successor opens; on slow
+#: brokers it is longer (see `Pace`).
+TRANSACTION_S = 10.0
+#: Seconds within which some message has to be stored where brokers are well: less than a transaction may take, so that
+#: one that cannot be ends in an abort.
 DELIVERY_S = 5.0
 
 
-def producer_settings(config: ClientConfig, transactional_id: str, *, apart: bool, reports_all: bool) -> dict[str, Any]:
+def producer_settings(
+    config: ClientConfig, transactional_id: str, timeout_s: float, *, apart: bool, reports_all: bool
+) -> dict[str, Any]:
     """Return the settings of a transactional producer, for the client library.
 
-    No other running producer uses the id. Where it writes `apart`, each message is a batch, so that what the broker
-    refuses is named. With `reports_all`, deliveries that succeeded are reported, too.
+    No other running producer uses the id. The broker ends a transaction after `timeout_s` seconds. Where it writes
+    `apart`, each message is a batch, so that what the broker refuses is named. With `reports_all`, deliveries that
+    succeeded are reported, too.
     """
     debug = str(config.get("debug", ""))
     settings: dict[str, Any] = {
@@ -28,8 +33,8 @@ def producer_settings(config: ClientConfig, transactional_id: str, *, apart: boo
         # What was taken from its producer shall not fail here on the client's own limit: the broker's decides.
         "message.max.bytes": 100_000_000,
         "queue.buffering.max.messages": 1_000_000,
-        # Transactions are short-lived; a send that cannot finish in time ends in an abort.
-        "message.timeout.ms": int(DELIVERY_S * 1000),
+        # Transactions are short-lived; who waits for deliveries gives up before.
+        "message.timeout.ms": int(timeout_s * 1000),
         # The broker answers CONCURRENT_TRANSACTIONS for some milliseconds after each commit, while it writes the
         # markers; the library then waits this long, and its default of 100 ms would be the latency of everything.
         "retry.backoff.ms": 1,
@@ -39,7 +44,7 @@ def producer_settings(config: ClientConfig, transactional_id: str, *, apart: boo
         "batch.size": 1 if apart else 1_000_000,
         **config,
         "transactional.id": transactional_id,
-        "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+        "transaction.timeout.ms": int(timeout_s * 1000),
         "delivery.report.only.error": not reports_all,
         "debug": f"{debug},{CONTEXT}" if debug else CONTEXT,
     }

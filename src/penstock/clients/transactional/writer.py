@@ -34,12 +34,13 @@ from penstock.clients.transactional.errors import GivenUpError, IdLostError, Not
 from penstock.clients.transactional.faults import AddWatch, Blame, is_forbidden
 from penstock.clients.transactional.initialisation import initialise
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.clients.transactional.producer_settings import producer_settings
+from penstock.clients.transactional.pace import Pace
+from penstock.clients.transactional.producer_settings import TRANSACTION_S, producer_settings
 from penstock.options import ClientConfig
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds for each of the calls that end a transaction.
+#: Seconds for each of the calls that end a transaction, on brokers that are well.
 _END_S = 5.0
 #: Seconds for what is under way when a transaction fails, before it is aborted: one that arrives behind the marker of
 #: the abort would begin another transaction, at brokers before 4.0.
@@ -52,6 +53,8 @@ _LOOK_S = 0.001
 _LONGEST_LOOK_S = 0.01
 #: Messages that are handed to the library in one go.
 _BREATH = 64
+#: A writer is replaced where its transactions may take so many times longer by now.
+_OUTPACED = 1.5
 #: Seconds of one wait for room in the library's buffer.
 _ROOM_S = 0.1
 
@@ -104,6 +107,7 @@ class TransactionalWriter:
         reports_all: whether deliveries are reported that succeeded.
         step: called before each call of the library that may wait, with its name.
         now: the time in seconds that only rise.
+        pace: what limits follow, and what is measured is noted in; without one it is this writer's own.
         spans: gets what is written and committed, where telemetry is on.
     """
 
@@ -120,6 +124,7 @@ class TransactionalWriter:
         reports_all: bool,
         step: Callable[[str], object],
         now: Callable[[], float] = time.monotonic,
+        pace: Pace | None = None,
         spans: PublicationSpans | None = None,
     ) -> None:
         self.transactional_id = transactional_id
@@ -130,9 +135,17 @@ class TransactionalWriter:
         self._rights = rights
         self._step = step
         self._now = now
+        self._apart = apart
+        self._pace = pace or Pace()
+        # The seconds that the broker gives its transactions.
+        self._timeout_s = self._pace.limit(TRANSACTION_S)
+        # When the transaction under way began, and how many messages of it were handed to the library.
+        self._begun = 0.0
+        self._handed = 0
         self._ends = EndWatch(clients.log_of(config), debugging=bool(config.get("debug")))
         self._added = AddWatch(self._ends)
-        self._settings = producer_settings(config, transactional_id, apart=apart, reports_all=reports_all)
+        timeout_s = self._timeout_s
+        self._settings = producer_settings(config, transactional_id, timeout_s, apart=apart, reports_all=reports_all)
         self._settings["logger"] = self._added
         self._producer: Producer | None = None
         # Guards `state`, which its thread moves on and `give_up` may turn to GIVEN_UP.
@@ -154,7 +167,7 @@ class TransactionalWriter:
         """Make the producer and initialise it. The broker ends what a former producer of this id left open.
 
         After `limit_s` seconds it is not tried again; a try takes `try_s`, and an id that the broker cannot free by
-        then is lost.
+        then is lost. Both are for brokers that are well.
 
         Raises:
             ConfigurationError: the client library refused the settings.
@@ -164,11 +177,11 @@ class TransactionalWriter:
         self._step("Producer")
         self._added.begin()
         producer = self._producer = self._make_producer(self._settings)
-        deadline = self._now() + limit_s
+        deadline = self._now() + self._pace.limit(limit_s)
         while True:
             self._step("init_transactions")
             try:
-                initialise(producer, self._log_topic, try_s)
+                initialise(producer, self._log_topic, self._pace.limit(try_s))
             except KafkaException as error:
                 self._serve_log()
                 if error.args[0].code() == KafkaError.CONCURRENT_TRANSACTIONS or self._added.is_concurrent:
@@ -219,6 +232,7 @@ class TransactionalWriter:
         self._ends.begin()
         self._added.begin()
         self.blame, self.has_log_failed = Blame(), False
+        self._begun, self._handed = self._now(), 0
         if self._spans is not None:
             self._spans.begin()
         self._state = State.WRITING
@@ -244,6 +258,7 @@ class TransactionalWriter:
                 # Other threads get Python's lock here: handlers that wake would wait for it until all is handed over.
                 self.producer.poll(0)
             to = -1 if partition is None else partition
+            self._handed += 1
             if self._spans is not None:
                 self._spans.written(topic, headers)
             try:
@@ -263,6 +278,7 @@ class TransactionalWriter:
         """Hand a record for the log of what was settled to the client library; arguments and errors as `produce`."""
         reported = partial(self._log_reported, delivered)
         produce = partial(self.producer.produce, self._log_topic, value, None, partition, reported)
+        self._handed += 1
         try:
             produce()
         except BufferError:
@@ -309,18 +325,44 @@ class TransactionalWriter:
     def deliver(self, limit_s: float, look: Callable[[float], object] = lambda _waited_s: None) -> bool:
         """Wait until all is stored, and tell whether it is; else `blame` says what failed, as far as is known.
 
-        `look` is called now and then with the seconds that were waited; it may blame somebody.
+        It waits as long as something is stored every `limit_s` seconds, where brokers are well. `look` is called now
+        and then with the seconds that were waited; it may blame somebody.
         """
         producer = self.producer
         self._step("delivery")
-        begun, waited_s = self._now(), 0.0
-        while len(producer) and not self.blame.cause:
+        limit_s, begun, waited_s = self._pace.limit(limit_s), self._now(), 0.0
+        left, stored_s = len(producer), 0.0
+        while left and not self.blame.cause:
             producer.flush(min(max(_LOOK_S, waited_s / 4), _LONGEST_LOOK_S))
             waited_s = self._now() - begun
+            if (still := len(producer)) < left:
+                # Brokers answer the requests of a connection one after the other.
+                left, stored_s = still, waited_s
+                self._step("delivery")
             look(waited_s)
-            if waited_s > limit_s and not self.blame.cause:
-                self.blame.cause = f"not all was stored within {limit_s:g} s"
+            if waited_s - stored_s > limit_s and not self.blame.cause:
+                self._stalled(f"nothing more was stored within {limit_s:g} s", left)
+        if self.blame.silent and waited_s - stored_s <= limit_s:
+            # It went on, and was too slow as a whole.
+            self.blame.silent.clear()
+            self._pace.note(self._now() - self._begun)
         return not self.blame.cause
+
+    def _stalled(self, why: str, left: int) -> None:
+        """Say whose fault it is that `left` messages are not stored: of their topics, where the own log was stored."""
+        blame = self.blame
+        blame.cause = why
+        if left >= self._handed and not self._apart:
+            # Nothing was stored at all, which is no topic's fault: so long it takes at least.
+            self._pace.note(self._now() - self._begun)
+        self._take_back(self.producer)
+        if self._log_topic not in blame.purged:
+            blame.silent.update(dict.fromkeys(blame.purged, why))
+
+    @property
+    def is_outpaced(self) -> bool:
+        """Whether it was made for quicker brokers: they would end its transactions too soon."""
+        return self._pace.limit(TRANSACTION_S) > _OUTPACED * self._timeout_s
 
     @property
     def waits_for_markers(self) -> bool:
@@ -344,7 +386,10 @@ class TransactionalWriter:
     def send_positions(self, positions: list[TopicPartition], group_metadata: Any) -> None:
         """Make positions of a consumer group part of the transaction, or raise `KafkaException`."""
         self._step("send_offsets_to_transaction")
-        self.producer.send_offsets_to_transaction(positions, group_metadata, _END_S)
+        try:
+            self.producer.send_offsets_to_transaction(positions, group_metadata, self._pace.limit(_END_S))
+        finally:
+            self._pace.note(self._now() - self._begun)
 
     def commit(self) -> None:
         """End the transaction with a commit, and return once it is known to be committed.
@@ -358,10 +403,12 @@ class TransactionalWriter:
             self._state = State.COMMITTING
         self._step("commit_transaction")
         try:
-            self._ends.commit(self.producer, _END_S)
+            self._ends.commit(self.producer, self._pace.limit(_END_S))
         except (KafkaException, UnknownEndError):
             self._state = State.FAILED
             raise
+        finally:
+            self._pace.note(self._now() - self._begun)
         self._state = State.READY
         if self._spans is not None:
             self._spans.committed()
@@ -377,11 +424,14 @@ class TransactionalWriter:
         with contextlib.suppress(KafkaException):  # it was shut out meanwhile, which the abort tells
             self._drain(producer, _IN_FLIGHT_S)
         self._step("abort_transaction")
-        self._ends.abort(producer, _END_S)
+        self._ends.abort(producer, self._pace.limit(_END_S))
 
     def fail(self) -> None:
         """Learn by a purge what else is not stored, and leave the transaction to whoever opens its id next."""
         producer, self._state = self.producer, State.FAILED
+        self._take_back(producer)
+
+    def _take_back(self, producer: Producer) -> None:
         try:
             producer.purge()
             self._drain(producer, _PURGE_S)

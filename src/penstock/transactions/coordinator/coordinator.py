@@ -23,6 +23,7 @@ from penstock.clients.requests.group_requests import GroupAdmin
 from penstock.clients.requests.topics import single_copies
 from penstock.clients.rights import Operation, principal_of
 from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.pace import Pace
 from penstock.errors import ConfigurationError, StoppedError, raised
 from penstock.options import ClientConfig, positive, positive_int, reserved
 from penstock.transactions.coordinator.checks.check_scheduler import CheckScheduler
@@ -234,18 +235,20 @@ class KafkaCoordinator:
             rights=self._rights,
         )
 
+        pace = Pace(options.publish_timeout)
+
         def claim() -> str:
             return encode_claim(ids())
 
         def make(transactional_id: str, *, apart: bool) -> Publisher:
             spans = publication_spans(options.telemetry, self._prefix)
-            return Publisher(servers, self._config, topics, transactional_id, claim, self._rights, apart, spans)
+            return Publisher(servers, self._config, topics, transactional_id, claim, self._rights, pace, apart, spans)
 
         def read_done(starts: Mapping[int, int]) -> Mapping[int, DoneRead]:
             return logs.done(starts, starts)
 
-        slots += [PublisherSlot(partial(make, apart=False), read_done, name, left) for name in names.common]
-        slots += [PublisherSlot(partial(make, apart=True), read_done, name, left) for name in names.apart]
+        slots += [PublisherSlot(partial(make, apart=False), read_done, name, left, pace) for name in names.common]
+        slots += [PublisherSlot(partial(make, apart=True), read_done, name, left, pace) for name in names.apart]
         # A question is a half with a few headers more: it may be larger than what its producer's client let through.
         settings = {**ANY_SIZE, **self._config}
         sends = AckedProducer(servers, settings, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")

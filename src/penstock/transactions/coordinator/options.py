@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.clients.transactional.pace import MOST_S
 from penstock.options import a_telemetry, positive, seconds
 from penstock.transactions.coordinator.checks.discard_policy import require_discard
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy, require_checks
@@ -28,6 +29,7 @@ class CoordinatorOptions:
     check_backoff: float = 1.0
     discard: DiscardPolicy = "topic"
     check_timeout: float = 30.0
+    publish_timeout: float = MOST_S
     session_timeout: float = 6.0
     telemetry: Telemetry | None = None
 
@@ -35,6 +37,7 @@ class CoordinatorOptions:
         positive("transaction_timeout", self.transaction_timeout)
         positive("check_interval", self.check_interval)
         seconds("check_timeout", self.check_timeout)
+        seconds("publish_timeout", self.publish_timeout)
         positive("session_timeout", self.session_timeout)
         require_checks(self.check_max, self.check_backoff)
         require_discard(self.discard)

@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from penstock.clients.transactional.pace import MOST_S
 from penstock.commands.listener import CommandListener, listener_maker
 from penstock.commands.settings import CommandSettings, command_settings
 from penstock.errors import ConfigurationError
@@ -63,6 +64,8 @@ class Coordinator:
             `"commit"` publishes it, `"rollback"` settles it without a trace, and a function is asked; its UNKNOWN means
             the topic.
         check_timeout: seconds that such a function may take; one that takes longer has said UNKNOWN.
+        publish_timeout: the most seconds that a Kafka transaction may stand still on slow brokers. The limits that fit
+            brokers which are well, 1 to 10 s, grow with what is measured, no further than this.
         partitions: partitions of half, op and done, if they have to be created.
         target_latency: seconds that a Kafka transaction may take from its begin to the answer of its end. Under load
             as many decisions share one as end within it.
@@ -94,6 +97,7 @@ class Coordinator:
         check_backoff: float = 1.0,
         discard: DiscardPolicy = "topic",
         check_timeout: float = 30.0,
+        publish_timeout: float = MOST_S,
         partitions: int = DEFAULT_PARTITIONS,
         target_latency: float = _TARGET_LATENCY_S,
         instance: str | None = None,
@@ -109,6 +113,7 @@ class Coordinator:
             check_backoff=check_backoff,
             discard=discard,
             check_timeout=check_timeout,
+            publish_timeout=publish_timeout,
             session_timeout=session_timeout,
             telemetry=telemetry,
         )

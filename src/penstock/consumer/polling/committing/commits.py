@@ -31,8 +31,9 @@ from penstock.offsets import MAX_METADATA_CHARS
 
 _log = logging.getLogger(__name__)
 
-#: Seconds to wait for the answer to a commit before the next is sent all the same.
-_ANSWER_S = 10.0
+#: Seconds to wait for the answer to a commit before the next is sent all the same: longer than a group takes to move to
+#: another broker, with a session of 9 s.
+_ANSWER_S = 20.0
 #: Seconds after which an answer that stays out casts doubt on the coordinator.
 _LATE_S = 0.5
 #: Seconds after which a commit is repeated though nothing has changed: only its answer shows that the right to commit

@@ -145,7 +145,7 @@ class SourceOptions:
             fail_on_data_loss=_flag("failOnDataLoss", given, default=True),
             include_headers=_flag("includeHeaders", given, default=False),
             null_times=_flag("timestampOutOfRange", given, default=False, words=("error", "null")),
-            offset_retries=_number("fetchOffset.numRetries", given, least=0, default=3),
+            offset_retries=_number("fetchOffset.numRetries", given, least=0, default=30),
             offset_retry_interval_s=_number("fetchOffset.retryIntervalMs", given, least=0, default=1_000) / 1000,
             poll_timeout_s=_number("kafkaConsumer.pollTimeoutMs", given, least=1, default=120_000) / 1000,
         )

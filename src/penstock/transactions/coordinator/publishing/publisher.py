@@ -23,6 +23,7 @@ from penstock.clients.rights import Operation, Right, group_right, topic_right, 
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.errors import GivenUpError, NotOpenedError
 from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.pace import Pace
 from penstock.clients.transactional.producer_settings import DELIVERY_S
 from penstock.clients.transactional.writer import PublicationSpans, TransactionalWriter, Written
 from penstock.errors import PenstockError
@@ -36,8 +37,8 @@ from penstock.transactions.wire.topics import StoreTopics
 
 #: Seconds that initialising a producer may take.
 _INIT_TIMEOUT_S = 15.0
-#: Seconds after which messages that are not stored count as refused, where others of the batch are: their topics are
-#: tried apart, with a longer limit.
+#: Seconds after which messages that are not stored count as refused, where others of the batch are and brokers are
+#: well: their topics are tried apart, with a longer limit.
 _TRIED_APART_AFTER_S = 1.0
 #: Completions in one done record: half a megabyte.
 _NOTES_PER_RECORD = 8_000
@@ -104,6 +105,7 @@ class Publisher:
         transactional_id: str,
         claim: Callable[[], str],
         rights: MissingRights,
+        pace: Pace,
         apart: bool = False,
         spans: PublicationSpans | None = None,
     ) -> None:
@@ -125,6 +127,7 @@ class Publisher:
             apart=apart,
             reports_all=False,
             step=self._do,
+            pace=pace,
             spans=spans,
         )
 
@@ -146,6 +149,11 @@ class Publisher:
         """Note what is done now."""
         self.since = time.monotonic()
         self.doing = what
+
+    @property
+    def is_outpaced(self) -> bool:
+        """Whether it was made for quicker brokers."""
+        return self._writer.is_outpaced
 
     def give_up(self) -> bool:
         """Forbid the commit of what is under way; tell whether it had not begun: then it comes to nothing."""
@@ -215,15 +223,11 @@ class Publisher:
         for topic, why in not_let_in.items():
             blame.topics[topic] = why
             blame.cause = f"{topic} takes no message: {why}"
-        is_blamed = bool(blame.messages or blame.topics or blame.silent)
         text = f"a Kafka transaction came to nothing: {blame.cause or cause}"
         writer.fail()
         if writer.has_log_failed:
             # The targets are not to blame.
             raise AbortedError(text) from error
-        if not is_blamed and error is None and self._topics.done not in blame.purged:
-            # Others were stored in time.
-            raise AbortedError(text, {}, dict.fromkeys(blame.purged, "it did not store a message in time")) from error
         # What timed out stood behind what was refused.
         refused = {topic for topic, _ in blame.messages.values()}
         silent = {**blame.silent, **blame.topics}

@@ -24,6 +24,7 @@ from confluent_kafka import KafkaException
 from penstock.clients.bounded_calls import CLOSE_S, Call, Disposable, LeftBehind
 from penstock.clients.kafka_errors import reason
 from penstock.clients.transactional.errors import IdLostError
+from penstock.clients.transactional.pace import Pace
 from penstock.errors import StoppedError
 from penstock.transactions.coordinator.publishing.publisher import (
     AbortedError,
@@ -37,7 +38,7 @@ from penstock.transactions.rationed_log import RationedLog
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds that a Kafka transaction may take, from its begin until its end is answered; then its thread is left behind.
+#: Seconds within which a Kafka transaction has to go on where brokers are well; then its thread is left behind.
 PUBLISH_LIMIT_S = 6.0
 #: The call that ignores its time-out while the group's coordinator is away (confluentinc/librdkafka#5456), and seconds.
 _IGNORES_TIME = "send_offsets_to_transaction"
@@ -93,12 +94,15 @@ class PublisherSlot:
     Its transactional ids begin with `name`; a number is put behind it once one is lost.
     """
 
-    def __init__(self, make: MakePublisher, read_done: ReadDone, name: str, left: LeftBehind) -> None:
+    def __init__(
+        self, make: MakePublisher, read_done: ReadDone, name: str, left: LeftBehind, pace: Pace | None = None
+    ) -> None:
         self._make = make
         self._read_done = read_done
         #: What its ids begin with.
         self.name = name
         self._left = left
+        self._pace = pace or Pace()
         self._ration = RationedLog()
         #: Transactional ids that the broker could not free.
         self.lost_ids = 0
@@ -181,11 +185,12 @@ class PublisherSlot:
         self._warn_if_slow(call)
         publisher = self._publisher
         assert publisher is not None  # noqa: S101 - it publishes
-        stands_s = time.monotonic() - publisher.since if publisher.doing == _IGNORES_TIME else 0.0
-        if call.age_s < PUBLISH_LIMIT_S and stands_s < _STANDS_S:
+        stands_s = time.monotonic() - max(call.since, publisher.since)
+        if stands_s < self._pace.limit(_STANDS_S if publisher.doing == _IGNORES_TIME else PUBLISH_LIMIT_S):
             return None
+        self._pace.note(call.age_s)
         text = (
-            f"{publisher.doing or call.label} of {self.transactional_id} has not returned for {call.age_s:.1f} s: "
+            f"{publisher.doing or call.label} of {self.transactional_id} has not returned for {stands_s:.1f} s: "
             "it is left behind, with its producer"
         )
         given_up: NotPublishedError = AbortedError(text) if publisher.give_up() else InDoubtError(text)
@@ -213,12 +218,16 @@ class PublisherSlot:
         if self._state is SlotState.CLOSED and now >= self._not_before:
             self._open()
             return
-        opening = self._call
-        if opening is None or self._state is not SlotState.OPENING:
-            return
+        publisher, opening = self._publisher, self._call
+        if self.is_ready and publisher is not None and publisher.is_outpaced:
+            self._replace()
+        elif opening is not None and self._state is SlotState.OPENING:
+            self._poll_opening(opening, now)
+
+    def _poll_opening(self, opening: Call[Any], now: float) -> None:
         if not opening.done():
             self._warn_if_slow(opening)
-            if opening.age_s >= OPEN_LIMIT_S:
+            if opening.age_s >= OPEN_LIMIT_S + self._pace.limit(0.0):
                 _log.warning("opening %s has not returned for %.0f s: it is left behind", self.name, opening.age_s)
                 self._leave()
             return

@@ -20,7 +20,7 @@ from penstock import clients
 from penstock.clients.bounded_calls import Disposable, LeftBehind
 from penstock.clients.kafka_errors import reason
 from penstock.clients.transactional.initialisation import initialise
-from penstock.clients.transactional.producer_settings import TRANSACTION_TIMEOUT_MS
+from penstock.clients.transactional.producer_settings import TRANSACTION_S
 from penstock.options import ClientConfig
 from penstock.transactions.wire.topics import StoreTopics
 
@@ -80,7 +80,7 @@ class Fence:
         left: LeftBehind,
     ) -> None:
         self._bootstrap_servers = bootstrap_servers
-        self._settings = {**config, "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
+        self._settings = {**config, "transaction.timeout.ms": int(TRANSACTION_S * 1000)}
         self._topics = topics
         self._own = own
         self._left = left

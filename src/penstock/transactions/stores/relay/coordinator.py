@@ -19,6 +19,7 @@ from penstock.clients.bounded_calls import LeftBehind
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, single_copies
 from penstock.clients.rights import Operation, principal_of
 from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.pace import Pace
 from penstock.errors import StoppedError, raised
 from penstock.transactions.connections import cause_of
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
@@ -70,6 +71,7 @@ class RelayCoordinator:
         self._telemetry = options.telemetry
         self._left = LeftBehind(self._label)
         self._rights = MissingRights(store.config)
+        self._pace = Pace(options.publish_timeout)
         # Made by start() under its lock.
         self._shards: StoreShards | None = None
         self._thread: threading.Thread | None = None
@@ -267,11 +269,12 @@ class RelayCoordinator:
                 done=log,
                 apart=apart,
                 rights=rights,
+                pace=self._pace,
                 spans=publication_spans(self._telemetry, store.prefix),
             )
 
         backlog = shards.backlog(number)
-        relay = Relay(backlog, shards.transactional_id(number), make, self._left, self._wake.set)
+        relay = Relay(backlog, shards.transactional_id(number), make, self._left, self._wake.set, pace=self._pace)
         self._relays[number] = relay, backlog
         return relay, backlog
 

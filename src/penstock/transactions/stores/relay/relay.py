@@ -22,6 +22,7 @@ from confluent_kafka import KafkaException
 
 from penstock.clients.bounded_calls import LeftBehind, NotAnsweredError
 from penstock.clients.kafka_errors import reason
+from penstock.clients.transactional.pace import Pace
 from penstock.errors import BrokerConnectionError
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.stores.relay.backlog import Backlog
@@ -77,13 +78,22 @@ class Relay:
     """
 
     def __init__(
-        self, backlog: Backlog, transactional_id: str, make: MakeOutbound, left: LeftBehind, wake: Callable[[], object]
+        self,
+        backlog: Backlog,
+        transactional_id: str,
+        make: MakeOutbound,
+        left: LeftBehind,
+        wake: Callable[[], object],
+        *,
+        pace: Pace | None = None,
     ) -> None:
+        trial = f"{transactional_id}.q"
         self._backlog = backlog
         self._name = transactional_id
-        self._trial_name = f"{transactional_id}.q"
-        self._main = _Path(BoundedOutbound(lambda: make(transactional_id, apart=False), transactional_id, left, wake))
-        self._trial = _Path(BoundedOutbound(lambda: make(self._trial_name, apart=True), self._trial_name, left, wake))
+        self._trial_name = trial
+        main = BoundedOutbound(lambda: make(transactional_id, apart=False), transactional_id, left, wake, pace)
+        self._main = _Path(main)
+        self._trial = _Path(BoundedOutbound(lambda: make(trial, apart=True), trial, left, wake, pace))
         self._quarantine = Quarantine()
         self._refused_at = 0.0
         # Whether the owner of the trials may be another one.

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from penstock.clients.bounded_calls import Call, Disposable, LeftBehind, NotAnsweredError
+from penstock.clients.transactional.pace import Pace
 from penstock.transactions.stores.relay.outbound.outbound import Outbound
 
 _log = logging.getLogger("penstock.transactions")
 
 T = TypeVar("T")
 
-#: Seconds within which a call has to go on: longer than any time-out that the client is given.
+#: Seconds within which a call has to go on where brokers are well: longer than any time-out that the client is given.
 STEP_LIMIT_S = 8.0
 #: Seconds after which a call that does not go on is named in the log and in the coordinator's statistics.
 SLOW_S = 2.0
@@ -32,11 +33,19 @@ class BoundedOutbound:
     The disposable thread calls `make`, and `wake` when a call ends; `left` counts those that are left behind.
     """
 
-    def __init__(self, make: Callable[[], Outbound], name: str, left: LeftBehind, wake: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Outbound],
+        name: str,
+        left: LeftBehind,
+        wake: Callable[[], object],
+        pace: Pace | None = None,
+    ) -> None:
         self._make = make
         self._name = name
         self._left = left
         self._wake = wake
+        self._pace = pace or Pace()
         self._thread: Disposable | None = None
         self._call: Call[Any] | None = None
         # Of the present thread: what it made. Filled by it, read by the owner for its signs of life alone.
@@ -82,7 +91,7 @@ class BoundedOutbound:
             self._call = None
             return call
         name, silent_s = self._stands(call)
-        if silent_s > STEP_LIMIT_S:
+        if silent_s > STEP_LIMIT_S + self._pace.limit(0.0):
             self.leave()
             raise NotAnsweredError(
                 f"{name} did not go on for {silent_s:.0f} s, after {call.age_s:.0f} s: it was left behind"

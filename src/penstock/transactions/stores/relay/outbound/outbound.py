@@ -33,6 +33,7 @@ from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.errors import NotOpenedError
 from penstock.clients.transactional.faults import Blame, Fault
 from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.pace import Pace
 from penstock.clients.transactional.producer_settings import DELIVERY_S
 from penstock.clients.transactional.writer import PublicationSpans, TransactionalWriter
 from penstock.errors import PenstockError
@@ -92,6 +93,7 @@ class Outbound:
         done: DoneLog,
         apart: bool = False,
         rights: MissingRights | None = None,
+        pace: Pace | None = None,
         spans: PublicationSpans | None = None,
     ) -> None:
         self._rights = MissingRights(config) if rights is None else rights
@@ -109,6 +111,7 @@ class Outbound:
             rights=self._rights,
             apart=apart,
             step=self._goes_on,
+            pace=pace or Pace(),
             spans=spans,
         )
         self._visibility = Visibility(done.admin, (done.topic, done.partition))

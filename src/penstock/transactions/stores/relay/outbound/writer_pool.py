@@ -28,6 +28,7 @@ from penstock.clients.rights import Right
 from penstock.clients.transactional.end_watch import UnknownEndError
 from penstock.clients.transactional.errors import IdLostError, NotOpenedError
 from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.pace import Pace
 from penstock.clients.transactional.producer_settings import DELIVERY_S
 from penstock.clients.transactional.writer import PublicationSpans, TransactionalWriter
 from penstock.options import ClientConfig
@@ -61,6 +62,7 @@ class WriterPool:
         rights: MissingRights,
         apart: bool,
         step: Callable[[str], object],
+        pace: Pace | None = None,
         spans: PublicationSpans | None = None,
     ) -> None:
         self._name = name
@@ -77,6 +79,7 @@ class WriterPool:
             apart=apart,
             reports_all=True,
             step=step,
+            pace=pace,
         )
         self._spans = spans
         self._claim: TransactionalWriter | None = None
