@@ -52,8 +52,15 @@ IN_ONE_PROCESS = {
 _RUN = pytest.StashKey[IO[str] | None]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the version of Kafka be chosen."""
+    parser.addoption("--kafka", help="version of the embedded Kafka, where not the usual one; such as 3.9.1")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Begin the run whose processes share servers; processes of pytest-xdist belong to the run that started them."""
+    if (version := config.getoption("--kafka")) is not None:
+        os.environ["PENSTOCK_KAFKA_VERSION"] = version
     if not hasattr(config, "workerinput"):
         config.stash[_RUN] = services.begin_run()
 
@@ -66,7 +73,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest in one process, and give tests with the Spark of this run their time."""
+    old = os.environ.get("PENSTOCK_KAFKA_VERSION", "4") < "4"
     for item in items:
+        if old and "kip848" in item.nodeid:
+            item.add_marker(pytest.mark.skip(reason="group.protocol=consumer needs Kafka 4.0"))
         if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_S))
     servers = list(IN_ONE_PROCESS)

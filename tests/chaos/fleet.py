@@ -181,10 +181,10 @@ class Member:
 class Fleet:
     """A topic, a group, its members and what was fed. Made by `fleet`."""
 
-    def __init__(self, broker: DevBroker, topic: str, partitions: int, folder: Path) -> None:
+    def __init__(self, broker: DevBroker, topic: str, partitions: int, folder: Path, group: str = "") -> None:
         self.broker = broker
         self.topic = topic
-        self.group = f"group-{topic}"
+        self.group = group or f"group-{topic}"
         self.partitions = partitions
         self.members: list[Member] = []
         #: The key of each message that was fed, by its place.

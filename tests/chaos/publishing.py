@@ -100,6 +100,9 @@ class Publishers:
         #: The member that is frozen now.
         self.frozen: subprocess.Popen[bytes] | None = None
         self._count = 0
+        #: Set: no more is fed. How many messages were.
+        self.stop_feeding = threading.Event()
+        self.fed_count = 0
         #: What happened.
         self.kills = 0
         self.members_frozen = 0
@@ -191,7 +194,7 @@ class Publishers:
         try:
             yield thread
         finally:
-            thread.join(seconds + 120)
+            thread.join(120 if self.stop_feeding.is_set() else seconds + 120)
         assert not thread.is_alive(), "the messages could not be fed"
         assert failures == []
 
@@ -205,14 +208,17 @@ class Publishers:
         try:
             begun = time.monotonic()
             for number in range(count):
-                if number % 50 == 0:
+                if number % 10 == 0:
                     # The rate is part of the test.
-                    time.sleep(max(0.0, begun + seconds * number / count - time.monotonic()))
+                    self.stop_feeding.wait(max(0.0, begun + seconds * number / count - time.monotonic()))
                     producer.poll(0)
+                if self.stop_feeding.is_set():
+                    break
                 topic = self.names["batched" if is_batched(number, keys) else "singles"]
                 producer.produce(
                     topic, b"%d %d" % (number, parts_of(number)), b"k%d" % (number % keys), on_delivery=delivered
                 )
+                self.fed_count = number + 1
             assert producer.flush(100) == 0
         except BaseException as error:  # noqa: BLE001 - the test looks at them
             failures.append(error)

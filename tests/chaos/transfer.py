@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
@@ -49,12 +49,12 @@ class Transfer:
         topic: the target.
         rate: transactions a second.
         seed: of what is rolled back.
+        more: arguments of the producer; a `store` in place of Kafka.
     """
 
-    def __init__(self, bootstrap_servers: str, prefix: str, topic: str, rate: float, seed: int) -> None:
-        self._producer = TransactionalProducer(
-            "transfer", bootstrap_servers=bootstrap_servers, prefix=prefix, order="half", check=self._check
-        )
+    def __init__(self, bootstrap_servers: str, prefix: str, topic: str, rate: float, seed: int, **more: Any) -> None:
+        place = {} if "store" in more else {"bootstrap_servers": bootstrap_servers, "prefix": prefix}
+        self._producer = TransactionalProducer("transfer", order="half", check=self._check, **place, **more)
         self._topic = topic
         self._pause_s = THREADS / rate
         self._seed = seed
@@ -110,10 +110,15 @@ class Killed:
         prefix: of the store.
         instance: its name.
         folder: where its log goes.
+        sql: a database that is its store, in place of Kafka.
     """
 
-    def __init__(self, bootstrap_servers: str, prefix: str, instance: str, folder: Path) -> None:
-        arguments = ["--bootstrap-servers", bootstrap_servers, "--prefix", prefix, "--instance", instance]
+    def __init__(
+        self, bootstrap_servers: str, prefix: str, instance: str, folder: Path, sql: str | None = None
+    ) -> None:
+        self.name = instance
+        store = ["--instance", instance] if sql is None else ["--sql", sql]
+        arguments = ["--bootstrap-servers", bootstrap_servers, "--prefix", prefix, *store]
         self._command = [sys.executable, "-m", "penstock", "coordinator", *arguments]
         self._log = folder / f"{instance}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -123,6 +128,12 @@ class Killed:
         """Start it."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
 
     def kill(self) -> None:
         """End it as a power cut would."""

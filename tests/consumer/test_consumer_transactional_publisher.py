@@ -87,7 +87,7 @@ class Stepped:
 
         self.publisher.forward(item, Result("dlq", value, b"k", [], -1), complete, lambda _: None)
 
-    def transact(self, times: int = 3) -> None:
+    def transact(self, times: int = 5) -> None:
         for _ in range(times):
             self.publisher.transact()
             self.clock.advance(1)
@@ -127,6 +127,35 @@ def test_a_doubt_is_settled_by_the_partitions_that_are_left(was_committed: bool)
     assert stepped.runner.committed_values == [b"1"]
     assert stepped.runner.positions["in", 0].offset == 1
     assert stepped.publisher.handled == 1
+
+
+def test_a_broker_that_tells_what_was_is_not_believed_before_results_are_written_again() -> None:
+    stepped = Stepped()
+    stepped.runner.faults = [UnknownEndError("no answer")]
+    stepped.submit(b"1")
+    stepped.transact(1)
+    tells = stepped.runner.committed
+    # It stood still, and does not know yet that another one coordinates the group.
+    stepped.runner.committed = lambda _: [TopicPartition("in", 0, 0, metadata="")]  # type: ignore[method-assign] # a fault
+    stepped.transact(2)
+    stepped.runner.committed = tells  # type: ignore[method-assign] # mended
+
+    stepped.transact()
+
+    assert stepped.runner.committed_values == [b"1"]
+    assert stepped.publisher.handled == 1
+
+
+def test_nobody_is_asked_about_a_transaction_of_which_the_broker_said_that_it_is_committed() -> None:
+    stepped = Stepped()
+    stepped.runner.committed = lambda _: pytest.fail("asked")  # type: ignore[method-assign] # as it says
+    stepped.runner.faults = [UnknownEndError("its end was sent more than once", is_committed=True)]
+    stepped.submit(b"1")
+
+    stepped.transact()
+
+    assert stepped.runner.committed_values == [b"1"]
+    assert (stepped.publisher.waiting, stepped.publisher.handled) == (0, 1)
 
 
 def test_a_doubt_about_a_partition_that_is_gone_is_dropped_with_its_results() -> None:

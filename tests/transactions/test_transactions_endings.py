@@ -90,7 +90,7 @@ def test_an_end_that_the_library_retried_counts_as_in_doubt(
     known = len(proxy.ends)
     send(bench, b"b", b"c", b"d")
     bench.settled(coordinator, committed=5)
-    assert epochs(proxy, repeated.producer_id)[-1] > repeated.epoch
+    wait_until(lambda: epochs(proxy, repeated.producer_id)[-1] > repeated.epoch)
     # By its next epoch, or by the other producer, which may be at the same number.
     senders = {(end.producer_id, end.epoch) for end in proxy.ends[known:]}
     assert senders
@@ -116,7 +116,7 @@ def test_an_end_held_past_the_next_begin_ends_nothing_else_and_a_new_epoch_is_se
             assert sent[-1] not in visible
     bench.settled(coordinator, committed=2 + len(sent))
 
-    assert epochs(proxy, end.producer_id)[-1] > end.epoch
+    wait_until(lambda: epochs(proxy, end.producer_id)[-1] > end.epoch)
     assert seen(bench) == Counter([b"first", b"a", *sent])
 
 

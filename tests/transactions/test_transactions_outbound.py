@@ -141,6 +141,23 @@ def test_a_predecessor_that_died_in_its_transaction_is_ended_by_its_successor(be
 
 
 @pytest.mark.parametrize("what", [What.CUT_AFTER, What.CUT_BEFORE])
+def test_what_the_broker_said_is_committed_is_published_and_its_producer_is_of_no_use_any_more(
+    bench: Bench, what: What
+) -> None:
+    with KafkaProxy(bench.servers) as proxy:
+        outbound = bench.outbound(servers=proxy.bootstrap_servers)
+        outbound.open()
+        entry = bench.entry("once")
+
+        with proxy.fault(END_TXN, what):
+            outcome = outbound.publish([entry])
+
+        assert (outcome.published, outcome.is_spent) == ([entry.transaction_id], True)
+        assert entry.transaction_id in outbound.open()
+        assert bench.visible() == ["once"]
+
+
+@pytest.mark.parametrize("what", [What.DROP_ANSWER, What.DROP_REQUEST])
 def test_an_end_in_doubt_is_settled_by_what_done_holds(bench: Bench, what: What) -> None:
     with KafkaProxy(bench.servers) as proxy:
         outbound = bench.outbound(servers=proxy.bootstrap_servers)

@@ -160,7 +160,7 @@ class CoordinatorStatistics:
         answered_checks: answers of checks that counted: UNKNOWN, or the decision.
         no_producer: checks that were due and reached nobody.
         groups: Kafka transactions committed; `committed / groups` is the mean group size.
-        recoveries: times the Kafka producer was replaced because the end of a transaction was in doubt.
+        recoveries: times the Kafka producer was replaced for the end of a transaction was in doubt, or may come twice.
         lost: records of the half, op and done logs that somebody else deleted before they were done with; a log that
             was deleted and made again counts as one at least, for nobody knows how many they were.
         held_by_key: transactions that wait for an earlier one of their group and key, with `order="half"`.

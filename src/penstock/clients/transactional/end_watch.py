@@ -31,12 +31,21 @@ _ANSWERED = (
 )
 #: A connection that carried requests ended: positions that were on it are sent again, and may arrive a second time.
 _WAS_UP = "in state UP"
+_COMMITTED = "committed"
 #: Seconds that an end may take which the library does not speak of, so that it passes for known.
 _SILENT_S = 0.1
 
 
 class UnknownEndError(PenstockError):
-    """It is not known how a Kafka transaction ended, or a late EndTxn may still end another: discard the producer."""
+    """It is not known how a Kafka transaction ended, or a late EndTxn may still end another: discard the producer.
+
+    Where it `is_committed`, the broker has said so, and only the producer is of no use any more. To ask somebody else
+    would be worse: a broker that stood still, and does not know yet that others lead in its place, tells what was.
+    """
+
+    def __init__(self, text: str, *, is_committed: bool = False) -> None:
+        super().__init__(text)
+        self.is_committed = is_committed
 
 
 class ClientLog(Protocol):
@@ -79,7 +88,7 @@ class EndWatch:
         """End the transaction with a commit, and return once it is known to be committed.
 
         Raises `KafkaException` where it was not committed, and has to be aborted, and `UnknownEndError` where nobody
-        knows.
+        knows, or a late end of it may come.
         """
         begun = time.monotonic()
         try:
@@ -90,7 +99,7 @@ class EndWatch:
             if isinstance(inner, KafkaError) and inner.txn_requires_abort() and not inner.retriable():
                 raise
             raise UnknownEndError(f"the end of a Kafka transaction is in doubt: {reason(error)}") from error
-        self._require_known(producer, begun, "committed")
+        self._require_known(producer, begun, _COMMITTED)
 
     def abort(self, producer: Producer, timeout_s: float) -> None:
         """End the transaction with an abort; return once it is known to be aborted, or raise `UnknownEndError`."""
@@ -121,7 +130,8 @@ class EndWatch:
         else:
             doubt = self.doubt(took_s)
         if doubt is not None:
-            raise UnknownEndError(f"a Kafka transaction was {how}, as it seems, but {doubt}")
+            is_committed = how == _COMMITTED
+            raise UnknownEndError(f"a Kafka transaction was {how}, but {doubt}", is_committed=is_committed)
 
     def doubt(self, took_s: float) -> str | None:
         """Say why the end of the transaction is in doubt, though it was answered; None when it is known.

@@ -360,8 +360,13 @@ class TransactionalWriter:
             blame.silent.update(dict.fromkeys(blame.purged, why))
 
     @property
+    def is_spent(self) -> bool:
+        """Whether it can only be closed."""
+        return self._state is State.FAILED
+
+    @property
     def is_outpaced(self) -> bool:
-        """Whether it was made for quicker brokers: they would end its transactions too soon."""
+        """Whether it was made for quicker brokers, which would end its transactions too soon."""
         return self._pace.limit(TRANSACTION_S) > _OUTPACED * self._timeout_s
 
     @property
@@ -395,7 +400,7 @@ class TransactionalWriter:
         """End the transaction with a commit, and return once it is known to be committed.
 
         Raises `GivenUpError` where its owner gave it up, `KafkaException` where no end was sent, or the broker refused
-        it, and `UnknownEndError` where nobody knows.
+        it, and `UnknownEndError` where nobody knows, or the writer can only be closed.
         """
         with self._lock:
             if self._state is State.GIVEN_UP:

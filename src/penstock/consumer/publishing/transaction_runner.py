@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 #: Seconds for all results of a transaction to be stored.
 _DELIVERY_S = 5.0
 #: Seconds after which a transaction is left behind: its calls have limits of their own, that the library may ignore.
-_LIMIT_S = 20.0
+_LIMIT_S = 12.0
 #: Seconds of one try to initialise a producer, and of all of them.
 _OPEN_S = 10.0
 

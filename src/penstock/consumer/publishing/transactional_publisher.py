@@ -51,6 +51,9 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two tries of what failed for no message's fault.
 _AGAIN_S = 0.2
+#: Seconds between two answers that a transaction in doubt was not committed, and the most that one may take.
+_SURE_S = 3.0
+_QUICK_S = 1.0
 #: Seconds between two log lines about failures of one kind.
 _LOG_AGAIN_S = 10.0
 #: The error of a message that was forwarded, and whose partition is gone.
@@ -118,6 +121,8 @@ class TransactionalPublisher:
         self._inside: list[Unpublished] = []
         self._apart = False
         self._doubt: Transaction | None = None
+        # When the group's offsets did not have the one in doubt, for the first time.
+        self._denied_at: float | None = None
         self._thread = threading.Thread(target=self._main, name=f"penstock-publisher-{group}", daemon=True)
         #: Whether a handler ever returned something. Written by holders of lanes.
         self.is_used = False
@@ -242,7 +247,9 @@ class TransactionalPublisher:
         transaction: Transaction | None = None
         try:
             self._runner.require_open(apart=self._apart)
-            self._settle()
+            if not self._is_settled():
+                self._again_at = self._clock.monotonic() + _SURE_S
+                return
             # Read first: of a partition that goes away from here on, the group's generation is over then. The next one
             # would let this member commit what is another's.
             metadata = self._metadata
@@ -280,10 +287,15 @@ class TransactionalPublisher:
             positions = self.changed(places := places_of(inside))
         return Transaction(inside, places, positions)
 
-    def _settle(self) -> None:
-        """Find out whether the transaction in doubt was committed: its successor under the same id has ended it."""
+    def _is_settled(self) -> bool:
+        """Find out whether the transaction in doubt was committed: its successor under the same id has ended it.
+
+        That it was not is believed when it is answered at once, and again some seconds later: a broker that stood still
+        tells what was, until it hears that another coordinates the group now. False: ask again.
+        """
         if (doubt := self._doubt) is None:
-            return
+            return True
+        begun = self._clock.monotonic()
         found = self._runner.committed([TopicPartition(one.topic, one.partition) for one in doubt.positions])
         stands = {(one.topic, one.partition): one for one in found}
         # A partition that is gone may have been moved on by its next owner.
@@ -296,10 +308,17 @@ class TransactionalPublisher:
             if at is not None and at.error is not None:
                 # A partition without an answer is not known: it may have been committed.
                 raise KafkaException(at.error)
-        self._doubt = None
         # It took effect whole or not at all.
         if any(at is not None and (at.offset, at.metadata or "") == (sent.offset, sent.metadata) for at, sent in ours):
+            self._doubt = None
             self._note_committed(doubt)
+            return True
+        now = self._clock.monotonic()
+        if ours and (self._denied_at is None or now - begun > _QUICK_S or now < self._denied_at + _SURE_S):
+            self._denied_at = self._denied_at or now
+            return False
+        self._doubt = None
+        return True
 
     def _note_committed(self, transaction: Transaction) -> None:
         inside, places = transaction.inside, transaction.places
@@ -324,10 +343,15 @@ class TransactionalPublisher:
 
     def _note_failed(self, transaction: Transaction | None, error: BaseException) -> None:
         """Leave what was in it to be done again, without what the broker refused."""
+        if transaction is not None and isinstance(error, UnknownEndError) and error.is_committed:
+            self._note_committed(transaction)
+            self._runner.discard(abort=False)
+            _log.info("%s: its producer is replaced", error)
+            return
         if transaction is not None:
             # What is left behind may return, and go on to the commit, until a successor has taken its id.
             if isinstance(error, UnknownEndError | NotAnsweredError):
-                self._doubt = transaction
+                self._doubt, self._denied_at = transaction, None
             elif isinstance(error, KafkaException | BufferError):
                 self._refuse(transaction)
         self._runner.discard(abort=self._doubt is None)

@@ -26,9 +26,10 @@ from penstock.devbroker.java.runtime import JavaRuntime
 from penstock.devbroker.java.trust import trust_options
 from penstock.errors import DevBrokerError
 
-#: 4.3 and 4.4 leave the markers of a Kafka transaction out where a partition has no leader when it ends, as each has
-#: while a single broker restarts: the transaction counts as ended, and its readers wait for ever (KAFKA-20734).
-KAFKA_VERSION = "4.2.2"
+#: The environment may name another one. 4.3 and 4.4 leave the markers of a Kafka transaction out where a partition has
+#: no leader when it ends, as each has while a single broker restarts: the transaction counts as ended, and its readers
+#: wait for ever (KAFKA-20734).
+KAFKA_VERSION = os.environ.get("PENSTOCK_KAFKA_VERSION") or "4.2.2"
 
 #: Name of the list of files, one `size name` a line, written last.
 _LIST = "files.txt"

@@ -303,6 +303,7 @@ class CoordinatorLoop:
         commit, result = ended
         self._next = (self._next + 1) % len(self._slots)
         if result.error is None:
+            self._counts.recoveries += result.is_replaced
             with collection_put_off():
                 self._committed(commit, result)
         elif isinstance(result.error, InDoubtError):

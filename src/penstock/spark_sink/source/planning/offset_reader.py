@@ -37,6 +37,8 @@ from penstock.spark_sink.source.options.options import SourceOptions
 
 #: Seconds that records which only explain a wait may take to arrive, all together.
 _RECORDS_TIMEOUT_S = 2.0
+#: Seconds for one question for offsets: a leader that is gone does not answer, and the next one goes to its successor.
+_OFFSETS_TIMEOUT_S = 3.0
 #: The name of a setting in the client library's complaints.
 _NAMED = re.compile(r"\b(?:ssl|sasl|security|enable|fetch|socket|[a-z]+)(?:\.[a-z_]+)+\b")
 
@@ -204,7 +206,7 @@ class OffsetReader:
         futures = self._admin.list_offsets(
             {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
             isolation_level=mine if isolation is None else isolation,
-            request_timeout=CONNECT_TIMEOUT_S,
+            request_timeout=_OFFSETS_TIMEOUT_S,
         )
         refused = None
         for part, future in futures.items():

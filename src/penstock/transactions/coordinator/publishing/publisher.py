@@ -151,6 +151,11 @@ class Publisher:
         self.doing = what
 
     @property
+    def is_spent(self) -> bool:
+        """Whether it committed, and can only be closed: a late end of that may come."""
+        return self._writer.is_spent
+
+    @property
     def is_outpaced(self) -> bool:
         """Whether it was made for quicker brokers."""
         return self._writer.is_outpaced
@@ -204,7 +209,8 @@ class Publisher:
         except GivenUpError as error:
             raise AbortedError(str(error)) from error
         except UnknownEndError as error:
-            raise InDoubtError(str(error)) from error
+            if not error.is_committed:
+                raise InDoubtError(str(error)) from error
         except KafkaException as error:
             # The broker refused the end, or none was sent.
             self._fail(reason(error), error)

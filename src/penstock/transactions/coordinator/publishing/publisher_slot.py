@@ -49,6 +49,8 @@ OPEN_LIMIT_S = 25.0
 #: a slow broker only needs longer. And the most.
 _FREE_S = 1.0
 _MOST_FREE_S = 8.0
+#: Seconds after which a leader that stood still knows that others went on without it.
+SURE_S = 3.0
 #: Seconds after which a call is named in the log and in what operators see.
 SLOW_S = 2.0
 #: Seconds until opening is tried again after a failure.
@@ -68,11 +70,13 @@ ReadDone = Callable[[Mapping[int, int]], Mapping[int, DoneRead]]
 class CommitResult:
     """How a Kafka transaction ended, and the seconds from its begin to the answer of its end.
 
-    The error is None where it was committed for certain; else what `Publisher.publish` raised.
+    The error is None where it was committed for certain; else what `Publisher.publish` raised. Where its end may come a
+    second time, its producer is replaced all the same.
     """
 
     error: NotPublishedError | None
     took_s: float
+    is_replaced: bool = False
 
 
 class SlotState(Enum):
@@ -181,7 +185,10 @@ class PublisherSlot:
             except NotPublishedError as error:
                 self._replace()
                 return CommitResult(error, took_s)
-            return CommitResult(None, took_s)
+            is_spent = self._publisher is not None and self._publisher.is_spent
+            if is_spent:
+                self._replace()
+            return CommitResult(None, took_s, is_spent)
         self._warn_if_slow(call)
         publisher = self._publisher
         assert publisher is not None  # noqa: S101 - it publishes
@@ -273,6 +280,8 @@ class PublisherSlot:
             if not doubt:
                 return {}
             publisher.doing = "reading the done log"
+            # A broker that stood still tells what was, until it hears that another leads.
+            time.sleep(SURE_S)
             return self._read_done(doubt)
 
         self._call, self._state = self._thread.start("opening a Kafka producer", open_it), SlotState.OPENING

@@ -178,6 +178,7 @@ class Trials:
             self._quarantine.succeeded(topic, names, now)
             self._targets.settled(commit.committed())
             self._counts.groups += 1
+            self._counts.recoveries += result.is_replaced
             return
         commit.failed()
         if isinstance(error, TooLargeError) and commit.count() == 1:

@@ -235,6 +235,9 @@ class Outbound:
             return divide(entries, {}, self._with_another_id(entries, {}), outcome)
         if blame is None:
             outcome.published.extend(entry.transaction_id for entry in entries)
+            if writer.is_spent:
+                # A late end of it may come, which the next one of that id shuts out.
+                self.close()
             return []
         faults, refused = self._faults(writer, blame), {}
         if self._apart:
@@ -392,7 +395,8 @@ class Outbound:
         try:
             writer.commit()
         except UnknownEndError as error:
-            raise InDoubtError(f"{self._name}: {error}") from error
+            if not error.is_committed:
+                raise InDoubtError(f"{self._name}: {error}") from error
         self.groups += 1
         if self._done_offset is not None:
             self.known_to = self._done_offset + 1

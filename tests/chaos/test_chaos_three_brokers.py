@@ -1,0 +1,139 @@
+"""Three brokers, whatever happens to them: nothing is lost, doubled or out of order, and nobody dies or spins."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chaos.fleet import KIP848_BROKER
+from chaos.three_brokers import PARTITIONS, PLAIN, AtWork, cpu_s, seconds_of_tx_ls, set_all
+from penstock.devbroker import DevBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Seconds for which a node is away, or a setting forbids to write.
+AWAY_S = 20.0
+FORBIDDEN_S = 30.0
+#: What anybody may stand still longer than the plain clients, in seconds.
+LONGER_S = 5.0
+#: The share of a core that a process may take more while a node is away, with what it has to catch up.
+MORE_CPU = 0.1
+
+
+def brought_back(cluster: DevBroker, node: int) -> None:
+    cluster.restart(node)
+    cluster.wait_in_sync()
+
+
+def killed(cluster: DevBroker, node: int, seconds: float = AWAY_S) -> None:
+    cluster.kill(node)
+    # So long is the fault, here and below.
+    time.sleep(seconds)
+    brought_back(cluster, node)
+
+
+def frozen(cluster: DevBroker, node: int) -> None:
+    cluster.freeze(node)
+    time.sleep(AWAY_S)
+    cluster.thaw(node)
+    cluster.wait_in_sync()
+
+
+def restarted_in_turn(cluster: DevBroker) -> None:
+    for node in (1, 2, 3):
+        cluster.stop(node)
+        brought_back(cluster, node)
+
+
+def moved(cluster: DevBroker) -> None:
+    for topic in ("fed", "kafka-target", "sql-target", "plain", "kafka.half", "kafka.op", "kafka.done"):
+        count = PARTITIONS if not topic.startswith("kafka.") else 2
+        cluster.reassign(topic, {number: [1 + (number + n) % 3 for n in (2, 0, 1)] for number in range(count)})
+
+
+def too_few_in_sync(cluster: DevBroker) -> None:
+    set_all(cluster.bootstrap_servers, {"min.insync.replicas": "3"})
+    cluster.kill(3)
+    time.sleep(FORBIDDEN_S)
+    set_all(cluster.bootstrap_servers, {"min.insync.replicas": "2"})
+    brought_back(cluster, 3)
+
+
+def coordinator_killed_with_its_node(work: AtWork) -> None:
+    """Kill a coordinator, and the node by which another would learn of it."""
+    node = work.cluster.coordinator_of("kafka.coordinator")
+    work.coordinators[0].kill()
+    killed(work.cluster, node)
+    work.coordinators[0].start()
+
+
+def test_a_killed_node_costs_nobody_anything_but_time(tmp_path: Path) -> None:
+    with DevBroker(nodes=3, config=KIP848_BROKER, start_timeout=150) as cluster, AtWork(cluster, tmp_path) as work:
+        work.standstills(lambda: killed(cluster, cluster.leader_of("fed"), seconds=1.0))
+
+        assert work.finish() == []
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(2_400)
+def test_nobody_stands_still_for_much_longer_than_plain_clients_whatever_happens(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    too_long: list[str] = []
+    slow: list[float] = []
+    stopping = threading.Event()
+
+    def list_transactions(servers: str) -> None:
+        while not stopping.wait(5):
+            slow.append(seconds_of_tx_ls(servers))
+
+    with (
+        DevBroker(nodes=3, config=KIP848_BROKER, start_timeout=150) as cluster,
+        AtWork(cluster, tmp_path, spark) as work,
+    ):
+        leader = lambda: cluster.leader_of("fed")  # noqa: E731 - short
+        harms: dict[str, Callable[[], object]] = {
+            "nothing": lambda: time.sleep(AWAY_S),
+            "rolling restart": lambda: restarted_in_turn(cluster),
+            "killed leader": lambda: killed(cluster, leader()),
+            "killed group coordinator": lambda: killed(cluster, cluster.coordinator_of("kafka.coordinator")),
+            "killed transaction coordinator": lambda: killed(
+                cluster, cluster.transaction_coordinator_of("kafka.coordinator.a.a")
+            ),
+            "frozen node": lambda: frozen(cluster, leader()),
+            "preferred election": cluster.elect_preferred,
+            "all partitions moved": lambda: moved(cluster),
+            "too few in sync": lambda: too_few_in_sync(cluster),
+            "coordinator killed with its node": lambda: coordinator_killed_with_its_node(work),
+        }
+        listing = threading.Thread(target=list_transactions, args=(cluster.bootstrap_servers,), daemon=True)
+        listing.start()
+        usual: dict[str, float] = {}
+        for name, harm in harms.items():
+            before, begun = {one: cpu_s(pid) for one, pid in work.processes().items()}, time.monotonic()
+            found = work.standstills(harm)
+            took_s = time.monotonic() - begun
+            used = {
+                one: (cpu_s(pid) - before[one]) / took_s
+                for one, pid in work.processes().items()
+                if cpu_s(pid) >= before[one]
+            }
+            usual = usual or used
+            most = max((used[one] - usual[one], one) for one in used)
+            print(f"{name}: {', '.join(f'{who} {s:.1f} s' for who, s in found.items())}; CPU {most[0]:+.0%} {most[1]}")  # noqa: T201 - the figures
+            plain = max(found[who] for who in PLAIN)
+            too_long += [f"{name}: {who} {s:.1f} s, {plain:.1f} s" for who, s in found.items() if s > plain + LONGER_S]
+            too_long += [f"{name}: {most[1]} took {most[0]:.0%} of a core more"] if most[0] > MORE_CPU else []
+        stopping.set()
+        listing.join(60)
+
+        assert work.finish() == []
+    print(f"tx ls: {max(slow):.1f} s at most of {len(slow)}")  # noqa: T201 - as above
+    assert too_long == []
+    assert max(slow) < LONGER_S
