@@ -291,8 +291,9 @@ def start(  # noqa: PLR0917 - what a query is made of
         .options(**options or {})
         .load()
     )
-    checkpoint = str(folder / f"checkpoint-{next(_folders)}")
-    return frame.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).trigger(**trigger).start()
+    number = next(_folders)
+    writer = frame.writeStream.foreachBatch(sink).queryName(f"benchmark-{number}").trigger(**trigger)
+    return writer.option("checkpointLocation", str(folder / f"checkpoint-{number}")).start()
 
 
 def sql(spark: SparkSession, servers: str, rows: int, folder: Path) -> None:

@@ -65,6 +65,7 @@ def job(bootstrap_servers: str, topic: str, folder: Path) -> None:
         .option("minPartitions", PARTITIONS)  # so few rows would be one task
         .load()
         .writeStream.foreachBatch(keep)
+        .queryName("totals")
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
         .start()

@@ -68,6 +68,7 @@ def main(bootstrap_servers: str, topic: str, folder: Path) -> None:
         query = (
             flights(spark, bootstrap_servers, topic)
             .writeStream.foreachBatch(sink)
+            .queryName("totals")
             .option("checkpointLocation", str(folder / checkpoint))
             .trigger(availableNow=True)
             .start()

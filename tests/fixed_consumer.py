@@ -8,8 +8,8 @@ from typing import Any
 from confluent_kafka import TIMESTAMP_CREATE_TIME, KafkaError, KafkaException, Message, TopicPartition
 
 
-def record(offset: int, partition: int = 0) -> Message:
-    stamp = (TIMESTAMP_CREATE_TIME, 1_000)
+def record(offset: int, partition: int = 0, stamp_ms: int = 1_000) -> Message:
+    stamp = (TIMESTAMP_CREATE_TIME, stamp_ms)
     return Message(topic="orders", partition=partition, offset=offset, key=None, value=b"x", timestamp=stamp)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import options as check
 from penstock.clients.cluster import Cluster
@@ -158,6 +158,7 @@ class App(HandlerRegistry, SinkRegistry):
         name: str | None = None,
         ledger_topic: str | None = None,
         atomic_batches: bool = False,
+        overlap: Literal["refused", "allowed"] = "refused",
     ) -> HandlerSink:
         """Return a sink that calls this app's handlers on Spark's executors, for `sink` or `foreachBatch`.
 
@@ -169,6 +170,7 @@ class App(HandlerRegistry, SinkRegistry):
             name: of the query, under which it remembers what it has published; needed where handlers publish.
             ledger_topic: where it remembers that, `penstock.spark-ledger` when left out.
             atomic_batches: whether what a batch publishes is one transaction.
+            overlap: whether handlers of one key may run at once, in which case no setting of Spark is refused.
 
         Raises:
             ConfigurationError: a topic has no handler, or a handler cannot be kept on executors: see `HandlerSink`.
@@ -185,6 +187,7 @@ class App(HandlerRegistry, SinkRegistry):
             name=name,
             ledger_topic=ledger_topic,
             atomic_batches=atomic_batches,
+            overlap=overlap,
         )
         self._consumed = {topic: one for topic, one in self._consumed.items() if topic not in chosen}
         return sink

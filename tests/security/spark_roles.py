@@ -20,6 +20,7 @@ from penstock.spark_sink.ledger.kafka_publisher import publish as publish_rows
 from penstock.spark_sink.ledger.kafka_target import Row
 from penstock.spark_sink.monitoring.progress import SinkState
 from penstock.spark_sink.sinks.kafka_publication import require_target
+from penstock.spark_sink.sinks.sink import ledger_positions
 from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
 from penstock.spark_sink.source.batch_reader import BatchReader
 from penstock.spark_sink.source.options.options import SourceOptions
@@ -189,7 +190,7 @@ def publish(world: World) -> None:
 
     world.trial.attempt(lambda: require_target(target, [copies]))
     world.trial.rounds(work)
-    assert world.trial.attempt(lambda: sink.position_of("", [source])) == {source: len(world.sent) + 1}
+    assert world.trial.attempt(lambda: ledger_positions(sink, "", [source])) == {source: len(world.sent) + 1}
     world.require_all_once(copies)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -16,11 +18,48 @@ from pyspark.sql.types import StructType
 
 from penstock.spark_sink import DeadLetters
 from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
+from penstock.spark_sink.source.offsets.planning import TopicPartition, to_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _attempts = itertools.count(1)
+
+
+def execution(batch: int, *plans: Mapping[TopicPartition, tuple[int, int]]) -> mock.Mock:
+    """Return Spark's object of a batch that is under way, with the plan of each source."""
+    starts, ends = dict[Any, Any](), dict[Any, Any]()
+    for number, plan in enumerate(plans):
+        source = mock.Mock(**{"toString.return_value": str(number)})
+        start, end = (_json({part: offsets[n] for part, offsets in plan.items()}) for n in (0, 1))
+        starts[source], ends[source] = mock.Mock(**{"start.return_value": start}), end
+    return mock.Mock(
+        **{
+            "batchId.return_value": batch,
+            "newData.return_value.iterator.side_effect": lambda: Pairs(starts),
+            "endOffsets.return_value.iterator.side_effect": lambda: Pairs(ends),
+        }
+    )
+
+
+def _json(offsets: Mapping[TopicPartition, int]) -> mock.Mock:
+    return mock.Mock(**{"json.return_value": json.dumps(to_json(offsets))})
+
+
+class Pairs:
+    """An iterator of Scala's."""
+
+    def __init__(self, held: dict[Any, Any]) -> None:
+        self._left = list(held.items())
+
+    def hasNext(self) -> bool:  # noqa: N802 - Scala's name
+        """Whether there is another pair."""
+        return bool(self._left)
+
+    def next(self) -> mock.Mock:
+        """The next pair."""
+        key, value = self._left.pop(0)
+        return mock.Mock(_1=lambda: key, _2=lambda: value)
 
 
 @dataclass
@@ -36,6 +75,9 @@ class ArrowFrame:
     between: Callable[[], object] = lambda: None
     run: str | None = None
     query: str = ""
+    checkpoint: str = "kept"
+    batch: int = 0
+    plan: Mapping[TopicPartition, tuple[int, int]] | None = None
     answers: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -46,16 +88,20 @@ class ArrowFrame:
     @property
     def sparkSession(self) -> mock.Mock:  # noqa: N802 - Spark's name
         """A session that knows query and run, as Spark's does inside of a query."""
-        number, run = "0", self.run or "some run"
+        number, run, query_id = "0", self.run or "some run", str(uuid.uuid5(uuid.NAMESPACE_OID, self.checkpoint))
         properties = {
             "streaming.sql.batchId": number,
             "spark.jobGroup.id": run,
-            "sql.streaming.queryId": "some id",
-            "spark.job.description": f"{self.query}\nid = some id\nrunId = {run}\nbatch = {number}",
+            "sql.streaming.queryId": query_id,
+            "spark.job.description": f"{self.query}\nid = {query_id}\nrunId = {run}\nbatch = {number}",
         }
         if not self.run and not self.query:
             properties = {}
-        return mock.Mock(**{"sparkContext.getLocalProperty.side_effect": properties.get})
+        session = mock.Mock(**{"sparkContext.getLocalProperty.side_effect": properties.get})
+        running = session._jsparkSession.sharedState().activeStreamingQueries().get
+        if self.plan is not None:
+            running.return_value.getLatestExecutionContext.return_value = execution(self.batch, self.plan)
+        return session
 
     def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
         """All rows."""

@@ -16,6 +16,7 @@ from pyspark.sql.types import DataType, DayTimeIntervalType, YearMonthIntervalTy
 
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import DeltaSink
+from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks import delta_sink
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def test_a_foreign_writer_in_between_makes_a_batch_begin_anew(tmp_path: Path, mo
     sink(frame(NUMBER, numbers(0, 4)), 0)
     foreign = pa.table({"n": pa.array([-1], pa.int32())})
     looks: list[tuple[int, int]] = []
-    ledger_read = delta_sink.warn_replayed
+    ledger_read = delta_sink.warn_left_out
 
     def interfere(*what: Any) -> None:
         ledger_read(*what)
@@ -62,7 +63,7 @@ def test_a_foreign_writer_in_between_makes_a_batch_begin_anew(tmp_path: Path, mo
         if len(looks) == 1:
             write_deltalake(tmp_path, foreign, mode="append")
 
-    monkeypatch.setattr(delta_sink, "warn_replayed", interfere)
+    monkeypatch.setattr(delta_sink, "warn_left_out", interfere)
     sink(frame(NUMBER, numbers(5, 9)), 1)
 
     assert looks == [(1, 5), (2, 6)]  # at the second look, the foreign row and nothing of the batch
@@ -146,6 +147,77 @@ def test_every_type_is_stored_and_the_table_fits_the_next_batch(spark: SparkSess
     assert DeltaTable(tmp_path / "lake").to_pyarrow_table().to_pylist() == [held, held]
 
 
+def strict(columns: dict[str, pa.DataType], rows: list[tuple[Any, ...]]) -> Any:
+    """Return a frame whose own columns are never NULL, as those of literals are."""
+    made: Any = frame(columns, rows)
+    kinds = [pa.field(one.name, one.type, nullable=one.name not in columns) for one in made.rows.schema]
+    made.rows = made.rows.cast(pa.schema(kinds))
+    return made
+
+
+WITHIN = {
+    "many": pa.list_(pa.int32()),
+    "by_name": pa.map_(pa.string(), pa.int32()),
+    "whole": pa.struct({"a": pa.int32()}),
+}
+STRICT_WITHIN = {
+    "many": pa.list_(pa.field("element", pa.int32(), nullable=False)),
+    "by_name": pa.map_(pa.string(), pa.field("value", pa.int32(), nullable=False)),
+    "whole": pa.struct([pa.field("a", pa.int32(), nullable=False)]),
+}
+
+
+@pytest.mark.parametrize("key", [(), ("n",)])
+def test_a_column_that_was_never_null_may_be_null_in_the_next_batch(tmp_path: Path, key: tuple[str, ...]) -> None:
+    sink, nothing = DeltaSink(str(tmp_path), key, name="q"), ([None], [("k", None)], {"a": None})
+
+    sink(strict({**NUMBER, **STRICT_WITHIN, "s": pa.string()}, [(0, 0, 0, [1], [("k", 1)], {"a": 1}, "x")]), 0)
+    loose = frame({**NUMBER, **WITHIN, "s": pa.string()}, [(0, 1, 1, *nothing, None)])
+    sink.check(loose.schema)
+    sink(loose, 1)
+    sink(strict({**NUMBER, **STRICT_WITHIN, "s": pa.string()}, [(0, 2, 2, [3], [("k", 3)], {"a": 3}, "z")]), 2)
+
+    assert found(tmp_path, "n", "many", "by_name", "whole", "s") == [
+        (0, [1], [("k", 1)], {"a": 1}, "x"), (1, *nothing, None), (2, [3], [("k", 3)], {"a": 3}, "z")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", [(), ("n",)])
+def test_a_null_that_the_table_forbids_is_named_by_its_row(tmp_path: Path, key: tuple[str, ...]) -> None:
+    kinds = [
+        pa.field("n", pa.int32()),
+        pa.field("s", pa.string(), nullable=False),
+        *map(pa.field, *zip(*STRICT_WITHIN.items(), strict=True)),
+    ]
+    DeltaTable.create(tmp_path, pa.schema(kinds))
+    sink, columns = DeltaSink(str(tmp_path), key, name="q"), {**NUMBER, "s": pa.string(), **WITHIN}
+    good = (0, 0, 0, "x", [1], [("k", 1)], {"a": 1})
+
+    sink.check(frame(columns, []).schema)
+    sink(frame(columns, [good]), 0)
+    with pytest.raises(
+        SinkError, match=r"column s is NOT NULL in table .* NULL in 1 rows, the first from orders\[0\] offset 2"
+    ):
+        sink(frame(columns, [(0, 1, 1, "y", *good[4:]), (0, 2, 2, None, *good[4:])]), 1)
+    for within in ([None], good[5], good[6]), (good[4], [("k", None)], good[6]), (*good[4:6], {"a": None}):
+        with pytest.raises(SinkError, match="compare the rows with its column types"):
+            sink(frame(columns, [(0, 3, 3, "z", *within)]), 2)
+
+    assert found(tmp_path, "n", "s", "many", "by_name", "whole") == [good[2:]]
+
+
+def test_names_that_differ_only_in_case_are_refused(tmp_path: Path) -> None:
+    sink = DeltaSink(str(tmp_path), name="q", evolve=True)
+    twins = frame({"price": pa.int32(), "Price": pa.int32()}, [(0, 0, 1, 2)])
+
+    for refused in (lambda: sink.check(twins.schema), lambda: sink(twins, 0)):
+        with pytest.raises(SchemaMismatchError, match="has Price and price, which differ only in case"):
+            refused()
+    sink(frame({"price": pa.int32()}, [(0, 0, 1)]), 0)
+    with pytest.raises(SchemaMismatchError, match="lacks the frame's column Price, and has price, which differs only"):
+        sink(frame({"Price": pa.int32()}, [(0, 1, 1)]), 1)
+
+
 @pytest.mark.parametrize("kind", [DayTimeIntervalType(), YearMonthIntervalType()])
 def test_a_type_that_delta_does_not_know_is_told_at_the_start(tmp_path: Path, kind: DataType) -> None:
     with pytest.raises(SinkError, match=r"the frame.*(column span is duration|YearMonthInterval).*cast it or leave"):
@@ -202,7 +274,11 @@ def test_frames_a_sink_cannot_store_are_refused_with_a_sentence(tmp_path: Path) 
     with pytest.raises(SinkError, match="no column to store"):
         DeltaSink(str(tmp_path / "lake"), name="q").check(frame({}, []).schema)
     sink(frame(PRICES, []), 0)
-    assert not (tmp_path / "lake").exists()
+    with pytest.raises(
+        SinkError, match=r"batch 3 has \d+ bytes in 2 rows, .* of at most max_batch_bytes=9; nothing of it"
+    ):
+        DeltaSink(str(tmp_path / "lake"), name="q", max_batch_bytes=9)(frame(NUMBER, numbers(0, 1)), 3)
+    assert found(tmp_path / "lake", "id") == []
 
 
 @pytest.mark.parametrize(
@@ -211,6 +287,7 @@ def test_frames_a_sink_cannot_store_are_refused_with_a_sentence(tmp_path: Path) 
         ({"path": ""}, "path must be a name"),
         ({"name": " "}, "name must be a name"),
         ({"key": ["offset"]}, "set keep_position"),
+        ({"max_batch_bytes": 0}, "max_batch_bytes must be a whole number"),
     ],
 )
 def test_a_wrong_setting_is_named(settings: dict[str, Any], named: str) -> None:

@@ -26,6 +26,7 @@ from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, le
 from penstock.spark_sink.ledger.kafka_producers import PublisherPool, SinkPublisher, slot_id, slot_of
 from penstock.spark_sink.ledger.kafka_publisher import publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target
+from penstock.spark_sink.ledger.rules import Batch
 from penstock.spark_sink.sinks.frames import slot_column
 from penstock.spark_sink.sinks.kafka_publication import WriterCommitMessage, publish_by_source
 from penstock.spark_sink.source.worker_pool import WorkerPool
@@ -50,7 +51,7 @@ class Worker:
             for source in SOURCES
             for n in range(first, last + 1)
         ]
-        return list(publish_by_source(replace(self.target, batch=f"run/{batch}"), rows, self._pool))
+        return list(publish_by_source(replace(self.target, batch=Batch("sink", batch, "query")), rows, self._pool))
 
     def applied(self, first: int, last: int, batch: int = 0) -> list[int]:
         """Publish, and return how many rows of each source partition had been published before."""
@@ -214,6 +215,7 @@ import os, signal, sys
 from confluent_kafka import Producer
 from penstock.clients import factory
 from penstock.spark_sink.ledger.kafka_target import Row, Target
+from penstock.spark_sink.ledger.rules import Batch
 from penstock.spark_sink.sinks.kafka_publication import publish_by_source
 class Killed(Producer):
     commits = 0
@@ -231,7 +233,7 @@ for batch in range(2):
         Row(("orders", p), n, name, b"k", b"%d-%d" % (p, n), ())
         for p in range(2) for n in range(5 * batch, 5 * batch + 5)
     ]
-    list(publish_by_source(Target(servers, {}, name, ledger, f"run/{batch}"), rows))
+    list(publish_by_source(Target(servers, {}, name, ledger, Batch("sink", batch, "query")), rows))
 """
 
 
@@ -336,7 +338,7 @@ def test_a_row_without_a_topic_moves_the_ledger_and_one_may_name_its_partition(b
         bench.publish([row._replace(offset=21, target_partition=7)])
 
     assert bench.seen() == [3]
-    assert bench.open[-1].ledger.read([SOURCE])[SOURCE].next_offset == 21
+    assert bench.open[-1].ledger.read([SOURCE])[SOURCE].end == 21
 
 
 def test_the_ledger_is_read_past_what_others_have_open_in_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

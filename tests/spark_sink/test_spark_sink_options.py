@@ -31,6 +31,7 @@ LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
         ({"minPartitions": "many"}, "minPartitions"),
         ({"failOnDataLoss": "perhaps"}, "failOnDataLoss"),
         ({"includeHeaders": "1"}, "includeHeaders"),
+        ({"timestampOutOfRange": "0"}, "timestampOutOfRange must be null or error, but is '0'"),
         ({"kafka.auto.offset.reset": "latest"}, "kafka.auto.offset.reset"),
         ({"kafka.enable.auto.commit": "true"}, "kafka.enable.auto.commit"),
         ({"kafka.key.deserializer": "String"}, "kafka.key.deserializer"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
+from pathlib import Path
 from threading import Thread
 from typing import Any
 from unittest import mock
@@ -12,7 +14,9 @@ from pyspark.sql import DataFrame
 from streams import read_to_end
 
 from penstock.errors import SinkError
+from penstock.spark_sink import SqlSink
 from penstock.spark_sink.sinks import sink as sinks
+from penstock.spark_sink.sinks.planned_offsets import merged, planned_offsets
 from penstock.spark_sink.sinks.sink import OfQuery, Origin, origin_of
 
 
@@ -48,10 +52,10 @@ def test_a_query_s_name_and_run_are_what_spark_says(
         thread.start()
         thread.join()
 
-    for writer in (read(stream=True, subscribe=topic, startingOffsets="earliest").writeStream for _ in range(2)):
-        named = writer.queryName(name) if not found else writer
-        query = read_to_end(named.foreachBatch(look).trigger(availableNow=True).start)
-        assert found[-2:] == [Origin(name if len(found) == 2 else "", str(query.runId)), Origin()]
+    writer = read(stream=True, subscribe=topic, startingOffsets="earliest").writeStream.foreachBatch(look)
+    query = read_to_end(writer.queryName(name).trigger(availableNow=True).start)
+
+    assert found == [Origin(name, str(query.runId), str(query.id)), Origin()]
 
 
 def test_a_query_that_start_sink_started_is_known_by_its_name_there() -> None:
@@ -62,7 +66,7 @@ def test_a_query_that_start_sink_started_is_known_by_its_name_there() -> None:
     OfQuery(look, "named")(batch_of(**RUNNING), 0)
     look(batch_of(), 0)
 
-    assert found == [Origin("named"), Origin("named", "run"), Origin()]
+    assert found == [Origin("named"), Origin("named", "run", "7"), Origin()]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +74,6 @@ def test_a_query_that_start_sink_started_is_known_by_its_name_there() -> None:
     [
         ("by Spark 4.3\nid = 7\nrunId = run\nbatch = 0", "by Spark 4.3"),
         ("before it<br/>id = 7<br/>runId = run<br/>batch = 0", "before it"),
-        ("\nid = 7\nrunId = run\nbatch = 0", ""),
-        ("id = 7<br/>runId = run<br/>batch = 0", ""),
     ],
 )
 def test_a_name_that_spark_tells_in_another_way_is_an_error_unless_the_sink_has_one(said: str, name: str) -> None:
@@ -80,7 +82,15 @@ def test_a_name_that_spark_tells_in_another_way_is_an_error_unless_the_sink_has_
     changed = batch_of(**RUNNING | {"spark.job.description": f"query {said}."})
     with pytest.raises(SinkError, match=r"does not tell the name of the query.*give the sink name="):
         origin_of(changed)
-    assert origin_of(changed, "own") == Origin("own", "run")
+    assert origin_of(changed, "own") == Origin("own", "run", "7")
+
+
+@pytest.mark.parametrize("said", ["\nid = 7\nrunId = run\nbatch = 0", "id = 7<br/>runId = run<br/>batch = 0"])
+def test_a_query_without_a_name_is_refused_with_what_to_write(said: str) -> None:
+    unnamed = batch_of(**RUNNING | {"spark.job.description": said})
+
+    with pytest.raises(SinkError, match=r'the query has no name.*write \.queryName\("orders"\) before \.start\(\), or'):
+        SqlSink("sqlite:///never-made.db", "orders")(unnamed, 0)
 
 
 def test_under_connect_the_run_is_that_of_the_process_that_calls_functions_of_batches(
@@ -90,11 +100,62 @@ def test_under_connect_the_run_is_that_of_the_process_that_calls_functions_of_ba
     by_hand = origin_of(batch)
     monkeypatch.setenv("SPARK_CONNECT_LOCAL_URL", "sc://127.0.0.1:1/")
 
-    first, again = origin_of(batch), origin_of(batch)
+    first, again = origin_of(batch, "own"), origin_of(batch, "own")
     sinks._process_run.cache_clear()  # as in another process
-    other = origin_of(batch)
+    other = origin_of(batch, "own")
 
     assert by_hand == Origin()
     assert first == again
+    assert first.run == first.query_id
     assert None not in (first.run, other.run)
     assert first.run != other.run
+    with pytest.raises(SinkError, match="Spark Connect does not tell the name of the query"):
+        origin_of(batch)
+
+
+def test_what_was_planned_is_what_all_sources_say_of_a_partition() -> None:
+    kafka = ('{"t": {"0": 5, "1": 7}}', '{"t": {"0": 9, "1": 7, "2": 4}}')
+
+    assert merged([kafka, ('{"logOffset":1}', '{"logOffset":2}'), ("0", "1")]) == {
+        ("t", 0): (5, 9), ("t", 1): (7, 7), ("t", 2): (0, 4)
+    }  # fmt: skip
+    assert merged([kafka, ('{"t": {"0": 6, "1": 7}}', '{"t": {"0": 9, "1": 7}}')]) == {
+        ("t", 1): (7, 7),
+        ("t", 2): (0, 4),
+    }
+    assert merged([("{}", '{"t": {"0": -1}}')]) == {}
+
+
+def test_without_a_query_that_runs_nothing_is_known_of_a_plan(caplog: pytest.LogCaptureFixture) -> None:
+    query_id = str(uuid.uuid4())
+
+    assert planned_offsets(batch_of(), 0, Origin()) == {}
+    assert planned_offsets(batch_of(), 0, Origin("by Connect", "run", "run")) == {}
+    assert planned_offsets(mock.Mock(spec=["sparkSession"]), 0, Origin("q", "run", query_id)) == {}
+
+
+def test_the_offsets_that_spark_has_planned_are_found_behind_a_filter_and_in_an_empty_batch(
+    read: Callable[..., DataFrame], new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
+) -> None:
+    topic, found = new_topic(partitions=2), list[Any]()
+    write(topic, 0, [(None, b"x")] * 5)
+
+    def look(batch: DataFrame, batch_id: int) -> None:
+        copied = batch.sparkSession.createDataFrame([(1,)], "n INT")  # of a plan of its own
+        found.append([planned_offsets(frame, batch_id, origin_of(batch)) for frame in (batch, copied)])
+
+    def run() -> None:
+        frame = read(stream=True, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="3")
+        writer = frame.where("offset = 4").writeStream.foreachBatch(look).queryName(topic)
+        read_to_end(writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start)
+
+    run()
+    write(topic, 1, [(None, b"y")])
+    run()
+
+    wanted = [
+        {(topic, 0): (0, 3), (topic, 1): (0, 0)},
+        {(topic, 0): (3, 5), (topic, 1): (0, 0)},
+        {(topic, 0): (5, 5), (topic, 1): (0, 1)},
+    ]
+    assert found == [[plan, plan] for plan in wanted]

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import MessageFormatError
-from penstock.spark_sink.ledger.state import Span, advanced, replayed
 from penstock.spark_sink.source.offsets.planning import (
     SMALL_TASK,
     OffsetRange,
@@ -94,22 +93,3 @@ def test_small_ranges_share_tasks_and_no_offset_is_left_out(given_ranges: list[O
     assert [part for task in tasks for part in task] == [part for part in given_ranges if part.size]
     assert all(len(task) == 1 or sum(part.size for part in task) <= SMALL_TASK for task in tasks)
     assert all(sum(part.size for part in [*before, after[0]]) > SMALL_TASK for before, after in pairwise(tasks))
-
-
-@given(offsets, st.data())
-def test_the_ledger_never_goes_back_and_knows_what_is_applied(applied: Offsets, data: st.DataObject) -> None:
-    batch = {}
-    for part in data.draw(st.lists(partitions, unique=True)):
-        first = data.draw(st.integers(0, 2**62))
-        batch[part] = Span(first, first + data.draw(st.integers(0, 1000)))
-
-    moved = advanced(applied, batch)
-    after = {**dict.fromkeys(batch, 0), **applied, **moved}
-
-    assert all(moved[part] > applied.get(part, 0) for part in moved)
-    assert moved.keys() == {part for part in batch if batch[part].last >= applied.get(part, 0)}
-    assert all(after[part] >= applied.get(part, 0) and after[part] > batch[part].last for part in batch)
-    assert set(replayed(after, batch)) == set(batch)
-    for part, span in replayed(applied, batch).items():
-        assert span.first < applied[part]
-        assert span.last < applied[part]

@@ -13,7 +13,7 @@ from fixed_consumer import FixedConsumer, end, failed, record
 from penstock.clients import factory as making
 from penstock.clients.reading import PartitionReader
 from penstock.clients.rights import MissingRightError
-from penstock.errors import SinkError, SourceError
+from penstock.errors import MessageFormatError, SinkError, SourceError
 from penstock.spark_sink.sinks.sql.rows import dead_letters
 from penstock.spark_sink.source import partition_reader as reading
 from penstock.spark_sink.source.offsets.planning import OffsetRange
@@ -24,13 +24,20 @@ SCHEMA = to_arrow_schema(source_schema(include_headers=False), timezone="UTC")
 PASSING = [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TRANSPORT, KafkaError.UNKNOWN_TOPIC_OR_PART]
 
 
-def offsets_read(monkeypatch: pytest.MonkeyPatch, consumer: FixedConsumer, end: int, **options: str) -> list[int]:
+def offsets_read(monkeypatch: pytest.MonkeyPatch, consumer: FixedConsumer, end: int, **options: str) -> list[Any]:
+    return values_read(monkeypatch, consumer, end, "offset", **options)
+
+
+def values_read(
+    monkeypatch: pytest.MonkeyPatch, consumer: FixedConsumer, end: int, column: str, **options: str
+) -> list[Any]:
+    """Read a range and return a column, of numbers."""
     monkeypatch.setattr(making, "Consumer", lambda _: consumer)
     settings = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "fetchOffset.retryIntervalMs": "0"}
     batches = reading.read_ranges(
         SourceOptions.parse({**settings, **options}), SCHEMA, [OffsetRange("orders", 0, 0, end)]
     )
-    return [offset for batch in batches for offset in batch["offset"].to_pylist()]
+    return [value for batch in batches for value in batch[column].cast("int64").to_pylist()]
 
 
 def letter(monkeypatch: pytest.MonkeyPatch, consumer: FixedConsumer) -> bytes | None:
@@ -52,6 +59,17 @@ def test_a_task_to_which_nothing_comes_says_what_hindered_it(monkeypatch: pytest
 
     with pytest.raises(SourceError, match=r"nothing came at offset 1 for 0.05 s \(.*NOT_LEADER_FOR_PARTITION\)"):
         offsets_read(monkeypatch, consumer, 3, **{"kafkaConsumer.pollTimeoutMs": "50"})
+
+
+@pytest.mark.parametrize("claimed", [1_760_000_000_000_000_000, 2**63 - 1, 2**63 // 1_000 + 1])
+def test_a_timestamp_that_spark_cannot_hold_is_named_or_null(monkeypatch: pytest.MonkeyPatch, claimed: int) -> None:
+    def read(**options: str) -> list[int | None]:
+        strange, latest = record(1, stamp_ms=claimed), record(2, stamp_ms=2**63 // 1_000)
+        return values_read(monkeypatch, FixedConsumer(record(0), strange, latest), 3, "timestamp", **options)
+
+    with pytest.raises(MessageFormatError, match=rf"orders\[0\] offset 1 has the timestamp {claimed}.*OutOfRange=null"):
+        read()
+    assert read(timestampOutOfRange="null") == [1_000_000, None, 2**63 // 1_000 * 1_000]
 
 
 def test_what_no_time_mends_ends_a_task_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from arrow_frames import PRICES, frame
 from databases import TestDatabase
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import SqlSink
+from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.queries.restarts import is_permanent
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def test_totals_are_added_once_whatever_is_replayed(database: TestDatabase, capl
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert "batch 0: 3 of 3 rows for table totals were applied before" in warnings[0]
     assert "batch 1: 1 of 2 rows for table totals were applied before" in warnings[1]
-    assert "orders[0] up to offset 2" in warnings[1]
+    assert "left out (orders[0])" in warnings[1]
 
 
 def test_every_type_comes_back_as_it_was(database: TestDatabase) -> None:
@@ -253,3 +254,36 @@ def test_a_ledger_that_does_not_know_queries_is_refused(database: TestDatabase) 
         with pytest.raises(SinkError, match=r"penstock_ledger lacks the column query.*another ledger_table") as caught:
             ask()
         assert is_permanent(caught.value)
+
+
+def test_a_former_ledger_is_carried_over(database: TestDatabase) -> None:
+    sink = SqlSink(database.url, "events", keep_position=True)
+    database.execute(
+        """CREATE TABLE penstock_ledger (query TEXT, target TEXT, topic TEXT, partition INTEGER,
+        next_offset BIGINT NOT NULL, batch TEXT, PRIMARY KEY (query, target, topic, partition))""",
+        "INSERT INTO penstock_ledger VALUES ('q', 'events', 'orders', 0, 5, 'run/3')",
+    )
+    before = sink.position("q")
+    for batch, (rows, plan) in enumerate([([(0, 4, "a", 1), (0, 7, "b", 2)], (3, 9)), ([(0, 9, "c", 3)], (9, 12))], 4):
+        sink(frame(PRICES, rows, query="q", batch=batch, plan={("orders", 0): plan}), batch)
+    with pytest.raises(SinkError, match="offsets 12 to 12 would be missing"):
+        sink(frame(PRICES, [(0, 14, "d", 4)], query="q", batch=6, plan={("orders", 0): (13, 15)}), 6)
+
+    assert before == {("orders", 0): 5}
+    assert database.rows('SELECT id FROM events ORDER BY "offset"') == [("b",), ("c",)]
+    assert database.rows("SELECT start_offset, next_offset, batch_id FROM penstock_ledger") == [(9, 12, 5)]
+
+
+def test_where_a_query_begins_is_written_once(database: TestDatabase) -> None:
+    sink, part = SqlSink(database.url, "events"), ("orders", 0)
+    begin = [
+        {part: LedgerEntry(at, at, topic)}
+        for at, topic in ((7, "first topic"), (9, "first topic"), (0, "second topic"))
+    ]
+
+    found = []
+    for entries in begin:
+        sink.begin_ledger("q", entries)
+        found.append(sink.ledger_entries("q", [part, ("orders", 1)]))
+
+    assert found == [begin[0], begin[0], begin[2]]

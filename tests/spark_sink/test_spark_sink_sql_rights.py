@@ -153,6 +153,11 @@ def test_columns_that_may_not_be_added_are_told_as_the_owners_right(
 
     assert f"ALTER TABLE shop.orders OWNER TO {role}" in str(error)
 
+    database.execute("ALTER TABLE shop.penstock_ledger DROP COLUMN query_id")  # as a former version's
+    error = refusal(lambda: sink_of().check(SCHEMA))
+
+    assert str(error).endswith(f"ALTER TABLE shop.penstock_ledger OWNER TO {role}")
+
 
 def test_rights_on_single_columns_are_left_to_the_server(
     database: TestDatabase, sink_of: Callable[..., SqlSink]

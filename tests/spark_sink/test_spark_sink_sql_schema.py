@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import re
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pyarrow as pa
 import pytest
-from arrow_frames import PRICES, frame
+from arrow_frames import PRICES, Letters, frame
 
 from databases import TestDatabase
 from penstock.errors import SinkError
@@ -78,36 +83,230 @@ def test_a_frame_with_a_column_that_the_table_generates_is_refused(postgresql: T
     assert postgresql.rows("SELECT * FROM offered") == [("a", 7)]
 
 
-#: A column, a type of the frame, a value, and what PostgreSQL then holds; nothing where the check refuses it.
-CONVERSIONS: list[tuple[str, pa.DataType, Any, Any]] = [
-    ("INTEGER", pa.bool_(), True, None),
-    ("BOOLEAN", pa.int32(), 1, None),
-    ("BOOLEAN", pa.bool_(), True, True),
-    ("INTEGER", pa.float64(), 1.7, None),
-    ("NUMERIC(9)", pa.float32(), 1.5, None),
-    ("BIGINT", pa.decimal128(9, 2), 1, None),
-    ("BIGINT", pa.decimal128(9, 0), 1, 1),
-    ("NUMERIC(9)", pa.int64(), 1, 1),
-    ("SMALLINT", pa.int64(), 1, 1),
-    ("NUMERIC", pa.float64(), 1.5, 1.5),
-    ("DOUBLE PRECISION", pa.int32(), 1, 1.0),
-]
+INSTANT, WALL_CLOCK = pa.timestamp("us", "UTC"), pa.timestamp("us")
+TENTH = datetime(2013, 1, 1, 12, 0, 0, 100_000)  # noqa: DTZ001 - of a wall clock
+#: A column of PostgreSQL, a type of the frame, and values with the texts of what the column then holds: None where the
+#: row is refused. Without values, the check refuses the pair.
+PAIRS: list[tuple[str, pa.DataType, list[tuple[Any, str | None]]]] = [
+    ("SMALLINT", pa.int64(), [(2**15 - 1, "32767"), (2**15, None)]),
+    ("NUMERIC(5)", pa.int64(), [(99_999, "99999"), (100_000, None)]),
+    ("NUMERIC(5, -2)", pa.int64(), [(1_200, "1200"), (1_250, None)]),
+    ("NUMERIC(30, 10)", pa.int64(), [(2**63 - 1, "9223372036854775807.0000000000")]),
+    ("REAL", pa.int16(), [(-(2**15), "-32768")]),
+    ("REAL", pa.int32(), [(2**24, "1.6777216e+07"), (2**24 + 1, None), (2**31 - 1, None)]),
+    ("DOUBLE PRECISION", pa.int32(), [(2**31 - 1, "2147483647")]),
+    ("DOUBLE PRECISION", pa.int64(), [(2**53, "9.007199254740992e+15"), (2**53 + 1, None), (2**63 - 1, None),
+                                      (2**60, "1.152921504606847e+18")]),
+    ("BOOLEAN", pa.int32(), []),
+    ("TEXT", pa.int32(), []),
+    ("BIGINT", pa.decimal128(9, 2), []),
+    ("BIGINT", pa.decimal128(38, 0), [(Decimal(2**63 - 1), str(2**63 - 1)), (Decimal(2**63), None)]),
+    ("NUMERIC(9, 2)", pa.decimal128(9, 4), [(Decimal("1.2300"), "1.23"), (Decimal("1.2345"), None)]),
+    ("NUMERIC(4, 2)", pa.decimal128(9, 2), [(Decimal("99.99"), "99.99"), (Decimal("100.00"), None)]),
+    ("NUMERIC", pa.decimal128(38, 20), [(Decimal("0.00000000000000000001"), "0.00000000000000000001")]),
+    ("NUMERIC(5, -2)", pa.decimal128(9, 0), [(Decimal(1_200), "1200"), (Decimal(1_250), None)]),
+    ("REAL", pa.decimal128(6, 2), [(Decimal("9999.99"), "9999.99")]),
+    ("REAL", pa.decimal128(9, 2), [(Decimal("0.10"), "0.1"), (Decimal("9999999.99"), None)]),
+    ("DOUBLE PRECISION", pa.decimal128(15, 2), [(Decimal("9999999999999.99"), "9999999999999.99")]),
+    ("DOUBLE PRECISION", pa.decimal128(38, 20), [(Decimal("0.1"), "0.1"), (Decimal("0.12345678901234567891"), None)]),
+    ("INTEGER", pa.float64(), []),
+    ("NUMERIC(9)", pa.float32(), []),
+    ("NUMERIC(9, -2)", pa.float64(), []),
+    ("REAL", pa.float64(), []),
+    ("DOUBLE PRECISION", pa.float32(), [(0.1, "0.10000000149011612")]),
+    ("NUMERIC", pa.float32(), [(0.1, "0.1")]),
+    ("NUMERIC", pa.float64(), [(0.1 + 0.2, "0.30000000000000004"), (2.0**60, "1152921504606847000"), (math.nan, "NaN"),
+                               (math.inf, "Infinity")]),
+    ("NUMERIC(9, 2)", pa.float64(), [(1.25, "1.25"), (0.1, "0.10"), (1.255, None), (math.inf, None)]),
+    ("INTEGER", pa.bool_(), []),
+    ("BOOLEAN", pa.bool_(), [(True, "true")]),
+    ("TIMESTAMPTZ(1)", INSTANT, [(TENTH, "2013-01-01 12:00:00.1+00"), (TENTH + timedelta(microseconds=1), None)]),
+    ("TIMESTAMP(0)", INSTANT, [(TENTH.replace(microsecond=0), "2013-01-01 12:00:00"), (TENTH, None)]),
+    ("TIMESTAMPTZ(0)", WALL_CLOCK, [(TENTH.replace(microsecond=0), "2013-01-01 12:00:00+00"), (TENTH, None)]),
+    ("TIMESTAMPTZ", INSTANT, [(253_402_300_799_999_999, "9999-12-31 23:59:59.999999+00"),
+                              (-62_135_596_800_000_000, "0001-01-01 00:00:00+00"),
+                              (2**63 - 1, None), (-(2**63), None)]),
+    ("TIMESTAMP", WALL_CLOCK, [(TENTH, "2013-01-01 12:00:00.1"), (2**63 - 1, None)]),
+    ("DATE", pa.date32(), [(date.max, "9999-12-31"), (2_932_897, None), (-(2**31), None)]),
+    ("DATE", WALL_CLOCK, []),
+    ("TIMESTAMP", pa.date32(), []),
+    ("TIME", WALL_CLOCK, []),
+    ("BYTEA", pa.binary(), [(b"\x00\xff", "\\x00ff")]),
+    ("TEXT", pa.binary(), []),
+    ("BYTEA", pa.string(), []),
+    ("INTEGER", pa.string(), []),
+    ("TIMESTAMP", pa.string(), []),
+    ("TEXT", pa.string(), [("a ", "a ")]),
+    ("VARCHAR(3)", pa.string(), [("ab ", "ab "), ("abcd", None), ("abc ", None)]),
+    ("CHAR(3)", pa.string(), [("ab", "ab"), ("ab ", None), ("abc ", None), ("abcd", None)]),
+    ("NAME", pa.string(), [("a" * 63, "a" * 63), ("a" * 64, None)]),
+    ('"char"', pa.string(), [("a", "a"), ("ab", None), ("\u00e9", None)]),
+    ("BIT(3)", pa.string(), [("101", "101"), ("1011", None), ("10", None)]),
+    ("BIT VARYING(3)", pa.string(), [("10", "10"), ("1011", None)]),
+    ("TIME(0)", pa.string(), [("12:00", "12:00:00"), ("12:00:00.0", "12:00:00"), ("12:00:00.5", None),
+                              ("2013-01-01 12:00", None), ("12:00+01", None)]),
+    ("TIME", pa.string(), [("12:00:00.500", "12:00:00.5"), ("12:00:00.1234567", None)]),
+    ("TIMETZ(1)", pa.string(), [("12:00:00.10+01", "12:00:00.1+01"), ("12:00Z", "12:00:00+00"),
+                                ("12:00:00.12+01", None), ("12:00", None)]),
+    ("INTERVAL", pa.string(), [("1 hour", "01:00:00"), ("1 day 12:00:00.5", "1 day 12:00:00.5"), ("0.3333 years", None),
+                               ("PT1.5S", "00:00:01.5"), ("1.1234567 s", None)]),
+    ("INTERVAL(0)", pa.string(), [("2 seconds", "00:00:02"), ("1.5 s", None)]),
+    ("DATERANGE", pa.string(), [("[2013-01-01,2013-01-31]", "[2013-01-01,2013-02-01)"), ("[2013-01-01 12:00,)", None)]),
+    ("MONEY", pa.string(), [("12.34", "$12.34"), ("12.345", None)]),
+    ("POINT", pa.string(), [("(1.5,2)", "(1.5,2)"), ("(0.12345678901234567891,2)", None)]),
+    ("UUID", pa.string(), [("6BA7B810-9DAD-11D1-80B4-00C04FD430C8", "6ba7b810-9dad-11d1-80b4-00c04fd430c8")]),
+    ("JSONB", pa.string(), [('{"n":1}', '{"n": 1}'), ("{", None)]),
+    ("INTEGER[]", pa.string(), [("{1, 2}", "{1,2}"), ("{1.5}", None)]),
+    ("NUMERIC(9, 2)[]", pa.string(), [("{1.2}", "{1.20}"), ("{1.234}", None)]),
+    ("VARCHAR(3)[]", pa.string(), [("{ab, abc}", "{ab,abc}"), ("{abcd}", None)]),
+    ("DOUBLE PRECISION[]", pa.string(), [("{1.0}", "{1}"), ("{0.12345678901234567891}", None)]),
+    ("text_mood", pa.string(), [("good", "good"), ("better", None)]),
+    ("character_price", pa.string(), [("1.25", "1.25"), ("1.255", None)]),
+    ("name_short", pa.string(), [("abc", "abc"), ("abcd", None)]),
+]  # fmt: skip
 
 
-def test_postgresql_s_columns_take_what_they_keep_as_it_is_and_the_check_refuses_the_rest(
-    postgresql: TestDatabase,
+@pytest.mark.parametrize("staged", ["executors", "driver"])
+def test_postgresql_s_columns_keep_what_they_take_and_the_rest_is_refused(
+    postgresql: TestDatabase, staged: Any
 ) -> None:
-    for number, (column, kind, value, held) in enumerate(CONVERSIONS):
-        postgresql.execute(f"CREATE TABLE conversion{number} (n {column})")
-        sink = SqlSink(postgresql.url, f"conversion{number}")
-        if held is None:
-            with pytest.raises(SinkError, match=r"column n is .* in the table and .* in the frame") as caught:
-                sink.check(frame({"n": kind}, []).schema)
-            assert is_permanent(caught.value)
-        else:
-            sink.check(frame({"n": kind}, []).schema)
-            sink(frame({"n": kind}, [(0, 0, value)]), 0)
-            assert postgresql.rows(f"SELECT n FROM conversion{number}") == [(held,)]  # noqa: S608 - the test's own
+    takes = [(f"n{number}", *pair) for number, pair in enumerate(PAIRS) if pair[2]]
+    refuses = [(f"n{number}", *pair) for number, pair in enumerate(PAIRS) if not pair[2]]
+    postgresql.execute(
+        "CREATE TYPE text_mood AS ENUM ('good', 'bad')",
+        "CREATE DOMAIN character_price AS NUMERIC(9, 2)",
+        "CREATE DOMAIN name_short AS VARCHAR(3)",
+        f"CREATE TABLE takes (id INT, {', '.join(f'{name} {column}' for name, column, *_ in takes)})",
+        f"CREATE TABLE refuses ({', '.join(f'{name} {column}' for name, column, *_ in refuses)})",
+    )
+    letters = Letters()
+    sink = SqlSink(postgresql.url, "takes", staging=staged, dead_letters=letters)
+    # A row for each value, in which all other columns are empty.
+    values = [(name, value, text) for name, *_, pairs in takes for value, text in pairs]
+    rows = [
+        (0, place, place, *(value if name == own else None for own, *_ in takes))
+        for place, (name, value, _) in enumerate(values)
+    ]
+    batch = frame({"id": pa.int32(), **{name: kind for name, _, kind, _ in takes}}, rows)
+
+    sink.check(batch.schema)
+    sink(batch, 0)
+    with pytest.raises(SinkError, match="refuses does not fit") as caught:
+        SqlSink(postgresql.url, "refuses").check(frame({name: kind for name, _, kind, _ in refuses}, []).schema)
+
+    texts = ", ".join(f"{name}::text" for name, *_ in takes)
+    stored = dict(postgresql.rows(f"SELECT id, coalesce({texts}) FROM takes"))  # type: ignore[arg-type] # noqa: S608 - the test's own
+    of = {name: (column, str(kind)) for name, column, kind, _ in takes}
+    found = [(*of[name], value, stored.get(place)) for place, (name, value, _) in enumerate(values)]
+    assert str(found) == str([(*of[name], value, text) for name, value, text in values])  # NaN is one text
+    assert {one.offset for one in letters.written} == {n for n, (*_, text) in enumerate(values) if text is None}
+    assert set(re.findall(r"column (n\d+) is", str(caught.value))) == {name for name, *_ in refuses}
+    assert is_permanent(caught.value)
+
+
+#: Types of columns of PostgreSQL, and types of the frame with values at their edges.
+COLUMNS = [
+    "SMALLINT", "INTEGER", "BIGINT", "REAL", "DOUBLE PRECISION", "NUMERIC", "NUMERIC(9, 2)", "NUMERIC(5, -2)",
+    "NUMERIC(38, 18)", "BOOLEAN", "BYTEA", "DATE", "TIMESTAMP", "TIMESTAMP(0)", "TIMESTAMPTZ", "TIMESTAMPTZ(3)", "TEXT",
+    "VARCHAR(3)", "CHAR(3)", "NAME", '"char"', "BIT(3)", "BIT VARYING(3)", "TIME", "TIME(0)", "TIMETZ(0)", "MONEY",
+    "UUID", "JSON", "INET", "NUMERIC(9, 2)[]", "VARCHAR(3)[]", "POINT", "TSRANGE",
+]  # fmt: skip
+EDGES: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.int8(), [-128, 127]),
+    (pa.int16(), [2**15 - 1, -(2**15)]),
+    (pa.int32(), [2**24, 2**24 + 1, 2**31 - 1, -(2**31)]),
+    (pa.int64(), [100, 150, 2**53, 2**53 + 1, 2**63 - 1, -(2**63)]),
+    (pa.float32(), [0.0, 1.5, pa.scalar(0.1, pa.float32()).as_py(), 2.0**127, 2.0**-149, math.nan, -math.inf]),
+    (pa.float64(), [0.1, 0.1 + 0.2, 1.255, 2.0**53, 2.0**1023, 5e-324, math.nan, math.inf]),
+    (pa.decimal128(9, 4), [Decimal("1.2500"), Decimal("0.0001"), Decimal("-99999.9999")]),
+    (pa.decimal128(38, 0), [Decimal(2**24 + 1), Decimal(2**53 + 1), Decimal(10**38 - 1), Decimal(150)]),
+    (pa.bool_(), [True, False]),
+    (pa.binary(), [b"", b"\x00\xff"]),
+    (pa.date32(), [date.max, date.min, date(2000, 2, 29)]),
+    (INSTANT, [TENTH, TENTH + timedelta(microseconds=1), TENTH.replace(year=1), TENTH.replace(year=9999)]),
+    (WALL_CLOCK, [TENTH, TENTH + timedelta(microseconds=1), TENTH.replace(year=9999, microsecond=0)]),
+    (pa.string(), ["", "ab ", "abc ", "\u00e9", "x" * 64, "1011", "12.345", "12:00:00.5", "{12.345}",
+                   "(0.12345678901234567891,1)"]),
+]  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("kind", "edges"), EDGES, ids=[str(kind) for kind, _ in EDGES])
+def test_of_no_pair_of_types_postgresql_changes_a_value(
+    postgresql: TestDatabase, kind: pa.DataType, edges: list[Any]
+) -> None:
+    letters, columns = Letters(), {f"n{number}": kind for number in range(len(COLUMNS))}
+    postgresql.execute(
+        f"CREATE TABLE edges (id INT, {', '.join(f'n{number} {column}' for number, column in enumerate(COLUMNS))})"
+    )
+    sink = SqlSink(postgresql.url, "edges", dead_letters=letters)
+    with pytest.raises(SinkError, match="edges does not fit") as caught:
+        sink.check(frame(columns, []).schema)
+    taken = [name for name in columns if name not in re.findall(r"column (n\d+) is", str(caught.value))]
+
+    rows = [(0, *one) for one in enumerate(itertools.product(taken, edges))]
+    own = [(0, place, place, *(value if name == at else None for name in taken)) for _, place, (at, value) in rows]
+    sink(frame({"id": pa.int32(), **dict.fromkeys(taken, kind)}, own), 0)
+
+    texts = ", ".join(f"{name}::text" for name in taken)
+    stored = dict(postgresql.rows(f"SELECT id, coalesce({texts}) FROM edges"))  # type: ignore[arg-type] # noqa: S608 - the test's own
+    assert stored.keys() == set(range(len(own))) - {one.offset for one in letters.written}
+    assert len(stored) >= len(taken) or kind == pa.string()
+    for place, text in stored.items():
+        name, value = rows[place][2]
+        assert is_same(value, text, kind), (COLUMNS[int(name[1:])], kind, value, text)
+
+
+def is_same(value: Any, text: str, kind: pa.DataType) -> bool:
+    """Tell whether PostgreSQL's text for a value says that very value."""
+    if isinstance(value, bool | bytes):
+        return text == (f"\\x{value.hex()}" if isinstance(value, bytes) else str(value).lower())
+    if isinstance(value, float):
+        return str(pa.scalar(float(text), kind).as_py()) == str(value)
+    if isinstance(value, int | Decimal):
+        # The text of a float has the digits that tell it from others: what it holds may have more.
+        return Decimal(text) == value or pa.scalar(float(text), pa.float32()).as_py() == value
+    if isinstance(value, date):
+        return (
+            type(value).fromisoformat(text).replace(**({"tzinfo": None} if isinstance(value, datetime) else {}))
+            == value
+        )
+    return text == value or (text.startswith("$") and Decimal(text[1:].replace(",", "")) == Decimal(value))
+
+
+@pytest.mark.parametrize("staged", ["executors", "driver"])
+def test_a_row_that_is_refused_before_it_is_merged_is_named(postgresql: TestDatabase, staged: Any) -> None:
+    postgresql.execute('CREATE TABLE "a%%b" ("100%%" TEXT PRIMARY KEY, price NUMERIC(9, 2))')
+    columns = {"100%": pa.string(), "price": pa.decimal128(9, 4)}
+    sink = SqlSink(postgresql.url, "a%b", ["100%"], staging=staged)
+
+    sink.check(frame(columns, []).schema)
+    with pytest.raises(
+        SinkError, match=r"a row from orders\[0\] offset 1 \(.*23514.* price kept as numeric\(9,2\)\); nothing of the"
+    ):
+        sink(frame(columns, [(0, n, f"key-{n}", Decimal(n).scaleb(-3)) for n in range(9)]), 0)
+    sink(frame(columns, [(0, 0, "a", Decimal("1.25"))]), 0)
+
+    assert postgresql.rows('SELECT * FROM "a%%b"') == [("a", Decimal("1.25"))]
+
+
+def test_totals_of_postgresql_lose_no_digits(postgresql: TestDatabase) -> None:
+    letters = Letters()
+    postgresql.execute(
+        "CREATE TABLE totals (id TEXT PRIMARY KEY, whole DOUBLE PRECISION, share NUMERIC, price NUMERIC(9, 1))"
+    )
+    sink = SqlSink(postgresql.url, "totals", ["id"], sum_columns=["price"], dead_letters=letters)
+    rows = [(0, 0, "a", Decimal("0.25")), (0, 1, "a", Decimal("0.30")), (0, 2, "a", Decimal("0.30"))]
+
+    for name, kind in (("whole", pa.int32()), ("whole", pa.decimal128(9, 2)), ("share", pa.float64())):
+        with pytest.raises(SinkError, match=f"column {name} is .* in the table and .* in the frame"):
+            SqlSink(postgresql.url, "totals", ["id"], sum_columns=[name]).check(
+                frame({"id": pa.string(), name: kind}, []).schema
+            )
+    sink(frame({"id": pa.string(), "price": pa.decimal128(9, 2)}, rows), 0)
+
+    assert postgresql.rows("SELECT price FROM totals") == [(Decimal("0.6"),)]
+    assert [(one.offset, "price kept as numeric(9,1)" in one.reason) for one in letters.written] == [(0, True)]
 
 
 @pytest.mark.parametrize("staged", ["executors", "driver"])
@@ -182,6 +381,8 @@ def test_names_that_postgresql_would_cut_are_told(postgresql: TestDatabase) -> N
     SqlSink(postgresql.url, fitting, [fitting])(frame({fitting: pa.string()}, [(0, 0, "a")]), 0)
     with pytest.raises(SinkError, match=rf"cuts names at 63 bytes, .* the frame with {long}; give shorter") as caught:
         SqlSink(postgresql.url, "prices").check(frame({long: pa.string()}, []).schema)
+    with pytest.raises(SinkError, match=r"frame for table prices has ctid, a column that PostgreSQL itself gives"):
+        SqlSink(postgresql.url, "prices").check(frame({"ctid": pa.string()}, []).schema)
     with pytest.raises(SinkError, match=rf"cuts names at 63 bytes, .* with {long};"):
         SqlSink(postgresql.url, long).check(frame(PRICES, []).schema)
 

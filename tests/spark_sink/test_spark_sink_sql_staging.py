@@ -199,7 +199,7 @@ def test_connections_are_bounded_and_what_reads_and_transforms_is_not(
 ) -> None:
     rows = [("orders", 0, n, f"k{n % 50}", n) for n in range(400)]
     parallel = spark.sparkContext.parallelize(rows, 6)
-    many = spark.createDataFrame(parallel, "topic STRING, partition INT, offset BIGINT, id STRING, price BIGINT")
+    many = spark.createDataFrame(parallel, "topic STRING, partition INT, offset BIGINT, `a.b``c` STRING, price BIGINT")
     cores = spark.sparkContext.defaultParallelism
     assert cores > 1
 
@@ -210,10 +210,10 @@ def test_connections_are_bounded_and_what_reads_and_transforms_is_not(
     assert plan(1) == (1, True)
     assert plan(cores) == (cores, False)
     assert plan(16) == (6, False)
-    SqlSink(postgresql.url, "newest", ["id"], max_connections=1)(many, 0)
+    SqlSink(postgresql.url, "newest", ["a.b`c"], max_connections=1)(many, 0)
 
     newest = {f"k{n % 50}": n for n in range(400)}
-    assert dict(postgresql.rows("SELECT id, price FROM newest")) == newest  # type: ignore[arg-type] # two columns
+    assert dict(postgresql.rows('SELECT "a.b`c", price FROM newest')) == newest  # type: ignore[arg-type] # two columns
 
 
 def test_a_staging_table_that_a_crash_has_emptied_is_noticed(postgresql: TestDatabase) -> None:

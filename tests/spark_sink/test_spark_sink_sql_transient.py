@@ -54,7 +54,7 @@ def test_a_deadlock_a_conflict_and_a_lost_connection_are_tried_again(
     failing(postgresql, 2, how)
     sink = SqlSink(postgresql.url, "totals", ["id"], sum_columns=["price"], staging=staged)
 
-    sink(frame(PRICES, BATCH, run="first"), 0)
+    sink(frame(PRICES, BATCH, run="first", query="q"), 0)
 
     assert postgresql.rows("SELECT nextval('met')") == [(4,)]  # it really failed twice
     assert postgresql.rows("SELECT id, price FROM totals ORDER BY id") == [("a", 4), ("b", 2)]

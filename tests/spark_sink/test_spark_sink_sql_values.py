@@ -14,6 +14,7 @@ from arrow_frames import PRICES, Letters, frame
 from databases import TestDatabase
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import SqlSink
+from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.queries.restarts import is_permanent
 
 
@@ -62,6 +63,48 @@ def test_sqlite_refuses_what_it_would_change_in_silence(sqlite: TestDatabase) ->
     assert [(one.offset, one.reason) for one in letters.written] == [
         (1, "column x is NaN, which the database does not know")
     ]
+
+
+def test_times_of_no_calendar_are_refused_rows(sqlite: TestDatabase) -> None:
+    letters = Letters()
+    columns = {"at": pa.timestamp("us", "UTC"), "wall": pa.timestamp("us"), "day": pa.date32()}
+    last, first = (253_402_300_799_999_999, 2_932_896), (-62_135_596_800_000_000, -719_162)
+    rows = [(0, 0, last[0], last[0], last[1]), (0, 1, first[0], first[0], first[1])]
+    far = [(last[0] + 1, 0, 0), (0, 1_760_000_000_000_000_000, 0), (0, 0, last[1] + 1), (first[0] - 1, 0, 0),
+           (0, -(2**63), 0), (0, 0, first[1] - 1)]  # fmt: skip
+
+    sink = SqlSink(sqlite.url, "facts", dead_letters=letters)
+    sink(frame(columns, [*rows, *((0, 2 + number, *row) for number, row in enumerate(far))]), 0)
+
+    end, begin = ("9999-12-31 23:59:59.999999", "9999-12-31"), ("0001-01-01 00:00:00.000000", "0001-01-01")
+    assert sqlite.rows("SELECT * FROM facts") == [(*2 * end[:1], end[1]), (*2 * begin[:1], begin[1])]
+    named = [(2 + number, f"column {name} is out of the years 1 to 9999") for number, name in
+             enumerate(["at", "wall", "day"] * 2)]  # fmt: skip
+    assert [(one.offset, one.reason) for one in letters.written] == named
+
+
+def test_a_batch_too_large_for_the_driver_is_refused(sqlite: TestDatabase) -> None:
+    sink = SqlSink(sqlite.url, "prices", ["id"], max_batch_bytes=100)
+
+    with pytest.raises(
+        SinkError, match=r"batch 3 has \d+ bytes in 9 rows, and table prices .* max_batch_bytes=100; noth"
+    ):
+        sink(frame(PRICES, [(0, n, "a", n) for n in range(9)]), 3)
+    sink(frame(PRICES, [(0, 0, "a", 1)]), 4)
+
+    assert sqlite.rows("SELECT * FROM prices") == [("a", 1)]
+
+
+def test_names_that_differ_only_in_case_are_refused(database: TestDatabase) -> None:
+    sink = SqlSink(database.url, "prices", evolve=True)
+    sink(frame(PRICES, [(0, 0, "a", 1)]), 0)
+
+    with pytest.raises(
+        SchemaMismatchError, match="frame for table prices has Price and price, which differ only in case"
+    ):
+        sink.check(frame({**PRICES, "Price": pa.int64()}, []).schema)
+    with pytest.raises(SchemaMismatchError, match="lacks the frame's column Price, and has price, which differs only"):
+        sink.check(frame({"id": pa.string(), "Price": pa.int64()}, []).schema)
 
 
 def test_totals_have_room_for_what_is_added(database: TestDatabase) -> None:

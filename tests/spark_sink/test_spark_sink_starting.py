@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigurationError
-from penstock.spark_sink import SqlSink
+from penstock.spark_sink import DataLossError, SqlSink
+from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.queries import query
 from penstock.spark_sink.queries import starting_offsets as starting
 from penstock.spark_sink.queries.query import start_sink
 from penstock.spark_sink.queries.sink_specs import SinkSpec
-from penstock.spark_sink.queries.starting_offsets import begin_at, refuse_forgetful, starting_options
+from penstock.spark_sink.queries.starting_offsets import beginning, has_progress, refuse_forgetful
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
+from penstock.spark_sink.sinks.sink import begin_ledger
 from penstock.spark_sink.source import source
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import Topics
-
-PARTS = [("orders", 0), ("orders", 1), ("payments", 0)]
 
 
 class Kept:
@@ -39,28 +41,34 @@ class Kept:
     def __call__(self, _batch: object, _batch_id: int) -> None: ...
 
 
-@pytest.mark.parametrize(
-    ("otherwise", "payments"),
-    [("earliest", -2), ("latest", -1), ('{"payments": {"0": 7}, "orders": {"0": 1, "1": 1}}', 7)],
-)
-def test_a_query_begins_where_the_ledger_says_and_elsewhere_as_told(otherwise: str, payments: int) -> None:
-    begins = json.loads(begin_at(otherwise, PARTS, {("orders", 0): 42}))
+class Logs:
+    """Topics whose logs begin and end where the test says."""
 
-    # Of a topic that the ledger knows, a partition without an entry is new or was empty: its rows must not be lost.
-    assert begins == {"orders": {"0": 42, "1": -2}, "payments": {"0": payments}}
+    def __init__(self, first: int, last: int, counts: Mapping[str, int] | None = None) -> None:
+        self._first, self._last = first, last
+        self._counts = counts or {"orders": 1}
 
+    def partitions(self) -> list[TopicPartition]:
+        return [(topic, n) for topic, count in self._counts.items() for n in range(count)]
 
-def test_a_wrong_beginning_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="starting_offsets must be earliest, latest or JSON"):
-        begin_at("newest", PARTS, {("orders", 0): 42})
+    def topics(self, _expected: object = ()) -> Topics:
+        return Topics(self._counts, {topic: f"{topic} now" for topic in self._counts}, {})
+
+    def earliest(self, parts: Iterable[TopicPartition]) -> Offsets:
+        return dict.fromkeys(parts, self._first)
+
+    def latest(self, parts: Iterable[TopicPartition]) -> Offsets:
+        return dict.fromkeys(parts, self._last)
+
+    at_times = latest
 
 
 @pytest.fixture
-def options_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(starting.clients, "admin", lambda *_: None)
-    monkeypatch.setattr(starting, "require_topics", lambda *_, **__: {"orders": 2, "payments": 1})
+def begins(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that tells where the query shop-orders begins, on logs from 3 to 90."""
+    monkeypatch.setattr(starting, "OffsetReader", lambda _: Logs(3, 90, {"orders": 2, "payments": 1}))
 
-    def make(sink: object, **options: str) -> dict[str, str]:
+    def make(sink: object, otherwise: str = "latest", progress: bool | None = False, **options: str) -> Any:
         spec = SinkSpec(
             topics=("orders", "payments"),
             function=sink,
@@ -68,29 +76,93 @@ def options_of(monkeypatch: pytest.MonkeyPatch) -> Any:
             trigger="once",
             name="shop-orders",
             checkpoint_location=None,
-            starting_offsets="latest",
+            starting_offsets=otherwise,
             options=options,
         )
-        return starting_options(spec, "127.0.0.1:1", {})
+        servers = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders,payments"}
+        found = beginning(spec, servers, progress=progress)
+        return {key: value for key, value in found.options.items() if key not in servers}, found.entries
 
     return make
 
 
-def test_the_ledger_counts_before_all_that_the_options_say_of_the_beginning(options_of: Any) -> None:
+@pytest.mark.parametrize(
+    ("otherwise", "new"), [("earliest", 3), ("latest", 90), ('{"payments": {"0": 7}, "orders": {"0": 1, "1": 7}}', 7)]
+)
+def test_a_query_begins_where_the_ledger_says_and_elsewhere_as_told(begins: Any, otherwise: str, new: int) -> None:
+    options, entries = begins(Kept(**{"shop-orders": {("orders", 0): 42}}), otherwise)
+
+    assert json.loads(options["startingoffsets"]) == {"orders": {"0": 42, "1": new}, "payments": {"0": new}}
+    assert entries == {
+        ("orders", 1): LedgerEntry(new, new, "orders now"),
+        ("payments", 0): LedgerEntry(new, new, "payments now"),
+    }
+
+
+def test_a_wrong_beginning_is_refused(begins: Any) -> None:
+    with pytest.raises(ConfigurationError, match="startingOffsets must be earliest, latest or JSON"):
+        begins(Kept(), "newest")
+
+
+def test_the_ledger_counts_before_all_that_the_options_say_of_the_beginning(begins: Any) -> None:
     sink = Kept(**{"shop-orders": {("orders", 0): 42, ("orders", 1): 5, ("payments", 0): 3}})
 
-    found = options_of(sink, startingTimestamp="1700000000000", startingOffsets="earliest", maxOffsetsPerTrigger="10")
+    options, entries = begins(
+        sink, startingTimestamp="1700000000000", startingOffsets="earliest", maxOffsetsPerTrigger="10"
+    )
 
-    begins = json.loads(found.pop("startingoffsets"))
-    assert begins == {"orders": {"0": 42, "1": 5}, "payments": {"0": 3}}
-    assert found == {"maxoffsetspertrigger": "10"}
+    at = json.loads(options.pop("startingoffsets"))
+    assert at == {"orders": {"0": 42, "1": 5}, "payments": {"0": 3}}
+    assert options == {"maxoffsetspertrigger": "10"}
+    assert entries == {}
 
 
-def test_an_empty_ledger_another_querys_and_none_leave_the_beginning_as_told(options_of: Any) -> None:
-    others = Kept(another={("orders", 0): 42})
+def test_a_query_that_nothing_was_stored_of_begins_where_it_began_first(begins: Any, tmp_path: Path) -> None:
+    sink = SqlSink(f"sqlite:///{tmp_path}/shop.db", table="orders")
+    first, entries = begins(sink)
+    begin_ledger(sink, "shop-orders", entries)
 
-    assert options_of(others) == options_of(Kept()) == options_of(print) == {"startingoffsets": "latest"}
-    assert options_of(others, startingTimestamp="7")["startingtimestamp"] == "7"
+    again = begins(sink, "earliest")
+
+    assert first == {"startingoffsets": '{"orders": {"0": 90, "1": 90}, "payments": {"0": 90}}'}
+    assert again == (first, {})
+
+
+def test_a_partition_that_came_since_and_a_topic_that_was_created_again_are_read_from_the_beginning(
+    begins: Any, tmp_path: Path
+) -> None:
+    sink = SqlSink(f"sqlite:///{tmp_path}/shop.db", table="orders")
+    sink.begin_ledger(
+        "shop-orders",
+        {("orders", 0): LedgerEntry(42, 30, "orders now"), ("payments", 0): LedgerEntry(42, 30, "payments before")},
+    )
+
+    options, entries = begins(sink)
+    with pytest.raises(DataLossError, match="topic payments was deleted and created again since the query shop-orders"):
+        begins(sink, progress=True)
+
+    assert json.loads(options["startingoffsets"]) == {"orders": {"0": 42, "1": 3}, "payments": {"0": 3}}
+    assert entries.keys() == {("orders", 1), ("payments", 0)}
+    assert begins(sink, progress=True, failOnDataLoss="false")[1] == {}
+
+
+def test_where_a_checkpoint_counts_or_cannot_be_looked_at_nothing_is_written(begins: Any) -> None:
+    sink = Kept(**{"shop-orders": {("orders", 0): 42}})
+
+    assert begins(sink, progress=True) == begins(print) == ({"startingoffsets": "latest"}, {})
+    assert begins(sink, progress=None) == (begins(sink)[0], {})
+
+
+def test_a_checkpoint_has_progress_when_it_has_offsets(spark: SparkSession, tmp_path: Path) -> None:
+    place = str(tmp_path / "c")
+    found = [has_progress(spark, None, "q"), has_progress(spark, place, "q")]
+    (tmp_path / "c" / "offsets").mkdir(parents=True)
+    (tmp_path / "c" / "offsets" / ".0.crc").touch()
+    found.append(has_progress(spark, place, "q"))
+    (tmp_path / "c" / "offsets" / "0").touch()
+
+    assert [*found, has_progress(spark, place, "q")] == [False, False, False, True]
+    assert has_progress(spark, "nosuch://there/c", "q") is None
 
 
 def test_a_sink_without_a_ledger_is_refused_without_a_checkpoint() -> None:
@@ -122,27 +194,6 @@ def test_start_sink_takes_the_sessions_folder_of_checkpoints_for_one(
     else:
         start()
     assert started == ([folder] if folder else [])
-
-
-class Logs:
-    """One topic whose log begins and ends where the test says."""
-
-    def __init__(self, first: int, last: int) -> None:
-        self._first, self._last = first, last
-
-    def partitions(self) -> list[TopicPartition]:
-        return [("orders", 0)]
-
-    def topics(self, _expected: object = ()) -> Topics:
-        return Topics({"orders": 1}, {}, {})
-
-    def earliest(self, parts: Iterable[TopicPartition]) -> Offsets:
-        return dict.fromkeys(parts, self._first)
-
-    def latest(self, parts: Iterable[TopicPartition]) -> Offsets:
-        return dict.fromkeys(parts, self._last)
-
-    at_times = latest
 
 
 @pytest.mark.parametrize(

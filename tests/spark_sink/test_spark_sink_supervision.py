@@ -148,7 +148,6 @@ def test_a_batch_that_was_not_committed_does_not_begin_it_anew() -> None:
         DataLossError("offsets 0 to 9 are gone"),
         RuntimeError("Traceback\npenstock.spark_sink.errors.DataLossError: offsets 0 to 9 are gone; check the topic"),
         SessionStoppedError("Spark's session was stopped"),
-        RuntimeError("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."),
     ],
 )
 def test_what_another_start_cannot_mend_is_not_started_again(failure: Exception) -> None:
@@ -161,6 +160,17 @@ def test_what_another_start_cannot_mend_is_not_started_again(failure: Exception)
     with pytest.raises(SinkError, match="another start would not mend it") as raised:
         raise world.one.failure or AssertionError
     assert raised.value.__cause__ is failure
+
+
+def test_a_rival_on_the_same_checkpoint_is_named_without_sparks_stack() -> None:
+    world = World()
+    world.one.start()
+    fail_at_once(world, RuntimeError("[STREAM_FAILED] x\n[CONCURRENT_STREAM_LOG_UPDATE] y\n\tat org.apache.spark.z"))
+
+    assert (world.one.state, len(world.started)) == (SinkState.FAILED, 1)
+    with pytest.raises(SinkError, match="another query writes to the same checkpoint; stop one of the two") as raised:
+        raise world.one.failure or AssertionError
+    assert raised.value.__cause__ is None
 
 
 @pytest.mark.parametrize("error", [MISSING, SchemaMismatchError("no column"), BrokerConnectionError("no broker")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable
+from unittest import mock
 
 import pytest
 from confluent_kafka import Producer
@@ -228,6 +229,16 @@ def test_many_partitions_that_wait_cost_one_look_and_one_line(caplog: pytest.Log
     assert "; so do orders[1] at offset 3, orders[2] at offset 3" in caplog.messages[-1]
     assert caplog.messages[-1].count("orders[") == 5
     assert "and 95 more." in caplog.messages[-1]
+
+
+def test_an_open_transaction_whose_producer_claims_a_time_of_no_calendar_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for claimed in (1_760_000_000_000_000, 2**63 - 1):  # in microseconds, say
+        with mock.patch.object(FixedLogs, "timestamps_ms", return_value={STILL: claimed}):
+            assert OpenTransactions(FixedLogs({STILL: 120})).warn({STILL: 3})
+
+        assert f"whose first message is of {claimed} ms after 1970" in caplog.messages[-1]
 
 
 def test_a_broker_that_does_not_answer_costs_the_query_nothing(caplog: pytest.LogCaptureFixture) -> None:

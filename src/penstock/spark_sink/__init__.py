@@ -14,6 +14,7 @@ from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from penstock.spark_sink.errors import DataLossError, SchemaMismatchError, SessionStoppedError
+    from penstock.spark_sink.ledger.rules import LedgerEntry
     from penstock.spark_sink.monitoring.progress import SinkPartition, SinkState, SinkStatistics
     from penstock.spark_sink.monitoring.progress_listener import ProgressListener
     from penstock.spark_sink.queries.query import start_sink
@@ -45,6 +46,7 @@ _HOMES = {
     "SchemaMismatchError": "penstock.spark_sink.errors",
     "SessionStoppedError": "penstock.spark_sink.errors",
     "SinkFunction": "penstock.spark_sink.queries.sink_specs",
+    "LedgerEntry": "penstock.spark_sink.ledger.rules",
     "SinkPartition": "penstock.spark_sink.monitoring.progress",
     "SinkSpec": "penstock.spark_sink.queries.sink_specs",
     "SinkState": "penstock.spark_sink.monitoring.progress",
@@ -98,6 +100,7 @@ __all__ = [
     "DeltaSink",
     "HandlerSink",
     "KafkaSink",
+    "LedgerEntry",
     "Offsets",
     "ParquetSink",
     "ProgressListener",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +30,9 @@ from penstock.spark_sink import DeltaSink, KafkaSink, SqlSink
 from penstock.spark_sink.ledger import kafka_publisher
 from penstock.spark_sink.ledger.kafka_producers import PublisherPool, SinkPublisher
 from penstock.spark_sink.ledger.kafka_target import Row, Target
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.sinks import delta_sink, kafka_publication
-from penstock.spark_sink.sinks.sink import ledger_positions
+from penstock.spark_sink.sinks.sink import begin_ledger, ledger_positions
 from penstock.spark_sink.sinks.sql import batch_transaction
 from penstock.spark_sink.source.worker_pool import WorkerPool
 
@@ -57,8 +58,11 @@ class SinkUnderTest(ABC):
     takes_retries_for_calls = True
 
     @abstractmethod
-    def store(self, rows: Sequence[Place], batch: int = 0, run: str = "first") -> None:
-        """Store one batch of a run of the query."""
+    def store(self, rows: Sequence[Place], batch: int = 0, run: str = "first", **known: Any) -> None:
+        """Store one batch of a run of the query.
+
+        `known` has the `checkpoint`, by which Spark knows the query in another run, and the `plan` of the batch.
+        """
 
     @abstractmethod
     def stored(self) -> list[Place]:
@@ -79,6 +83,13 @@ class SinkUnderTest(ABC):
     def store_by_two_tries(self, rows: Sequence[Place], batch: int = 0, run: str = "first") -> None:
         """Store one batch whose tasks all run twice, as where Spark gives the first try up for lost."""
         self.store(rows, batch, run)
+
+    def begin(self, entries: Mapping[tuple[str, int], LedgerEntry]) -> None:
+        """Write where a query begins that no checkpoint knows, as its start does."""
+        check: Any = self.sink
+        if not isinstance(self, Kafka):  # whose columns are others
+            check.check(frame_of([], "", "").schema)
+        begin_ledger(self.sink, self.query, entries)
 
     def position(self, *parts: tuple[str, int]) -> dict[tuple[str, int], int]:
         """Return what the ledger tells a query that begins without a checkpoint."""
@@ -124,7 +135,7 @@ class Sql(SinkUnderTest):
             if self._between:
                 self._between.pop()()
 
-        self.sink(frame_of(rows, run, self.query, between=between, **options), batch)
+        self.sink(frame_of(rows, run, self.query, between=between, batch=batch, **options), batch)
 
     def store_by_two_tries(self, rows: Sequence[Place], batch: int = 0, run: str = "first") -> None:
         self.store(rows, batch, run, lost=True)
@@ -142,7 +153,7 @@ class Sql(SinkUnderTest):
     @contextmanager
     def before_commit(self, act: Act) -> Iterator[None]:
         if self.staging == "driver":
-            with once_before(batch_transaction, "advance_ledger", act):
+            with once_before(batch_transaction, "write_ledger", act):
                 yield
         else:
             self._between.append(act)
@@ -156,14 +167,14 @@ class Sql(SinkUnderTest):
             moved.append(True)
             raise sa.exc.DBAPIError("COMMIT", None, psycopg.OperationalError("the connection is lost"))
 
-        advance = batch_transaction.advance_ledger
+        advance = batch_transaction.write_ledger
 
         def advanced(*given: Any) -> None:
             advance(*given)
             if not moved:  # the next commit is that of the batch
                 stack.enter_context(once_before(sa.RootTransaction, "_do_commit", lose, or_after=True))
 
-        with ExitStack() as stack, mock.patch.object(batch_transaction, "advance_ledger", advanced):
+        with ExitStack() as stack, mock.patch.object(batch_transaction, "write_ledger", advanced):
             yield
         assert moved
 
@@ -175,8 +186,8 @@ class Delta(SinkUnderTest):
         self.folder = folder
         self.sink: DeltaSink = DeltaSink(str(folder), name=self.query, keep_position=True)
 
-    def store(self, rows: Sequence[Place], batch: int = 0, run: str = "first") -> None:
-        self.sink(frame_of(rows, run, "any"), batch)
+    def store(self, rows: Sequence[Place], batch: int = 0, run: str = "first", **known: Any) -> None:
+        self.sink(frame_of(rows, run, "any", batch=batch, **known), batch)
 
     def stored(self) -> list[Place]:
         found = DeltaTable(self.folder).to_pyarrow_table().select(SCHEMA.names).to_pylist()
@@ -189,7 +200,7 @@ class Delta(SinkUnderTest):
         return other
 
     def before_commit(self, act: Act) -> Any:
-        return once_before(delta_sink, "warn_replayed", act)
+        return once_before(delta_sink, "warn_left_out", act)
 
     def answer_lost(self) -> Any:
         def lose() -> None:
@@ -209,14 +220,14 @@ class Kafka(SinkUnderTest):
         self.sink = KafkaSink(servers, topic, name=topic, ledger_topic=ledger)
         self.target = Target(servers, {}, topic, ledger)
 
-    def store(self, rows: Sequence[Place], batch: int = 0, run: str = "first") -> None:
+    def store(self, rows: Sequence[Place], batch: int = 0, _run: str = "first", **known: Any) -> None:
         # As `KafkaSink` has them, which needs Spark for its shuffle.
         ordered = [
             Row(row[:2], row[2], self.topic, b"k", f"{row[0]}/{row[1]}/{row[2]}".encode(), ()) for row in sorted(rows)
         ]
         kept = WorkerPool[SinkPublisher]()
         try:
-            target = replace(self.target, batch=f"{run}/{batch}")
+            target = replace(self.target, batch=Batch("sink one", batch, known.get("checkpoint", "kept")))
             told = list(kafka_publication.publish_by_source(target, ordered, PublisherPool(kept)))
         finally:
             kept.close()

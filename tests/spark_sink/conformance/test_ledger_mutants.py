@@ -7,6 +7,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import ledger_scenarios as scenarios
@@ -15,74 +17,86 @@ import sqlalchemy as sa
 from sinks_under_test import SinkUnderTest
 
 from penstock.errors import SinkError
-from penstock.spark_sink.ledger import kafka_ledger, kafka_publisher, sql_ledger
-from penstock.spark_sink.ledger.state import LedgerState, Span
-from penstock.spark_sink.sinks import delta_sink, kafka_publication
-from penstock.spark_sink.sinks.sql import batch_transaction, batch_write
-from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction
+from penstock.spark_sink.ledger import kafka_ledger, kafka_publisher, rules, sql_ledger
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, Rule
+from penstock.spark_sink.sinks import kafka_publication, planned_offsets
+from penstock.spark_sink.sinks.sink import StoredBatches
+from penstock.spark_sink.sinks.sql import batch_write
 from penstock.spark_sink.sinks.sql.rows import staging
 
-Spans = Mapping[tuple[str, int], Span]
-Applied = Mapping[tuple[str, int], int]
 Plant = Callable[[pytest.MonkeyPatch], None]
-
-#: Where each sink has the rules of `ledger.state`, which it imports by name.
-RULES = (batch_transaction, delta_sink, kafka_publisher)
+Parts = Mapping[tuple[str, int], Any]
 
 
-def everywhere(patch: pytest.MonkeyPatch, name: str, planted: Callable[..., Any]) -> None:
-    for module in RULES:
-        if hasattr(module, name):
-            patch.setattr(module, name, planted)
+def after(
+    patch: pytest.MonkeyPatch, planted: Callable[[Batch, Parts, Parts, dict[tuple[str, int], LedgerEntry]], Any]
+) -> None:
+    """Have the entries after a batch be others; what is planted gets the ledger, the spans and the right ones."""
+    real = Batch.entries_after
+    patch.setattr(Batch, "entries_after", lambda self, held, spans: planted(self, held, spans, real(self, held, spans)))
 
 
 def does_not_advance(patch: pytest.MonkeyPatch) -> None:
     """A batch does not move the ledger."""
-    everywhere(patch, "advanced", lambda applied, batch: {})
+    after(patch, lambda batch, held, spans, right: {})
 
 
 def advances_to_its_last_row(patch: pytest.MonkeyPatch) -> None:
     """The next offset is that of the last row."""
-    everywhere(patch, "advanced", lambda applied, batch: {part: span.last for part, span in batch.items()})
+    after(patch, lambda batch, held, spans, right: {part: replace(one, end=one.end - 1) for part, one in right.items()})
 
 
 def goes_back(patch: pytest.MonkeyPatch) -> None:
     """A batch below the ledger moves it back."""
-    everywhere(patch, "advanced", lambda applied, batch: {part: span.last + 1 for part, span in batch.items()})
+    after(patch, lambda batch, held, spans, right: {part: batch._plan(part, span) for part, span in spans.items()})
 
 
 def counts_rows(patch: pytest.MonkeyPatch) -> None:
     """The next offset is found by counting, as if offsets had no holes."""
-    everywhere(patch, "advanced", lambda applied, batch: {part: applied.get(part, 0) + 1 for part in batch})
+    one = LedgerEntry(0)
+    after(patch, lambda batch, held, spans, right: {part: LedgerEntry(held.get(part, one).end + 1) for part in spans})
 
 
 def drops_late_rows(patch: pytest.MonkeyPatch) -> None:
     """Rows that come late are taken for repeated ones."""
-    everywhere(patch, "refuse_late", lambda *given: None)
+    patch.setattr(Batch, "_refuse_late", lambda *given: None)
 
 
-def takes_another_run_for_its_own(patch: pytest.MonkeyPatch) -> None:
+def drops_second_frames(patch: pytest.MonkeyPatch) -> None:
+    """A second frame of a batch is taken for the first one that comes again."""
+    patch.setattr(StoredBatches, "one_call", lambda *given: nullcontext())
+
+
+def takes_another_query_for_its_own(patch: pytest.MonkeyPatch) -> None:
     """What another copy has stored makes rows late."""
-    refuse: Any = batch_transaction.refuse_late
-    everywhere(
-        patch,
-        "refuse_late",
-        lambda batches, repeated, run, *more: refuse(
-            {part: f"{run}/{batch.partition('/')[2]}" for part, batch in batches.items()}, repeated, run, *more
-        ),
-    )
+    patch.setattr(LedgerEntry, "is_of_query", lambda self, other: True)
+
+
+def without_rule(rule: Rule) -> Plant:
+    """One of the rules is left out."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(rules, "RULES", [one for one in rules.RULES if one[0] is not rule])
+
+    plant.__name__ = f"without_the_rule_{rule.name.lower()}"
+    return plant
+
+
+def ends_at_last_rows(patch: pytest.MonkeyPatch) -> None:
+    """What was planned is not looked at."""
+    patch.setattr(planned_offsets, "planned_offsets", lambda *given: {})
 
 
 def knows_one_position_a_partition(patch: pytest.MonkeyPatch) -> None:
     """Topics share positions."""
-    read = sql_ledger._state
+    read = sql_ledger._entries
 
-    def shared(connection: sa.Connection, statement: sa.Select[Any]) -> LedgerState:
+    def shared(connection: sa.Connection, statement: sa.Select[Any]) -> dict[tuple[str, int], LedgerEntry]:
         found = read(connection, statement)
-        highest = {n: max(at for (_, m), at in found.offsets.items() if m == n) for _, n in found.offsets}
-        return LedgerState({part: highest[part[1]] for part in found.offsets}, found.batches)
+        highest = {n: max(one.end for (_, m), one in found.items() if m == n) for _, n in found}
+        return {part: replace(one, end=highest[part[1]]) for part, one in found.items()}
 
-    patch.setattr(sql_ledger, "_state", shared)
+    patch.setattr(sql_ledger, "_entries", shared)
 
 
 def knows_one_position_a_partition_in_kafka(patch: pytest.MonkeyPatch) -> None:
@@ -120,12 +134,6 @@ def counts_lost_tasks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(staging, "require_copied", lambda *given: None)
 
 
-def takes_a_lost_answer_for_another_call(patch: pytest.MonkeyPatch) -> None:
-    """A batch that is tried again after its commit finds itself in the ledger, and is refused."""
-    never = property(lambda self: False, lambda self, value: None)
-    patch.setattr(BatchTransaction, "is_commit_requested", never)
-
-
 #: Each defect, a sink that has it, and the scenario that shows it.
 DEFECTS: list[tuple[Plant, str, Callable[[SinkUnderTest], None]]] = [
     (does_not_advance, "sqlite", scenarios.a_batch_is_repeated_by_a_new_run),
@@ -135,16 +143,22 @@ DEFECTS: list[tuple[Plant, str, Callable[[SinkUnderTest], None]]] = [
     (goes_back, "delta", scenarios.another_copy_is_behind),
     (counts_rows, "sqlite", scenarios.offsets_have_holes),
     (drops_late_rows, "sqlite", scenarios.rows_come_below_a_later_batch),
-    (drops_late_rows, "delta", scenarios.a_sink_is_called_twice_in_a_batch),
+    (drops_second_frames, "delta", scenarios.a_sink_is_called_twice_in_a_batch),
     (drops_late_rows, "kafka", scenarios.rows_come_below_a_later_batch),
-    (takes_another_run_for_its_own, "sqlite", scenarios.another_copy_is_ahead),
+    (takes_another_query_for_its_own, "sqlite", scenarios.another_copy_is_ahead),
     (knows_one_position_a_partition, "sqlite", scenarios.topics_and_partitions_have_positions_of_their_own),
     (knows_one_position_a_partition_in_kafka, "kafka", scenarios.topics_and_partitions_have_positions_of_their_own),
     (knows_one_query, "sqlite", scenarios.two_queries_fill_one_target),
     (shuts_nobody_out, "kafka", scenarios.another_copy_commits_in_the_middle_of_a_batch),
     (does_not_compare, "postgresql from executors", scenarios.another_copy_commits_in_the_middle_of_a_batch),
     (counts_lost_tasks, "postgresql from executors", scenarios.a_task_is_retried),
-    (takes_a_lost_answer_for_another_call, "postgresql from the driver", scenarios.the_answer_to_a_commit_is_lost),
+    (without_rule(Rule.GAP), "sqlite", scenarios.a_target_was_restored),
+    (without_rule(Rule.GAP), "delta", scenarios.a_target_was_restored),
+    (without_rule(Rule.RECREATED), "sqlite", scenarios.a_topic_was_created_again),
+    (without_rule(Rule.REPLAY), "sqlite", scenarios.a_topic_was_created_again),
+    (ends_at_last_rows, "sqlite", scenarios.a_filter_leaves_rows_out),
+    (ends_at_last_rows, "delta", scenarios.a_filter_leaves_rows_out),
+    (drops_late_rows, "sqlite", scenarios.a_planned_batch_holds_late_rows),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from streams import lose_commit, run_sink
 
@@ -105,3 +106,64 @@ def test_a_query_that_lost_its_checkpoint_begins_where_the_ledger_says_and_not_a
 
     assert run("lost", "latest") == 8, "neither less than the ledger lacks, nor what it has"
     assert len(stored()) == 12
+
+
+def test_what_a_restored_database_lacks_is_named_and_read_again_from_its_ledger(
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
+) -> None:
+    topic, database = new_topic(), tmp_path / "test.db"
+    sink, stored = sql(TestDatabase("sqlite", f"sqlite:///{database}"))
+
+    def run(numbers: range, checkpoint: str = "kept") -> None:
+        write(topic, 0, [(None, b"%d" % n) for n in numbers])
+        even = {"rows": lambda messages: as_text(messages).where("offset % 2 = 0")}
+        run_sink(spark, broker.bootstrap_servers, topic, sink, tmp_path / checkpoint, **even)
+
+    run(range(10))
+    backup = database.read_bytes()
+    run(range(10, 20))
+    database.write_bytes(backup)
+
+    with pytest.raises(StreamingQueryException, match=r"offset 20 of .*\[0\].* offsets 10 to 19 would be missing"):
+        run(range(20, 30))
+    run(range(30, 30), "another")
+
+    assert sorted(stored()) == list(range(0, 30, 2))
+
+
+def test_a_sink_that_a_function_calls_twice_in_a_batch_refuses_the_second_frame_whenever_it_comes(
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
+) -> None:
+    topic, second = new_topic(), "offset % 2 = 1"
+    sink, stored = sql(TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}"))
+    other, stored_by_other = sql(TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}"), name="second")
+
+    def run(for_second: Callable[[DataFrame, int], None]) -> None:
+        def store(batch: DataFrame, batch_id: int) -> None:
+            sink(as_text(batch).where(f"NOT {second}"), batch_id)
+            for_second(as_text(batch).where(second), batch_id)
+
+        run_sink(spark, broker.bootstrap_servers, topic, store, tmp_path / "checkpoint")
+
+    write(topic, 0, [(None, b"%d" % n) for n in range(6)])
+    for _ in range(2):
+        with pytest.raises(StreamingQueryException, match="batch 0 was given to table events twice"):
+            run(sink)
+        assert sorted(stored()) == [0, 2, 4]
+    run(other)  # as the error says
+
+    assert sorted(stored_by_other()) == list(range(6))
+
+
+def test_what_comes_between_a_first_start_at_the_end_and_the_next_is_read(
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
+) -> None:
+    topic = new_topic(partitions=2)
+    sink, stored = sql(TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}"))
+
+    for number, checkpoint in enumerate(("first", "second", "third")):
+        write(topic, number % 2, [(None, b"%d" % number)])
+        given = {"rows": as_text, "starting_offsets": "latest"}
+        run_sink(spark, broker.bootstrap_servers, topic, sink, tmp_path / checkpoint, **given)
+
+    assert sorted(stored()) == [1, 2], "neither what came before the first start, nor less than what came since"

@@ -49,10 +49,11 @@ def app_of_two() -> App:
 def test_a_sink_of_an_app_has_its_handlers_limits_and_surroundings() -> None:
     app = app_of_two()
 
-    sink = app.handler_sink(parallelism=8)
+    sink = app.handler_sink(parallelism=8, overlap="allowed")
 
     assert dict(sink.handlers) == dict(app.handlers)
     assert (sink.group, sink.parallelism, sink.bootstrap_servers) == ("billing", 8, "there:9092")
+    assert sink.overlap == "allowed"
     assert (sink.max_parked, sink.max_concurrency, sink.dead_letter_limit.consecutive) == (77, 5, 3)
     assert [len(each) for each in (sink.middlewares, sink.lifespans, sink.resources)] == [1, 1, 1]
 

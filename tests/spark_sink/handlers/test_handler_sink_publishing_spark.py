@@ -17,6 +17,7 @@ from penstock.consumer import handler, retry
 from penstock.devbroker import DevBroker
 from penstock.message import Message
 from penstock.spark_sink import HandlerSink
+from penstock.spark_sink.sinks.sink import ledger_positions
 
 
 @pytest.mark.thorough
@@ -95,5 +96,4 @@ def test_a_replayed_batch_and_a_lost_checkpoint_call_handlers_again_and_publish_
     assert report is not None
     assert (report.rows, report.handled, report.dead_letters, report.results) == (20, 20, 0, 40)
     # Where a query without a checkpoint begins.
-    assert sink.position_of is not None
-    assert sink.position_of("", [(source, 0), (source, 1)]) == {(source, 0): 20, (source, 1): 20}
+    assert ledger_positions(sink, "", [(source, 0), (source, 1)]) == {(source, 0): 20, (source, 1): 20}

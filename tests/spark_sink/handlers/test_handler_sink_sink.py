@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 from pyspark import cloudpickle
@@ -17,9 +18,9 @@ from penstock.consumer import Handler, handler
 from penstock.errors import ConfigurationError, SinkError
 from penstock.message import Message
 from penstock.spark_sink.queries.restarts import is_permanent
+from penstock.spark_sink.sinks.handlers import kill_timeout
 from penstock.spark_sink.sinks.handlers.pickling import pack, unpack
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
-from penstock.spark_sink.sinks.handlers.spark_settings import refuse_double_runs
 from penstock.telemetry import Telemetry
 
 
@@ -54,6 +55,7 @@ def test_an_option_that_executors_cannot_keep_is_refused_with_the_handlers_name(
         ({"parallelism": 0}, "parallelism must be a whole number of at least 1"),
         ({"group": " "}, "group must be a name"),
         ({"max_parked": 0}, "max_parked must be a whole number"),
+        ({"overlap": "perhaps"}, "overlap must be 'refused' or 'allowed', but is 'perhaps'"),
         ({"handlers": {}}, "there is no handler"),
         ({"handlers": {"orders": nothing}}, r"must be made by penstock.consumer.handler\(...\), but is a function"),
     ],
@@ -213,7 +215,14 @@ ONCE = {"spark_master": "spark://host:7077", "spark_stage_maxConsecutiveAttempts
     ],
 )
 def test_settings_that_would_run_two_handlers_of_a_key_at_once_are_refused(settings: dict[str, str], told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told) as caught:
-        refuse_double_runs(Settings(**settings))  # type: ignore[arg-type] # the part of a session that is asked
+    batch: Any = mock.Mock(sparkSession=Settings(**settings))  # the part of a session that is asked
+    behind = mock.patch.object(kill_timeout, "seconds_until_killed", side_effect=ZeroDivisionError)
+
+    with mock.patch.object(HandlerSink, "check"), behind:
+        with pytest.raises(ConfigurationError, match=told) as caught:
+            sink_of(nothing)(batch, 0)
+        with pytest.raises(ZeroDivisionError):
+            sink_of(nothing, overlap="allowed")(batch, 0)
 
     assert is_permanent(caught.value)
+    assert "give the sink overlap='allowed'" in str(caught.value)

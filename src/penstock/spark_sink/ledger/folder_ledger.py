@@ -27,8 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import MessageFormatError, SinkError
-from penstock.spark_sink.ledger.state import LedgerState
-from penstock.spark_sink.source.offsets.planning import from_json, to_json
+from penstock.spark_sink.ledger.rules import LedgerEntry
+from penstock.spark_sink.source.offsets.planning import TopicPartition, from_json, to_json
 
 #: Column under which readers see a batch's number.
 BATCH_COLUMN = "penstock_batch"
@@ -36,6 +36,10 @@ BATCH_COLUMN = "penstock_batch"
 LEDGER_FILE = "_ledger.json"
 #: Folder of batches that are being written.
 STAGING = "_penstock_staging"
+
+#: What an entry holds beside the next offset. An entry ends behind the last row of its batch.
+_IDS = ("query_id", "batch_id")
+Entries = Mapping[TopicPartition, LedgerEntry]
 
 _BATCH = re.compile(rf"{BATCH_COLUMN}=(\d+)")
 #: Seconds after which a batch that was being written counts as left behind: no batch takes a day.
@@ -54,13 +58,13 @@ class FolderState:
     """
 
     number: int = 0
-    queries: Mapping[str, LedgerState] = field(default_factory=dict)
+    queries: Mapping[str, Entries] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     split_by: tuple[str, ...] = ()
 
-    def ledger_of(self, query: str) -> LedgerState:
+    def ledger_of(self, query: str) -> Entries:
         """Return the ledger of a query."""
-        return self.queries.get(query) or LedgerState()
+        return self.queries.get(query) or {}
 
     def differences(self, columns: Mapping[str, str], split_by: tuple[str, ...]) -> list[str]:
         """Say what keeps a batch of these columns from being read together with those that are there."""
@@ -77,11 +81,9 @@ class FolderState:
             )
         return found
 
-    def after(
-        self, query: str, state: LedgerState, columns: Mapping[str, str], split_by: tuple[str, ...]
-    ) -> FolderState:
+    def after(self, query: str, entries: Entries, columns: Mapping[str, str], split_by: tuple[str, ...]) -> FolderState:
         """Return what the folder holds after a batch of these columns that leaves a query's ledger so."""
-        return FolderState(self.number + 1, {**self.queries, query: state}, {**self.columns, **columns}, split_by)
+        return FolderState(self.number + 1, {**self.queries, query: entries}, {**self.columns, **columns}, split_by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +139,9 @@ class FolderLedger:
         still. Where the file system refuses, a `SinkError` says whether the batch may be lost.
         """
         queries = {
-            query: {"next_offsets": to_json(state.offsets), "batches": to_json(state.batches)}
-            for query, state in sorted(after.queries.items())
+            query: {"next_offsets": to_json({part: entry.end for part, entry in entries.items()})}
+            | {name: to_json({part: getattr(entry, name) for part, entry in entries.items()}) for name in _IDS}
+            for query, entries in sorted(after.queries.items())
         }
         held = {"format": _FORMAT, "queries": queries, "columns": dict(after.columns), "split_by": after.split_by}
         text = json.dumps(held, indent=1)
@@ -197,13 +200,14 @@ class FolderLedger:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _from_json(held: Any) -> LedgerState:
-    batches = {
-        (topic, int(partition)): str(batch)
-        for topic, partitions in held["batches"].items()
-        for partition, batch in partitions.items()
-    }
-    return LedgerState(from_json(held["next_offsets"]), batches)
+def _from_json(held: Any) -> Entries:
+    """Return a query's entries; those of a former version have no ids."""
+
+    def given(name: str, part: TopicPartition) -> Any:
+        return held.get(name, {}).get(part[0], {}).get(str(part[1]))
+
+    ends = from_json(held["next_offsets"])
+    return {part: LedgerEntry(end, **{name: given(name, part) for name in _IDS}) for part, end in ends.items()}
 
 
 def _sync(path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
@@ -20,6 +19,7 @@ from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.requests.log_ends import log_ends
 from penstock.errors import MessageFormatError, SinkError
 from penstock.spark_sink.ledger.kafka_target import Target
+from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.source.offsets import planning
 from penstock.spark_sink.source.options.options import GROUP
 
@@ -35,14 +35,9 @@ TRANSACTION_TIMEOUT_S = 30.0
 #: Seconds to wait for others' transactions in the ledger: such a one, and the broker's look at it every ten seconds.
 _LEDGER_TIMEOUT_S = TRANSACTION_TIMEOUT_S + 30.0
 ANSWER_S = 30.0
+#: What a record holds beside the next offset; one of a former version has none of it.
+_OTHERS = ("start", "topic_id", "query_id", "batch_id")
 POLL_S = 0.1
-
-
-class Entry(NamedTuple):
-    """What the ledger says of a source partition: the next offset, and which batch moved it, where that is known."""
-
-    next_offset: int = 0
-    batch: str = ""
 
 
 class KafkaLedger:
@@ -56,10 +51,10 @@ class KafkaLedger:
         self._reader: PartitionReader | None = None
         self._admin: AdminClient | None = None
         self._positions: dict[int, int] = {}
-        self._known: dict[bytes, Entry] = {}
+        self._known: dict[bytes, LedgerEntry] = {}
 
-    def read(self, sources: Sequence[planning.TopicPartition]) -> dict[planning.TopicPartition, Entry]:
-        """Return the entry of each source partition.
+    def read(self, sources: Sequence[planning.TopicPartition]) -> dict[planning.TopicPartition, LedgerEntry]:
+        """Return the entries of those source partitions that the ledger knows.
 
         Waits for transactions that others have open in the same partitions of the ledger: behind them may be what is
         looked for. After a `KafkaException` trying again may help; a `SinkError` says that the ledger could not be read
@@ -68,7 +63,7 @@ class KafkaLedger:
         keys = {source: ledger_key(self._target.name, source) for source in sources}
         for partition in sorted({ledger_partition(key) for key in keys.values()}):
             self._catch_up(partition)
-        return {source: self._known.get(key, Entry()) for source, key in keys.items()}
+        return {source: self._known[key] for source, key in keys.items() if key in self._known}
 
     def close(self) -> None:
         """Let the connection go."""
@@ -133,14 +128,26 @@ def _not_read(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
     # The client tries again by itself, or the deadline tells.
 
 
-def decode_entry(value: bytes | None) -> Entry:
+def decode_entry(value: bytes | None) -> LedgerEntry:
     """Read the value of a ledger's record, or raise `MessageFormatError`."""
     try:
         held = json.loads(value or b"")
-        return Entry(int(held["next_offset"]), str(held.get("batch", "")))
+        start, topic_id, query_id, batch_id = (held.get(name) for name in _OTHERS)
+        return LedgerEntry(
+            int(held["next_offset"]),
+            None if start is None else int(start),
+            None if topic_id is None else str(topic_id),
+            None if query_id is None else str(query_id),
+            None if batch_id is None else int(batch_id),
+        )
     # A number may be infinite, and lists may nest too deep to be read.
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise MessageFormatError(f"no record of a ledger: {type(error).__name__}") from error
+
+
+def encode_entry(entry: LedgerEntry) -> bytes:
+    """Return the value of a ledger's record."""
+    return json.dumps({"next_offset": entry.end} | {name: getattr(entry, name) for name in _OTHERS}).encode()
 
 
 def ledger_key(name: str, source: planning.TopicPartition) -> bytes:

@@ -18,8 +18,9 @@ from confluent_kafka import KafkaException, Producer
 from penstock import clients
 from penstock.clients.transactional.end_watch import CONTEXT, EndWatch
 from penstock.clients.transactional.initialisation import initialise
-from penstock.spark_sink.ledger.kafka_ledger import ANSWER_S, TRANSACTION_TIMEOUT_S, Entry, KafkaLedger
+from penstock.spark_sink.ledger.kafka_ledger import ANSWER_S, TRANSACTION_TIMEOUT_S, KafkaLedger
 from penstock.spark_sink.ledger.kafka_target import Target
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 from penstock.spark_sink.source.worker_pool import WorkerPool
 
@@ -55,9 +56,9 @@ class SlotProducer:
     client: Producer
     watch: EndWatch
     is_kept: bool = False
-    known: dict[TopicPartition, Entry] = field(default_factory=dict)
+    known: dict[TopicPartition, LedgerEntry] = field(default_factory=dict)
 
-    def may_own(self, held: Mapping[TopicPartition, Entry]) -> bool:
+    def may_own(self, held: Mapping[TopicPartition, LedgerEntry]) -> bool:
         """Tell whether nobody has published by its id since, as far as the ledger tells.
 
         It saves the transaction that would be refused. What is certain is the refusal.
@@ -132,7 +133,7 @@ class PublisherPool:
     def lend(self, target: Target) -> AbstractContextManager[SinkPublisher]:
         """Lend the publisher of a sink for a task."""
         key = (target.servers, frozenset(target.config.items()), target.name, target.ledger)
-        return self._pool.lend(key, lambda: SinkPublisher(replace(target, batch="")))
+        return self._pool.lend(key, lambda: SinkPublisher(replace(target, batch=Batch("", -1))))
 
 
 def take_id(target: Target, transactional_id: str) -> SlotProducer:

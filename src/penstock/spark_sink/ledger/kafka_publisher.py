@@ -13,7 +13,6 @@ it has published stands in the ledger that is read here, or this producer is fen
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,16 +29,19 @@ from penstock.errors import SinkError
 from penstock.spark_sink.ledger.kafka_ledger import (
     POLL_S,
     TRANSACTION_TIMEOUT_S,
-    Entry,
+    KafkaLedger,
+    encode_entry,
     ledger_key,
     ledger_partition,
 )
 from penstock.spark_sink.ledger.kafka_producers import SinkPublisher, SlotProducer, take_id
 from penstock.spark_sink.ledger.kafka_target import Row, Target, missing_for, publishing, topics_of
-from penstock.spark_sink.ledger.state import refuse_late
+from penstock.spark_sink.ledger.rules import LedgerEntry, Span, unknown
 from penstock.spark_sink.source.offsets import planning
 
 _log = logging.getLogger("penstock.spark_sink")
+
+Entries = Mapping[planning.TopicPartition, LedgerEntry]
 
 _TRIES = 6
 #: Seconds to wait after the first failure, twice as many after each other; by chance between a half and the whole, for
@@ -137,6 +139,26 @@ def _published(target: Target, transactional_id: str, rows: Sequence[Row], publi
     return _published_by(take_id(target, transactional_id), target, transactional_id, rows, publisher)
 
 
+def begin(target: Target, ids: Mapping[planning.TopicPartition, str], entries: Entries) -> None:
+    """Write where a query begins, in source partitions that the ledger does not know.
+
+    By the transactional id that a partition's rows are published by, so that no copy of the query publishes meanwhile.
+    Raises `KafkaException`, or `SinkError` where the ledger cannot be read.
+    """
+    ledger = KafkaLedger(target)
+    try:
+        for transactional_id in sorted({ids[part] for part in entries}):
+            producer = take_id(target, transactional_id)
+            try:
+                of_id = {part: entry for part, entry in entries.items() if ids[part] == transactional_id}
+                if new := unknown(ledger.read(list(of_id)), of_id):
+                    _in_one_transaction(producer, target, [], new)
+            finally:
+                producer.discard()
+    finally:
+        ledger.close()
+
+
 class _OvertakenError(Exception):
     """Another producer has published by the id since."""
 
@@ -149,10 +171,11 @@ def _published_by(
         held = publisher.ledger.read(list(dict.fromkeys(row.source for row in rows)))
         if producer.is_kept and not producer.may_own(held):
             raise _OvertakenError
-        left = [row for row in rows if row.offset >= held[row.source].next_offset]
-        _refuse_late(target, held, {row.source for row in rows if row.offset < held[row.source].next_offset})
+        below = target.batch.applied_below(held)
+        left = [row for row in rows if row.offset >= below.get(row.source, 0)]
+        entries = target.batch.entries_after(held, _spans(rows))
         producer.known |= held
-        is_known = _in_one_transaction(producer, target, left) if left else True
+        is_known = _in_one_transaction(producer, target, left, entries) if left else True
         return publishing(rows) - publishing(left)
     finally:
         if is_known:
@@ -161,37 +184,28 @@ def _published_by(
             producer.discard()
 
 
-def _refuse_late(
-    target: Target, held: Mapping[planning.TopicPartition, Entry], below: Iterable[planning.TopicPartition]
-) -> None:
-    """Refuse rows below the ledger that an earlier batch of this run went past: no repetition explains them.
-
-    Of this very batch there may be some: a task that was tried again finds what the one before it has published.
-    """
-    run, _, number = target.batch.partition("/")
-    if run:
-        others = {source: held[source].batch for source in below if held[source].batch != target.batch}
-        refuse_late(others, others, run, int(number), f"sink {target.name}")
+def _spans(rows: Iterable[Row]) -> dict[planning.TopicPartition, Span]:
+    """Return the lowest and the highest offset of each source partition; its rows come in the order of offsets."""
+    spans: dict[planning.TopicPartition, Span] = {}
+    for row in rows:
+        spans[row.source] = Span(spans.get(row.source, Span(row.offset, row.offset)).first, row.offset)
+    return spans
 
 
-def _in_one_transaction(slot: SlotProducer, target: Target, rows: Sequence[Row]) -> bool:
+def _in_one_transaction(slot: SlotProducer, target: Target, rows: Sequence[Row], entries: Entries) -> bool:
     """Publish rows and the ledger after them; tell whether the producer may serve again."""
     attempt, producer = _Attempt(), slot.client
     slot.watch.begin()
     producer.begin_transaction()
-    offsets: planning.Offsets = {}
     for number, row in enumerate(rows):
         if row.target_topic is not None:
             place = row.target_partition
             _send(producer, attempt, row.target_topic, row.value, row.key, partition=place, headers=row.headers)
-        offsets[row.source] = row.offset + 1
         if number % _POLL_EVERY == 0:
             producer.poll(0)  # where records are refused, `attempt` hears of it, and no more are sent
-    entries = {source: Entry(offset, target.batch) for source, offset in offsets.items()}
     for source, entry in entries.items():
         key = ledger_key(target.name, source)
-        text = json.dumps(entry._asdict()).encode()
-        _send(producer, attempt, target.ledger, text, key, partition=ledger_partition(key))
+        _send(producer, attempt, target.ledger, encode_entry(entry), key, partition=ledger_partition(key))
     deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
     while len(producer) and not attempt.has_cause and time.monotonic() < deadline:
         producer.flush(POLL_S)

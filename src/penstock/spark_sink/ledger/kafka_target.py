@@ -13,6 +13,7 @@ from penstock.clients.kafka_errors import is_missing_right, is_transient
 from penstock.clients.requests.granted_rights import missing_rights
 from penstock.clients.rights import Operation, Resource, Right, topic_right, transactional_right
 from penstock.options import ClientConfig
+from penstock.spark_sink.ledger.rules import Batch
 from penstock.spark_sink.source.offsets import planning
 
 
@@ -49,14 +50,15 @@ def publishing(rows: Iterable[Row]) -> int:
 class Target:
     """Where a sink publishes. Can be pickled.
 
-    `batch` is what is published, as `"<run of the query>/<batch>"`, where that is known.
+    `batch` is what is published. Its plan is left out: a task writes the entries of the partitions whose rows it has,
+    and nobody those of the others, so that entries end behind last rows.
     """
 
     servers: str
     config: ClientConfig = field(repr=False)
     name: str
     ledger: str
-    batch: str = ""
+    batch: Batch = field(default_factory=lambda: Batch("", -1))
 
     def rights(self, topics: Iterable[str]) -> list[Right]:
         """Return the rights on topics that it takes to publish to some, and to keep the ledger."""

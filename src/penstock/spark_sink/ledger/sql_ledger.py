@@ -6,7 +6,7 @@ and then finds its own rows applied. Queries of other names have rows of their o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,18 @@ import sqlalchemy as sa
 from sqlalchemy.sql.elements import quoted_name
 
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.state import LedgerState
-from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
+from penstock.spark_sink.ledger.rules import LedgerEntry
+from penstock.spark_sink.source.offsets.planning import TopicPartition
 
 #: Makes an `INSERT` that can have an `ON CONFLICT` clause, of the database's dialect.
 Insert = Callable[[sa.Table], Any]
 
+#: What a row holds that was made only to be locked. A transaction that makes one fills it.
+_ABSENT = -1
+
 
 def ledger_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
-    """Return the ledger's table: one row per query, target table, topic and partition."""
+    """Return the ledger's table: one row per query, target table, topic and partition; see `rules.LedgerEntry`."""
     return sa.Table(
         quoted_name(name, quote=True),
         metadata,
@@ -31,21 +34,28 @@ def ledger_table(name: str, metadata: sa.MetaData, schema: str | None = None) ->
         sa.Column("topic", sa.Text, primary_key=True),
         sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("next_offset", sa.BigInteger, nullable=False),
-        # Which batch moved it last; empty where the run of the query is not known.
-        sa.Column("batch", sa.Text),
+        # Those below are not in tables of former versions, which had a column `batch` instead.
+        sa.Column("start_offset", sa.BigInteger),
+        sa.Column("topic_id", sa.Text),
+        sa.Column("query_id", sa.Text),
+        sa.Column("batch_id", sa.BigInteger),
         schema=None if schema is None else quoted_name(schema, quote=True),
     )
 
 
-def require_ledger(connection: sa.Connection, ledger: sa.Table) -> None:
-    """Raise `SchemaMismatchError` where the ledger's table, which exists, does not tell queries apart."""
-    found = sa.inspect(connection).get_columns(ledger.name, schema=ledger.schema)
-    if not any(column["name"] == "query" for column in found):
+def is_former(connection: sa.Connection, ledger: sa.Table) -> bool:
+    """Tell whether the ledger's table, which exists, was made by a former version and lacks columns.
+
+    Raises `SchemaMismatchError` where it does not tell queries apart.
+    """
+    found = {column["name"] for column in sa.inspect(connection).get_columns(ledger.name, schema=ledger.schema)}
+    if "query" not in found:
         raise SchemaMismatchError(
             f"table {ledger.name} lacks the column query, so it is no ledger, or that of an earlier version, and does "
             "not fit what the frame needs; name another ledger_table, or make this one anew: rename it, let a sink's "
             "check make the new one, and insert the old rows with the name of the query that they belong to"
         )
+    return any(column.name not in found for column in ledger.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +70,29 @@ class Owner:
         return sa.and_(ledger.c.query == self.query, ledger.c.target == self.target)
 
 
-def read_ledger(connection: sa.Connection, ledger: sa.Table, owner: Owner) -> LedgerState:
-    """Return the ledger of a query and table as it stands, without locking it."""
-    return _state(connection, sa.select(ledger).where(owner.rows(ledger)))
+Entries = dict[TopicPartition, LedgerEntry]
+
+
+def read_ledger(connection: sa.Connection, ledger: sa.Table, owner: Owner, *, former: bool = False) -> Entries:
+    """Return the ledger of a query and table as it stands, without locking it; see `is_former`."""
+    columns = [ledger.c[name] for name in ("topic", "partition", "next_offset")] if former else ledger.columns
+    return _entries(connection, sa.select(*columns).where(owner.rows(ledger)))
 
 
 def lock_ledger(
     connection: sa.Connection, insert: Insert, ledger: sa.Table, owner: Owner, parts: Iterable[TopicPartition]
-) -> LedgerState:
+) -> Entries:
     """Lock the ledger's rows of a query and table and return them.
 
     A row that is absent is made first: there must be something to lock. The order is fixed, so that two
     transactions cannot wait for each other.
     """
     rows = [
-        {"query": owner.query, "target": owner.target, "topic": topic, "partition": partition, "next_offset": 0}
+        {"query": owner.query, "target": owner.target, "topic": topic, "partition": partition, "next_offset": _ABSENT}
         for topic, partition in sorted(parts)
     ]
     connection.execute(insert(ledger).on_conflict_do_nothing(), rows)
-    return _state(
+    return _entries(
         connection,
         sa.select(ledger)
         .where(owner.rows(ledger), ledger.c.topic.in_({row["topic"] for row in rows}))
@@ -87,18 +101,21 @@ def lock_ledger(
     )
 
 
-def _state(connection: sa.Connection, statement: sa.Select[Any]) -> LedgerState:
-    rows = connection.execute(statement).mappings().all()
-    return LedgerState(
-        {(row["topic"], row["partition"]): row["next_offset"] for row in rows},
-        {(row["topic"], row["partition"]): row["batch"] for row in rows if row["batch"]},
-    )
+def _entries(connection: sa.Connection, statement: sa.Select[Any]) -> Entries:
+    return {
+        (row["topic"], row["partition"]): LedgerEntry(
+            row["next_offset"], *(row.get(name) for name in ("start_offset", "topic_id", "query_id", "batch_id"))
+        )
+        for row in connection.execute(statement).mappings()
+        if row["next_offset"] != _ABSENT
+    }
 
 
-def advance_ledger(
-    connection: sa.Connection, ledger: sa.Table, owner: Owner, offsets: Offsets, batch: str | None
+def write_ledger(
+    connection: sa.Connection, ledger: sa.Table, owner: Owner, entries: Mapping[TopicPartition, LedgerEntry]
 ) -> None:
-    """Write the next offset of each partition, and which batch it comes from. The rows exist and are locked."""
+    """Write the entries of partitions, whose rows exist and are locked."""
+    names = {"next_offset": "end", "start_offset": "start"} | {n: n for n in ("topic_id", "query_id", "batch_id")}
     statement = (
         sa.update(ledger)
         .where(
@@ -106,12 +123,13 @@ def advance_ledger(
             ledger.c.topic == sa.bindparam("of_topic"),
             ledger.c.partition == sa.bindparam("of_partition"),
         )
-        .values(next_offset=sa.bindparam("to_offset"), batch=batch)
+        .values({column: sa.bindparam(f"to_{column}") for column in names})
     )
     connection.execute(
         statement,
         [
-            {"of_topic": topic, "of_partition": partition, "to_offset": offset}
-            for (topic, partition), offset in sorted(offsets.items())
+            {"of_topic": topic, "of_partition": partition}
+            | {f"to_{column}": getattr(entry, name) for column, name in names.items()}
+            for (topic, partition), entry in sorted(entries.items())
         ],
     )

@@ -110,7 +110,7 @@ class ProgressPublisher:
     ) -> None:
         self._telemetry = telemetry
         self._groups = dict(groups or {})
-        self._ledgers: dict[str, Callable[[Offsets], Offsets | None]] = {}
+        self._ledgers: dict[str, Callable[[Offsets], Offsets]] = {}
         for name, sink in (sinks or {}).items():
             if has_ledger(sink):
                 self._ledgers[name] = partial(ledger_positions, sink, name)
@@ -237,7 +237,7 @@ class ProgressPublisher:
         if ask is None:
             return
         try:
-            ledger = ask(position) or {}
+            ledger = ask(position)
         except Exception as error:  # noqa: BLE001 - somebody's sink; the metric is missing, the query goes on
             self._warn(
                 f"ledger {name}",

@@ -17,8 +17,13 @@ from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, a_callable, names, not_empty
 from penstock.spark_sink.queries.restarts import lacking_package
 from penstock.spark_sink.queries.sink_specs import SinkSpec
-from penstock.spark_sink.queries.starting_offsets import is_remembered, refuse_forgetful, starting_options
-from penstock.spark_sink.sinks.sink import OfQuery
+from penstock.spark_sink.queries.starting_offsets import (
+    beginning,
+    has_progress,
+    is_remembered,
+    refuse_forgetful,
+)
+from penstock.spark_sink.sinks.sink import OfQuery, begin_ledger
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import OffsetReader
 from penstock.spark_sink.source.session import is_classic
@@ -60,7 +65,7 @@ def start_sink(
         checkpoint_location: folder of the checkpoint, which belongs to this query alone. Without one, and where it is
             lost, the next start goes on where the sink's ledger says; a sink without a ledger needs one.
         starting_offsets: where a query begins that neither a checkpoint nor the sink's ledger knows: `earliest`,
-            `latest` or Spark's JSON.
+            `latest` or Spark's JSON. The ledger keeps it for the next start.
         options: further options of the source by Spark's names, such as `maxOffsetsPerTrigger`.
 
     Returns:
@@ -71,6 +76,7 @@ def start_sink(
         SinkError: the sink cannot store such frames; nothing was started.
         MissingRightError: the topics may not be read, or the sink may not store; nothing was started.
         TopicNotFoundError: a topic does not exist.
+        DataLossError: the checkpoint speaks of a topic that was created again since.
     """
     a_callable("function", function)
     if not is_remembered(spark, checkpoint_location):
@@ -105,15 +111,14 @@ def start_query(
     if checkpoint is not None:
         not_empty("checkpoint_location", checkpoint)
     when = trigger_arguments(spec.trigger)
-    source_options = starting_options(spec, bootstrap_servers, config)
     of_source = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": ",".join(spec.topics)}
     of_source |= {f"kafka.{key}": _option_text(key, value) for key, value in config.items()}
-    of_source |= source_options
+    begins = beginning(spec, of_source, progress=has_progress(spark, checkpoint, spec.name))
     if is_classic(spark):
         # The driver is this process: what is the matter with the topics is raised as it is, not out of Spark's stacks.
-        OffsetReader(SourceOptions.parse(of_source).for_stream()).partitions()
+        OffsetReader(SourceOptions.parse(begins.options).for_stream()).partitions()
     register(spark)
-    frame = load(spark.readStream.format("penstock").options(**of_source))
+    frame = load(spark.readStream.format("penstock").options(**begins.options))
     if spec.rows is not None:
         frame = spec.rows(frame)
         if not hasattr(frame, "writeStream"):
@@ -124,6 +129,7 @@ def start_query(
     check = getattr(spec.function, "check", None)
     if callable(check):
         check(frame.schema)
+    begin_ledger(spec.function, spec.name, begins.entries)
     function = gate or OfQuery(spec.function, spec.name)
     writer = frame.writeStream.foreachBatch(function).queryName(spec.name).trigger(**when)
     if checkpoint is not None:

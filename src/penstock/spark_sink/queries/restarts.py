@@ -35,9 +35,10 @@ _PERMANENT = (
 
 #: The same of Spark's errors, by their class and by their error condition.
 _SPARK_KINDS = frozenset({"AnalysisException", "ParseException"})
-_SPARK_NAMES = re.compile(
-    r"\borg\.apache\.spark\.sql\.[\w.]*(?:AnalysisException|ParseException)\b|\[CONCURRENT_STREAM_LOG_UPDATE\]"
-)
+_SPARK_NAMES = re.compile(r"\borg\.apache\.spark\.sql\.[\w.]*(?:AnalysisException|ParseException)\b")
+
+#: Spark's condition where two queries write to one checkpoint.
+_RIVAL = "[CONCURRENT_STREAM_LOG_UPDATE]"
 
 #: What Spark writes behind the reason: the query's plan and offsets.
 _PLAN = "=== Streaming Query ==="
@@ -89,6 +90,11 @@ def is_permanent(failure: BaseException) -> bool:
         or _SPARK_NAMES.search(str(one)) is not None
         for one in _causes(failure)
     )
+
+
+def has_rival(failure: BaseException) -> bool:
+    """Tell whether a query ended because another one writes to its checkpoint."""
+    return any(_RIVAL in str(one) for one in _causes(failure))
 
 
 def lacks_right(failure: BaseException) -> bool:

@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock import clients
-from penstock.clients.requests.topics import require_topics
-from penstock.clients.rights import principal_of
-from penstock.errors import ConfigurationError, MessageFormatError
-from penstock.options import ClientConfig
+from penstock.errors import ConfigurationError
+from penstock.spark_sink.errors import DataLossError
+from penstock.spark_sink.ledger.rules import LedgerEntry, unknown
 from penstock.spark_sink.queries.sink_specs import SinkSpec
-from penstock.spark_sink.sinks.sink import has_ledger, ledger_positions
-from penstock.spark_sink.source.offsets.planning import (
-    EARLIEST,
-    LATEST,
-    Offsets,
-    TopicPartition,
-    parse_offsets,
-    to_json,
-)
+from penstock.spark_sink.sinks.sink import has_ledger, ledger_entries
+from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition, to_json
+from penstock.spark_sink.source.offsets.positions import Position, resolve, restricted
+from penstock.spark_sink.source.options.options import SourceOptions
+from penstock.spark_sink.source.planning.offset_reader import OffsetReader
+from penstock.spark_sink.source.session import is_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,50 +49,98 @@ def refuse_forgetful(name: str, function: object) -> None:
         )
 
 
-def starting_options(spec: SinkSpec, bootstrap_servers: str, config: ClientConfig) -> dict[str, str]:
-    """Return the options of the source, with the ledger's positions in place of what they say of the beginning.
+def has_progress(spark: SparkSession, checkpoint_location: str | None, name: str) -> bool | None:
+    """Tell whether a checkpoint knows where a query goes on: then Spark asks nobody else.
 
+    None where it cannot be looked at from here: under Spark Connect, and on storage that this process may not list.
+    """
+    folder = spark.conf.get(CHECKPOINTS, None)
+    location = checkpoint_location or (f"{folder}/{name}" if folder else None)
+    if location is None:
+        return False
+    if not is_classic(spark):
+        return None
+    try:
+        context: Any = spark.sparkContext
+        offsets = context._jvm.org.apache.hadoop.fs.Path(location, "offsets")  # noqa: SLF001 - the storage is Hadoop's to know
+        storage = offsets.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001 - the same
+        files = storage.listStatus(offsets) if storage.exists(offsets) else []
+        return any(str(file.getPath().getName()).isdecimal() for file in files)
+    except Exception:  # noqa: BLE001 - Spark says what is wrong with it when the query starts
+        _log.debug("the checkpoint %s could not be looked at", location, exc_info=True)
+        return None
+
+
+class Beginning(NamedTuple):
+    """Where a query begins: the options of its source, and the entries of partitions that the ledger does not know.
+
+    With these written into the ledger the next start begins there too, though nothing was stored in between.
+    """
+
+    options: dict[str, str]
+    entries: Mapping[TopicPartition, LedgerEntry] = {}
+
+
+def beginning(spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | None = False) -> Beginning:
+    """Return where a query begins: where the ledger says, and elsewhere as its options do.
+
+    `of_source` has the options that name brokers and topics, `progress` is what `has_progress` says of the checkpoint.
     Where the sink's options say where to begin, they count before its `starting_offsets`. Raises `SinkError` where the
-    ledger cannot be read, and `BrokerConnectionError`, `MissingRightError` or `TopicNotFoundError`.
+    ledger cannot be read, `DataLossError` where a checkpoint speaks of a topic that was created again since, and
+    `BrokerConnectionError`, `MissingRightError` or `TopicNotFoundError`.
     """
     given = {_STARTING: spec.starting_offsets} | {option.lower(): value for option, value in spec.options.items()}
     if not has_ledger(spec.function):
-        return given
-    admin = clients.admin(bootstrap_servers, config)
-    counts = require_topics(admin, bootstrap_servers, spec.topics, principal=principal_of(config))
-    partitions = [(topic, number) for topic in spec.topics for number in range(counts[topic])]
-    ledger = ledger_positions(spec.function, spec.name, partitions) or {}
-    known = {part: ledger[part] for part in partitions if part in ledger}
-    if not known:
-        return given
-    _log.info("the query %s begins where its sink's ledger says, unless it has a checkpoint", spec.name)
+        return Beginning({**of_source, **given})
+    options = SourceOptions.parse({**of_source, **given}).for_stream()
+    reader = OffsetReader(options)
+    partitions, ids = reader.partitions(), reader.topics().ids
+    ledger = ledger_entries(spec.function, spec.name, partitions)
+    now = {part: LedgerEntry(0, topic_id=ids.get(part[0])) for part in partitions}
+    if again := sorted({topic for topic, n in unknown(ledger, now) if (topic, n) in ledger}):
+        what = f"topic {', '.join(again)} was deleted and created again since the query {spec.name} has read it"
+        if progress is not False and options.fail_on_data_loss:
+            raise DataLossError(
+                f"{what}, and its checkpoint speaks of the former one; to read the new topic from its beginning, give "
+                "it a new checkpoint_location, and under Spark Connect remove the topic's entries from the ledger; or "
+                "set failOnDataLoss to false to go on regardless"
+            )
+        _log.warning("%s%s", what, "" if progress else "; it is read from its beginning")
+    if progress:
+        return Beginning({**of_source, **given})
+    begun = begin_at(unknown(ledger, now).keys(), ledger, options.starting or "latest", reader)
+    if ledger:
+        _log.info("the query %s begins where its sink's ledger says, unless it has a checkpoint", spec.name)
+    positions = {part: entry.end for part, entry in ledger.items()} | begun
     rest = {option: value for option, value in given.items() if option not in _WHERE}
-    return rest | {_STARTING: begin_at(given[_STARTING], partitions, known)}
+    # Of a checkpoint that cannot be looked at it is not known that the query begins here.
+    entries = {} if progress is None else {part: LedgerEntry(at, at, ids.get(part[0])) for part, at in begun.items()}
+    return Beginning({**of_source, **rest, _STARTING: json.dumps(to_json(positions))}, entries)
 
 
-def begin_at(otherwise: str, partitions: Iterable[TopicPartition], ledger: Offsets) -> str:
-    """Return Spark's JSON of where to begin in each partition.
+def begin_at(
+    new: Collection[TopicPartition],
+    ledger: Mapping[TopicPartition, LedgerEntry],
+    starting: Position,
+    reader: OffsetReader,
+) -> Offsets:
+    """Return where to begin in partitions that the ledger does not know.
 
-    A partition that the ledger does not know is read from its beginning where it knows the topic: it is new, or nothing
-    was stored of it yet. A topic that it does not know begins as `otherwise` says: `earliest`, `latest` or Spark's
-    JSON.
+    A partition that came to a topic since the query began there, and a topic that was created again, are read from the
+    beginning, as a running query does. Others begin where the options say.
     """
-    given = _given_positions(otherwise)
-    topics = {topic for topic, _ in ledger}
-    offsets: Offsets = {}
-    for part in partitions:
-        new = EARLIEST if part[0] in topics else given(part)
-        # One that neither of them knows is left out, and the source names it.
-        if (offset := ledger.get(part, new)) is not None:
-            offsets[part] = offset
-    return json.dumps(to_json(offsets))
-
-
-def _given_positions(otherwise: str) -> Callable[[TopicPartition], int | None]:
-    word = otherwise.strip().lower()
-    if word in ("earliest", "latest"):
-        return lambda _: EARLIEST if word == "earliest" else LATEST
-    try:
-        return parse_offsets(otherwise).get
-    except MessageFormatError as error:
-        raise ConfigurationError(f"starting_offsets must be earliest, latest or JSON: {error}") from error
+    # A former version's entry says nothing of other partitions: it came with the first row of its own.
+    begun = {topic for (topic, _), entry in ledger.items() if (entry.start, entry.topic_id) != (None, None)}
+    first = reader.earliest(new)
+    others = {part for part in new if part[0] not in begun}
+    return {part: first[part] for part in new if part not in others} | (
+        resolve(
+            "startingOffsets",
+            restricted(starting, others),
+            {part: first[part] for part in others},
+            reader.latest(others),
+            reader.at_times,
+        )
+        if others
+        else {}
+    )

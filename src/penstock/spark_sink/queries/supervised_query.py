@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from penstock.errors import PenstockError, SinkError
 from penstock.spark_sink.monitoring.progress import QueryProgress, SinkState
 from penstock.spark_sink.queries.gate import Gate
-from penstock.spark_sink.queries.restarts import Restarts, is_permanent, lacks_right, summary_of
+from penstock.spark_sink.queries.restarts import Restarts, has_rival, is_permanent, lacks_right, summary_of
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -144,6 +144,11 @@ class SupervisedQuery:
         if self._closed:
             self.state = SinkState.STOPPED
             return
+        if has_rival(cause):
+            self.last_error = "another query writes to the same checkpoint"
+            # Not chained: Spark's stack says no more.
+            self._give_up(None, "stop one of the two, or give each a checkpoint_location of its own")
+            return
         if is_permanent(cause):
             self._give_up(cause, "another start would not mend it")
             return
@@ -178,11 +183,11 @@ class SupervisedQuery:
         text = "the query %s ended: %s. It is tried again every %.0f s, and goes on once the right is given"
         _log.log(level, text, self.name, self.last_error, wait_s)
 
-    def _give_up(self, cause: BaseException, why: str) -> None:
+    def _give_up(self, cause: BaseException | None, why: str) -> None:
         text = f"the query {self.name} ended: {self.last_error}; {why}"
-        self.fail(SinkError(f"{text}. What it stored stands, mend the cause and start again"), cause)
+        self.fail(SinkError(f"{text}. What it stored stands, correct the cause and start again"), cause)
 
-    def fail(self, failure: PenstockError, cause: BaseException) -> None:
+    def fail(self, failure: PenstockError, cause: BaseException | None) -> None:
         """Give it up."""
         failure.__cause__ = cause
         self.failure = failure

@@ -1,9 +1,8 @@
 """`DeltaSink`: a foreachBatch function that writes each batch once into a Delta table, without Java packages.
 
 The ledger is Delta's own: per partition an application transaction, whose version is the next offset, in the commit
-that adds the rows. Batch numbers of Spark do not decide, so a lost checkpoint changes nothing: which batch moved a
-partition last stands in a second one, `<application>#batch`, and tells rows that come late from repeated ones. delta-rs
-writes, on the driver.
+that adds the rows. Two others say where the last batch was planned to start (`<application>#start`) and which batch it
+was (`<application>#batch`). delta-rs writes, on the driver.
 """
 
 from __future__ import annotations
@@ -22,10 +21,12 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, 
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
 
 from penstock.errors import ConfigurationError, PenstockError, SinkError
-from penstock.options import names, not_empty
+from penstock.options import names, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.state import OffsetStatistics, advanced, refuse_late, replayed, warn_replayed
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, OffsetStatistics, unknown, warn_left_out
 from penstock.spark_sink.sinks.folder_access import local_path, require_access
+from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES, collected
+from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.position import (
     POSITION,
     null_counts,
@@ -35,8 +36,8 @@ from penstock.spark_sink.sinks.position import (
     require_position_types,
     unapplied,
 )
-from penstock.spark_sink.sinks.sink import arrow_schema, origin_of
-from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
+from penstock.spark_sink.sinks.sink import arrow_schema, origin_of, stored_batches
+from penstock.spark_sink.source.offsets.planning import TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -55,8 +56,10 @@ _ROW = "penstock_row"
 #: Folder of a table in which its commits are.
 _LOG = "_delta_log"
 
-#: End of the application id whose version tells which batch moved a partition last, and the bits of a batch's number.
-_BATCH, _BATCH_BITS = "#batch", (1 << 31) - 1
+#: Ends of the application ids whose versions tell where the last batch of a partition was planned to start, and which
+#: batch it was; and the bits of a batch's number. Versions below zero stand for what is not known.
+_START, _BATCH, _BATCH_BITS = "#start", "#batch", (1 << 31) - 1
+_UNKNOWN = -1
 
 #: The table's setting by which application transactions, which are the ledger, expire.
 _RETENTION = "delta.setTransactionRetentionDuration"
@@ -69,8 +72,8 @@ class DeltaSink:
     Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is an
     error, and so are rows that an operator with state (a window, a join of streams) holds back. The frame carries
     `topic`, `partition` and `offset` beside its own columns. The table is made from the frame's columns if it does not
-    exist. The batch is collected on the driver as Arrow columns: bound it with the source's `maxOffsetsPerTrigger`.
-    Readers see all of a batch or nothing of it.
+    exist; any of its columns may be NULL. The batch is collected on the driver as Arrow columns, up to
+    `max_batch_bytes`: keep it below with the source's `maxOffsetsPerTrigger`. Readers see all of a batch or nothing.
 
     Without a key every row is appended. With one, the newest row of a key, by offset, replaces the one in the table.
     Kafka orders the messages of one partition only: use a key whose messages share a partition. Where they do not, the
@@ -88,6 +91,7 @@ class DeltaSink:
         evolve: whether columns that the table lacks are added to it, empty in the rows that are there, in a commit of
             their own; those of the key never are.
         storage_options: settings of the storage as delta-rs takes them; may hold secrets and is never shown.
+        max_batch_bytes: most bytes of a batch, in Arrow; a larger one is refused.
     """
 
     path: str
@@ -96,12 +100,14 @@ class DeltaSink:
     keep_position: bool = field(default=False, kw_only=True)
     evolve: bool = field(default=False, kw_only=True)
     storage_options: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
+    max_batch_bytes: int = field(default=MAX_BATCH_BYTES, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the settings; a `ConfigurationError` names a wrong one."""
         object.__setattr__(self, "path", os.fspath(self.path))
         not_empty("path", self.path)
         not_empty("name", self.name)
+        positive_int("max_batch_bytes", self.max_batch_bytes)
         # A tuple, so that a frozen sink cannot be changed through a list that the caller still holds.
         object.__setattr__(self, "key", names("key", self.key) if self.key else ())
         object.__setattr__(self, "storage_options", dict(self.storage_options))
@@ -109,7 +115,7 @@ class DeltaSink:
             raise ConfigurationError("key names a column of the position, which is not stored; set keep_position")
 
     def check(self, schema: StructType) -> None:
-        """Say what is wrong with a frame of this schema, or how it differs from the table.
+        """Say what is wrong with a frame of this schema, or how it differs from the table. An absent table is made.
 
         Raises:
             SinkError: a column is missing or has a type that Delta does not know, or the table does not fit.
@@ -120,8 +126,11 @@ class DeltaSink:
         arrow = arrow_schema(schema)
         given = pa.schema([arrow.field(name) for name in self._stored(arrow)])
         _delta_types(given)
-        if DeltaTable.is_deltatable(self.path, self._options):
-            self._require_fitting(self._opened(), given)
+        try:
+            table = self._opened(given)
+        except (DeltaError, OSError) as error:
+            raise SinkError(f"table {self.path} cannot be made or read: {_first_line(error)}") from None
+        self._require_fitting(table, given)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Store one micro-batch.
@@ -132,16 +141,25 @@ class DeltaSink:
             MissingRightError: its folder may not be written; nothing of the batch was.
         """
         self._require_access()
-        rows = batch.toArrow()
+        rows = collected(batch, self.max_batch_bytes, batch_id, f"table {self.path}")
         stored = self._stored(rows.schema)
-        if rows.num_rows == 0:
-            return
-        self._refuse_empty(rows)
         origin = origin_of(batch, self.name)
+        what = micro_batch(
+            batch,
+            batch_id,
+            origin,
+            f"table {self.path}",
+            f"the application transaction {self.name}/<topic>/<partition>",
+        )
+        if rows.num_rows == 0 and not what.planned:
+            return
+        require_position(null_counts(rows), f"table {self.path}")
+        self._refuse_null(rows, self.key, "is part of the key of")
         try:
-            for attempt in _RETRYING.copy():
-                with attempt:
-                    self._store(rows, stored, batch_id, origin.run, again=attempt.retry_state.attempt_number > 1)
+            with stored_batches.one_call((self.path, self.name), origin, what):
+                for attempt in _RETRYING.copy():
+                    with attempt:
+                        self._store(rows, stored, what)
         except CommitFailedError as error:
             raise SinkError(
                 f"batch {batch_id}: table {self.path} took no commit in {_TRIES} tries, the last time for: "
@@ -158,8 +176,8 @@ class DeltaSink:
                 "its column types and constraints"
             ) from None
 
-    def position_of(self, _query: str, partitions: Iterable[TopicPartition]) -> Offsets:
-        """Return the ledger for some partitions; see `ledger_positions`. The sink's own name counts.
+    def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
+        """Return what the ledger has of some partitions. The sink's own name counts.
 
         Raises:
             SinkError: the table cannot be read.
@@ -169,51 +187,78 @@ class DeltaSink:
         try:
             if not DeltaTable.is_deltatable(self.path, self._options):
                 return {}
-            table = self._opened()
-            held = {part: table.transaction_version(self._application(*part)) for part in partitions}
+            return self._entries(self._opened(), partitions, None)
         except Exception as error:  # noqa: BLE001 - the library raises bare ones
             raise SinkError(f"the ledger of table {self.path} cannot be read: {_first_line(error)}") from None
-        return {part: offset for part, offset in held.items() if offset is not None}
 
-    def _store(self, rows: pa.Table, stored: list[str], batch_id: int, run: str | None, *, again: bool) -> None:
-        """Write what is not applied yet, in one commit, upon the version of the table whose ledger was read.
+    def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
+        """Write where a query begins, in partitions that the ledger does not know. Raises as `ledger_entries` does."""
+        try:
+            for attempt in _RETRYING.copy():
+                with attempt:
+                    table = self._opened()
+                    new = unknown(self._entries(table, entries, None), entries)
+                    if new:
+                        empty = table.to_pyarrow_dataset().schema.empty_table()
+                        write_deltalake(table, empty, mode="append", commit_properties=self._commit(new))
+        except Exception as error:  # noqa: BLE001 - the library raises bare ones
+            raise SinkError(f"the ledger of table {self.path} cannot be written: {_first_line(error)}") from None
 
-        Where this was tried before, `again`, what then stands of this batch is that try's.
-        """
+    def _entries(
+        self, table: DeltaTable, partitions: Iterable[TopicPartition], query_id: str | None
+    ) -> dict[TopicPartition, LedgerEntry]:
+        """Return the entries of partitions; whose batch it was is known where it was of this query."""
+        found: dict[TopicPartition, LedgerEntry] = {}
+        for part in partitions:
+            application = self._application(*part)
+            end = table.transaction_version(application)
+            if end is None:
+                continue
+            start, mark = (table.transaction_version(application + kind) for kind in (_START, _BATCH))
+            is_ours = query_id is not None and mark and mark == _mark(query_id, mark & _BATCH_BITS)
+            found[part] = LedgerEntry(
+                end,
+                None if start == _UNKNOWN else start,
+                query_id=query_id if is_ours else None,
+                batch_id=mark & _BATCH_BITS if mark and is_ours else None,
+            )
+        return found
+
+    def _commit(self, entries: Mapping[TopicPartition, LedgerEntry]) -> CommitProperties:
+        """Return a commit that writes entries, upon the version that was opened."""
+        transactions = []
+        for part, entry in entries.items():
+            application = self._application(*part)
+            # A query that is not known is like no other: what stands of another one is taken back.
+            mark = 0 if entry.query_id is None else _mark(entry.query_id, entry.batch_id or 0)
+            start = _UNKNOWN if entry.start is None else entry.start
+            versions = ((application, entry.end), (application + _START, start), (application + _BATCH, mark))
+            transactions += [Transaction(*version) for version in versions]
+        # The library would put the commit behind another writer's, whose ledger was not looked at.
+        return CommitProperties(app_transactions=transactions, max_commit_retries=0)
+
+    def _store(self, rows: pa.Table, stored: list[str], batch: Batch) -> None:
+        """Write what is not applied yet, in one commit, upon the version of the table whose ledger was read."""
         schema = rows.select(stored).schema
         table = self._opened(schema)
         self._require_fitting(table, schema)
         self._add_columns(table, schema)
+        held = pa.schema(table.schema().to_arrow())
+        self._refuse_null(rows, [name for name in stored if not held.field(name).nullable], "is NOT NULL in")
         spans = offset_spans(rows)
-        ledger: Offsets = {}
-        for part in spans:
-            ledger[part] = table.transaction_version(self._application(*part)) or 0
-        if run is not None:
-            marks = {part: table.transaction_version(self._application(*part) + _BATCH) for part in spans}
-            found = {part: _batch_of(mark, run) for part, mark in marks.items() if mark is not None}
-            others = {part: batch for part, batch in found.items() if not (again and batch == f"{run}/{batch_id}")}
-            refuse_late(others, replayed(ledger, spans), run, batch_id, f"table {self.path}")
-        left, applied = unapplied(rows, spans, ledger)
-        warn_replayed(batch_id, f"table {self.path}", OffsetStatistics(rows.num_rows, spans, applied), ledger)
-        if left.num_rows == 0:
+        ledger = self._entries(table, spans.keys() | batch.planned.keys(), batch.query_id)
+        left, applied = unapplied(rows, spans, batch.applied_below(ledger))
+        entries = batch.entries_after(ledger, spans)
+        warn_left_out(batch.batch_id, batch.target, OffsetStatistics(rows.num_rows, spans, applied))
+        if not entries:
             return
-        moved = advanced(ledger, spans)
-        # A run that is not known is like no other: what stands of another one is taken back.
-        mark = _mark(run, batch_id) if run is not None else 0
-        commit = CommitProperties(
-            app_transactions=[
-                *(Transaction(self._application(*part), offset) for part, offset in moved.items()),
-                *(Transaction(self._application(*part) + _BATCH, mark) for part in moved),
-            ],
-            # The library would put the commit behind another writer's, whose ledger was not looked at.
-            max_commit_retries=0,
-        )
-        if not self.key:
-            write_deltalake(table, left.select(stored), mode="append", commit_properties=commit)
+        commit = self._commit(entries)
+        if not self.key or not left.num_rows:  # a merge of nothing would commit nothing, and the ledger neither
+            write_deltalake(table, _as_held(left.select(stored), held), mode="append", commit_properties=commit)
             return
         same = " AND ".join(f"held.{_quoted(name)} = new.{_quoted(name)}" for name in self.key)
         merge = table.merge(
-            _newest(_one_zero(left, self.key), self.key).select(stored),
+            _as_held(_newest(_one_zero(left, self.key), self.key).select(stored), held),
             same,
             source_alias="new",
             target_alias="held",
@@ -226,7 +271,9 @@ class DeltaSink:
         if schema is not None and not DeltaTable.is_deltatable(self.path, self._options):
             # Another writer may have made it in the meantime; if not, opening it tells what is the matter.
             with suppress(DeltaError):
-                return DeltaTable.create(self.path, schema, mode="ignore", storage_options=self._options)
+                # No column is NOT NULL: a literal has a value in this batch, and its column may have none in the next.
+                fields = [Field(name, kind, nullable=True) for name, kind in _delta_types(schema).items()]
+                return DeltaTable.create(self.path, Schema(fields), mode="ignore", storage_options=self._options)
         return DeltaTable(self.path, storage_options=self._options)
 
     def _require_access(self, *, write: bool = True) -> None:
@@ -268,12 +315,13 @@ class DeltaSink:
                 f"table {self.path} has {_RETENTION}, so that Delta forgets which rows are stored; unset it with "
                 f"ALTER TABLE ... UNSET TBLPROPERTIES ('{_RETENTION}')"
             )
-        held = {one.name: one.type for one in table.schema().fields}
+        held = _delta_types(pa.schema(table.schema().to_arrow()))
         given = _delta_types(schema)
+        twins = {name.lower(): f", and has {name}, which differs only in case" for name in held}
         wrong = [
-            f"the table lacks the frame's column {name}"
+            f"the table lacks the frame's column {name}{twins.get(name.lower(), '')}"
             for name in given
-            if name not in held and (not self.evolve or name in self.key)
+            if name not in held and (not self.evolve or name in self.key or name.lower() in twins)
         ]
         wrong += [f"the frame lacks the table's column {name}" for name in held if name not in given]
         wrong += [
@@ -286,28 +334,22 @@ class DeltaSink:
                 f"table {self.path} does not fit the frame: {'; '.join(wrong)}; change the query's select, or the table"
             )
 
-    def _refuse_empty(self, rows: pa.Table) -> None:
-        """Refuse NULL in the position, and in a key: any two of them are different to a merge."""
-        require_position(null_counts(rows), f"table {self.path}")
-        for name in self.key:
+    def _refuse_null(self, rows: pa.Table, columns: Iterable[str], why: str) -> None:
+        """Refuse NULL in some columns; of those in a key, any two are different to a merge."""
+        for name in columns:
             if count := rows[name].null_count:
                 first = rows.filter(rows[name].is_null()).slice(0, 1)
                 topic, partition, offset = (first[column][0].as_py() for column in POSITION)
                 raise SinkError(
-                    f"column {name} is part of the key of table {self.path} and is NULL in {count} rows, the first "
+                    f"column {name} {why} table {self.path} and is NULL in {count} rows, the first "
                     f"from {topic}[{partition}] offset {offset}; filter such rows out in the query"
                 )
 
 
-def _mark(run: str, batch_id: int) -> int:
-    """Return a batch and its run as a version: 32 bits of the run's hash, 31 of the batch's number."""
-    hashed = int.from_bytes(hashlib.blake2b(run.encode(), digest_size=4).digest(), "big")
+def _mark(query_id: str, batch_id: int) -> int:
+    """Return a batch and its query's id as a version: 32 bits of the id's hash, 31 of the batch's number."""
+    hashed = int.from_bytes(hashlib.blake2b(query_id.encode(), digest_size=4).digest(), "big")
     return hashed << 31 | batch_id & _BATCH_BITS
-
-
-def _batch_of(mark: int, run: str) -> str:
-    """Return the batch that a mark stands for, as ledgers write it; empty where another run has made it."""
-    return f"{run}/{mark & _BATCH_BITS}" if mark and mark == _mark(run, mark & _BATCH_BITS) else ""
 
 
 def _one_zero(rows: pa.Table, key: Sequence[str]) -> pa.Table:
@@ -329,16 +371,36 @@ def _newest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _delta_types(schema: pa.Schema) -> dict[str, Any]:
-    """Return Delta's types of columns, or raise `SinkError` naming the first that has none."""
+    """Return Delta's types of columns, in which any value may be NULL, or raise `SinkError` where there is none."""
     types: dict[str, Any] = {}
     for column in schema:
         try:
-            types[column.name] = Schema.from_arrow(pa.schema([column])).fields[0].type
+            types[column.name] = Schema.from_arrow(pa.schema([(column.name, _nullable(column.type))])).fields[0].type
         except Exception as error:  # the library raises bare ones
             raise SchemaMismatchError(
                 f"the frame's column {column.name} is {column.type}, which Delta does not know; cast it or leave it out"
             ) from error
     return types
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """Return a type in which any value within may be NULL."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(one.name, _nullable(one.type)) for one in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_nullable(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, _nullable(kind.item_type))
+    return kind
+
+
+def _as_held(rows: pa.Table, held: pa.Schema) -> pa.Table:
+    """Return the rows with the table's own types where values within those must not be NULL; others it takes."""
+    for index, one in enumerate(rows.schema):
+        kind = held.field(one.name).type
+        if kind != _nullable(kind):
+            rows = rows.set_column(index, pa.field(one.name, kind), rows[one.name].cast(kind))
+    return rows
 
 
 def _quoted(name: str) -> str:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 
+from penstock.errors import SinkError
 from penstock.spark_sink.ledger.kafka_producers import SLOTS
-from penstock.spark_sink.ledger.state import OffsetStatistics, Span
+from penstock.spark_sink.ledger.rules import OffsetStatistics, Span
 from penstock.spark_sink.sinks.position import require_position
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 from penstock.spark_sink.source.tasks import SourceTask
+
+#: Bytes of Arrow that a batch on the driver may have, unless a sink says so; Spark's own bound on what it collects,
+#: `spark.driver.maxResultSize`, is twice as much by default.
+MAX_BATCH_BYTES: Final = 512 * 1024 * 1024
 
 
 def tasks_of(batch: DataFrame) -> int | None:
@@ -61,6 +67,18 @@ def whole_partitions(batch: DataFrame) -> int | None:
     except (AttributeError, Py4JError):
         return None
     return first.partitions if isinstance(first, SourceTask) and not first.is_divided else None
+
+
+def collected(batch: DataFrame, most_bytes: int, batch_id: int, target: str) -> pa.Table:
+    """Return a batch's rows on the driver; more bytes of Arrow than there may be are a `SinkError`."""
+    rows = batch.toArrow()
+    if rows.nbytes > most_bytes:
+        raise SinkError(
+            f"batch {batch_id} has {rows.nbytes} bytes in {rows.num_rows} rows, and {target} takes a batch through the "
+            f"driver of at most max_batch_bytes={most_bytes}; nothing of it was stored; set the source's "
+            "maxOffsetsPerTrigger lower, or raise max_batch_bytes where the driver has the memory"
+        )
+    return rows
 
 
 def slot_column() -> Column:

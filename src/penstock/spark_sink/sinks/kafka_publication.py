@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -18,10 +18,10 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, reserved
 from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, KafkaLedger
 from penstock.spark_sink.ledger.kafka_producers import PublisherPool, SinkPublisher, slot_id
-from penstock.spark_sink.ledger.kafka_publisher import publish
-from penstock.spark_sink.ledger.kafka_target import Row, Target, publishing
-from penstock.spark_sink.ledger.state import OffsetStatistics, warn_replayed
-from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
+from penstock.spark_sink.ledger.kafka_publisher import begin, publish
+from penstock.spark_sink.ledger.kafka_target import Row, Target, missing_for, publishing
+from penstock.spark_sink.ledger.rules import LedgerEntry, OffsetStatistics, warn_left_out
+from penstock.spark_sink.source.offsets.planning import TopicPartition
 
 #: Topic of the ledger, where a sink names none.
 LEDGER_TOPIC = "penstock.spark-ledger"
@@ -93,8 +93,8 @@ def require_target(target: Target, topics: Sequence[str]) -> None:
         require_topics(admin, target.servers, topics, principal=principal)
 
 
-def ledger_of(target: Target, partitions: Iterable[TopicPartition]) -> Offsets:
-    """Return the next offset of each partition that the ledger of a sink knows.
+def ledger_of(target: Target, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
+    """Return the entry of each partition that the ledger of a sink knows.
 
     Raises:
         MissingRightError: the client may not read the ledger.
@@ -109,14 +109,37 @@ def ledger_of(target: Target, partitions: Iterable[TopicPartition]) -> Offsets:
         return {}
     ledger = KafkaLedger(target)
     try:
-        held = ledger.read(list(partitions))
+        return ledger.read(list(partitions))
     except KafkaException as error:
         raise SinkError(
             f"the ledger {target.ledger} of sink {target.name} could not be read: {reason(error)}; check the brokers"
         ) from error
     finally:
         ledger.close()
-    return {part: entry.next_offset for part, entry in held.items() if entry.next_offset}
+
+
+def begin_ledger(target: Target, entries: Mapping[TopicPartition, LedgerEntry], *, whole: bool) -> None:
+    """Write where a query begins, in partitions that the ledger does not know. Its topic exists.
+
+    Raises `SinkError` or `MissingRightError` where the ledger cannot be read or written. `whole` is whether a batch is
+    one transaction.
+    """
+    ids = {part: whole_id(target.name) if whole else slot_id(target.name, part) for part in entries}
+    try:
+        begin(target, ids, entries)
+    except KafkaException as error:
+        if missing := missing_for(target, (), error):
+            what = f"the ledger of sink {target.name} cannot be written"
+            raise MissingRightError(what, missing, principal_of(target.config)) from error
+        raise SinkError(
+            f"the ledger {target.ledger} of sink {target.name} could not be written: {reason(error)}; check the "
+            "brokers, and whether another query of this name runs"
+        ) from error
+
+
+def whole_id(name: str) -> str:
+    """Return the transactional id by which a sink publishes batches as a whole."""
+    return f"{name}/whole"
 
 
 def publish_by_source(
@@ -172,7 +195,7 @@ def publish_whole(target: Target, rows: Sequence[Row]) -> list[WriterCommitMessa
     if not rows:
         return []
     with _publishers.lend(target) as publisher:
-        applied = publish(target, f"{target.name}/whole", rows, publisher)
+        applied = publish(target, whole_id(target.name), rows, publisher)
     return [WriterCommitMessage(*rows[0].source, publishing(rows), applied, rows[-1].offset, None)]
 
 
@@ -184,7 +207,7 @@ def conclude(batch_id: int, name: str, messages: Sequence[WriterCommitMessage]) 
         if one.applied:
             part = one.topic, one.partition
             statistics.applied[part] = statistics.applied.get(part, 0) + one.applied
-    warn_replayed(batch_id, f"sink {name}", statistics)
+    warn_left_out(batch_id, f"sink {name}", statistics)
     if failures:
         forbidden = [one.failure for one in messages if one.failure and one.lacks_right]
         text = f"batch {batch_id}: {(forbidden or failures)[0]} ({len(failures)} of {len(messages)} parts failed)"

@@ -5,8 +5,8 @@ Executors publish, one source partition at a time; a Kafka transaction holds row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -20,12 +20,14 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.kafka_target import Row, Target, least_rights
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.sinks.frames import slot_column
 from penstock.spark_sink.sinks.handlers.execution.rows import steps
 from penstock.spark_sink.sinks.kafka_publication import (
     COMMIT_MESSAGE_DDL,
     LEDGER_TOPIC,
     WriterCommitMessage,
+    begin_ledger,
     conclude,
     ledger_of,
     publish_by_source,
@@ -35,8 +37,8 @@ from penstock.spark_sink.sinks.kafka_publication import (
 )
 from penstock.spark_sink.sinks.position import POSITION, null_counts, require_columns, require_position
 from penstock.spark_sink.sinks.reports import report_schema
-from penstock.spark_sink.sinks.sink import origin_of
-from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
+from penstock.spark_sink.sinks.sink import origin_of, stored_batches
+from penstock.spark_sink.source.offsets.planning import TopicPartition
 
 #: Column that names the topic of a row, where the sink names none.
 TARGET_TOPIC = "target_topic"
@@ -51,8 +53,8 @@ _HEADERS = "array<struct<key:string,value:binary>>"
 class KafkaSink:
     """Publishes the rows of micro-batches to Kafka, each once for readers of committed messages.
 
-    Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch takes
-    its rows for repeated ones. The frame carries `topic`, `partition` and `offset` of the source,
+    Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is
+    an error. The frame carries `topic`, `partition` and `offset` of the source,
     `value` and, if wanted, `key` (text or bytes) and `headers` (as the source gives them). Messages of one source
     partition are published in the order of their offsets; several rows of one message in any order.
 
@@ -117,19 +119,20 @@ class KafkaSink:
         """
         self.check(batch.schema)
         rows = self._as_messages(batch)
-        run = origin_of(batch, self.name).run
-        target = self._target("" if run is None else f"{run}/{batch_id}")
-        if self.atomic_batches:
-            table = rows.toArrow().sort_by([(name, "ascending") for name in POSITION])
-            messages = publish_whole(target, [row for part in table.to_batches() for row in _rows_of(part, target)])
-        else:
-            lanes = rows.repartitionById(self.parallelism, slot_column())
-            found = lanes.sortWithinPartitions(*POSITION).mapInArrow(_Task(target), COMMIT_MESSAGE_DDL).collect()
-            messages = [WriterCommitMessage(*one) for one in found]
-        conclude(batch_id, self.name, messages)
+        origin = origin_of(batch, self.name)
+        target = replace(self._target(), batch=Batch(f"sink {self.name}", batch_id, origin.query_id))
+        with stored_batches.one_call((self.bootstrap_servers, self.name, self.ledger_topic), origin, target.batch):
+            if self.atomic_batches:
+                table = rows.toArrow().sort_by([(name, "ascending") for name in POSITION])
+                messages = publish_whole(target, [row for part in table.to_batches() for row in _rows_of(part, target)])
+            else:
+                lanes = rows.repartitionById(self.parallelism, slot_column())
+                found = lanes.sortWithinPartitions(*POSITION).mapInArrow(_Task(target), COMMIT_MESSAGE_DDL).collect()
+                messages = [WriterCommitMessage(*one) for one in found]
+            conclude(batch_id, self.name, messages)
 
-    def position_of(self, _query: str, partitions: Iterable[TopicPartition]) -> Offsets:
-        """Return the ledger for some partitions; see `ledger_positions`. The sink's own name counts.
+    def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
+        """Return what the ledger has of some partitions. The sink's own name counts.
 
         Raises:
             MissingRightError: the client may not read the ledger.
@@ -138,12 +141,16 @@ class KafkaSink:
         """
         return ledger_of(self._target(), partitions)
 
+    def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
+        """Write where a query begins, in partitions that the ledger does not know; `SinkError` where it cannot."""
+        begin_ledger(self._target(), entries, whole=self.atomic_batches)
+
     def least_rights(self, _topics: Iterable[str]) -> list[Right]:
         """Return the rights that its client needs, save those on topics that the rows name."""
         return least_rights(self._target(), [] if self.topic is None else [self.topic])
 
-    def _target(self, batch: str = "") -> Target:
-        return Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic, batch)
+    def _target(self) -> Target:
+        return Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic)
 
     def _as_messages(self, batch: DataFrame) -> DataFrame:
         """Return the frame with the columns of `_rows_of`, whatever it had."""

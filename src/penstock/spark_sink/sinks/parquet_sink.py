@@ -21,11 +21,11 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import names, not_empty
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.folder_ledger import BATCH_COLUMN, STAGING, FolderLedger, FolderState
-from penstock.spark_sink.ledger.state import LedgerState, advanced, refuse_late, replayed, warn_replayed
+from penstock.spark_sink.ledger.rules import Batch, warn_left_out
 from penstock.spark_sink.sinks.folder_access import require_access
 from penstock.spark_sink.sinks.frames import is_applied, offset_statistics
 from penstock.spark_sink.sinks.position import POSITION, require_columns
-from penstock.spark_sink.sinks.sink import Origin, origin_of
+from penstock.spark_sink.sinks.sink import Origin, origin_of, stored_batches
 from penstock.spark_sink.source.offsets.planning import Offsets
 
 if TYPE_CHECKING:
@@ -113,13 +113,14 @@ class ParquetSink:
             retry=tenacity.retry_if_result(lambda is_stored: not is_stored),
             retry_error_callback=lambda _: False,
         )
-        with _cached(batch):
-            if retrying(self._store, batch, batch_id, origin, stored):
-                return
-        raise SinkError(
-            f"batch {batch_id} for folder {self.folder}: another copy of the query was first {_TRIES} times in a row; "
-            "find it and stop it, or give each a name of its own"
-        )
+        # Without its plan: entries end behind last rows, as a batch without rows makes no folder.
+        what = Batch(f"folder {self.folder}", batch_id, origin.query_id)
+        with stored_batches.one_call(self.folder, origin, what), _cached(batch):
+            if not retrying(self._store, batch, what, origin, stored):
+                raise SinkError(
+                    f"batch {batch_id} for folder {self.folder}: another copy of the query was first {_TRIES} times in "
+                    "a row; find it and stop it, or give each a name of its own"
+                )
 
     def position(self, query: str = "") -> Offsets:
         """Return the ledger: of each partition, the next offset that the folder takes. Empty before the first batch.
@@ -132,22 +133,23 @@ class ParquetSink:
             MissingRightError: the folder may not be read.
         """
         self._require_access(write=False)
-        return FolderLedger(Path(self.folder)).read().ledger_of(self.name or query).offsets
+        entries = FolderLedger(Path(self.folder)).read().ledger_of(self.name or query)
+        return {part: entry.end for part, entry in entries.items()}
 
-    def _store(self, batch: DataFrame, batch_id: int, origin: Origin, stored: list[str]) -> bool:
+    def _store(self, batch: DataFrame, what: Batch, origin: Origin, stored: list[str]) -> bool:
         """Write what is not applied yet; return whether it stands, by this or another copy's hand."""
-        ledger, query, run = FolderLedger(Path(self.folder)), origin.query, origin.run
+        ledger, query, batch_id = FolderLedger(Path(self.folder)), origin.query, what.batch_id
         state = ledger.read()
         columns = self._require_fitting(state, batch.schema, stored)
         before = state.ledger_of(query)
-        target = f"folder {self.folder}"
-        statistics = offset_statistics(batch, before.offsets, target)
-        refuse_late(before.batches, replayed(before.offsets, statistics.spans), run, batch_id, target)
-        warn_replayed(batch_id, target, statistics, before.offsets)
+        below = what.applied_below(before)
+        statistics = offset_statistics(batch, below, what.target)
+        after = {**before, **what.entries_after(before, statistics.spans)}
+        warn_left_out(batch_id, what.target, statistics)
         expected = statistics.rows - sum(statistics.applied.values())
         if not expected:
             return True
-        rows = batch.where(~is_applied(before.offsets)) if statistics.applied else batch
+        rows = batch.where(~is_applied(below)) if statistics.applied else batch
         staged = ledger.stage()
         try:
             rows.select(*(_quoted(name) for name in stored)).write.partitionBy(*self.partition_by).parquet(str(staged))
@@ -163,11 +165,6 @@ class ParquetSink:
                     f"{written}; name a file system that the driver and all executors share; nothing of the batch is "
                     "visible"
                 )
-            moved = advanced(before.offsets, statistics.spans)
-            # Of a run that is not known nothing can be said later: then the partition has no entry.
-            held = {part: batch for part, batch in before.batches.items() if part not in moved}
-            batches = held if run is None else held | dict.fromkeys(moved, f"{run}/{batch_id}")
-            after = LedgerState(before.offsets | moved, batches)
             while not ledger.publish(staged, state.after(query, after, columns, tuple(self.partition_by))):
                 state = ledger.read()
                 self._require_fitting(state, batch.schema, stored)

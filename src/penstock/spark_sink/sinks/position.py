@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.state import Span
+from penstock.spark_sink.ledger.rules import Span
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
 #: The columns that say where a row comes from.
@@ -19,8 +19,19 @@ POSITION = ("topic", "partition", "offset")
 
 
 def require_columns(present: Iterable[str], target: str, more: Iterable[str] = ()) -> None:
-    """Raise `SchemaMismatchError` where the frame for a target lacks its position or one of `more`."""
+    """Raise `SchemaMismatchError` where the frame for a target lacks its position or one of `more`.
+
+    Or where two of its columns differ only in case: many readers would take them for one.
+    """
     held = set(present)
+    by_name: dict[str, set[str]] = {}
+    for name in held:
+        by_name.setdefault(name.lower(), set()).add(name)
+    twins = [" and ".join(sorted(some)) for some in by_name.values() if len(some) > 1]
+    if twins:
+        raise SchemaMismatchError(
+            f"the frame for {target} has {', '.join(sorted(twins))}, which differ only in case; rename all but one"
+        )
     missing = [name for name in (*POSITION, *more) if name not in held]
     if missing:
         raise SchemaMismatchError(

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +18,7 @@ from uuid import uuid4
 
 from penstock.errors import SinkError
 from penstock.spark_sink.errors import SchemaMismatchError
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
 if TYPE_CHECKING:
@@ -61,25 +64,34 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 def has_ledger(sink: object) -> bool:
     """Tell whether a sink remembers what it stored.
 
-    It has `position(query)`, which returns the offsets of all partitions, or `position_of(query, partitions)` where its
-    ledger must be asked for each of them.
+    It has `ledger_entries(query, partitions)`, or as a sink of a user's own `position(query)`, which returns the next
+    offsets of all partitions, or `position_of(query, partitions)`.
     """
-    return any(callable(getattr(sink, method, None)) for method in ("position_of", "position"))
+    return any(callable(getattr(sink, method, None)) for method in ("ledger_entries", "position_of", "position"))
 
 
-def ledger_positions(sink: object, query: str, partitions: Iterable[TopicPartition]) -> Offsets | None:
-    """Return the next offset of each partition that a sink's ledger knows of a query; None where it has no ledger.
+def ledger_entries(sink: object, query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
+    """Return the entries of those partitions that a sink's ledger knows of a query; none where it has no ledger.
 
     A sink that has a name of its own goes by that. Raises `SinkError` where the ledger cannot be read.
     """
-    by_partition = getattr(sink, "position_of", None)
-    if callable(by_partition):
-        return dict(by_partition(query, partitions))
-    whole = getattr(sink, "position", None)
-    if not callable(whole):
-        return None
-    known = whole(query)
-    return {part: known[part] for part in partitions if part in known}
+    entries, of_some, of_all = (getattr(sink, name, None) for name in ("ledger_entries", "position_of", "position"))
+    if callable(entries):
+        return dict(entries(query, partitions))
+    known = dict(of_some(query, partitions) if callable(of_some) else of_all(query) if callable(of_all) else {})
+    return {part: LedgerEntry(known[part]) for part in partitions if part in known}
+
+
+def ledger_positions(sink: object, query: str, partitions: Iterable[TopicPartition]) -> Offsets:
+    """Return the next offset of those partitions that a sink's ledger knows of a query; see `ledger_entries`."""
+    return {part: entry.end for part, entry in ledger_entries(sink, query, partitions).items()}
+
+
+def begin_ledger(sink: object, query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
+    """Write where a query begins, in partitions that a sink's ledger does not know, by its `begin_ledger`."""
+    begin = getattr(sink, "begin_ledger", None)
+    if callable(begin) and entries:
+        begin(query, entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,34 +115,49 @@ class Origin:
     """Which query handed a batch over.
 
     Attributes:
-        query: its name; empty where it has none or cannot be known: outside of a streaming query, in a thread that the
-            function made itself, and under Spark Connect for a query that `start_sink` did not start.
+        query: its name; empty where it cannot be known: outside of a streaming query, and in a thread that the function
+            made itself.
         run: id of the query's run, another one after each start; None outside of a streaming query and in a thread of
             the function's own.
+        query_id: Spark's id of the query, which survives restarts with a checkpoint; under Spark Connect, where it is
+            not known, the run's.
     """
 
     query: str = ""
     run: str | None = None
+    query_id: str | None = None
 
 
 def origin_of(batch: DataFrame, named: str | None = None) -> Origin:
     """Return which query handed a batch over, as far as it can be known.
 
-    What the sink calls the query, `named`, counts before Spark's name of it. Raises `SinkError` where that must be
-    there and cannot be found.
+    What the sink calls the query, `named`, counts before Spark's name of it. Raises `SinkError` for a streaming query
+    without a name: its ledger would be that of all others without one.
     """
     name = named or _CALLING.get()
     try:
         context = batch.sparkSession.sparkContext
     except Exception:  # noqa: BLE001 - Connect's session refuses the question with an exception of its own
-        return Origin(name or "", _process_run() if _CONNECT_WORKER in os.environ else None)
+        run = _process_run() if _CONNECT_WORKER in os.environ else None
+        if run is not None and not name:
+            raise SinkError(
+                "Spark Connect does not tell the name of the query, to which the ledger belongs; start the query by "
+                'start_sink, or give the sink name="orders"'
+            ) from None
+        return Origin(name or "", run, run)
     number, run = context.getLocalProperty(_BATCH_ID), context.getLocalProperty(_RUN)
     if number is None or run is None:
         return Origin(name or "")
+    query_id = context.getLocalProperty(_QUERY_ID)
     if name is None:
-        query_id, said = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_DESCRIPTION) or ""
+        said = context.getLocalProperty(_DESCRIPTION) or ""
         name = _name_in(said, f"id = {query_id}", f"runId = {run}", f"batch = {number}")
-    return Origin(name, run)
+    if not name:
+        raise SinkError(
+            "the query has no name, to which the ledger belongs, and would share the ledger of all queries without "
+            'one; write .queryName("orders") before .start(), or give the sink name="orders"'
+        )
+    return Origin(name, run, query_id)
 
 
 def _name_in(description: str, *facts: str) -> str:
@@ -153,3 +180,35 @@ def _name_in(description: str, *facts: str) -> str:
 def _process_run() -> str:
     """Return what tells one start of a query from another under Connect: each has a process of its own there."""
     return uuid4().hex
+
+
+class StoredBatches:
+    """The batch that each sink of this process has stored last: a second frame of one batch is refused.
+
+    The ledger cannot tell such a frame from the first one that comes again, whose rows are to be left out.
+    """
+
+    def __init__(self) -> None:
+        #: Guards the batches: queries store theirs on threads of their own.
+        self._lock = threading.Lock()
+        self._last: dict[Hashable, tuple[str, int]] = {}
+
+    @contextmanager
+    def one_call(self, sink: Hashable, origin: Origin, batch: Batch) -> Iterator[None]:
+        """Store a batch in the block; raise `SinkError` where this run has stored one of its frames in this sink."""
+        key, this = (sink, origin.query), (origin.run or "", batch.batch_id)
+        with self._lock:
+            if origin.run is not None and self._last.get(key) == this:
+                raise SinkError(
+                    f"batch {batch.batch_id} was given to {batch.target} twice: the rows of its first frame are "
+                    "stored, those of this one are not. Give the second sink a name of its own: then it stores them "
+                    "when the query starts again. Or unite the frames (unionByName) and call the sink once, which "
+                    "counts from the next batch on: the rows that this frame has now would be left out"
+                )
+        yield
+        with self._lock:
+            self._last[key] = this
+
+
+#: Of this process's queries.
+stored_batches = StoredBatches()

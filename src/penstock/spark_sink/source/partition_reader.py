@@ -59,7 +59,7 @@ def read_ranges(
         task.assign()
         take_size = TakeSize()
         while task.open:
-            rows = Rows(options.include_headers, take_size)
+            rows = Rows(options.include_headers, take_size, options.null_times)
             with collection_put_off():
                 task.fill(rows)
                 batch = rows.to_arrow(schema) if rows.offsets else None

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Message
 
+from penstock.errors import MessageFormatError
 from penstock.message import UNREADABLE_HEADERS, Record, headers_of
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 
@@ -20,6 +21,9 @@ BATCH_BYTES = 8 * 1024 * 1024
 
 #: Most records taken from the client library in one call; less where records are large.
 _TAKE = 4_000
+
+#: Milliseconds before and after 1970 whose microseconds, which Spark's times are, fit into 64 bits.
+_FURTHEST_MS = (2**63 - 1) // 1_000
 
 #: Records taken first, before their size is known. Each take is at most so many times the one before.
 _FIRST_TAKE = 16
@@ -80,11 +84,12 @@ class Rows:
     """Columns gathered for one record batch, with their size.
 
     Fields are taken out of the library's records at once, so that thousands of record objects do not live on
-    for the garbage collector to walk.
+    for the garbage collector to walk. With `null_times` a timestamp that Spark cannot hold is NULL.
     """
 
     with_headers: bool
     take_size: TakeSize
+    null_times: bool = False
     keys: BytesColumn = field(default_factory=BytesColumn)
     values: BytesColumn = field(default_factory=BytesColumn)
     offsets: list[int] = field(default_factory=list)
@@ -131,13 +136,32 @@ class Rows:
             pa.concat_arrays(topics),
             pa.concat_arrays(partitions),
             pa.array(self.offsets, pa.int64()),
-            pc.multiply(milliseconds, pa.scalar(1_000, pa.int64())).view(pa.timestamp("us", "UTC")),
+            self._microseconds(milliseconds).view(pa.timestamp("us", "UTC")),
             # The client library counts the types from "none" = 0, Spark from "none" = -1.
             pc.subtract(kinds, pa.scalar(1, pa.int64())).cast(pa.int32()),
         ]
         if self.with_headers:
             columns.append(_headers_column(self.headers, schema.field("headers").type))
         return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def _microseconds(self, milliseconds: pa.Array) -> pa.Array:
+        """Return times as Spark counts them; one that is too far away for that is NULL, or a `MessageFormatError`."""
+        thousand = pa.scalar(1_000, pa.int64())
+        try:
+            return pc.multiply_checked(milliseconds, thousand)
+        except pa.ArrowInvalid:
+            fits = pc.and_(pc.less_equal(milliseconds, _FURTHEST_MS), pc.greater_equal(milliseconds, -_FURTHEST_MS))
+        if self.null_times:
+            return pc.multiply(pc.if_else(fits, milliseconds, None), thousand)
+        row = pc.index(fits, False).as_py()
+        topic, partition = next(
+            part for (part, _), end in zip(self.places, accumulate(n for _, n in self.places), strict=True) if row < end
+        )
+        raise MessageFormatError(
+            f"{topic}[{partition}] offset {self.offsets[row]} has the timestamp {milliseconds[row]}, which is no time "
+            "in milliseconds that Spark can hold; correct its producer, and set the source's option "
+            "timestampOutOfRange=null to read such timestamps as NULL"
+        )
 
 
 def _headers_column(headers: list[list[tuple[str, bytes | None]] | None], kind: pa.ListType) -> pa.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from penstock.consumer import ConsumerSettings, Handler, MiddlewareSpec, WorkerResource
 from penstock.errors import ConfigurationError
@@ -26,6 +26,7 @@ def sink_of(
     name: str | None,
     ledger_topic: str | None,
     atomic_batches: bool,
+    overlap: Literal["refused", "allowed"],
 ) -> HandlerSink:
     """Return a sink with an app's handlers, limits and environment.
 
@@ -55,4 +56,5 @@ def sink_of(
         name=name,
         ledger_topic=LEDGER_TOPIC if ledger_topic is None else ledger_topic,
         atomic_batches=atomic_batches,
+        overlap=overlap,
     )

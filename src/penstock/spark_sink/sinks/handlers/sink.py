@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.functions import arrow_udf, col  # type: ignore[attr-defined] # the first has no types
@@ -32,6 +32,7 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
 from penstock.spark_sink.ledger.kafka_target import Target, least_rights
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.sinks.frames import tasks_of, whole_partitions
 from penstock.spark_sink.sinks.handlers import kill_timeout
 from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings
@@ -46,10 +47,10 @@ from penstock.spark_sink.sinks.handlers.publishing.result_rows import RESULT_DDL
 from penstock.spark_sink.sinks.handlers.publishing.target import portable, require_publishing, target_of
 from penstock.spark_sink.sinks.handlers.spark_settings import refuse_double_runs
 from penstock.spark_sink.sinks.handlers.task import REPORT_DDL, TaskWork, handling, routing
-from penstock.spark_sink.sinks.kafka_publication import LEDGER_TOPIC, ledger_of, require_target
+from penstock.spark_sink.sinks.kafka_publication import LEDGER_TOPIC, begin_ledger, ledger_of, require_target
 from penstock.spark_sink.sinks.position import POSITION
-from penstock.spark_sink.sinks.sink import origin_of
-from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
+from penstock.spark_sink.sinks.sink import origin_of, stored_batches
+from penstock.spark_sink.source.offsets.planning import TopicPartition
 from penstock.telemetry import Telemetry
 from penstock.telemetry.spans.batches import BatchSpans, is_within_span, link_senders
 
@@ -113,6 +114,8 @@ class HandlerSink:
         ledger_topic: topic of the ledger, made if it does not exist; many sinks may share it.
         atomic_batches: whether what a batch publishes is one transaction, as `KafkaSink`'s. It lets handlers with
             `batch=` return messages for their batch as a whole.
+        overlap: `"refused"`: a batch fails where Spark's settings could let two handlers of one key run at once.
+            `"allowed"`: it runs all the same; handlers must be idempotent then.
 
     Raises:
         ConfigurationError: an option is wrong, or a handler has one that cannot be kept on executors.
@@ -135,11 +138,14 @@ class HandlerSink:
     name: str | None = field(default=None, kw_only=True)
     ledger_topic: str = field(default=LEDGER_TOPIC, kw_only=True)
     atomic_batches: bool = field(default=False, kw_only=True)
+    overlap: Literal["refused", "allowed"] = field(default="refused", kw_only=True)
     _process: _ProcessState = field(default_factory=_ProcessState, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the settings and that the handlers can be pickled."""
         check.not_empty("group", self.group)
+        if self.overlap not in {"refused", "allowed"}:
+            raise ConfigurationError(f"overlap must be 'refused' or 'allowed', but is {self.overlap!r}")
         if not self.handlers:
             raise ConfigurationError("there is no handler; give one for each topic of the query")
         for option in ("parallelism", "max_concurrency", "max_parked", "max_parked_bytes"):
@@ -214,20 +220,24 @@ class HandlerSink:
 
     def _handle(self, batch: DataFrame, batch_id: int) -> None:
         self.check(batch.schema)
-        refuse_double_runs(batch.sparkSession)
+        if self.overlap == "refused":
+            refuse_double_runs(batch.sparkSession)
         kill_delay_s = kill_timeout.seconds_until_killed(batch.sparkSession)
         packed = pack(self._work())
         columns = [name for name in COLUMNS if name in batch.columns]
         rows = self._spread(batch.select(*columns).withColumn(LANE, self._lanes(columns)), batch)
-        target = self._target(batch, batch_id)
+        target = self._target()
         if target is None:
             tasks = rows.mapInArrow(handling(packed), REPORT_DDL)
             reports = [TaskReport(**row.asDict()) for row in self._run(tasks.collect, batch_id, kill_delay_s)]
         else:
+            origin = origin_of(batch, target.name)
+            target = replace(target, batch=Batch(f"sink {target.name}", batch_id, origin.query_id))
             publication = Publication(target, self.parallelism, whole=self.atomic_batches)
             tasks = rows.mapInArrow(handling(packed, publishes=True, whole=self.atomic_batches), RESULT_DDL)
-            done = self._run(lambda: publication.run(tasks), batch_id, kill_delay_s)
-            reports = publication.conclude(batch_id, done)
+            with stored_batches.one_call((target.servers, target.name, target.ledger), origin, target.batch):
+                done = self._run(lambda: publication.run(tasks), batch_id, kill_delay_s)
+                reports = publication.conclude(batch_id, done)
         self._publish_report(BatchReport(batch_id=batch_id, tasks=reports, parallelism=self.parallelism))
 
     def _run(self, job: Callable[[], AnswerT], batch_id: int, kill_delay_s: float) -> AnswerT:
@@ -245,8 +255,8 @@ class HandlerSink:
             raise error_of(type(found[-1]), f"batch {batch_id}: {found[-1]}") from None
 
     @property
-    def position_of(self) -> Callable[[str, Iterable[TopicPartition]], Offsets] | None:
-        """Returns the ledger for some partitions, see `ledger_positions`; None where the sink has no ledger.
+    def ledger_entries(self) -> Callable[[str, Iterable[TopicPartition]], dict[TopicPartition, LedgerEntry]] | None:
+        """Returns what the ledger has of some partitions; None where the sink has no ledger.
 
         The sink's own name counts. It raises:
             MissingRightError: the client may not read the ledger.
@@ -255,6 +265,13 @@ class HandlerSink:
         """
         target = self._target()
         return None if target is None else lambda _query, partitions: ledger_of(target, partitions)
+
+    @property
+    def begin_ledger(self) -> Callable[[str, Mapping[TopicPartition, LedgerEntry]], None] | None:
+        """Writes where a query begins, in partitions that the ledger does not know; None where the sink has none."""
+        target = self._target()
+        whole = self.atomic_batches
+        return None if target is None else lambda _query, entries: begin_ledger(target, entries, whole=whole)
 
     @property
     def last_report(self) -> BatchReport | None:
@@ -284,13 +301,11 @@ class HandlerSink:
             notes_senders=self.telemetry is not None,
         )
 
-    def _target(self, batch: DataFrame | None = None, batch_id: int = 0) -> Target | None:
-        """Return where results are published, with what is known of a batch; None where the sink publishes nothing."""
+    def _target(self) -> Target | None:
+        """Return where results are published; None where the sink publishes nothing."""
         if self.name is None or self.bootstrap_servers is None:
             return None
-        target = target_of(self.bootstrap_servers, self.config, self.name, self.ledger_topic)
-        run = None if batch is None else origin_of(batch, self.name).run
-        return target if run is None else replace(target, batch=f"{run}/{batch_id}")
+        return target_of(self.bootstrap_servers, self.config, self.name, self.ledger_topic)
 
     def _lanes(self, columns: Sequence[str]) -> Column:
         """Return the column of rows' lanes."""

@@ -14,6 +14,9 @@ _LOCAL = re.compile(r"local(\[.*\])?")
 _ATTEMPTS = "spark.stage.maxConsecutiveAttempts"
 _IGNORED = "spark.stage.ignoreDecommissionFetchFailure"
 
+#: What else ends each of the errors.
+_OR = "; or give the sink overlap='allowed' if its handlers are idempotent"
+
 
 def refuse_double_runs(spark: SparkSession) -> None:
     """Raise `ConfigurationError` for settings under which two handlers of one key may run at once (I1).
@@ -26,7 +29,7 @@ def refuse_double_runs(spark: SparkSession) -> None:
     if _is_on(spark, "spark.speculation", "false"):
         raise ConfigurationError(
             "spark.speculation is on: Spark would run a slow task twice at once, and so two handlers of one key; turn "
-            "it off for this application"
+            f"it off for this application{_OR}"
         )
     if _LOCAL.fullmatch(str(spark.conf.get("spark.master", "local"))):
         return
@@ -34,13 +37,13 @@ def refuse_double_runs(spark: SparkSession) -> None:
         raise ConfigurationError(
             f"{_ATTEMPTS} is not 1: when an executor is lost, Spark would run the rest of a batch again beside its "
             "tasks that still run, and so two handlers of one key; start the application with "
-            f"--conf {_ATTEMPTS}=1, and the batch comes again as a whole"
+            f"--conf {_ATTEMPTS}=1, and the batch comes again as a whole{_OR}"
         )
     if _is_on(spark, "spark.decommission.enabled", "false") and _is_on(spark, _IGNORED, "true"):
         raise ConfigurationError(
             "spark.decommission.enabled is on: when an executor goes, Spark would run the rest of a batch again beside "
             "its tasks that still run, and so two handlers of one key; start the application with "
-            f"--conf {_IGNORED}=false as well"
+            f"--conf {_IGNORED}=false as well{_OR}"
         )
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from penstock.errors import SinkError
-from penstock.spark_sink.ledger.sql_ledger import Owner, advance_ledger
-from penstock.spark_sink.ledger.state import LedgerState, advanced, refuse_late, warn_replayed
+from penstock.spark_sink.ledger.rules import Batch, warn_left_out
+from penstock.spark_sink.ledger.sql_ledger import Entries, Owner, write_ledger
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_row
 from penstock.spark_sink.sinks.sql.databases.upsert import NUMBER, Upsert, numbered, remove_messages
@@ -28,25 +28,23 @@ class Tables:
     ledger: sa.Table
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BatchTransaction:
     """Applies one batch, in as many tries as it takes.
 
-    `owner` says whose rows of the ledger it moves; `run` is None where the query's run is not known. Once a try has
-    asked for a commit, what the ledger says of this batch may be that try's.
+    `owner` says whose rows of the ledger it moves; `run` is None where the query's run is not known.
     """
 
     settings: SqlSinkSettings
     owner: Owner
-    batch_id: int
+    batch: Batch
     run: str | None
-    is_commit_requested: bool = False
 
     def apply(
         self,
         connection: sa.Connection,
         tables: Tables,
-        state: LedgerState,
+        ledger: Entries,
         staged: sa.FromClause,
         statistics: BatchStatistics,
         *,
@@ -57,12 +55,9 @@ class BatchTransaction:
         After a `RowRefusedError` it is to be called anew with all rows, and `exact`. Raises `SinkError` where more rows
         were refused than may be, or dead letters could not be written.
         """
-        settings, run = self.settings, self.run
-        batch = None if run is None else f"{run}/{self.batch_id}"
-        # A commit whose answer was lost is no second call of the sink.
-        others = {part: one for part, one in state.batches.items() if not (self.is_commit_requested and one == batch)}
-        refuse_late(others, statistics.offsets.applied, run, self.batch_id, f"table {settings.table}")
-        warn_replayed(self.batch_id, f"table {settings.table}", statistics.offsets, state.offsets)
+        settings = self.settings
+        entries = self.batch.entries_after(ledger, statistics.offsets.spans)
+        warn_left_out(self.batch.batch_id, self.batch.target, statistics.offsets)
         rejected = list(statistics.rejected)
         if len(rejected) <= settings.most_rejects:
             if exact:
@@ -74,10 +69,8 @@ class BatchTransaction:
                 _upsert_at_once(connection, tables.upsert, staged)
         if rejected:
             self._write_dead_letters(sorted(rejected))
-        offsets = advanced(state.offsets, statistics.offsets.spans)
-        if offsets:
-            advance_ledger(connection, tables.ledger, self.owner, offsets, batch)
-        self.is_commit_requested = True
+        if entries:
+            write_ledger(connection, tables.ledger, self.owner, entries)
 
     def _upsert_in_pieces(
         self, connection: sa.Connection, upsert: Upsert, staged: sa.FromClause, before: list[Rejected]
@@ -111,13 +104,13 @@ class BatchTransaction:
                 else f"more than max_rejects={settings.max_rejects} in one batch hint at a table that does not fit"
             )
             raise SinkError(
-                f"batch {self.batch_id} was refused by table {settings.table}: a row from {rejected[0]}; nothing of "
-                f"the batch was stored; correct the query or the table, or {remedy}"
+                f"batch {self.batch.batch_id} was refused by table {settings.table}: a row from {rejected[0]}; nothing "
+                f"of the batch was stored; correct the query or the table, or {remedy}"
             )
         settings.dead_letters.write(rejected)
         _log.warning(
             "batch %d: %d rows were refused by table %s and are dead letters, the first from %s",
-            self.batch_id,
+            self.batch.batch_id,
             len(rejected),
             settings.table,
             rejected[0],

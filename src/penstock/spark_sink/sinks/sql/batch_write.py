@@ -13,7 +13,7 @@ without the messages of which a row was refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,8 +23,8 @@ import sqlalchemy as sa
 from sqlalchemy.sql.elements import quoted_name
 
 from penstock.errors import SinkError
-from penstock.spark_sink.ledger.sql_ledger import ledger_table, lock_ledger, read_ledger, require_ledger
-from penstock.spark_sink.ledger.state import LedgerState
+from penstock.spark_sink.ledger.sql_ledger import Entries, is_former, ledger_table, lock_ledger, read_ledger
+from penstock.spark_sink.sinks.frames import collected
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction, Tables
 from penstock.spark_sink.sinks.sql.databases.database import Database
@@ -41,6 +41,7 @@ from penstock.spark_sink.sinks.sql.rows import staging
 from penstock.spark_sink.sinks.sql.rows.deduplication import BatchStatistics, Deduplication, deduplicated, staged_schema
 from penstock.spark_sink.sinks.sql.rows.row_validator import RowRefusedError, RowValidator
 from penstock.spark_sink.sinks.sql.settings import STAGING, SqlSinkSettings
+from penstock.spark_sink.source.offsets.planning import TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,6 +53,13 @@ _RACES = 5
 
 #: Of this process's queries.
 _kept_stages = KeptStages()
+
+
+def carry_over(database: Database, connection: sa.Connection, ledger: sa.Table) -> None:
+    """Add the columns that a former version's ledger lacks: its rows keep working."""
+    if is_former(connection, ledger):
+        database.lock_schema(connection)
+        add_columns(connection, ledger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +98,14 @@ class BatchWrite:
         ):
             self.database.lock_schema(connection)
             metadata.create_all(connection)
-        require_ledger(connection, ledger)
+        carry_over(self.database, connection, ledger)
         if settings.evolve and lacks_columns(connection, target):
             # The one who had the lock before may have added them: they are looked for again.
             self.database.lock_schema(connection)
             add_columns(connection, target)
         require_fitting(self.database, connection, target, settings.key, settings.sum_columns)
-        casts = self.database.casts(connection, target)
-        return Tables(Upsert(self.database, target, settings.key, settings.sum_columns, settings.delete, casts), ledger)
+        found = self.database.conversions(connection, target)
+        return Tables(Upsert(self.database, target, settings.key, settings.sum_columns, settings.delete, found), ledger)
 
     def store(self, batch: DataFrame) -> None:
         """Store the batch; may be called again where it failed, and then finds what it has stored.
@@ -112,8 +120,9 @@ class BatchWrite:
 
     def from_driver(self, batch: DataFrame) -> None:
         """Collect the batch on the driver and store it. Raises as `store` does."""
-        rows = batch.toArrow()
-        if rows.num_rows == 0:
+        target = f"table {self.settings.table}"
+        rows = collected(batch, self.settings.max_batch_bytes, self.transaction.batch.batch_id, target)
+        if rows.num_rows == 0 and not self.transaction.batch.planned:
             return
         places = rows.select(POSITION).group_by(["topic", "partition"]).aggregate([]).to_pylist()
         parts = {(place["topic"], place["partition"]) for place in places if None not in place.values()}
@@ -121,25 +130,36 @@ class BatchWrite:
             try:
                 with self.database.session(self.url) as connection, connection.begin():
                     tables = self.prepare(connection)
-                    state = lock_ledger(connection, self.database.insert, tables.ledger, self.transaction.owner, parts)
-                    deduplication = self._deduplication(state, exact=exact)
+                    ledger = read_ledger(connection, tables.ledger, self.transaction.owner)
+                    moved = parts | self.transaction.batch.moves(ledger)
+                    if not moved:
+                        return
+                    ledger |= self._locked(connection, tables, moved)
+                    deduplication = self._deduplication(ledger, exact=exact)
                     schema, summed = deduplication.schema, self.settings.sum_columns
                     columns = columns_of(self.database, schema, schema.names, summed=summed)
-                    staged = self.database.temporary_table(STAGING, *columns)
+                    staged = self.database.temporary_table(STAGING, *columns, *tables.upsert.checks())
                     staged.create(connection, checkfirst=False)
                     statistics = BatchStatistics()
                     for piece in deduplicated(deduplication, rows.to_batches(), statistics):
-                        self._stage(connection, staged, piece, exact=exact)
-                    self.transaction.apply(connection, tables, state, staged, statistics, exact=exact)
+                        if exact:
+                            most = self.settings.most_rejects
+                            staging.copy_in_halves(self.database, connection, staged, piece, statistics.rejected, most)
+                        else:
+                            self._stage(connection, staged, piece)
+                    self.transaction.apply(connection, tables, ledger, staged, statistics, exact=exact)
             except RowRefusedError:
                 continue
             return
 
-    def _stage(self, connection: sa.Connection, staged: sa.Table, piece: pa.Table, *, exact: bool) -> None:
+    def _locked(self, connection: sa.Connection, tables: Tables, parts: Iterable[TopicPartition]) -> Entries:
+        return lock_ledger(connection, self.database.insert, tables.ledger, self.transaction.owner, parts)
+
+    def _stage(self, connection: sa.Connection, staged: sa.Table, piece: pa.Table) -> None:
         try:
             self.database.stage(connection, staged, piece)
         except sa.exc.SQLAlchemyError as error:
-            if exact or not concerns_a_row(error):
+            if not concerns_a_row(error):
                 raise
             raise RowRefusedError from None
 
@@ -191,30 +211,31 @@ class BatchWrite:
         exact = False
         for _ in range(_RACES):
             with connection.begin():
-                state = read_ledger(connection, tables.ledger, self.transaction.owner)
+                ledger = read_ledger(connection, tables.ledger, self.transaction.owner)
+            deduplication = self._deduplication(ledger, exact=exact)
             stage = opened.stage()
             task = staging.StagingTask(
                 self.url.render_as_string(hide_password=False),
                 str(stage.name),
                 settings.schema,
-                self._deduplication(state, exact=exact),
-                self.transaction.batch_id,
+                deduplication,
+                self.transaction.batch.batch_id,
                 settings.most_rejects,
             )
             try:
                 report = staging.run_tasks(batch, task, max_connections)
-                if self._apply_staged(connection, tables, state, stage, report, exact=exact):
+                if self._apply_staged(connection, tables, ledger, stage, report, exact=exact):
                     return
                 _log.warning(
                     "batch %d for table %s is staged anew: another writer has moved its ledger in between",
-                    self.transaction.batch_id,
+                    self.transaction.batch.batch_id,
                     settings.table,
                 )
             except RowRefusedError:
                 exact = True
             opened.remove_stage()
         raise SinkError(
-            f"batch {self.transaction.batch_id} for table {settings.table} met another writer {_RACES} times over; is "
+            f"batch {self.transaction.batch.batch_id} for table {settings.table} met another writer {_RACES} times; is "
             "a second copy of the query running? stop one, or give each a name of its own; nothing of the batch was "
             "stored"
         )
@@ -223,28 +244,30 @@ class BatchWrite:
         self,
         connection: sa.Connection,
         tables: Tables,
-        state: LedgerState,
+        ledger: Entries,
         stage: sa.Table,
         report: staging.Report,
         *,
         exact: bool,
     ) -> bool:
         """Apply what the tasks staged; False where the ledger has moved since it was read."""
-        if not report.statistics.offsets.spans:
-            return True
         if report.refused is not None:
             raise RowRefusedError
-        parts = report.statistics.offsets.spans.keys()
-        with connection.begin():
-            locked = lock_ledger(connection, self.database.insert, tables.ledger, self.transaction.owner, parts)
-            if any(locked.offsets[part] != state.offsets.get(part, 0) for part in parts):
+        parts = report.statistics.offsets.spans.keys() | self.transaction.batch.moves(ledger)
+        if not parts:
+            return True
+        with connection.begin() as transaction:
+            locked = self._locked(connection, tables, parts)
+            if any(locked.get(part) != ledger.get(part) for part in parts):
+                transaction.rollback()
                 return False
             staging.require_copied(connection, stage, report.copied)
             rows = staging.staged_rows(stage, list(report.copied))
-            self.transaction.apply(connection, tables, locked, rows, report.statistics, exact=exact)
+            self.transaction.apply(connection, tables, ledger, rows, report.statistics, exact=exact)
         return True
 
-    def _deduplication(self, state: LedgerState, *, exact: bool) -> Deduplication:
+    def _deduplication(self, ledger: Entries, *, exact: bool) -> Deduplication:
+        """Return what is done to the rows; a `SinkError` refuses a batch that does not fit the ledger."""
         settings = self.settings
         validator = RowValidator(
             settings.key,
@@ -252,6 +275,5 @@ class BatchWrite:
             no_nul=not self.database.takes_nul,
         )
         schema = staged_schema(self.frame, settings.sum_columns)
-        return Deduplication(
-            settings.table, schema, validator, settings.key, settings.sum_columns, state.offsets, exact
-        )
+        below = self.transaction.batch.applied_below(ledger)
+        return Deduplication(settings.table, schema, validator, settings.key, settings.sum_columns, below, exact)

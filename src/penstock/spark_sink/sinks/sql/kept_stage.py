@@ -20,6 +20,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from penstock.spark_sink.sinks.sql.batch_transaction import Tables
+from penstock.spark_sink.sinks.sql.databases.postgresql import name_of
 from penstock.spark_sink.sinks.sql.rows import staging
 
 _log = logging.getLogger("penstock.spark_sink")
@@ -60,7 +61,9 @@ class OpenStage:
     def stage(self) -> sa.Table:
         """Return the staging table, which is empty; it is made where there is none."""
         if self._stage is None:
-            self._stage = staging.create_stage(self.connection, self.prefix, self.schema, self.columns)
+            self._stage = staging.create_stage(
+                self.connection, self.prefix, self.schema, self.columns, self.tables.upsert.checks()
+            )
             self._fingerprint = self._look()
         return self._stage
 
@@ -94,9 +97,8 @@ class OpenStage:
         return self.tables.upsert.target
 
     def _look(self) -> str | None:
-        name = self.connection.dialect.identifier_preparer.format_table
-        stage = "" if self._stage is None else name(self._stage)
-        asked = {"target": name(self._target), "ledger": name(self.tables.ledger), "stage": stage}
+        stage = "" if self._stage is None else name_of(self._stage)
+        asked = {"target": name_of(self._target), "ledger": name_of(self.tables.ledger), "stage": stage}
         with self.connection.begin():
             found: str | None = self.connection.execute(sa.text(_FINGERPRINT), asked).scalar_one()
         return found

@@ -12,6 +12,7 @@ from penstock.database_url import parse_database_url
 from penstock.errors import ConfigurationError
 from penstock.options import names, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
+from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES
 from penstock.spark_sink.sinks.position import POSITION, require_columns, require_position_types
 from penstock.spark_sink.sinks.sink import arrow_schema
 from penstock.spark_sink.sinks.sql.databases.database import Database
@@ -62,6 +63,7 @@ class SqlSinkSettings:
             never are.
         tries: how often a batch is tried in all, over some 20 seconds by default, where the database is away, loses
             the connection, or breaks a deadlock or a conflict of transactions at this batch's cost.
+        max_batch_bytes: most bytes, in Arrow, of a batch that goes through the driver; a larger one is refused.
     """
 
     url: str = field(repr=False)
@@ -79,6 +81,7 @@ class SqlSinkSettings:
     max_connections: int = field(default=16, kw_only=True)
     evolve: bool = field(default=False, kw_only=True)
     tries: int = field(default=8, kw_only=True)
+    max_batch_bytes: int = field(default=MAX_BATCH_BYTES, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the settings; a `ConfigurationError` names a wrong one."""
@@ -107,9 +110,8 @@ class SqlSinkSettings:
             not_empty("schema", self.schema)
             if database.without_schemas is not None:
                 raise ConfigurationError(f"schema is set, but {database.without_schemas} has none; leave it out")
-        positive_int("max_rejects", self.max_rejects)
-        positive_int("max_connections", self.max_connections)
-        positive_int("tries", self.tries)
+        for option in ("max_rejects", "max_connections", "tries", "max_batch_bytes"):
+            positive_int(option, getattr(self, option))
         if self.staging not in ("executors", "driver"):
             raise ConfigurationError(f"staging must be 'executors' or 'driver', but is {self.staging!r}")
 

@@ -1,13 +1,13 @@
 """`SqlSink`: a foreachBatch function whose effect on a table is exactly-once.
 
-Spark may hand a batch over again: after a crash, a lost checkpoint, a retried task. The sink keeps the next offset of
+Spark may hand a batch over again: after a crash, a lost checkpoint, a retried task. The sink keeps the last batch of
 each partition in the database itself (`ledger.sql_ledger`), in the same transaction as the rows (`batch_write`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,14 +17,23 @@ import tenacity
 from penstock.clients.rights import MissingRightError, Right
 from penstock.database_url import parse_database_url
 from penstock.errors import PenstockError, SinkError
-from penstock.spark_sink.ledger.sql_ledger import Owner, ledger_table, read_ledger, require_ledger
-from penstock.spark_sink.sinks.sink import Origin, origin_of
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, unknown
+from penstock.spark_sink.ledger.sql_ledger import (
+    Owner,
+    is_former,
+    ledger_table,
+    lock_ledger,
+    read_ledger,
+    write_ledger,
+)
+from penstock.spark_sink.sinks.planned_offsets import micro_batch
+from penstock.spark_sink.sinks.sink import Origin, origin_of, stored_batches
 from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction
-from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
+from penstock.spark_sink.sinks.sql.batch_write import BatchWrite, carry_over
 from penstock.spark_sink.sinks.sql.databases.errors import LostTaskError, facts_of, is_transient, refused
 from penstock.spark_sink.sinks.sql.databases.rights import is_forbidden
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
-from penstock.spark_sink.source.offsets.planning import Offsets
+from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,19 +58,21 @@ class SqlSink(SqlSinkSettings):
     a batch, and the later batch across batches. Without a key every row is appended.
 
     PostgreSQL is filled from the executors, each of which must reach it and have psycopg; nothing but a report comes
-    to the driver. For SQLite the batch is collected on the driver: bound it with the source's `maxOffsetsPerTrigger`.
-    Values are stored as they are, or not at all: in SQLite decimals of more than 15 digits are texts, and a row with
-    NaN, which it would store as NULL, is refused.
+    to the driver. For SQLite, and with `staging="driver"`, the batch is collected on the driver, up to
+    `max_batch_bytes`: keep it below with the source's `maxOffsetsPerTrigger`. Values are stored as they are, or not at
+    all: in SQLite decimals of more than 15 digits are texts, and a row with NaN, which it would store as NULL, is
+    refused. So is a row whose value a column of PostgreSQL would round, cut or pad, and a time out of the years 1 to
+    9999.
 
     A row that the table refuses ends the batch, and with it the query, unless there are `dead_letters`: then its
     message goes there, the batch goes on, and the table ends as if the message had never been sent. Other rows of it
     are left out too, so that none is there twice when the message is replayed. Dead letters are acknowledged before
     the database commits: a crash in between writes them again.
 
-    A topic that was deleted and made anew begins at offset 0, below its ledger: its rows count as applied
-    until its rows are removed from the ledger table. Rows left out are logged as a warning. The ledger belongs to the
-    query by name, so that several may fill one table; under another name all is stored again. It knows topics by name
-    too: topics of one name on two clusters need a query, or a `ledger_table`, each.
+    Rows that come again are left out, with a warning. A batch that starts above the ledger's end, as after a restore of
+    the database, is refused, and so are rows of an earlier batch and a second frame of one batch. The ledger belongs to
+    the query by name, which is required, so that several may fill one table; under another name all is stored again. It
+    knows topics by name too: topics of one name on two clusters need a query, or a `ledger_table`, each.
     """
 
     def check(self, schema: StructType) -> None:
@@ -71,7 +82,7 @@ class SqlSink(SqlSinkSettings):
             SinkError: they cannot, column by column; or the database cannot be reached.
             MissingRightError: the sink may not write its tables.
         """
-        write = self._batch_write(schema, Origin(self.name or ""), -1)
+        write = self._batch_write(schema, Origin(self.name or ""), Batch(f"table {self.table}", -1))
         try:
             with write.database.session(write.url) as connection, connection.begin():
                 write.prepare(connection)
@@ -91,9 +102,13 @@ class SqlSink(SqlSinkSettings):
             SinkError: the batch cannot be stored; nothing of it was.
             MissingRightError: the same, for want of a right.
         """
-        write = self._batch_write(batch.schema, origin_of(batch, self.name), batch_id)
+        origin = origin_of(batch, self.name)
+        what = micro_batch(batch, batch_id, origin, f"table {self.table}", f"next_offset in table {self.ledger_table}")
+        write = self._batch_write(batch.schema, origin, what)
+        sink = (self.url, self.schema, self.table, self.ledger_table)
         try:
-            self._tries(batch_id)(write.store, batch)
+            with stored_batches.one_call(sink, origin, what):
+                self._tries(batch_id)(write.store, batch)
         except LostTaskError as error:
             raise SinkError(str(error)) from None
         except sa.exc.SQLAlchemyError as error:
@@ -123,14 +138,38 @@ class SqlSink(SqlSinkSettings):
             SinkError: the database cannot be asked.
             MissingRightError: the sink may not read its ledger.
         """
+        return {part: entry.end for part, entry in self._entries(query).items()}
+
+    def ledger_entries(self, query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
+        """Return what the ledger has of some partitions. Raises as `position` does."""
+        known = self._entries(query)
+        return {part: known[part] for part in partitions if part in known}
+
+    def _entries(self, query: str) -> dict[TopicPartition, LedgerEntry]:
         url = parse_database_url(self.url)
         ledger = ledger_table(self.ledger_table, sa.MetaData(), self.schema)
         try:
             with self.database.session(url) as connection, connection.begin():
                 if not sa.inspect(connection).has_table(self.ledger_table, schema=self.schema):
                     return {}
-                require_ledger(connection, ledger)
-                return read_ledger(connection, ledger, Owner(self.name or query, self.table)).offsets
+                owner = Owner(self.name or query, self.table)
+                return read_ledger(connection, ledger, owner, former=is_former(connection, ledger))
+        except sa.exc.SQLAlchemyError as error:
+            raise self._refused(error, self.ledger_table, None) from None  # not chained, as above
+
+    def begin_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
+        """Write where a query begins, in partitions that the ledger does not know. Raises as `position` does."""
+        url, owner = parse_database_url(self.url), Owner(self.name or query, self.table)
+        ledger = ledger_table(self.ledger_table, sa.MetaData(), self.schema)
+        try:
+            with self.database.session(url) as connection, connection.begin():
+                if not sa.inspect(connection).has_table(self.ledger_table, schema=self.schema):
+                    self.database.lock_schema(connection)
+                    ledger.create(connection, checkfirst=True)
+                carry_over(self.database, connection, ledger)
+                known = lock_ledger(connection, self.database.insert, ledger, owner, entries)
+                if new := unknown(known, entries):
+                    write_ledger(connection, ledger, owner, new)
         except sa.exc.SQLAlchemyError as error:
             raise self._refused(error, self.ledger_table, None) from None  # not chained, as above
 
@@ -150,7 +189,7 @@ class SqlSink(SqlSinkSettings):
                 _log.debug("which rights are missing could not be asked", exc_info=True)
         return refused(error, table, url, batch_id)
 
-    def _batch_write(self, schema: StructType, origin: Origin, batch_id: int) -> BatchWrite:
+    def _batch_write(self, schema: StructType, origin: Origin, batch: Batch) -> BatchWrite:
         url = parse_database_url(self.url)
-        transaction = BatchTransaction(self, Owner(origin.query, self.table), batch_id, origin.run)
+        transaction = BatchTransaction(self, Owner(origin.query, self.table), batch, origin.run)
         return BatchWrite(self, url, self.database, self.arrow_frame(schema), transaction)

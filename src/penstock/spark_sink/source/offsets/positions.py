@@ -6,8 +6,8 @@ offsets. What a position means on the logs as they are is settled by `resolve`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 
 from penstock.errors import ConfigurationError, MessageFormatError, SourceError
 from penstock.spark_sink.source.offsets.planning import EARLIEST, LATEST, Offsets, TopicPartition, parse_offsets
@@ -80,6 +80,18 @@ def resolve(
     _require_the_same(option, position, first, "an offset for every partition, -2 for earliest, -1 for latest")
     words = {EARLIEST: first, LATEST: last}
     return {part: words[offset][part] if offset in words else offset for part, offset in position.items()}
+
+
+def restricted(position: Position, partitions: Collection[TopicPartition]) -> Position:
+    """Return a position without what it says of other partitions than these."""
+
+    def of_these(offsets: Offsets) -> Offsets:
+        return {part: offset for part, offset in offsets.items() if part in partitions}
+
+    if isinstance(position, Since):
+        times = position.times_ms
+        return position if isinstance(times, int) else replace(position, times_ms=of_these(times))
+    return position if isinstance(position, str) else of_these(position)
 
 
 def refuse_backwards(starting: Position, ending: Position, start: Offsets, end: Offsets) -> None:

@@ -39,6 +39,7 @@ OPTION_NAMES = (
     "maxRecordsPerPartition",
     "failOnDataLoss",
     "includeHeaders",
+    "timestampOutOfRange",
     "groupIdPrefix",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
@@ -87,6 +88,7 @@ class SourceOptions:
         max_trigger_delay_s: seconds after which a micro-batch begins with fewer than `min_offsets`.
         min_partitions: least number of tasks, or None for one per Kafka partition, where small ones share some.
         max_records_per_partition: most offsets one task reads, or None.
+        null_times: whether a timestamp that Spark cannot hold is NULL; otherwise it ends the task.
         offset_retries: how often the driver asks for offsets again where a broker did not answer.
         offset_retry_interval_s: seconds between two such questions.
         poll_timeout_s: seconds a task waits without any progress before it gives up.
@@ -104,6 +106,7 @@ class SourceOptions:
     max_records_per_partition: int | None
     fail_on_data_loss: bool
     include_headers: bool
+    null_times: bool
     offset_retries: int
     offset_retry_interval_s: float
     poll_timeout_s: float
@@ -141,6 +144,7 @@ class SourceOptions:
             max_records_per_partition=_count("maxRecordsPerPartition", given),
             fail_on_data_loss=_flag("failOnDataLoss", given, default=True),
             include_headers=_flag("includeHeaders", given, default=False),
+            null_times=_flag("timestampOutOfRange", given, default=False, words=("error", "null")),
             offset_retries=_number("fetchOffset.numRetries", given, least=0, default=30),
             offset_retry_interval_s=_number("fetchOffset.retryIntervalMs", given, least=0, default=1_000) / 1000,
             poll_timeout_s=_number("kafkaConsumer.pollTimeoutMs", given, least=1, default=120_000) / 1000,
@@ -245,10 +249,9 @@ def _duration_s(option: str, given: Mapping[str, str], default: str) -> float:
     return int(found[1]) * _UNITS_S[found[2] or "ms"]
 
 
-def _flag(option: str, given: Mapping[str, str], *, default: bool) -> bool:
-    text = given.get(option.lower())
-    if text is None:
-        return default
-    if text.strip().lower() not in ("true", "false"):
-        raise ConfigurationError(f"the option {option} must be true or false, but is {text!r}")
-    return text.strip().lower() == "true"
+def _flag(option: str, given: Mapping[str, str], *, default: bool, words: tuple[str, str] = ("false", "true")) -> bool:
+    """Tell whether an option has the second of its two words."""
+    text = given.get(option.lower(), words[default])
+    if text.strip().lower() not in words:
+        raise ConfigurationError(f"the option {option} must be {words[1]} or {words[0]}, but is {text!r}")
+    return text.strip().lower() == words[1]

@@ -116,4 +116,7 @@ def _others(waiting: list[TopicPartition], stable: Offsets, born_ms: Mapping[Top
 
 
 def _utc(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):  # a producer may claim any time
+        return f"{milliseconds} ms after 1970"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -20,6 +21,21 @@ from penstock.spark_sink.sinks.sql.databases.rights import NeededRights
 
 #: `INSERT` with an `ON CONFLICT` clause, of any dialect that has one.
 InsertStatement = sqlite_dialect.Insert | pg_dialect.Insert
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How a column's staged values get into the table.
+
+    Attributes:
+        written: the column's type in the table, as SQL has it.
+        casts: types by which a value is read, one after the other.
+        kept: the condition under which a staged value is stored as it is; None where each is, or is refused.
+    """
+
+    written: str
+    casts: Sequence[str] = ()
+    kept: sa.ColumnElement[bool] | None = None
 
 
 class Database(ABC):
@@ -62,9 +78,9 @@ class Database(ABC):
     def stage(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
         """Put rows into an existing temporary table."""
 
-    def temporary_table(self, name: str, *columns: sa.Column[Any]) -> sa.Table:
+    def temporary_table(self, name: str, *items: sa.schema.SchemaItem) -> sa.Table:
         """Return a table, not made yet, that ends with the transaction or with the connection."""
-        return sa.Table(name, sa.MetaData(), *columns, prefixes=["TEMPORARY"])
+        return sa.Table(name, sa.MetaData(), *items, prefixes=["TEMPORARY"])
 
     def require_storable(self, frame: pa.Schema, table: str, names: Sequence[str], summed: Collection[str]) -> None:
         """Raise `SchemaMismatchError` where it cannot store such frames whatever the table is.
@@ -76,8 +92,8 @@ class Database(ABC):
         """Return what a table that is made needs beside its columns, of which `summed` are added up."""
         return ()
 
-    def casts(self, connection: sa.Connection, table: sa.Table) -> Mapping[str, str]:
-        """Return the columns whose texts it must be told to read as another type, such as jsonb, with that type."""
+    def conversions(self, connection: sa.Connection, table: sa.Table) -> Mapping[str, Conversion]:
+        """Return how values of the frame get into the columns of an existing table, where that is not plain."""
         return {}
 
     def keeps(self, stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any], *, is_sum: bool) -> bool:
@@ -117,4 +133,4 @@ class Database(ABC):
 
 def is_whole(kind: sa.types.TypeEngine[Any]) -> bool:
     """Tell whether a type of numbers has no fractions."""
-    return isinstance(kind, sa.Integer) or (isinstance(kind, sa.Numeric) and kind.scale == 0)
+    return isinstance(kind, sa.Integer) or (isinstance(kind, sa.Numeric) and kind.scale is not None and kind.scale <= 0)

@@ -17,7 +17,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.pool import NullPool
 
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.sinks.sql.databases.database import Database
+from penstock.spark_sink.sinks.sql.databases.database import Conversion, Database
+from penstock.spark_sink.sinks.sql.databases.postgresql_types import conversions
 from penstock.spark_sink.sinks.sql.databases.rights import NeededRights, require_rights
 
 #: Rows that are CSV text at one time.
@@ -30,13 +31,8 @@ _CONNECT_TIMEOUT_S = 15
 #: Bytes of a name.
 _LONGEST_NAME = 63
 
-#: Types that take a text as it is; into others it must be cast, which reads it.
-_TEXTS = ("text", "character", '"char"', "name")
-
-_COLUMN_TYPES = """
-SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
-WHERE attrelid = to_regclass(:name) AND attnum > 0 AND NOT attisdropped
-"""
+#: Columns that each of its tables has already.
+_SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "cmin", "xmax", "cmax", "tableoid"})
 
 #: Unique indexes that it takes for `ON CONFLICT (columns)`: of all rows, of columns, and checked at once.
 _CONFLICT_TARGETS = """
@@ -89,8 +85,7 @@ class PostgreSql(Database):
         """Copy rows into the table. Only Arrow and the server look at the values, so nothing in them is SQL."""
         names = [str(column.name) for column in table.columns]
         columns = ", ".join(map(_quoted, names))
-        into = ".".join(_quoted(name) for name in (table.schema, table.name) if name is not None)
-        statement = f"COPY {into} ({columns}) FROM STDIN (FORMAT csv)"
+        statement = f"COPY {name_of(table)} ({columns}) FROM STDIN (FORMAT csv)"
         driver = connection.connection.driver_connection
         if driver is None:
             raise sa.exc.ResourceClosedError("the connection was closed before COPY")
@@ -105,12 +100,18 @@ class PostgreSql(Database):
             # COPY goes past SQLAlchemy, so its errors are put in SQLAlchemy's form here.
             raise sa.exc.DBAPIError("COPY", None, error, hide_parameters=True) from error
 
-    def temporary_table(self, name: str, *columns: sa.Column[Any]) -> sa.Table:
+    def temporary_table(self, name: str, *items: sa.schema.SchemaItem) -> sa.Table:
         """Return a table that ends with the transaction: a pooler may give the session to others."""
-        return sa.Table(name, sa.MetaData(), *columns, prefixes=["TEMPORARY"], postgresql_on_commit="DROP")
+        return sa.Table(name, sa.MetaData(), *items, prefixes=["TEMPORARY"], postgresql_on_commit="DROP")
 
     def require_storable(self, frame: pa.Schema, table: str, names: Sequence[str], _summed: Collection[str]) -> None:
-        """Refuse names that it would cut."""
+        """Refuse names that it would cut or that each table has already."""
+        taken = sorted(_SYSTEM_COLUMNS.intersection(frame.names))
+        if taken:
+            raise SchemaMismatchError(
+                f"the frame for table {table} has {', '.join(taken)}, a column that PostgreSQL itself gives each "
+                "table; rename it"
+            )
         long = [name for name in (*names, *frame.names) if len(name.encode()) > _LONGEST_NAME]
         if long:
             raise SchemaMismatchError(
@@ -118,19 +119,28 @@ class PostgreSql(Database):
                 f"{', '.join(long)}; give shorter names"
             )
 
-    def casts(self, connection: sa.Connection, table: sa.Table) -> dict[str, str]:
-        """Return the columns whose texts must be cast; types that it turns into each other by itself need none."""
-        texts = [str(column.name) for column in table.columns if isinstance(column.type, sa.Text)]
-        if not texts:
-            return {}
-        found = connection.execute(sa.text(_COLUMN_TYPES), {"name": _name_of(connection, table)})
-        return {name: kind for name, kind in found if name in texts and not kind.startswith(_TEXTS)}
+    def conversions(self, connection: sa.Connection, table: sa.Table) -> dict[str, Conversion]:
+        """Return how values of the frame get into the columns of a table."""
+        return conversions(connection, name_of(table), table)
+
+    def keeps(self, stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any], *, is_sum: bool) -> bool:
+        """Tell whether a number may be kept; of single values that would be rounded, a CHECK tells.
+
+        A sum of whole numbers or decimals would lose digits in floats, and one of floats in decimals.
+        """
+        if is_sum:
+            return isinstance(stored, sa.Float) == isinstance(arriving, sa.Float) and super().keeps(
+                stored, arriving, is_sum=True
+            )
+        if isinstance(stored, sa.REAL) and isinstance(arriving, sa.Double):
+            return False
+        return super().keeps(stored, arriving, is_sum=False)
 
     def unique_columns(
         self, connection: sa.Connection, _inspector: sa.Inspector, table: sa.Table
     ) -> list[set[str | None]]:
         """Return the columns of the indexes that `ON CONFLICT` takes."""
-        found = connection.execute(sa.text(_CONFLICT_TARGETS), {"name": _name_of(connection, table)})
+        found = connection.execute(sa.text(_CONFLICT_TARGETS), {"name": name_of(table)})
         return [set(columns) for (columns,) in found]
 
     def check_constraints(self, connection: sa.Connection) -> None:
@@ -144,9 +154,9 @@ class PostgreSql(Database):
         require_rights(connection, what, needed, refused=refused)
 
 
-def _name_of(connection: sa.Connection, table: sa.Table) -> str:
-    """Return the name of a table as `to_regclass` reads it."""
-    return connection.dialect.identifier_preparer.format_table(table)
+def name_of(table: sa.Table) -> str:
+    """Return the name of a table as `to_regclass` and COPY read it; SQLAlchemy would double `%`."""
+    return ".".join(_quoted(name) for name in (table.schema, table.name) if name is not None)
 
 
 def _in_utc(connection: sa.Connection) -> None:

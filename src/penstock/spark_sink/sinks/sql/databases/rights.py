@@ -94,11 +94,10 @@ class NeededRights:
         return missing
 
     def ownership(self, connection: sa.Connection) -> list[SqlRight]:
-        """Return the ownership that this role lacks and needs to add columns."""
-        name = _quoted(self.tables[0][0], self.schema)
-        if not self.adds_columns or connection.execute(sa.text(_OWNED), {"name": name}).scalar() is not False:
-            return []
-        return [SqlRight((), "TABLE", name)]
+        """Return the ownership that this role lacks and needs to add columns; those of a former ledger are added."""
+        names = [_quoted(table, self.schema) for table, _ in self.tables[0 if self.adds_columns else 1 :]]
+        owned = {name: connection.execute(sa.text(_OWNED), {"name": name}).scalar() for name in names}
+        return [SqlRight((), "TABLE", name) for name in names if owned[name] is False]
 
 
 def is_forbidden(error: sa.exc.SQLAlchemyError) -> bool:
@@ -123,4 +122,5 @@ def _may(connection: sa.Connection, table: str, operation: str) -> bool:
 
 def _quoted(table: str, schema: str | None) -> str:
     preparer = postgresql.dialect().identifier_preparer  # type: ignore[no-untyped-call] # untyped in the library
-    return ".".join(preparer.quote(one) for one in (schema, table) if one is not None)
+    # What it doubles is for statements with parameters.
+    return ".".join(preparer.quote(one).replace("%%", "%") for one in (schema, table) if one is not None)

@@ -118,8 +118,10 @@ def add_columns(connection: sa.Connection, table: sa.Table) -> None:
 
 
 def _lacking(connection: sa.Connection, table: sa.Table) -> list[sa.Column[Any]]:
-    held = {column["name"] for column in sa.inspect(connection).get_columns(table.name, schema=table.schema)}
-    return [column for column in table.columns if column.name not in held]
+    """Return columns that may be added: not where the table has one whose name differs only in case."""
+    found = sa.inspect(connection).get_columns(table.name, schema=table.schema)
+    held = {column["name"].lower() for column in found}
+    return [column for column in table.columns if str(column.name).lower() not in held]
 
 
 def require_fitting(
@@ -133,8 +135,11 @@ def require_fitting(
     inspector = sa.inspect(connection)
     existing = {column["name"]: column for column in inspector.get_columns(table.name, schema=table.schema)}
     held = [column for column in table.columns if column.name in existing]
+    twins = {name.lower(): f", and has {name}, which differs only in case" for name in existing}
     differences = [
-        f"the table lacks the frame's column {column.name}" for column in table.columns if column.name not in existing
+        f"the table lacks the frame's column {column.name}{twins.get(str(column.name).lower(), '')}"
+        for column in table.columns
+        if column.name not in existing
     ]
     differences += [
         _difference(database, column, existing[column.name]["type"])

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.spark_sink.sinks.position import POSITION
-from penstock.spark_sink.sinks.sql.databases.database import Database
+from penstock.spark_sink.sinks.sql.databases.database import Conversion, Database
 from penstock.spark_sink.sinks.sql.databases.schema import ROW, Named
 
 #: Number of a staged row in the order in which a plain loop would apply it.
@@ -25,7 +25,7 @@ class Upsert:
     Attributes:
         key: columns that identify a row; empty to append.
         delete: column that says whether a row's key is deleted, or None.
-        casts: columns whose texts are read as another type, with its name.
+        conversions: how staged values get into the columns.
     """
 
     database: Database
@@ -33,7 +33,16 @@ class Upsert:
     key: Sequence[str]
     sum_columns: Sequence[str]
     delete: str | None
-    casts: Mapping[str, str] = field(default_factory=dict)
+    conversions: Mapping[str, Conversion] = field(default_factory=dict)
+
+    def checks(self) -> list[sa.CheckConstraint]:
+        """Return what keeps values out of the staging table that the target would change."""
+        return [
+            # A name has 63 bytes at most.
+            sa.CheckConstraint(one.kept, f"{name} kept as {one.written}".encode()[:63].decode(errors="ignore"))
+            for name, one in self.conversions.items()
+            if one.kept is not None
+        ]
 
     def apply(self, connection: sa.Connection, staged: sa.FromClause) -> None:
         """Apply staged rows: append them, or of each key the newest."""
@@ -91,7 +100,10 @@ class Upsert:
         return sa.select(*values, rank).subquery()
 
     def _value(self, staged: sa.FromClause, name: str) -> sa.ColumnElement[Any]:
-        return sa.cast(staged.c[name], Named(self.casts[name])) if name in self.casts else staged.c[name]
+        value: sa.ColumnElement[Any] = staged.c[name]
+        for kind in self.conversions[name].casts if name in self.conversions else ():
+            value = sa.cast(value, Named(kind))
+        return value
 
 
 def numbered(database: Database, connection: sa.Connection, staged: sa.FromClause, name: str) -> tuple[sa.Table, int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.spark_sink.ledger.state import OffsetStatistics
+from penstock.spark_sink.ledger.rules import OffsetStatistics
 from penstock.spark_sink.sinks.position import null_counts, offset_spans, require_position, unapplied
 from penstock.spark_sink.sinks.sql.databases.schema import DIGITS, ROW
 from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected, RowValidator

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import date
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
 
 from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_row, facts_of
+
+#: Days from 1970 to the first and the last day of the years 1 to 9999, and microseconds of a day.
+_FIRST_DAY, _LAST_DAY = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
+_DAY_US = 24 * 60 * 60 * 1_000_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -107,6 +112,8 @@ class RowValidator:
             yield "is part of the key and is NULL", _where(column.is_null())
         if name in self.no_nan and pa.types.is_floating(kind):
             yield "is NaN, which the database does not know", _where(pc.is_nan(column))
+        if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
+            yield "is out of the years 1 to 9999", _out_of_calendar(column)
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             wrong = _not_utf8(column)
             if wrong:
@@ -118,6 +125,13 @@ class RowValidator:
 def _where(condition: pa.Array) -> list[int]:
     found: list[int] = pc.indices_nonzero(condition).to_pylist()
     return found
+
+
+def _out_of_calendar(column: pa.Array) -> list[int]:
+    """Return where a time lies out of the years that Spark, and texts of Arrow, have."""
+    kind, day = (pa.int32(), 1) if pa.types.is_date32(column.type) else (pa.int64(), _DAY_US)
+    numbers = column.view(kind)
+    return _where(pc.or_(pc.less(numbers, _FIRST_DAY * day), pc.greater_equal(numbers, (_LAST_DAY + 1) * day)))
 
 
 def _not_utf8(column: pa.Array) -> list[int]:

@@ -24,14 +24,14 @@ from sqlalchemy.sql.elements import quoted_name
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.errors import SinkError
 from penstock.spark_sink.errors import errors_in
-from penstock.spark_sink.ledger.state import Span
+from penstock.spark_sink.ledger.rules import Span
 from penstock.spark_sink.sinks.frames import cores_of, tasks_of
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.reports import report_schema
 from penstock.spark_sink.sinks.sql.databases.database import Database
 from penstock.spark_sink.sinks.sql.databases.databases import database_of
 from penstock.spark_sink.sinks.sql.databases.errors import LostTaskError, concerns_a_row, is_transient, refused
-from penstock.spark_sink.sinks.sql.databases.schema import columns_of
+from penstock.spark_sink.sinks.sql.databases.schema import ROW, columns_of
 from penstock.spark_sink.sinks.sql.rows.deduplication import BatchStatistics, Deduplication, deduplicated
 from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected, in_halves
 
@@ -116,15 +116,17 @@ class StagingTask:
         """
         statistics = BatchStatistics()
         copied = 0
+        names = [name for name in self.deduplication.schema.names if name != ROW]
         url = sa.make_url(self.url)
         database = database_of(url)
         stage = stage_table(database, self.table, self.schema, self.deduplication.schema)
         try:
-            for piece in deduplicated(self.deduplication, iter(batches), statistics):
+            named = (batch.rename_columns(names) for batch in batches)
+            for piece in deduplicated(self.deduplication, named, statistics):
                 marked = piece.append_column(ATTEMPT, pa.repeat(pa.scalar(attempt, pa.int64()), piece.num_rows))
                 with database.session(url) as connection, connection.begin():
                     if self.deduplication.exact:
-                        copied += _copy_in_halves(database, connection, stage, marked, statistics.rejected, self.most)
+                        copied += copy_in_halves(database, connection, stage, marked, statistics.rejected, self.most)
                     else:
                         database.stage(connection, stage, marked)
                         copied += marked.num_rows
@@ -137,22 +139,28 @@ class StagingTask:
         return copied, statistics, None
 
 
-def _copy_in_halves(  # noqa: PLR0917 - a piece, and where it goes
+def copy_in_halves(  # noqa: PLR0917 - a piece, and where it goes
     database: Database, connection: sa.Connection, stage: sa.Table, rows: pa.Table, rejected: list[Rejected], most: int
 ) -> int:
-    """Copy what the database takes, set the rest aside, and return how many rows were copied."""
-    places = rows.select(["topic", "partition", "offset"])
-    before = len(rejected)
+    """Copy what the database takes, set the rest aside, and return how many rows were copied.
+
+    Where more rows are refused than `most`, it ends there.
+    """
+    places = rows.select(POSITION)
+    copied = 0
 
     def put(first: int, last: int) -> None:
-        database.stage(connection, stage, rows.slice(first - 1, last - first + 1))
+        nonlocal copied
+        count = last - first + 1
+        database.stage(connection, stage, rows.slice(first - 1, count))
+        copied += count
 
     def set_aside(number: int, reason: str) -> bool:
         rejected.append(Rejected(**places.slice(number - 1, 1).to_pylist()[0], reason=reason))
         return len(rejected) <= most
 
     in_halves(connection, rows.num_rows, put, set_aside)
-    return int(rows.num_rows - (len(rejected) - before))
+    return copied
 
 
 def _report_of(attempt: int, facts: Iterable[dict[str, Any]]) -> pa.RecordBatch:
@@ -168,7 +176,7 @@ def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Repo
 
     report = Report()
     try:
-        rows = in_tasks(batch, max_connections).mapInArrow(task, _REPORT).collect()
+        rows = _numbered_columns(in_tasks(batch, max_connections)).mapInArrow(task, _REPORT).collect()
     except PySparkException as error:
         own = next((one for one in errors_in(str(error)) if isinstance(one, SinkError)), None)
         if own is None:
@@ -191,6 +199,13 @@ def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Repo
     return report
 
 
+def _numbered_columns(batch: DataFrame) -> DataFrame:
+    """Return a frame whose columns Spark finds by their names, which it does not where those have dots or backticks."""
+    if any({".", "`"}.intersection(one.name) for one in batch.schema.fields):
+        return batch.toDF(*(str(number) for number in range(len(batch.columns))))
+    return batch
+
+
 def in_tasks(batch: DataFrame, most: int) -> DataFrame:
     """Return a frame's rows in `most` tasks at most, each of which has a connection.
 
@@ -202,13 +217,16 @@ def in_tasks(batch: DataFrame, most: int) -> DataFrame:
     return batch.coalesce(most)
 
 
-def stage_table(database: Database, name: str, schema: str | None, columns: pa.Schema) -> sa.Table:
-    """Return the staging table as SQLAlchemy knows it."""
+def stage_table(
+    database: Database, name: str, schema: str | None, columns: pa.Schema, checks: Iterable[sa.CheckConstraint] = ()
+) -> sa.Table:
+    """Return the staging table as SQLAlchemy knows it; the checks count where it is made."""
     return sa.Table(
         quoted_name(name, quote=True),
         sa.MetaData(),
         *columns_of(database, columns, columns.names),
         sa.Column(ATTEMPT, sa.BigInteger),
+        *checks,
         prefixes=["UNLOGGED"],
         schema=None if schema is None else quoted_name(schema, quote=True),
     )
@@ -219,12 +237,18 @@ def stage_prefix(target: str, ledger: str) -> str:
     return _PREFIX + hashlib.sha256(f"{target}\0{ledger}".encode()).hexdigest()[:12] + "_"
 
 
-def create_stage(connection: sa.Connection, prefix: str, schema: str | None, columns: pa.Schema) -> sa.Table:
+def create_stage(
+    connection: sa.Connection,
+    prefix: str,
+    schema: str | None,
+    columns: pa.Schema,
+    checks: Iterable[sa.CheckConstraint] = (),
+) -> sa.Table:
     """Make a staging table with a new name, locked by this session until it ends or `remove_stage` is called."""
     name = prefix + secrets.token_hex(4)
     with connection.begin():
         connection.execute(sa.select(sa.func.pg_advisory_lock(_lock_number(name))))
-        stage = stage_table(database_of(connection.engine.url), name, schema, columns)
+        stage = stage_table(database_of(connection.engine.url), name, schema, columns, checks)
         stage.create(connection, checkfirst=False)
     return stage
 

@@ -1,0 +1,263 @@
+"""The rules of every ledger: what the rows of a micro-batch are to a sink that has stored batches before.
+
+A ledger has an entry for each query name, target, topic and partition: the offsets that Spark planned for the last
+batch, and which batch that was. All that decides whether a row is stored, left out or refused stands here, without
+Spark and without a database. A batch's own plan is an entry too: it is what the ledger holds once the batch is stored.
+
+A batch ends where it was planned to end, not at its last row: a filter that drops rows moves the ledger all the same.
+Where a plan is not known (Spark Connect, a frame from no stream), `start` is None and `end` follows the last row. Then
+a hole cannot be seen, since filtered and missing rows look alike; all other rules hold.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from penstock.errors import SinkError
+from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
+
+_log = logging.getLogger("penstock.spark_sink")
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """The last batch of a partition, in the ledger of one query and target; or the batch that is to be stored.
+
+    Attributes:
+        end: the next offset.
+        start: where the batch was planned to start. None if the plan was not known, as in ledgers of former versions.
+        topic_id: id of the topic, None if not known.
+        query_id: Spark's id of the query, which survives restarts with a checkpoint. None if not known, or if the entry
+            was written when a query started and no batch has been stored since.
+        batch_id: Spark's number of the batch; None as `query_id`.
+    """
+
+    end: int
+    start: int | None = None
+    topic_id: str | None = None
+    query_id: str | None = None
+    batch_id: int | None = None
+
+    def is_of_query(self, other: LedgerEntry) -> bool:
+        """Tell whether both are of one query, from its checkpoint's point of view."""
+        return self.query_id is not None and self.query_id == other.query_id
+
+    def is_of_topic(self, other: LedgerEntry) -> bool:
+        """Tell whether both may be of one topic: a topic that was deleted and created again has another id."""
+        return self.topic_id is None or other.topic_id is None or self.topic_id == other.topic_id
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The lowest and the highest offset that a batch carries of one partition."""
+
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class OffsetStatistics:
+    """What a batch carries: its rows, each partition's offsets, and how many rows of it are applied already."""
+
+    rows: int = 0
+    spans: dict[TopicPartition, Span] = field(default_factory=dict)
+    applied: dict[TopicPartition, int] = field(default_factory=dict)
+
+    def add(self, part: TopicPartition, span: Span, applied: int) -> None:
+        """Count offsets of a partition, and how many of its rows were applied before."""
+        held = self.spans.get(part, span)
+        self.spans[part] = Span(min(held.first, span.first), max(held.last, span.last))
+        if applied:
+            self.applied[part] = self.applied.get(part, 0) + applied
+
+
+class Rule(Enum):
+    """What a batch is to the ledger, for one partition."""
+
+    #: The ledger knows nothing of the partition: all rows are applied, and the planned start is written down.
+    FIRST = "first"
+    #: The batch goes on where the ledger ends.
+    NEXT = "next"
+    #: The ledger ends within the batch: rows below it are left out, the others are applied.
+    OVERLAP = "overlap"
+    #: The ledger has all of it, whichever run has stored it: nothing changes.
+    REPLAY = "replay"
+    #: The batch starts above the ledger's end: refused.
+    GAP = "gap"
+    #: The source went back because its log is another one: the ledger goes back with it.
+    RECREATED = "recreated"
+    #: The source went back, but not from where the ledger ends: another copy of the query is ahead. Refused.
+    ANOTHER_LOG = "another log"
+    #: The plan is not known: rows below the ledger are left out, or refused where they are late.
+    UNPLANNED = "unplanned"
+
+
+#: The rules in the order in which they are asked; `held` is the ledger's entry, `batch` the batch's plan. The first
+#: whose condition holds counts.
+RULES: Sequence[tuple[Rule, Callable[[LedgerEntry, LedgerEntry], bool]]] = (
+    (Rule.UNPLANNED, lambda _held, batch: batch.start is None),
+    # Before all that compares offsets: a batch in which the source went back lies on both sides of the ledger's end.
+    (Rule.REPLAY, lambda held, batch: batch.is_of_query(held) and _same_plan(held, batch)),
+    (Rule.RECREATED, lambda held, batch: _goes_back(batch) and batch.start == held.end),
+    (Rule.ANOTHER_LOG, lambda held, batch: _goes_back(batch) and _below(held, batch)),
+    # An entry without a start ends behind a last row: what a filter dropped after it is no hole.
+    (Rule.GAP, lambda held, batch: not _below(held, batch) and batch.start != held.end and held.start is not None),
+    (Rule.NEXT, lambda held, batch: not _below(held, batch)),
+    (Rule.REPLAY, lambda held, batch: batch.end <= held.end),
+    (Rule.OVERLAP, lambda _held, _batch: True),
+)
+
+
+def _same_plan(held: LedgerEntry, batch: LedgerEntry) -> bool:
+    # The number alone is not enough: a checkpoint that came back from a backup numbers its batches again.
+    return (held.batch_id, held.start, held.end) == (batch.batch_id, batch.start, batch.end)
+
+
+def _goes_back(batch: LedgerEntry) -> bool:
+    return batch.start is not None and batch.end < batch.start
+
+
+def _below(held: LedgerEntry, batch: LedgerEntry) -> bool:
+    return batch.start is not None and batch.start < held.end
+
+
+def rule_of(held: LedgerEntry | None, batch: LedgerEntry) -> Rule:
+    """Return what a batch is to the ledger's entry of a partition."""
+    if held is None:
+        return Rule.FIRST
+    return next(rule for rule, holds in RULES if holds(held, batch))
+
+
+def unknown(
+    ledger: Mapping[TopicPartition, LedgerEntry], begin: Mapping[TopicPartition, LedgerEntry]
+) -> dict[TopicPartition, LedgerEntry]:
+    """Return those entries of a query's beginning whose topic and partition the ledger does not know."""
+    return {part: entry for part, entry in begin.items() if part not in ledger or not entry.is_of_topic(ledger[part])}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A micro-batch as its sink meets it. Picklable.
+
+    Attributes:
+        target: what it is stored in, as errors name it.
+        batch_id: Spark's number of it.
+        query_id: Spark's id of its query, None if not known.
+        planned: the first offset of each partition, and the one behind the last; empty if the plan is not known.
+        entry: how a user finds a partition's entry in the ledger, to skip a hole on purpose.
+    """
+
+    target: str
+    batch_id: int
+    query_id: str | None = None
+    planned: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+    entry: str = "the ledger's entry"
+
+    def applied_below(self, ledger: Mapping[TopicPartition, LedgerEntry]) -> Offsets:
+        """Return the offsets below which rows are applied already; a partition that is not in it has none.
+
+        Raises `SinkError` for a partition whose rows cannot be applied at all: before any of them is touched.
+        """
+        rules = {part: self._accepted(part, held, self._plan(part, None)) for part, held in ledger.items()}
+        return {part: held.end for part, held in ledger.items() if rules[part] is not Rule.RECREATED}
+
+    def entries_after(
+        self, ledger: Mapping[TopicPartition, LedgerEntry], spans: Mapping[TopicPartition, Span]
+    ) -> dict[TopicPartition, LedgerEntry]:
+        """Return the entries that change when the batch is stored, whose rows have these spans.
+
+        Raises `SinkError` for rows that belong to an earlier batch, and as `applied_below`.
+        """
+        changed: dict[TopicPartition, LedgerEntry] = {}
+        taken_for_stored = []
+        for part in sorted(self.planned.keys() | spans.keys()):
+            held, batch, span = ledger.get(part), self._plan(part, spans.get(part)), spans.get(part)
+            rule = self._accepted(part, held, batch)
+            if span is not None:
+                self._refuse_late(part, held, batch, span)
+            if held is None or rule is Rule.RECREATED:
+                changed[part] = batch
+            elif batch.end > held.end or (rule is Rule.NEXT and held.start is None):
+                changed[part] = replace(batch, topic_id=held.topic_id)
+            if held is None and self.batch_id > 0 and batch.start:
+                taken_for_stored.append(f"{part[0]}[{part[1]}] below offset {batch.start}")
+        if taken_for_stored:
+            known = ", ".join(taken_for_stored)
+            _log.warning("batch %d: the ledger of %s takes for stored: %s", self.batch_id, self.target, known)
+        return changed
+
+    def moves(self, ledger: Mapping[TopicPartition, LedgerEntry]) -> set[TopicPartition]:
+        """Return the planned partitions of which the ledger's entry may change, rows or not."""
+        return {
+            part
+            for part, (start, end) in self.planned.items()
+            if start != end or part not in ledger or ledger[part].start is None
+        }
+
+    def _plan(self, part: TopicPartition, span: Span | None) -> LedgerEntry:
+        start, end = self.planned.get(part, (None, 0 if span is None else span.last + 1))
+        return LedgerEntry(end, start, None, self.query_id, self.batch_id)
+
+    def _accepted(self, part: TopicPartition, held: LedgerEntry | None, batch: LedgerEntry) -> Rule:
+        """Return the rule of a partition, or raise `SinkError` where it refuses the batch."""
+        rule = rule_of(held, batch)
+        if held is None or rule not in {Rule.GAP, Rule.ANOTHER_LOG}:
+            return rule
+        place = f"{part[0]}[{part[1]}]"
+        if rule is Rule.GAP:
+            raise SinkError(
+                f"batch {self.batch_id} starts at offset {batch.start} of {place}, but {self.target} holds only what "
+                f"lies below {held.end}: offsets {held.end} to {(batch.start or 0) - 1} would be missing, for example "
+                "because the target was restored from a backup; to store them as well, start the query by start_sink "
+                "with a new checkpoint_location: it begins where the ledger ends, if Kafka still holds them; to go on "
+                f"without them, set {self.entry} of {place} to {batch.start}"
+            )
+        raise SinkError(
+            f"batch {self.batch_id} goes back from offset {batch.start} of {place} to {batch.end}, as the topic was "
+            f"created again or its log was cut, but {self.target} was filled up to {held.end} by another copy of the "
+            f"query; stop one, remove the ledger's entries of {part[0]} and start the other with a new checkpoint"
+        )
+
+    def _refuse_late(self, part: TopicPartition, held: LedgerEntry | None, batch: LedgerEntry, span: Span) -> None:
+        """Raise `SinkError` for rows of an earlier batch, which an operator has held back: the ledger is past them."""
+        offset, remedy = span.first, "keep it out of the query, and aggregate behind the sink"
+        if batch.start is not None:
+            if span.first >= batch.start:
+                offset = span.last
+            is_late, where = not batch.start <= offset < batch.end, f"it was planned from {batch.start} to {batch.end}"
+        elif held is not None:
+            is_late = offset < held.end and _is_later(held, batch)
+            where = f"batch {held.batch_id} has stored what lies below {held.end}"
+            remedy += (
+                "; or the topic was created again: remove its entries from the ledger; or the checkpoint came back "
+                "from a backup: give the query a new one"
+            )
+        else:
+            return
+        if is_late:
+            raise SinkError(
+                f"batch {self.batch_id} for {self.target} holds a row of {part[0]}[{part[1]}] offset {offset}, but "
+                f"{where}: an operator with state (a window, a join of streams, dropDuplicates) holds rows back, or "
+                f"the frame has rows of another source: {remedy}"
+            )
+
+
+def _is_later(held: LedgerEntry, batch: LedgerEntry) -> bool:
+    """Tell whether a batch comes after the one of the ledger, in the numbers of one query."""
+    return batch.is_of_query(held) and (batch.batch_id or 0) > (held.batch_id if held.batch_id is not None else -1)
+
+
+def warn_left_out(batch_id: int, target: str, statistics: OffsetStatistics) -> None:
+    """Warn of the rows of a batch that are left out because they were applied before."""
+    if statistics.applied:
+        _log.warning(
+            "batch %d: %d of %d rows for %s were applied before and are left out (%s)",
+            batch_id,
+            sum(statistics.applied.values()),
+            statistics.rows,
+            target,
+            ", ".join(f"{topic}[{partition}]" for topic, partition in sorted(statistics.applied)),
+        )
