@@ -69,7 +69,8 @@ def main(servers: str, topic: str, folder: Path, canary: str, *sinks: str) -> No
             **options, subscribe=topic, startingOffsets="earliest", **{"kafka.isolation.level": "read_uncommitted"}
         )
         .load()
-        .writeStream.foreachBatch(look)
+        .writeStream.queryName("secrets")
+        .foreachBatch(look)
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
         .start()
