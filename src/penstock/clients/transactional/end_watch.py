@@ -32,6 +32,9 @@ _ANSWERED = (
 #: A connection that carried requests ended: positions that were on it are sent again, and may arrive a second time.
 _WAS_UP = "in state UP"
 _COMMITTED = "committed"
+#: Seconds after which a broker that stood still knows that others lead in its place: until then it tells what was, and
+#: that a transaction is not to be found there says nothing.
+SURE_S = 3.0
 #: Seconds that an end may take which the library does not speak of, so that it passes for known.
 _SILENT_S = 0.1
 

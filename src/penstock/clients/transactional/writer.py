@@ -43,7 +43,7 @@ _log = logging.getLogger("penstock.transactions")
 #: Seconds for each of the calls that end a transaction, on brokers that are well.
 _END_S = 5.0
 #: The call that ignores its time-out while the coordinator of a group is away, and seconds that it is given.
-_IGNORES_TIME = "send_offsets_to_transaction"
+SENDS_POSITIONS = "send_offsets_to_transaction"
 _STANDS_S = 2.5
 #: Seconds for what is under way when a transaction fails, before it is aborted: one that arrives behind the marker of
 #: the abort would begin another transaction, at brokers before 4.0.
@@ -168,7 +168,7 @@ class TransactionalWriter:
     @property
     def is_stuck(self) -> bool:
         """Whether it is in the call that ignores its time-out while a group has no coordinator (librdkafka#5456)."""
-        return self._doing == _IGNORES_TIME and self._now() - self._doing_since > self._pace.limit(_STANDS_S)
+        return self._doing == SENDS_POSITIONS and self._now() - self._doing_since > self._pace.limit(_STANDS_S)
 
     @property
     def producer(self) -> Producer:
@@ -356,7 +356,7 @@ class TransactionalWriter:
             look(waited_s)
             if waited_s - stored_s > limit_s and not self.blame.cause:
                 self._stalled(f"nothing more was stored within {limit_s:g} s", left)
-        if self.blame.silent and waited_s - stored_s <= limit_s:
+        if self.blame.silent and stored_s > waited_s / 2:
             # It went on, and was too slow as a whole.
             self.blame.silent.clear()
             self._pace.note(self._now() - self._begun)
@@ -404,7 +404,7 @@ class TransactionalWriter:
 
     def send_positions(self, positions: list[TopicPartition], group_metadata: Any) -> None:
         """Make positions of a consumer group part of the transaction, or raise `KafkaException`."""
-        self._step(_IGNORES_TIME)
+        self._step(SENDS_POSITIONS)
         try:
             self.producer.send_offsets_to_transaction(positions, group_metadata, self._pace.limit(_END_S))
         finally:

@@ -36,7 +36,7 @@ from penstock.clients.bounded_calls import NotAnsweredError
 from penstock.clients.cluster import Clock, Cluster
 from penstock.clients.kafka_errors import code_of, is_missing_right, is_rebalancing, reason
 from penstock.clients.rights import THIS_CLIENT
-from penstock.clients.transactional.end_watch import UnknownEndError
+from penstock.clients.transactional.end_watch import SURE_S, UnknownEndError
 from penstock.clients.transactional.errors import IdLostError, NotOpenedError
 from penstock.consumer.assignments import Assignment, ConsumerLane, Item
 from penstock.consumer.handlers.results import Result
@@ -51,8 +51,7 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two tries of what failed for no message's fault.
 _AGAIN_S = 0.2
-#: Seconds between two answers that a transaction in doubt was not committed, and the most that one may take.
-_SURE_S = 3.0
+#: Seconds that an answer may take which says that a transaction in doubt was not committed.
 _QUICK_S = 1.0
 #: Seconds between two log lines about failures of one kind.
 _LOG_AGAIN_S = 10.0
@@ -248,7 +247,7 @@ class TransactionalPublisher:
         try:
             self._runner.require_open(apart=self._apart)
             if not self._is_settled():
-                self._again_at = self._clock.monotonic() + _SURE_S
+                self._again_at = self._clock.monotonic() + SURE_S
                 return
             # Read first: of a partition that goes away from here on, the group's generation is over then. The next one
             # would let this member commit what is another's.
@@ -314,8 +313,8 @@ class TransactionalPublisher:
             self._note_committed(doubt)
             return True
         now = self._clock.monotonic()
-        if ours and (self._denied_at is None or now - begun > _QUICK_S or now < self._denied_at + _SURE_S):
-            self._denied_at = self._denied_at or now
+        if ours and (self._denied_at is None or now - begun > _QUICK_S or now < self._denied_at + SURE_S):
+            self._denied_at = now if self._denied_at is None else self._denied_at
             return False
         self._doubt = None
         return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MessageFormatError
@@ -48,9 +49,18 @@ def planned_offsets(frame: DataFrame, batch_id: int, origin: Origin) -> Planned:
         starts = {source.toString(): planned.start().json() for source, planned in _pairs(context.newData())}
         ends = [(starts.get(source.toString(), end.json()), end.json()) for source, end in _pairs(context.endOffsets())]
     except Exception:  # noqa: BLE001 - another version of Spark, or no JVM: rows say what they can
+        _warn_of_unknown_plans()
         _log.debug("the planned offsets of batch %d are not known", batch_id, exc_info=True)
         return {}
     return merged(ends)
+
+
+@cache
+def _warn_of_unknown_plans() -> None:
+    _log.warning(
+        "Spark does not say which offsets it has planned for a batch: sinks go by the rows they get, and cannot see "
+        "where some are missing; versions 4.2 and 4.3 are known to tell"
+    )
 
 
 def _pairs(scala_map: Any) -> list[tuple[Any, Any]]:

@@ -25,7 +25,7 @@ from penstock.clients.transactional.errors import GivenUpError, NotOpenedError
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.pace import Pace
 from penstock.clients.transactional.producer_settings import DELIVERY_S
-from penstock.clients.transactional.writer import PublicationSpans, TransactionalWriter, Written
+from penstock.clients.transactional.writer import SENDS_POSITIONS, PublicationSpans, TransactionalWriter, Written
 from penstock.errors import PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.coordinator.state.pending.pending import Pending, size_of
@@ -156,6 +156,11 @@ class Publisher:
         return self._writer.is_spent
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether it is in the call that ignores its time-out."""
+        return self._writer.is_stuck
+
+    @property
     def is_outpaced(self) -> bool:
         """Whether it was made for quicker brokers."""
         return self._writer.is_outpaced
@@ -252,7 +257,7 @@ class Publisher:
             return [group_right(self._topics.coordinators)]
         if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             return [self._ids_right]
-        if doing == "send_offsets_to_transaction":
+        if doing == SENDS_POSITIONS:
             # Who commits a position in a topic has to be allowed to read it. Which one it was stands in the text alone.
             logs = self._positioned()
             named = [log for log in logs if f"{log}(" in reason(error)]

@@ -23,6 +23,7 @@ from confluent_kafka import KafkaException
 
 from penstock.clients.bounded_calls import CLOSE_S, Call, Disposable, LeftBehind
 from penstock.clients.kafka_errors import reason
+from penstock.clients.transactional.end_watch import SURE_S
 from penstock.clients.transactional.errors import IdLostError
 from penstock.clients.transactional.pace import Pace
 from penstock.errors import StoppedError
@@ -40,17 +41,12 @@ _log = logging.getLogger("penstock.transactions")
 
 #: Seconds within which a Kafka transaction has to go on where brokers are well; then its thread is left behind.
 PUBLISH_LIMIT_S = 6.0
-#: The call that ignores its time-out while the group's coordinator is away (confluentinc/librdkafka#5456), and seconds.
-_IGNORES_TIME = "send_offsets_to_transaction"
-_STANDS_S = 2.5
 #: Seconds that opening may take, and reading what became of the last transaction.
 OPEN_LIMIT_S = 25.0
 #: Seconds for which an id is asked for that the broker cannot free, at first; twice as many for each id that was lost:
 #: a slow broker only needs longer. And the most.
 _FREE_S = 1.0
 _MOST_FREE_S = 8.0
-#: Seconds after which a leader that stood still knows that others went on without it.
-SURE_S = 3.0
 #: Seconds after which a call is named in the log and in what operators see.
 SLOW_S = 2.0
 #: Seconds until opening is tried again after a failure.
@@ -193,7 +189,7 @@ class PublisherSlot:
         publisher = self._publisher
         assert publisher is not None  # noqa: S101 - it publishes
         stands_s = time.monotonic() - max(call.since, publisher.since)
-        if stands_s < self._pace.limit(_STANDS_S if publisher.doing == _IGNORES_TIME else PUBLISH_LIMIT_S):
+        if stands_s < self._pace.limit(PUBLISH_LIMIT_S) and not publisher.is_stuck:
             return None
         self._pace.note(call.age_s)
         text = (
