@@ -39,6 +39,8 @@ class ClientLog:
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock
+        #: The level of lines about a connection.
+        self.connections = logging.WARNING
         # Guards what follows.
         self._lock = threading.Lock()
         # By what a line says: when one went on, and how many were left out since.
@@ -61,7 +63,7 @@ class ClientLog:
         if level >= logging.WARNING:
             cause, is_connection = cause_of(said), kind in _CONNECTION
             remedy = cause.remedy or ("it tries again" if is_connection else "")
-            level = logging.WARNING if is_connection else level
+            level = self.connections if is_connection else level
             text, arguments = "a Kafka client says: %s", (f"{cause.words}; {remedy}" if remedy else cause.words,)
         if left_out:
             text, arguments = f"{text} (and %d more like it, left out)", (*arguments, left_out)
@@ -80,3 +82,7 @@ class ClientLog:
             if len(self._said) > _MOST_KINDS:
                 self._said.popitem(last=False)
         return left_out
+
+
+#: Shared by all clients: what they say of one broker is the same.
+client_log = ClientLog(logging.getLogger("penstock.kafka"))

@@ -22,6 +22,8 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
+from penstock.clients.client_log import client_log
+
 _log = logging.getLogger("penstock.clients.ending")
 
 #: Seconds for which whoever dropped or found the client may still refer to it, and between two looks.
@@ -76,6 +78,8 @@ def _close_what_is_left() -> None:
         time.sleep(_LOOK_S)
     else:
         return
+    # They say now that brokers which were stopped before them are gone, and nobody works with them any more.
+    client_log.connections = logging.INFO
     clients = list(living)
     threads = [threading.Thread(target=_close, args=(one,), daemon=True) for one in clients]
     for thread in threads:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -11,7 +10,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka import admin as kafka_admin
 
 from penstock.clients.causes import ClientWords
-from penstock.clients.client_log import ClientLog
+from penstock.clients.client_log import client_log
 from penstock.clients.ending import DestroyedElsewhere, living
 from penstock.clients.kafka_errors import reason
 from penstock.clients.kinds import REPLICATION_FACTOR, Kind
@@ -49,9 +48,6 @@ _UNSECURED = "enable.sasl.oauthbearer.unsecure.jwt"
 _LONGEST_RECONNECT_MS = 1_000
 #: Milliseconds after which an admin client asks anew who leads a partition.
 _LEADERS_AGE_MS = 3_000
-
-#: Shared by all clients: what they say of one broker is the same.
-client_log = ClientLog(logging.getLogger("penstock.kafka"))
 
 
 class ClientRefusedError(ConfigurationError):
