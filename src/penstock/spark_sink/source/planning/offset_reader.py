@@ -37,8 +37,9 @@ from penstock.spark_sink.source.options.options import SourceOptions
 
 #: Seconds that records which only explain a wait may take to arrive, all together.
 _RECORDS_TIMEOUT_S = 2.0
-#: Seconds for one question for offsets: a leader that is gone does not answer, and the next one goes to its successor.
-_OFFSETS_TIMEOUT_S = 3.0
+#: Seconds for one question of a running query: a broker that is gone does not answer, and the next question goes to
+#: another one.
+_QUESTION_TIMEOUT_S = 3.0
 #: The name of a setting in the client library's complaints.
 _NAMED = re.compile(r"\b(?:ssl|sasl|security|enable|fetch|socket|[a-z]+)(?:\.[a-z_]+)+\b")
 
@@ -116,15 +117,16 @@ class OffsetReader:
         if names is None:
             names = frozenset(filter(selection.covers, partition_counts(self._admin, servers)))
         asked = names | expected
+        timeout_s = _QUESTION_TIMEOUT_S if expected else CONNECT_TIMEOUT_S
 
         def ask() -> tuple[dict[str, Any], dict[str, KafkaException]]:
-            found, refused = described(self._admin, asked, CONNECT_TIMEOUT_S, with_operations=True)
+            found, refused = described(self._admin, asked, timeout_s, with_operations=True)
             # Numbers below zero are the client's own errors: no broker has said anything.
             if refused and not found and all(error.args[0].code() < 0 for error in refused.values()):
                 raise next(iter(refused.values()))
             return found, refused
 
-        found, refused = first_answer(self._admin, servers, CONNECT_TIMEOUT_S, ask)
+        found, refused = first_answer(self._admin, servers, timeout_s, ask)
         for name in [name for name, one in found.items() if _may_only_be_seen(one)]:
             # Planned all the same, its tasks would fail one after the other.
             del found[name]
@@ -206,7 +208,7 @@ class OffsetReader:
         futures = self._admin.list_offsets(
             {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
             isolation_level=mine if isolation is None else isolation,
-            request_timeout=_OFFSETS_TIMEOUT_S,
+            request_timeout=_QUESTION_TIMEOUT_S,
         )
         refused = None
         for part, future in futures.items():
