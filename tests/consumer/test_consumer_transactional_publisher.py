@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from penstock.clients.transactional.end_watch import UnknownEndError
+from penstock.clients.transactional.errors import GivenUpError
 from penstock.consumer import handler
 from penstock.consumer.assignments import Assignment, Fetch, Item
 from penstock.consumer.handlers.results import Result
@@ -146,10 +147,15 @@ def test_a_broker_that_tells_what_was_is_not_believed_before_results_are_written
     assert stepped.publisher.handled == 1
 
 
-def test_nobody_is_asked_about_a_transaction_of_which_the_broker_said_that_it_is_committed() -> None:
+@pytest.mark.parametrize(
+    "known",
+    [UnknownEndError("its end was sent more than once", is_committed=True), GivenUpError("its end had not begun")],
+)
+def test_nobody_is_asked_about_a_transaction_of_which_it_is_known_how_it_ends(known: Exception) -> None:
     stepped = Stepped()
     stepped.runner.committed = lambda _: pytest.fail("asked")  # type: ignore[method-assign] # as it says
-    stepped.runner.faults = [UnknownEndError("its end was sent more than once", is_committed=True)]
+    stepped.runner.takes_effect = isinstance(known, UnknownEndError)
+    stepped.runner.faults = [known]
     stepped.submit(b"1")
 
     stepped.transact()

@@ -21,4 +21,4 @@ class NotOpenedError(PenstockError):
 
 
 class GivenUpError(PenstockError):
-    """The owner of the writer gave the transaction up before its end began: it comes to nothing."""
+    """The owner of a writer gave its transaction up before its end had begun: it comes to nothing."""

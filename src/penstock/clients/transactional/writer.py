@@ -166,6 +166,11 @@ class TransactionalWriter:
         self._tell_step(name)
 
     @property
+    def doing(self) -> str:
+        """The call of the library that it is in, or was in last. Any thread."""
+        return self._doing
+
+    @property
     def is_stuck(self) -> bool:
         """Whether it is in the call that ignores its time-out while a group has no coordinator (librdkafka#5456)."""
         return self._doing == SENDS_POSITIONS and self._now() - self._doing_since > self._pace.limit(_STANDS_S)

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from penstock.clients.bounded_calls import Disposable, LeftBehind, NotAnsweredError
 from penstock.clients.cluster import Cluster
 from penstock.clients.transactional.end_watch import UnknownEndError
-from penstock.clients.transactional.errors import NotOpenedError
+from penstock.clients.transactional.errors import GivenUpError, NotOpenedError
 from penstock.clients.transactional.faults import is_forbidden
 from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.consumer.publishing.result_publisher import Unpublished
@@ -73,8 +73,17 @@ class TransactionRunner:
         )
 
     def run(self, transaction: Transaction, group_metadata: Any) -> None:
-        """Write, add the positions as of the group's generation, commit."""
-        self._call("a transaction", partial(self._run, transaction, group_metadata))
+        """Write, add the positions as of the group's generation, commit.
+
+        `GivenUpError`: it did not get as far as its end in time, and never will. `NotAnsweredError`: nobody knows.
+        """
+        writer = self._writer
+        try:
+            self._call("a transaction", partial(self._run, transaction, group_metadata))
+        except NotAnsweredError as error:
+            if writer is None or not writer.give_up():
+                raise
+            raise GivenUpError(f"{error} in {writer.doing}") from error
 
     def _run(self, transaction: Transaction, group_metadata: Any) -> None:
         writer = self._writer

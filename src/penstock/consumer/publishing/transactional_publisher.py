@@ -37,7 +37,7 @@ from penstock.clients.cluster import Clock, Cluster
 from penstock.clients.kafka_errors import code_of, is_missing_right, is_rebalancing, reason
 from penstock.clients.rights import THIS_CLIENT
 from penstock.clients.transactional.end_watch import SURE_S, UnknownEndError
-from penstock.clients.transactional.errors import IdLostError, NotOpenedError
+from penstock.clients.transactional.errors import GivenUpError, IdLostError, NotOpenedError
 from penstock.consumer.assignments import Assignment, ConsumerLane, Item
 from penstock.consumer.handlers.results import Result
 from penstock.consumer.publishing.outlet import Delivered
@@ -49,6 +49,8 @@ from penstock.offsets import CommitPoint
 
 _log = logging.getLogger(__name__)
 
+#: What a transaction fails with, beside what the client library raises.
+_FAILURES = (GivenUpError, NotAnsweredError, UnknownEndError, NotOpenedError, IdLostError)
 #: Seconds between two tries of what failed for no message's fault.
 _AGAIN_S = 0.2
 #: Seconds that an answer may take which says that a transaction in doubt was not committed.
@@ -260,7 +262,7 @@ class TransactionalPublisher:
             if transaction.inside or transaction.positions:
                 self._runner.run(transaction, metadata)
                 self._note_committed(transaction)
-        except (NotAnsweredError, UnknownEndError, NotOpenedError, IdLostError, KafkaException, BufferError) as error:
+        except (*_FAILURES, KafkaException, BufferError) as error:
             self._note_failed(transaction, error)
 
     def _next(self) -> Transaction:
@@ -348,7 +350,7 @@ class TransactionalPublisher:
             _log.info("%s: its producer is replaced", error)
             return
         if transaction is not None:
-            # What is left behind may return, and go on to the commit, until a successor has taken its id.
+            # What is left behind in its end may return, and be committed, until a successor has taken its id.
             if isinstance(error, UnknownEndError | NotAnsweredError):
                 self._doubt, self._denied_at = transaction, None
             elif isinstance(error, KafkaException | BufferError):
