@@ -7,13 +7,16 @@ Partitions are recovered beside it (`recovery.recoveries`).
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from penstock import clients
+from penstock.clients.bounded_calls import CLOSE_S, end_within
 from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
 from penstock.clients.reading import reading_settings
 from penstock.clients.rights import Operation, group_right, topic_right
@@ -26,8 +29,13 @@ from penstock.transactions.coordinator.recovery.recovered_partition import Recov
 from penstock.transactions.coordinator.recovery.recoveries import Recoveries
 from penstock.transactions.wire.topics import StoreTopics
 
+_log = logging.getLogger("penstock.transactions")
+
 #: What the client says when brokers go away.
 _CUT_OFF = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - public constants look so
+#: Seconds after a lost connection in which a member that is shut out comes back. Once in that time, for another process
+#: that has its name shuts it out again.
+_COMES_BACK_S = 60.0
 #: Seconds that a rebalance may take, if the session is not longer.
 _REBALANCE_S = 10.0
 #: Heartbeats in the time of a session: by its next one a member hears that another's partitions are to be shared.
@@ -68,6 +76,8 @@ class Membership:
         self.owned: dict[int, HalfPartition] = {}
         # Whether a connection to a broker was lost since somebody asked. The coordinator's thread serves the callback.
         self._was_cut_off = False
+        # When one was lost last, and when this member came back after it was shut out.
+        self._cut_off_at = self._came_back_at = -_COMES_BACK_S
         # The user's own.
         self._error_cb: Callable[[KafkaError], object] | None = config.get("error_cb")
         member: dict[str, Any] = {
@@ -99,7 +109,8 @@ class Membership:
             "enable.partition.eof": False,
         }
         settings = reading_settings(config, topics.coordinators, "read_uncommitted", reader)
-        self._member = clients.consumer(bootstrap_servers, member)
+        self._make_member = partial(clients.consumer, bootstrap_servers, member)
+        self._member = self._make_member()
         #: The logs of the partitions owned.
         self.logs = LogReader(lambda: clients.consumer(bootstrap_servers, settings), topics)
 
@@ -118,15 +129,30 @@ class Membership:
         error = message.error() if message is not None else None
         # A fenced static member hears of it in a message whose error is not marked fatal.
         if error is not None and (error.fatal() or error.code() == KafkaError._FATAL):  # noqa: SLF001 - the library's public constants look so
-            raise PenstockError(
-                f"the coordinator is shut out of {self._topics.coordinators}: {reason(error)}; "
-                "each coordinator that runs needs an instance name of its own"
-            )
+            self._shut_out(f"the coordinator is shut out of {self._topics.coordinators}: {reason(error)}")
+            return
         if error is not None and is_missing_right(error):
             self._report_lacking(error)
         for number, recovered in self.recoveries.found(time.monotonic()):
             self.owned[number] = self._own(number, recovered)
             self.logs.add(number, recovered.half_position, recovered.op_position)
+
+    def _shut_out(self, what: str) -> None:
+        """Come back, or raise `PenstockError` where another process has the instance name.
+
+        When the node goes that coordinates the group, the next one may know of a join of this member whose answer never
+        came, and shuts it out for its own sake (Kafka 4.3, librdkafka 2.16, seen). A client that was shut out is of no
+        use any more: another one joins, which owns nothing yet.
+        """
+        now = time.monotonic()
+        if now - self._cut_off_at > _COMES_BACK_S or now - self._came_back_at < _COMES_BACK_S:
+            raise PenstockError(f"{what}; each coordinator that runs needs an instance name of its own")
+        _log.warning("%s, soon after a connection was lost: it joins again", what)
+        self._came_back_at = now
+        fenced, self._member = self._member, self._make_member()
+        self._forget([*self.owned, *self.recoveries.partitions])
+        end_within(CLOSE_S, f"closing a member of {self._topics.coordinators}", fenced.close)
+        self.join()
 
     def _report_lacking(self, error: KafkaError) -> None:
         is_group = concerns_a_group(error)
@@ -140,7 +166,7 @@ class Membership:
 
     def _hear(self, error: KafkaError) -> None:
         if error.code() in _CUT_OFF:
-            self._was_cut_off = True
+            self._was_cut_off, self._cut_off_at = True, time.monotonic()
         if self._error_cb is not None:
             self._error_cb(error)
 
@@ -164,8 +190,13 @@ class Membership:
         self.recoveries.begin(place.partition for place in partitions)
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        for place in partitions:
-            self.recoveries.forget(place.partition)
-            if self.owned.pop(place.partition, None) is not None:
-                self.logs.remove(place.partition)
+        if consumer is not self._member:
+            return  # it was shut out, and closes on a thread of its own: what it had is forgotten already
+        self._forget(place.partition for place in partitions)
         consumer.incremental_unassign(partitions)
+
+    def _forget(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self.recoveries.forget(number)
+            if self.owned.pop(number, None) is not None:
+                self.logs.remove(number)
