@@ -255,6 +255,15 @@ class Publishers:
             found.append(Seen(message.key() or b"", int(number), int(part), writer, call))
         return found
 
+    def fed_twice(self) -> list[int]:
+        """Return the numbers that the topics hold twice which members read: their results may be there twice."""
+        read = (
+            one for topic in ("singles", "batched") for one in read_all(self.servers, self.names[topic], timeout=240)
+        )
+        return sorted(
+            int(n) for n, times in Counter((one.value() or b"").split()[0] for one in read).items() if times > 1
+        )
+
     def batches(self) -> list[SeenBatch]:
         """Return the lists of what is in batches that are visible."""
         found = []

@@ -139,7 +139,8 @@ def test_nobody_stands_still_for_much_longer_than_plain_clients_whatever_happens
         stopping.set()
         listing.join(60)
 
-        assert work.finish() == []
+        wrong = work.finish()
     print(f"tx ls: {max(slow):.1f} s at most of {len(slow)}")  # noqa: T201 - as above
+    assert wrong == [], "\n".join(wrong)
     assert too_long == []
     assert max(slow) < LONGER_S

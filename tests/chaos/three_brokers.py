@@ -191,7 +191,8 @@ class AtWork:
                 member.terminate()
         self.publishers.finish(180)
         seen, batches = self.publishers.seen(), self.publishers.batches()
-        wrong += faults_of_exactly_once(seen, batches, self.publishers.fed_count, KEYS)
+        if of_results := faults_of_exactly_once(seen, batches, self.publishers.fed_count, KEYS):
+            wrong += [*of_results, f"fed twice: {self.publishers.fed_twice()}"]
         for name, transfer in self.transfers.items():
             target, sent = f"{name}-target", transfer.sent
             with contextlib.suppress(AssertionError):
