@@ -154,7 +154,7 @@ def test_a_kept_producer_whose_id_another_has_taken_is_shut_out_and_its_rows_are
 
     for kept in one._kept._idle:
         for producer in kept.kept._idle.values():
-            producer.client.__class__ = Late  # type: ignore[assignment]
+            producer.writer.producer.__class__ = Late  # type: ignore[assignment]
     assert one.applied(10, 14, 2) == [5, 5]
 
     assert overtaken == [[0, 0]]
@@ -180,7 +180,7 @@ def test_the_end_of_a_kept_producers_transaction_that_is_not_heard_is_looked_up(
 
     monkeypatch.setattr(making, "Producer", Unheard)
     for producer in one._kept._idle[0].kept._idle.values():
-        producer.client.__class__ = Unheard  # type: ignore[assignment]
+        producer.writer.producer.__class__ = Unheard  # type: ignore[assignment]
     assert one.applied(5, 9, 1) == [5 if is_committed else 0, 0]
 
     assert calls["init"] == 3  # the one that was not heard is followed by a new one
@@ -193,14 +193,14 @@ def test_a_producer_whose_commit_was_repeated_serves_no_more(
     one = worker()
     assert one.applied(0, 4, 0) == [0, 0]
     for producer in one._kept._idle[0].kept._idle.values():
-        begin = producer.watch.begin
+        begin = producer.writer._ends.begin
 
-        def repeated(begin: Callable[[], None] = begin, watch: Any = producer.watch) -> None:
+        def repeated(begin: Callable[[], None] = begin, watch: Any = producer.writer._ends) -> None:
             begin()
             # What the client library logs where the answer to an EndTxn was lost, and it asks again by itself.
             watch.log(10, "", "ENDTXN", "producer", "EndTxn returned _TRANSPORT (retriable)")
 
-        producer.watch.begin = repeated  # type: ignore[method-assign]
+        producer.writer._ends.begin = repeated  # type: ignore[method-assign]
     assert one.applied(5, 9, 1) == [0, 0]
     assert calls["init"] == 2
     assert one.applied(10, 14, 2) == [0, 0]

@@ -244,15 +244,6 @@ def a_planned_batch_holds_late_rows(sink: SinkUnderTest) -> None:
     assert sink.stored() == rows(5)
 
 
-#: Those that need a ledger whose entries end where batches were planned to end.
-PLANNED: Sequence[Callable[[SinkUnderTest], None]] = [
-    a_filter_leaves_rows_out,
-    a_target_was_restored,
-    a_topic_was_created_again,
-    a_planned_batch_holds_late_rows,
-]
-
-
 def a_query_begins_of_which_nothing_was_stored(sink: SinkUnderTest) -> None:
     """It begins there again, whatever its options say by then."""
     for at in (7, 9):
@@ -283,4 +274,8 @@ SCENARIOS: Sequence[Callable[[SinkUnderTest], None]] = [
     the_answer_to_a_commit_is_lost,
     two_queries_fill_one_target,
     a_query_begins_of_which_nothing_was_stored,
+    a_filter_leaves_rows_out,
+    a_target_was_restored,
+    a_topic_was_created_again,
+    a_planned_batch_holds_late_rows,
 ]

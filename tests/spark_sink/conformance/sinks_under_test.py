@@ -222,12 +222,13 @@ class Kafka(SinkUnderTest):
 
     def store(self, rows: Sequence[Place], batch: int = 0, _run: str = "first", **known: Any) -> None:
         # As `KafkaSink` has them, which needs Spark for its shuffle.
-        ordered = [
-            Row(row[:2], row[2], self.topic, b"k", f"{row[0]}/{row[1]}/{row[2]}".encode(), ()) for row in sorted(rows)
-        ]
+        made = [Row(row[:2], row[2], self.topic, b"k", f"{row[0]}/{row[1]}/{row[2]}".encode(), ()) for row in rows]
+        plan = known.get("plan", {})
+        ends = [Row(part, end - 1, None, None, None, ()) for part, (start, end) in plan.items() if start != end]
+        ordered = sorted(made + ends, key=lambda row: row[:2])
         kept = WorkerPool[SinkPublisher]()
         try:
-            target = replace(self.target, batch=Batch("sink one", batch, known.get("checkpoint", "kept")))
+            target = replace(self.target, batch=Batch("sink one", batch, known.get("checkpoint", "kept"), plan))
             told = list(kafka_publication.publish_by_source(target, ordered, PublisherPool(kept)))
         finally:
             kept.close()

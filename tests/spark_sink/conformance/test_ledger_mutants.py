@@ -154,6 +154,7 @@ DEFECTS: list[tuple[Plant, str, Callable[[SinkUnderTest], None]]] = [
     (counts_lost_tasks, "postgresql from executors", scenarios.a_task_is_retried),
     (without_rule(Rule.GAP), "sqlite", scenarios.a_target_was_restored),
     (without_rule(Rule.GAP), "delta", scenarios.a_target_was_restored),
+    (without_rule(Rule.GAP), "kafka", scenarios.a_target_was_restored),
     (without_rule(Rule.RECREATED), "sqlite", scenarios.a_topic_was_created_again),
     (without_rule(Rule.REPLAY), "sqlite", scenarios.a_topic_was_created_again),
     (ends_at_last_rows, "sqlite", scenarios.a_filter_leaves_rows_out),

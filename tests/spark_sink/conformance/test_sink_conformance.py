@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from ledger_scenarios import PLANNED, SCENARIOS, rows, the_answer_to_a_commit_is_lost
+from ledger_scenarios import SCENARIOS, rows, the_answer_to_a_commit_is_lost
 from sinks_under_test import IN_PROCESS, SINKS, SinkUnderTest
 
 
@@ -13,10 +13,9 @@ from sinks_under_test import IN_PROCESS, SINKS, SinkUnderTest
     ("name", "scenario"),
     [
         pytest.param(name, scenario, id=f"{scenario.__name__}-{name}")
-        for scenario in (*SCENARIOS, *PLANNED)
+        for scenario in SCENARIOS
         for name in SINKS
-        if (scenario is not the_answer_to_a_commit_is_lost or name not in IN_PROCESS)
-        and (scenario not in PLANNED or name != "kafka")
+        if scenario is not the_answer_to_a_commit_is_lost or name not in IN_PROCESS
     ],
 )
 def test_rows_stand_once_or_the_sink_says_why_not_when(

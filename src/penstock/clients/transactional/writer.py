@@ -111,6 +111,7 @@ class TransactionalWriter:
         step: called before each call of the library that may wait, with its name.
         now: the time in seconds that only rise.
         pace: what limits follow, and what is measured is noted in; without one it is this writer's own.
+        transaction_s: seconds that the broker gives a transaction, where brokers are well.
         spans: gets what is written and committed, where telemetry is on.
     """
 
@@ -128,6 +129,7 @@ class TransactionalWriter:
         step: Callable[[str], object],
         now: Callable[[], float] = time.monotonic,
         pace: Pace | None = None,
+        transaction_s: float = TRANSACTION_S,
         spans: PublicationSpans | None = None,
     ) -> None:
         self.transactional_id = transactional_id
@@ -143,7 +145,8 @@ class TransactionalWriter:
         self._apart = apart
         self._pace = pace or Pace()
         # The seconds that the broker gives its transactions.
-        self._timeout_s = self._pace.limit(TRANSACTION_S)
+        self._transaction_s = transaction_s
+        self._timeout_s = self._pace.limit(transaction_s)
         # When the transaction under way began, and how many messages of it were handed to the library.
         self._begun = 0.0
         self._handed = 0
@@ -386,7 +389,7 @@ class TransactionalWriter:
     @property
     def is_outpaced(self) -> bool:
         """Whether it was made for quicker brokers, which would end its transactions too soon."""
-        return self._pace.limit(TRANSACTION_S) > _OUTPACED * self._timeout_s
+        return self._pace.limit(self._transaction_s) > _OUTPACED * self._timeout_s
 
     @property
     def waits_for_markers(self) -> bool:

@@ -7,17 +7,14 @@ before.
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-from confluent_kafka import KafkaException, Producer
-
-from penstock import clients
-from penstock.clients.transactional.end_watch import CONTEXT, EndWatch
-from penstock.clients.transactional.initialisation import initialise
+from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.writer import TransactionalWriter
+from penstock.errors import PenstockError
 from penstock.spark_sink.ledger.kafka_ledger import ANSWER_S, TRANSACTION_TIMEOUT_S, KafkaLedger
 from penstock.spark_sink.ledger.kafka_target import Target
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
@@ -47,14 +44,12 @@ class SlotProducer:
     """A producer that has taken its transactional id.
 
     Attributes:
-        client: the library's.
-        watch: where its log goes: whether the end of its last transaction is known.
+        writer: writes its transactions.
         is_kept: whether it has been of use before.
         known: the ledger's entries of source partitions, as this producer has last read or written them.
     """
 
-    client: Producer
-    watch: EndWatch
+    writer: TransactionalWriter
     is_kept: bool = False
     known: dict[TopicPartition, LedgerEntry] = field(default_factory=dict)
 
@@ -64,27 +59,6 @@ class SlotProducer:
         It saves the transaction that would be refused. What is certain is the refusal.
         """
         return all(self.known.get(source, entry) == entry for source, entry in held.items())
-
-    def commit(self) -> bool:
-        """Commit; tell whether the producer may serve for another transaction.
-
-        An order to commit that arrives late, because the client library has repeated it, would end that one
-        (KAFKA-17754).
-        """
-        begun = time.monotonic()
-        self.client.commit_transaction(ANSWER_S)
-        took_s = time.monotonic() - begun
-        try:
-            self.client.poll(0)  # the library's log is served here
-        except KafkaException:
-            return False
-        return self.watch.doubt(took_s) is None
-
-    def discard(self) -> None:
-        """Close the client, with what it has not sent."""
-        with suppress(KafkaException):
-            self.client.purge()
-        self.client.close()
 
 
 class SinkPublisher:
@@ -111,7 +85,7 @@ class SinkPublisher:
         producer.is_kept = True
         self._idle[transactional_id] = producer
         if len(self._idle) > MOST_PRODUCERS:
-            self._idle.pop(next(iter(self._idle))).discard()
+            self._idle.pop(next(iter(self._idle))).writer.close()
 
     def release(self) -> bool:
         """Tell whether another task may use it."""
@@ -121,7 +95,7 @@ class SinkPublisher:
         """Close the ledger's reader and the producers."""
         self.ledger.close()
         while self._idle:
-            self._idle.popitem()[1].discard()
+            self._idle.popitem()[1].writer.close()
 
 
 class PublisherPool:
@@ -137,32 +111,27 @@ class PublisherPool:
 
 
 def take_id(target: Target, transactional_id: str) -> SlotProducer:
-    """Return a new producer that has taken an id: whoever had it is shut out, and what it left open is ended."""
-    watch = EndWatch(clients.log_of(target.config), debugging=bool(target.config.get("debug")))
-    contexts = [one for one in (target.config.get("debug"), CONTEXT) if one]
-    settings = {
-        "linger.ms": 5,
-        "message.max.bytes": 100_000_000,
-        # Java's: keys go to the partitions in which Spark's own sink and Java's producers put them.
-        "partitioner": "murmur2_random",
-        # The waits after CONCURRENT_TRANSACTIONS would be the latency of everything.
-        "retry.backoff.ms": 5,
-        "retry.backoff.max.ms": 100,
-        "topic.metadata.propagation.max.ms": 5_000,
-        **target.config,
-        "transactional.id": transactional_id,
-        # What was taken is known by the commit.
-        "delivery.report.only.error": True,
-        "transaction.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000),
-        # The client library wants it to be no longer than the transaction's.
-        "message.timeout.ms": int(TRANSACTION_TIMEOUT_S * 1000) - 5_000,
-        "debug": ",".join(contexts),
-        "logger": watch,
-    }
-    producer = SlotProducer(clients.producer(target.servers, settings), watch)
+    """Return a new producer that has taken an id: whoever had it is shut out, and what it left open is ended.
+
+    Raises `NotOpenedError` or `IdLostError`.
+    """
+    # Java's partitioner: keys go to the partitions in which Spark's own sink and Java's producers put them.
+    config = {"partitioner": "murmur2_random", **target.config}
+    writer = TransactionalWriter(
+        target.servers,
+        config,
+        transactional_id,
+        log_topic=target.ledger,
+        ids_right=target.ids_right,
+        rights=MissingRights(config),
+        apart=False,
+        reports_all=False,
+        step=lambda _call: None,
+        transaction_s=TRANSACTION_TIMEOUT_S,
+    )
     try:
-        initialise(producer.client, target.ledger, ANSWER_S)
-    except KafkaException:
-        producer.discard()
+        writer.open(ANSWER_S, ANSWER_S)
+    except PenstockError:
+        writer.close()
         raise
-    return producer
+    return SlotProducer(writer)

@@ -14,20 +14,20 @@ it has published stands in the ledger that is read here, or this producer is fen
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Any, cast
 
 import tenacity
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.kafka_errors import reason
-from penstock.clients.rights import MissingRightError, Resource, principal_of
-from penstock.errors import SinkError
+from penstock.clients.rights import MissingRightError, Resource, Right, principal_of
+from penstock.clients.transactional.end_watch import UnknownEndError
+from penstock.clients.transactional.errors import IdLostError, NotOpenedError
+from penstock.clients.transactional.faults import Blamed, blamed
+from penstock.errors import PenstockError, SinkError
 from penstock.spark_sink.ledger.kafka_ledger import (
-    POLL_S,
     TRANSACTION_TIMEOUT_S,
     KafkaLedger,
     encode_entry,
@@ -36,7 +36,7 @@ from penstock.spark_sink.ledger.kafka_ledger import (
 )
 from penstock.spark_sink.ledger.kafka_producers import SinkPublisher, SlotProducer, take_id
 from penstock.spark_sink.ledger.kafka_target import Row, Target, missing_for, publishing, topics_of
-from penstock.spark_sink.ledger.rules import LedgerEntry, Span, unknown
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, Span, unknown
 from penstock.spark_sink.source.offsets import planning
 
 _log = logging.getLogger("penstock.spark_sink")
@@ -47,41 +47,20 @@ _TRIES = 6
 #: Seconds to wait after the first failure, twice as many after each other; by chance between a half and the whole, for
 #: two that fence each other shall not do so in step.
 _WAIT = tenacity.wait_exponential(multiplier=0.1) + tenacity.wait_random_exponential(multiplier=0.1)
+#: Seconds in which some record has to be stored: less than a transaction may take.
+_DELIVERY_S = TRANSACTION_TIMEOUT_S - 5.0
 
-#: Trying again does not help against these.
+#: Trying again does not help against these, nor against what is a record's own fault.
 _FINAL = frozenset(
     {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.POLICY_VIOLATION,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.TOPIC_EXCEPTION,
-        KafkaError.INVALID_TRANSACTION_TIMEOUT,
         KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client library's public constants look so
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the same
     }
 )
-#: Records that are sent between two looks at what became of those before.
-_POLL_EVERY = 100
-#: What befalls records because of another one, or because the producer was shut out.
-_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - the same
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """What went wrong in one transaction. Written by callbacks, in the thread that polls."""
-
-    error: KafkaError | None = None
-
-    def reported(self, error: KafkaError | None, _record: Message) -> None:
-        if error is not None and not self.has_cause:
-            self.error = error
-
-    @property
-    def has_cause(self) -> bool:
-        """Whether it is known what went wrong, not only that something did."""
-        return self.error is not None and self.error.code() not in _PURGED
+#: What a transaction fails with, and the next try may not.
+Failure = (KafkaException, UnknownEndError, NotOpenedError, IdLostError)
 
 
 def publish(target: Target, transactional_id: str, rows: Sequence[Row], publisher: SinkPublisher) -> int:
@@ -101,31 +80,46 @@ def publish(target: Target, transactional_id: str, rows: Sequence[Row], publishe
         ):
             with attempt:
                 return _published(target, transactional_id, rows, publisher)
-    except KafkaException as error:
-        missing = missing_for(target, topics_of(rows), error)
+    except Failure as error:
+        missing = _missing(target, rows, error)
         if not any(right.resource is Resource.TRANSACTIONAL_ID for right in missing):
             _end_what_is_open(target, transactional_id)
         if missing:
             principal = principal_of(target.config)
             raise MissingRightError(f"sink {target.name}: {_places(rows)}", missing, principal) from error
-        raise _refused(target, rows, error, tries=attempt.retry_state.attempt_number) from error
+        raise SinkError(
+            f"sink {target.name}: {_places(rows)}: {_why(error)}, tries: {attempt.retry_state.attempt_number}; mend "
+            "the topic or the row, or stop the other query of this name, and start the query again"
+        ) from error
     raise AssertionError("tenacity ends with a result or an error")
+
+
+def _missing(target: Target, rows: Sequence[Row], error: BaseException) -> Sequence[Right]:
+    """Return the rights for want of which rows were not published."""
+    if isinstance(error, NotOpenedError):
+        return error.rights
+    return missing_for(target, topics_of(rows), error) if isinstance(error, KafkaException) else ()
 
 
 def _may_pass(target: Target, rows: Sequence[Row], error: BaseException) -> bool:
     """Tell whether another try may help: not where a right is missing, nor against an error that stays."""
-    if not isinstance(error, KafkaException):
+    if not isinstance(error, Failure):
         return False
-    cause = error.args[0]
-    if isinstance(cause, KafkaError) and cause.code() in _FINAL:
-        return False
-    return not missing_for(target, topics_of(rows), error)
+    if isinstance(error, KafkaException):
+        cause = error.args[0]
+        if cause.code() in _FINAL or blamed(cause) is Blamed.MESSAGE:
+            return False
+    return not _missing(target, rows, error)
+
+
+def _why(error: BaseException) -> str:
+    return reason(error) if isinstance(error, KafkaException) else str(error)
 
 
 def _warn_retry(transactional_id: str, state: tenacity.RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome is not None else None
-    if isinstance(error, KafkaException):
-        _log.warning("%s: publishing failed and is tried again: %s", transactional_id, reason(error))
+    if error is not None:
+        _log.warning("%s: publishing failed and is tried again: %s", transactional_id, _why(error))
 
 
 def _published(target: Target, transactional_id: str, rows: Sequence[Row], publisher: SinkPublisher) -> int:
@@ -133,9 +127,9 @@ def _published(target: Target, transactional_id: str, rows: Sequence[Row], publi
     if kept is not None:
         try:
             return _published_by(kept, target, transactional_id, rows, publisher)
-        except (KafkaException, _OvertakenError):
+        except (*Failure, _OvertakenError):
             # Fenced, as a rule. A new one knows no less.
-            _log.debug("%s: taken anew", transactional_id, exc_info=True)
+            _log.debug("%s is taken again", transactional_id, exc_info=True)
     return _published_by(take_id(target, transactional_id), target, transactional_id, rows, publisher)
 
 
@@ -143,7 +137,7 @@ def begin(target: Target, ids: Mapping[planning.TopicPartition, str], entries: E
     """Write where a query begins, in source partitions that the ledger does not know.
 
     By the transactional id that a partition's rows are published by, so that no copy of the query publishes meanwhile.
-    Raises `KafkaException`, or `SinkError` where the ledger cannot be read.
+    Raises as `Failure` says, or `SinkError` where the ledger cannot be read.
     """
     ledger = KafkaLedger(target)
     try:
@@ -154,7 +148,7 @@ def begin(target: Target, ids: Mapping[planning.TopicPartition, str], entries: E
                 if new := unknown(ledger.read(list(of_id)), of_id):
                     _in_one_transaction(producer, target, [], new)
             finally:
-                producer.discard()
+                producer.writer.close()
     finally:
         ledger.close()
 
@@ -171,77 +165,72 @@ def _published_by(
         held = publisher.ledger.read(list(dict.fromkeys(row.source for row in rows)))
         if producer.is_kept and not producer.may_own(held):
             raise _OvertakenError
-        below = target.batch.applied_below(held)
+        batch = _piece(target.batch, rows)
+        below = batch.applied_below(held)
         left = [row for row in rows if row.offset >= below.get(row.source, 0)]
-        entries = target.batch.entries_after(held, _spans(rows))
+        entries = batch.entries_after(held, _spans(rows))
         producer.known |= held
-        is_known = _in_one_transaction(producer, target, left, entries) if left else True
+        is_known = not (left or entries) or _in_one_transaction(producer, target, left, entries)
         return publishing(rows) - publishing(left)
     finally:
         if is_known:
             publisher.keep(transactional_id, producer)
         else:
-            producer.discard()
+            producer.writer.close()
+
+
+def _piece(batch: Batch, rows: Iterable[Row]) -> Batch:
+    """Return the part of a batch that these rows are: it ends behind the last of them, or where the batch does."""
+    ends = {row.source: row.offset + 1 for row in rows}
+    planned = {
+        source: (batch.planned[source][0], min(end, batch.planned[source][1]))
+        for source, end in ends.items()
+        if source in batch.planned
+    }
+    return replace(batch, planned=planned)
 
 
 def _spans(rows: Iterable[Row]) -> dict[planning.TopicPartition, Span]:
     """Return the lowest and the highest offset of each source partition; its rows come in the order of offsets."""
     spans: dict[planning.TopicPartition, Span] = {}
     for row in rows:
-        spans[row.source] = Span(spans.get(row.source, Span(row.offset, row.offset)).first, row.offset)
+        if row.offset >= 0:  # others are ends of an empty batch
+            spans[row.source] = Span(spans.get(row.source, Span(row.offset, row.offset)).first, row.offset)
     return spans
 
 
 def _in_one_transaction(slot: SlotProducer, target: Target, rows: Sequence[Row], entries: Entries) -> bool:
-    """Publish rows and the ledger after them; tell whether the producer may serve again."""
-    attempt, producer = _Attempt(), slot.client
-    slot.watch.begin()
-    producer.begin_transaction()
-    for number, row in enumerate(rows):
-        if row.target_topic is not None:
-            place = row.target_partition
-            _send(producer, attempt, row.target_topic, row.value, row.key, partition=place, headers=row.headers)
-        if number % _POLL_EVERY == 0:
-            producer.poll(0)  # where records are refused, `attempt` hears of it, and no more are sent
-    for source, entry in entries.items():
-        key = ledger_key(target.name, source)
-        _send(producer, attempt, target.ledger, encode_entry(entry), key, partition=ledger_partition(key))
-    deadline = time.monotonic() + TRANSACTION_TIMEOUT_S
-    while len(producer) and not attempt.has_cause and time.monotonic() < deadline:
-        producer.flush(POLL_S)
-    if attempt.error is not None:
-        raise KafkaException(attempt.error)
-    is_known = slot.commit()
+    """Publish rows and the ledger after them; tell whether the producer may serve again. Raises as `Failure` says."""
+    writer = slot.writer
+    writer.begin()
+    written = (
+        (row.target_topic, row.target_partition, row.key, row.value, row.headers)
+        for row in rows
+        if row.target_topic is not None
+    )
+    writer.produce("rows", written, room_s=_DELIVERY_S)
+    keys = {ledger_key(target.name, source): entry for source, entry in entries.items()}
+    ledger = ((target.ledger, ledger_partition(key), key, encode_entry(entry), ()) for key, entry in keys.items())
+    writer.produce("ledger", ledger, room_s=_DELIVERY_S)
+    if not writer.deliver(_DELIVERY_S):
+        raise KafkaException(next(iter(writer.blame.errors.values()), KafkaError(KafkaError._FAIL, writer.blame.cause)))  # noqa: SLF001 - the client library's public constants look so
+    try:
+        writer.commit()
+    except UnknownEndError as error:
+        # An order to commit that arrives late, because the client library has repeated it, would end the next one.
+        if not error.is_committed:
+            raise
+        return False
     slot.known |= entries
-    return is_known
-
-
-def _send(
-    producer: Producer,
-    attempt: _Attempt,
-    topic: str,
-    value: bytes | None,
-    key: bytes | None,
-    *,
-    partition: int = -1,
-    headers: Sequence[tuple[str, bytes | None]] = (),
-) -> None:
-    """Hand a record to the client library; wait for room in its buffer."""
-    while attempt.error is None:
-        try:
-            producer.produce(topic, value, key, partition, attempt.reported, headers=cast("Any", headers or None))
-        except BufferError:
-            producer.poll(POLL_S)
-        else:
-            return
+    return True
 
 
 def _end_what_is_open(target: Target, transactional_id: str) -> None:
     """End a transaction that was given up, so that readers do not wait for its timeout. As far as possible."""
     try:
-        take_id(target, transactional_id).discard()
-    except KafkaException as error:
-        _log.warning("%s: what is open ends by its timeout: %s", transactional_id, reason(error))
+        take_id(target, transactional_id).writer.close()
+    except PenstockError as error:
+        _log.warning("%s: what is open ends by its timeout: %s", transactional_id, error)
 
 
 def _places(rows: Sequence[Row]) -> str:
@@ -249,11 +238,4 @@ def _places(rows: Sequence[Row]) -> str:
     return (
         f"rows from {first.source[0]}[{first.source[1]}] offset {first.offset} to {last.source[0]}[{last.source[1]}] "
         f"offset {last.offset} were not published to {', '.join(sorted(topics_of(rows))) or 'the ledger'}"
-    )
-
-
-def _refused(target: Target, rows: Sequence[Row], error: KafkaException, *, tries: int) -> SinkError:
-    return SinkError(
-        f"sink {target.name}: {_places(rows)}: {reason(error)}, tries: {tries}; mend the topic or the row, or "
-        "stop the other query of this name, and start the query anew"
     )

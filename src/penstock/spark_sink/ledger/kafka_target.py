@@ -50,8 +50,7 @@ def publishing(rows: Iterable[Row]) -> int:
 class Target:
     """Where a sink publishes. Can be pickled.
 
-    `batch` is what is published. Its plan is left out: a task writes the entries of the partitions whose rows it has,
-    and nobody those of the others, so that entries end behind last rows.
+    `batch` is what is published; a task writes the entries of the partitions whose rows it has.
     """
 
     servers: str
@@ -59,6 +58,11 @@ class Target:
     name: str
     ledger: str
     batch: Batch = field(default_factory=lambda: Batch("", -1))
+
+    @property
+    def ids_right(self) -> Right:
+        """The right that its transactional ids take."""
+        return transactional_right(f"{self.name}/")
 
     def rights(self, topics: Iterable[str]) -> list[Right]:
         """Return the rights on topics that it takes to publish to some, and to keep the ledger."""
@@ -69,11 +73,7 @@ class Target:
 def least_rights(target: Target, topics: Iterable[str]) -> list[Right]:
     """Return all that it takes to publish to some topics: the ledger is made by whoever starts first."""
     making = topic_right(Operation.CREATE, target.ledger)
-    return [*target.rights(topics), making, _ids_right(target)]
-
-
-def _ids_right(target: Target) -> Right:
-    return transactional_right(f"{target.name}/")
+    return [*target.rights(topics), making, target.ids_right]
 
 
 def missing_for(target: Target, topics: Collection[str], error: KafkaException) -> list[Right]:
@@ -86,7 +86,7 @@ def missing_for(target: Target, topics: Collection[str], error: KafkaException) 
         return []
     code = error.args[0].code() if isinstance(error.args[0], KafkaError) else None
     if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-        return [_ids_right(target)]
+        return [target.ids_right]
     if code == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
         return [Right(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)]
     needed = target.rights(topics)

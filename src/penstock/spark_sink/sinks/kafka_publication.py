@@ -7,6 +7,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from confluent_kafka import KafkaException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 
 from penstock import clients
 from penstock.clients import require_travelling
@@ -18,9 +20,10 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, reserved
 from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, KafkaLedger
 from penstock.spark_sink.ledger.kafka_producers import PublisherPool, SinkPublisher, slot_id
-from penstock.spark_sink.ledger.kafka_publisher import begin, publish
+from penstock.spark_sink.ledger.kafka_publisher import Failure, begin, publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target, missing_for, publishing
-from penstock.spark_sink.ledger.rules import LedgerEntry, OffsetStatistics, warn_left_out
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, OffsetStatistics, warn_left_out
+from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 
 #: Topic of the ledger, where a sink names none.
@@ -29,6 +32,10 @@ LEDGER_TOPIC = "penstock.spark-ledger"
 #: A transaction takes rows of one source partition up to so many, or so many bytes of keys and values.
 PIECE_ROWS = 10_000
 PIECE_BYTES = 8 * 1024 * 1024
+
+#: Column of a row that says only where a batch ends, and all that such a row has.
+IS_END = "penstock_end"
+_MARK = (*POSITION, IS_END)
 
 #: What this process's tasks publish by.
 _publishers = PublisherPool()
@@ -127,19 +134,40 @@ def begin_ledger(target: Target, entries: Mapping[TopicPartition, LedgerEntry], 
     ids = {part: whole_id(target.name) if whole else slot_id(target.name, part) for part in entries}
     try:
         begin(target, ids, entries)
-    except KafkaException as error:
-        if missing := missing_for(target, (), error):
+    except Failure as error:
+        of_kafka = error if isinstance(error, KafkaException) else None
+        if missing := missing_for(target, (), of_kafka) if of_kafka else getattr(error, "rights", ()):
             what = f"the ledger of sink {target.name} cannot be written"
             raise MissingRightError(what, missing, principal_of(target.config)) from error
         raise SinkError(
-            f"the ledger {target.ledger} of sink {target.name} could not be written: {reason(error)}; check the "
-            "brokers, and whether another query of this name runs"
+            f"the ledger {target.ledger} of sink {target.name} could not be written: "
+            f"{reason(of_kafka) if of_kafka else error}; check the brokers, and whether another query of this name runs"
         ) from error
 
 
 def whole_id(name: str) -> str:
     """Return the transactional id by which a sink publishes batches as a whole."""
     return f"{name}/whole"
+
+
+def with_ends(rows: DataFrame, batch: Batch) -> DataFrame:
+    """Return rows to publish, and one for each partition where Spark has planned the batch to end.
+
+    That one publishes nothing: the ledger moves there, whatever a filter has dropped.
+    """
+    ends = [
+        F.struct(*(F.lit(value).alias(name) for name, value in zip(_MARK, (*part, end - 1, True), strict=True)))
+        for part, (start, end) in sorted(batch.planned.items())
+        if start != end
+    ]
+    if not ends:
+        return rows
+    marks = rows.sparkSession.range(0, 1, 1, 1).select(F.inline(F.array(*ends)))
+    columns = [
+        (F.col(one.name) if one.name in _MARK else F.lit(None)).cast(one.dataType).alias(one.name)
+        for one in rows.schema.fields
+    ]
+    return rows.unionByName(marks.select(*columns))
 
 
 def publish_by_source(

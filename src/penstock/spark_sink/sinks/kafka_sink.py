@@ -20,11 +20,12 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.kafka_target import Row, Target, least_rights
-from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
+from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks.frames import slot_column
 from penstock.spark_sink.sinks.handlers.execution.rows import steps
 from penstock.spark_sink.sinks.kafka_publication import (
     COMMIT_MESSAGE_DDL,
+    IS_END,
     LEDGER_TOPIC,
     WriterCommitMessage,
     begin_ledger,
@@ -34,7 +35,9 @@ from penstock.spark_sink.sinks.kafka_publication import (
     publish_whole,
     require_settings,
     require_target,
+    with_ends,
 )
+from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.position import POSITION, null_counts, require_columns, require_position
 from penstock.spark_sink.sinks.reports import report_schema
 from penstock.spark_sink.sinks.sink import origin_of, stored_batches
@@ -44,7 +47,7 @@ from penstock.spark_sink.source.offsets.planning import TopicPartition
 TARGET_TOPIC = "target_topic"
 
 #: The columns of a row as it goes to the tasks, in this order.
-_MESSAGE = (*POSITION, TARGET_TOPIC, "key", "value", "headers")
+_MESSAGE = (*POSITION, TARGET_TOPIC, "key", "value", "headers", IS_END)
 
 _HEADERS = "array<struct<key:string,value:binary>>"
 
@@ -117,11 +120,14 @@ class KafkaSink:
             TopicNotFoundError: the topic does not exist.
             BrokerConnectionError: no broker answered.
         """
-        self.check(batch.schema)
-        rows = self._as_messages(batch)
         origin = origin_of(batch, self.name)
-        target = replace(self._target(), batch=Batch(f"sink {self.name}", batch_id, origin.query_id))
-        with stored_batches.one_call((self.bootstrap_servers, self.name, self.ledger_topic), origin, target.batch):
+        sink = (self.bootstrap_servers, self.name, self.ledger_topic)
+        if not stored_batches.has_any_of(sink, origin):
+            self.check(batch.schema)
+        what = micro_batch(batch, batch_id, origin, f"sink {self.name}", f"topic {self.ledger_topic}")
+        rows = with_ends(self._as_messages(batch), what)
+        target = replace(self._target(), batch=what)
+        with stored_batches.one_call(sink, origin, what):
             if self.atomic_batches:
                 table = rows.toArrow().sort_by([(name, "ascending") for name in POSITION])
                 messages = publish_whole(target, [row for part in table.to_batches() for row in _rows_of(part, target)])
@@ -164,6 +170,7 @@ class KafkaSink:
             (F.col("key") if "key" in columns else absent).cast("binary").alias("key"),
             F.col("value").cast("binary").alias("value"),
             (F.col("headers") if "headers" in columns else absent).cast(_HEADERS).alias("headers"),
+            F.lit(False).alias(IS_END),  # noqa: FBT003 - Spark's function takes a value
         )
 
     def _check_columns(self, schema: StructType) -> None:
@@ -203,7 +210,9 @@ def _rows_of(batch: pa.RecordBatch, target: Target) -> Iterator[Row]:
 
 
 def _row_of(cells: tuple[Any, ...], target: Target) -> Row:
-    topic, partition, offset, target_topic, key, value, headers = cells
+    topic, partition, offset, target_topic, key, value, headers, is_end = cells
+    if is_end:
+        return Row((topic, partition), offset, None, None, None, ())
     pairs = [(header["key"], header["value"]) for header in headers if header is not None] if headers else ()
     if target_topic is None or (pairs and any(name is None for name, _ in pairs)):
         empty = TARGET_TOPIC if target_topic is None else "headers.key"

@@ -193,6 +193,11 @@ class StoredBatches:
         self._lock = threading.Lock()
         self._last: dict[Hashable, tuple[str, int]] = {}
 
+    def has_any_of(self, sink: Hashable, origin: Origin) -> bool:
+        """Tell whether this run of the query has stored a batch in this sink: then what it needs was there."""
+        with self._lock:
+            return origin.run is not None and self._last.get((sink, origin.query), ("", 0))[0] == origin.run
+
     @contextmanager
     def one_call(self, sink: Hashable, origin: Origin, batch: Batch) -> Iterator[None]:
         """Store a batch in the block; raise `SinkError` where this run has stored one of its frames in this sink."""

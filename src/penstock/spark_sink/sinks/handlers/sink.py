@@ -32,7 +32,7 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
 from penstock.spark_sink.ledger.kafka_target import Target, least_rights
-from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
+from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks.frames import tasks_of, whole_partitions
 from penstock.spark_sink.sinks.handlers import kill_timeout
 from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings
@@ -48,8 +48,9 @@ from penstock.spark_sink.sinks.handlers.publishing.target import portable, requi
 from penstock.spark_sink.sinks.handlers.spark_settings import refuse_double_runs
 from penstock.spark_sink.sinks.handlers.task import REPORT_DDL, TaskWork, handling, routing
 from penstock.spark_sink.sinks.kafka_publication import LEDGER_TOPIC, begin_ledger, ledger_of, require_target
+from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.position import POSITION
-from penstock.spark_sink.sinks.sink import origin_of, stored_batches
+from penstock.spark_sink.sinks.sink import Origin, origin_of, stored_batches
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 from penstock.telemetry import Telemetry
 from penstock.telemetry.spans.batches import BatchSpans, is_within_span, link_senders
@@ -219,23 +220,25 @@ class HandlerSink:
             self._handle(batch, batch_id)
 
     def _handle(self, batch: DataFrame, batch_id: int) -> None:
-        self.check(batch.schema)
+        target = self._target()
+        origin = Origin() if target is None else origin_of(batch, target.name)
+        if target is None or not stored_batches.has_any_of(_ledger_of(target), origin):
+            self.check(batch.schema)
         if self.overlap == "refused":
             refuse_double_runs(batch.sparkSession)
         kill_delay_s = kill_timeout.seconds_until_killed(batch.sparkSession)
         packed = pack(self._work())
         columns = [name for name in COLUMNS if name in batch.columns]
         rows = self._spread(batch.select(*columns).withColumn(LANE, self._lanes(columns)), batch)
-        target = self._target()
         if target is None:
             tasks = rows.mapInArrow(handling(packed), REPORT_DDL)
             reports = [TaskReport(**row.asDict()) for row in self._run(tasks.collect, batch_id, kill_delay_s)]
         else:
-            origin = origin_of(batch, target.name)
-            target = replace(target, batch=Batch(f"sink {target.name}", batch_id, origin.query_id))
+            what = micro_batch(batch, batch_id, origin, f"sink {target.name}", f"topic {target.ledger}")
+            target = replace(target, batch=what)
             publication = Publication(target, self.parallelism, whole=self.atomic_batches)
             tasks = rows.mapInArrow(handling(packed, publishes=True, whole=self.atomic_batches), RESULT_DDL)
-            with stored_batches.one_call((target.servers, target.name, target.ledger), origin, target.batch):
+            with stored_batches.one_call(_ledger_of(target), origin, what):
                 done = self._run(lambda: publication.run(tasks), batch_id, kill_delay_s)
                 reports = publication.conclude(batch_id, done)
         self._publish_report(BatchReport(batch_id=batch_id, tasks=reports, parallelism=self.parallelism))
@@ -391,6 +394,10 @@ class HandlerSink:
         """Be pickled as a whole, so that a resource stays the one that its handlers use; telemetry stays here."""
         kept = {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name != "telemetry"}
         return _rebuilt, (pack(kept),)
+
+
+def _ledger_of(target: Target) -> tuple[str, str, str]:
+    return target.servers, target.name, target.ledger
 
 
 def _rebuilt(packed: bytes) -> HandlerSink:

@@ -24,6 +24,7 @@ from penstock.spark_sink.sinks.kafka_publication import (
     conclude,
     publish_by_source,
     publish_whole,
+    with_ends,
 )
 from penstock.spark_sink.sinks.reports import report_schema
 
@@ -56,6 +57,7 @@ class Publication:
 
     def run(self, handled: DataFrame) -> pa.Table:
         """Run the job over the rows of the batch's tasks; what it returns is for `conclude`."""
+        handled = with_ends(handled, self.target.batch)
         if self.whole:
             return handled.toArrow()
         lanes = handled.repartitionById(self.parallelism, slot_column()).sortWithinPartitions(*ORDER)
