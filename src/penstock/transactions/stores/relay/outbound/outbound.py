@@ -50,9 +50,10 @@ _log = logging.getLogger("penstock.transactions")
 _ROOM_S = 10.0
 #: Seconds after which it is looked what a transaction waits for, and between two looks.
 _LOOK_S = 1.5
-#: Seconds after which another id is used, where the last transaction still waits for its markers; and after which the
-#: brokers are asked once whether a topic takes none, for then that need not be waited for. Usual are milliseconds.
-_MARKERS_S = 0.5
+#: Seconds after which another id is used, where the last transaction still waits for its markers: they wait while the
+#: leader of a partition is away, which no other id helps against. And seconds after which the brokers are asked once
+#: whether a topic takes none, for then that need not be waited for. Usual are milliseconds.
+_MARKERS_S = 5.0
 _ASK_FOR_MARKERS_S = 0.1
 #: Seconds until another transactional id is tried again, while there is one.
 _REFILL_S = 10.0
