@@ -73,8 +73,6 @@ def test_what_means_nothing_here_is_left_out_by_name() -> None:
     [
         ("ssl.truststore.location", "/canary-4711.jks", "ssl.ca.location"),
         ("ssl.truststore.password", "canary-4711", "ssl.ca.location"),
-        ("sasl.login.callback.handler.class", "canary-4711", "sasl.oauthbearer.method=oidc"),
-        ("ssl.engine.factory.class", "canary-4711", "ssl.certificate.location"),
         ("sasl.jaas.config", "canary-4711", "sasl.username and sasl.password"),
         ("sasl.jaas.config", f'{PLAIN} username="me" password="canary-4711', "sasl.username and sasl.password"),
         ("sasl.jaas.config", f'{PLAIN} token="canary-4711";', "sasl.username and sasl.password"),

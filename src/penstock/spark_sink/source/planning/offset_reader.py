@@ -32,7 +32,6 @@ from penstock.clients.rights import MissingRightError, Operation, principal_of, 
 from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError
 from penstock.spark_sink.source.offsets import planning
 from penstock.spark_sink.source.offsets.planning import Offsets
-from penstock.spark_sink.source.options.client_names import nearest
 from penstock.spark_sink.source.options.options import SourceOptions
 
 #: Seconds that records which only explain a wait may take to arrive, all together.
@@ -247,10 +246,8 @@ def _refuse_wrong_settings(options: SourceOptions) -> None:
         complaint = str(refused)
         found = [name for name in options.client if f'"{name}"' in complaint] + _NAMED.findall(complaint)
         named = next((name for name in found if name in options.client), None)
-        why = "its value is not accepted, or a file it names cannot be read"
-        if "No such configuration property" in complaint:
-            near = named and nearest(named)
-            why = "it has no such setting" + (f"; did you mean kafka.{near}?" if near else "")
+        is_unknown = "No such configuration property" in complaint
+        why = "it has no such setting" if is_unknown else "its value is not accepted, or a file it names cannot be read"
         what = f"the option kafka.{named}" if named else "an option kafka.*"
         raise ConfigurationError(
             f"the Kafka client refused {what}: {why} (names are librdkafka's, which differ from the Java client's "
