@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -33,9 +34,9 @@ _log = logging.getLogger("penstock.transactions")
 
 #: What the client says when brokers go away.
 _CUT_OFF = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001 - public constants look so
-#: Seconds after a lost connection in which a member that is shut out comes back. Once in that time, for another process
-#: that has its name shuts it out again.
-_COMES_BACK_S = 60.0
+#: How often a member that is shut out comes back within so many seconds. Another process that has its name comes back,
+#: too: the one that is shut out more often by then ends.
+_COMES_BACK, _WITHIN_S = 3, 60.0
 #: Seconds that a rebalance may take, if the session is not longer.
 _REBALANCE_S = 10.0
 #: Heartbeats in the time of a session: by its next one a member hears that another's partitions are to be shared.
@@ -76,8 +77,8 @@ class Membership:
         self.owned: dict[int, HalfPartition] = {}
         # Whether a connection to a broker was lost since somebody asked. The coordinator's thread serves the callback.
         self._was_cut_off = False
-        # When one was lost last, and when this member came back after it was shut out.
-        self._cut_off_at = self._came_back_at = -_COMES_BACK_S
+        # When this member came back after it was shut out.
+        self._came_back: deque[float] = deque(maxlen=_COMES_BACK)
         # The user's own.
         self._error_cb: Callable[[KafkaError], object] | None = config.get("error_cb")
         member: dict[str, Any] = {
@@ -140,15 +141,15 @@ class Membership:
     def _shut_out(self, what: str) -> None:
         """Come back, or raise `PenstockError` where another process has the instance name.
 
-        When the node goes that coordinates the group, the next one may know of a join of this member whose answer never
-        came, and shuts it out for its own sake (Kafka 4.3, librdkafka 2.16, seen). A client that was shut out is of no
-        use any more: another one joins, which owns nothing yet.
+        When the node that coordinates the group goes, or cannot write, a join of this member may be known to it whose
+        answer never came: then it shuts this member out for its own sake (Kafka 4.3, librdkafka 2.16, seen). A client
+        that was shut out is of no use any more: another one joins, which owns nothing yet.
         """
         now = time.monotonic()
-        if now - self._cut_off_at > _COMES_BACK_S or now - self._came_back_at < _COMES_BACK_S:
+        if len(self._came_back) == _COMES_BACK and now - self._came_back[0] < _WITHIN_S:
             raise PenstockError(f"{what}; each coordinator that runs needs an instance name of its own")
-        _log.warning("%s, soon after a connection was lost: it joins again", what)
-        self._came_back_at = now
+        _log.warning("%s; it joins again", what)
+        self._came_back.append(now)
         fenced, self._member = self._member, self._make_member()
         self._forget([*self.owned, *self.recoveries.partitions])
         end_within(CLOSE_S, f"closing a member of {self._topics.coordinators}", fenced.close)
@@ -166,7 +167,7 @@ class Membership:
 
     def _hear(self, error: KafkaError) -> None:
         if error.code() in _CUT_OFF:
-            self._was_cut_off, self._cut_off_at = True, time.monotonic()
+            self._was_cut_off = True
         if self._error_cb is not None:
             self._error_cb(error)
 
