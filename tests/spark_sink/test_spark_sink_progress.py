@@ -17,9 +17,12 @@ from streams import SPARK_S
 from kafka_tools import committed, ends, produce
 from penstock.app import App
 from penstock.devbroker import DevBroker
+from penstock.spark_sink.ledger.rules import Batch
+from penstock.spark_sink.monitoring import progress_publisher
 from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
 from penstock.spark_sink.monitoring.progress import QueryProgress, SinkState
 from penstock.spark_sink.monitoring.progress_publisher import ProgressPublisher
+from penstock.spark_sink.sinks.sink import Origin, stored_batches
 from penstock.spark_sink.source.offsets.planning import Offsets
 from telemetry_tools import Recorded
 from waiting import wait_until
@@ -276,3 +279,18 @@ class Telling:
 
     def __call__(self, batch: DataFrame, _batch_id: int) -> None:
         batch.count()
+
+
+def test_a_sink_whose_batches_were_stored_in_this_process_is_not_asked_for_its_ledger() -> None:
+    class Unasked:
+        ledger_key = object()
+
+        def position(self, query: str) -> Offsets:
+            pytest.fail(f"asked for {query}")
+
+    sink, stored = Unasked(), {("orders", 0): 5}
+    batch = Batch("table orders", 7, "id", {("orders", 0): (3, 5)})
+    with stored_batches.one_call(sink.ledger_key, Origin("shop", "run", "id"), batch):
+        pass
+
+    assert progress_publisher._ledger(sink, "shop", stored) == stored

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.errors import MessageFormatError
 from penstock.spark_sink.monitoring.progress import QueryProgress, SinkPartition
-from penstock.spark_sink.sinks.sink import has_ledger, ledger_positions
+from penstock.spark_sink.sinks.sink import has_ledger, ledger_positions, stored_batches
 from penstock.spark_sink.source.offsets.planning import Offsets
 
 if TYPE_CHECKING:
@@ -30,6 +30,14 @@ _LAST_S = 10.0
 
 #: Batches of which it is remembered that they were counted; Spark itself keeps the reports of 100.
 _REMEMBERED = 256
+
+
+def _ledger(sink: object, query: str, position: Offsets) -> Offsets:
+    """Return a sink's ledger of some partitions: as its batches left it here, or else as it tells itself."""
+    known = stored_batches.ends(getattr(sink, "ledger_key", None), getattr(sink, "name", None) or query)
+    if position.keys() <= known.keys():
+        return {part: known[part] for part in position}
+    return ledger_positions(sink, query, position)
 
 
 class Advancing(Protocol):
@@ -113,7 +121,7 @@ class ProgressPublisher:
         self._ledgers: dict[str, Callable[[Offsets], Offsets]] = {}
         for name, sink in (sinks or {}).items():
             if has_ledger(sink):
-                self._ledgers[name] = partial(ledger_positions, sink, name)
+                self._ledgers[name] = partial(_ledger, sink, name)
         self._only = only
         #: Guards all that follows; the thread waits on it for work.
         self._changed = threading.Condition()

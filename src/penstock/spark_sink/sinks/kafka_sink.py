@@ -5,7 +5,7 @@ Executors publish, one source partition at a time; a Kafka transaction holds row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -121,13 +121,12 @@ class KafkaSink:
             BrokerConnectionError: no broker answered.
         """
         origin = origin_of(batch, self.name)
-        sink = (self.bootstrap_servers, self.name, self.ledger_topic)
-        if not stored_batches.has_any_of(sink, origin):
+        if not stored_batches.has_any_of(self.ledger_key, origin):
             self.check(batch.schema)
         what = micro_batch(batch, batch_id, origin, f"sink {self.name}", f"topic {self.ledger_topic}")
         rows = with_ends(self._as_messages(batch), what)
         target = replace(self._target(), batch=what)
-        with stored_batches.one_call(sink, origin, what):
+        with stored_batches.one_call(self.ledger_key, origin, what):
             if self.atomic_batches:
                 table = rows.toArrow().sort_by([(name, "ascending") for name in POSITION])
                 messages = publish_whole(target, [row for part in table.to_batches() for row in _rows_of(part, target)])
@@ -150,6 +149,11 @@ class KafkaSink:
     def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
         """Write where a query begins, in partitions that the ledger does not know; `SinkError` where it cannot."""
         begin_ledger(self._target(), entries, whole=self.atomic_batches)
+
+    @property
+    def ledger_key(self) -> Hashable:
+        """What tells its ledger from those of others in this process."""
+        return self.bootstrap_servers, self.name, self.ledger_topic
 
     def least_rights(self, _topics: Iterable[str]) -> list[Right]:
         """Return the rights that its client needs, save those on topics that the rows name."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar, cast
 
@@ -222,7 +222,7 @@ class HandlerSink:
     def _handle(self, batch: DataFrame, batch_id: int) -> None:
         target = self._target()
         origin = Origin() if target is None else origin_of(batch, target.name)
-        if target is None or not stored_batches.has_any_of(_ledger_of(target), origin):
+        if target is None or not stored_batches.has_any_of(self.ledger_key, origin):
             self.check(batch.schema)
         if self.overlap == "refused":
             refuse_double_runs(batch.sparkSession)
@@ -238,7 +238,7 @@ class HandlerSink:
             target = replace(target, batch=what)
             publication = Publication(target, self.parallelism, whole=self.atomic_batches)
             tasks = rows.mapInArrow(handling(packed, publishes=True, whole=self.atomic_batches), RESULT_DDL)
-            with stored_batches.one_call(_ledger_of(target), origin, what):
+            with stored_batches.one_call(self.ledger_key, origin, what):
                 done = self._run(lambda: publication.run(tasks), batch_id, kill_delay_s)
                 reports = publication.conclude(batch_id, done)
         self._publish_report(BatchReport(batch_id=batch_id, tasks=reports, parallelism=self.parallelism))
@@ -275,6 +275,11 @@ class HandlerSink:
         target = self._target()
         whole = self.atomic_batches
         return None if target is None else lambda _query, entries: begin_ledger(target, entries, whole=whole)
+
+    @property
+    def ledger_key(self) -> Hashable:
+        """What tells its ledger from those of others in this process."""
+        return self.bootstrap_servers, self.name, self.ledger_topic
 
     @property
     def last_report(self) -> BatchReport | None:
@@ -394,10 +399,6 @@ class HandlerSink:
         """Be pickled as a whole, so that a resource stays the one that its handlers use; telemetry stays here."""
         kept = {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name != "telemetry"}
         return _rebuilt, (pack(kept),)
-
-
-def _ledger_of(target: Target) -> tuple[str, str, str]:
-    return target.servers, target.name, target.ledger
 
 
 def _rebuilt(packed: bytes) -> HandlerSink:
