@@ -65,7 +65,8 @@ def view() -> Callable[..., OffsetReader]:
     def make(admin: object, **options: str) -> OffsetReader:
         settings = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "fetchOffset.retryIntervalMs": "0"}
         made = OffsetReader(SourceOptions.parse({**settings, **options}))
-        made._admin = admin  # type: ignore[assignment] # it answers as one
+        made._make_admin = lambda: admin  # type: ignore[assignment,return-value] # it answers as one
+        made._admin = made._make_admin()
         return made
 
     return make
@@ -113,6 +114,16 @@ def test_a_topic_that_was_there_is_asked_for_again_before_it_counts_as_missing(
 
     assert (found.counts, found.ids, found.refused) == ({"orders": 2}, {"orders": "id-1"}, {})
     assert admin.asked == 3
+
+
+def test_a_client_that_asks_a_node_which_is_away_is_replaced(view: Callable[..., OffsetReader]) -> None:
+    stuck, another = Admin(KafkaError._TIMED_OUT), Admin(THERE)
+    reader = view(stuck)
+    reader._make_admin = lambda: another  # type: ignore[assignment,return-value] # as above
+
+    assert reader.topics(expected={"orders"}).counts == {"orders": 2}
+
+    assert (stuck.asked, another.asked) == (1, 1)
 
 
 def test_what_is_not_expected_is_told_at_once(view: Callable[..., OffsetReader]) -> None:

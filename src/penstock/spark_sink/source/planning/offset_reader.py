@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -72,7 +73,8 @@ class OffsetReader:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         _refuse_wrong_settings(options)
-        self._admin: AdminClient = clients.admin(options.bootstrap_servers, options.client)
+        self._make_admin = partial(clients.admin, options.bootstrap_servers, options.client)
+        self._admin: AdminClient = self._make_admin()
 
     def partitions(self) -> list[planning.TopicPartition]:
         """Return the partitions the query reads, as they are now.
@@ -125,7 +127,13 @@ class OffsetReader:
                 raise next(iter(refused.values()))
             return found, refused
 
-        found, refused = first_answer(self._admin, servers, timeout_s, ask)
+        try:
+            found, refused = first_answer(self._admin, servers, timeout_s, ask)
+        except BrokerConnectionError:
+            # The library goes on asking the node that it took for the controller, though that one is away (2.16, seen
+            # for 87 s): another client asks who that is.
+            self._admin = self._make_admin()
+            raise
         for name in [name for name, one in found.items() if _may_only_be_seen(one)]:
             # Planned all the same, its tasks would fail one after the other.
             del found[name]
