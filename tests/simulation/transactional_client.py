@@ -113,6 +113,7 @@ class MemoryTransactionalProducer:
         # What was not sent yet, since when; and what was sent and is not reported.
         self._queue: deque[tuple[float, Written, DeliveryCallback]] = deque()
         self._out = 0
+        self._waits = False
         self._reports: deque[tuple[DeliveryCallback, KafkaError | None, Message]] = deque()
         # Why the transaction can only be aborted, or the producer only be discarded.
         self._abortable: KafkaError | None = None
@@ -192,7 +193,7 @@ class MemoryTransactionalProducer:
         return len(self)
 
     def _send(self) -> None:
-        while self._queue:
+        while self._queue and not self._waits:
             begun, written, on_delivery = self._queue[0]
             message = Message(topic=written[0], partition=0, key=written[2], value=written[1])
             report = partial(self._report, on_delivery, message)
@@ -206,9 +207,13 @@ class MemoryTransactionalProducer:
             self._queue.popleft()
             self._out += 1
             execute = partial(self._broker.append, self._name, self._epoch, written)
-            self._broker.state.coordinator.deliver(self._broker.take("produce"), execute, report)
+            fault = self._broker.take("produce")
+            # What comes behind it has a higher sequence number: no broker takes it before.
+            self._waits = fault is not None and fault.effect is Effect.ARRIVES_LATE
+            self._broker.state.coordinator.deliver(fault, execute, report)
 
     def _report(self, on_delivery: DeliveryCallback, message: Message, error: KafkaError | None) -> None:
+        self._waits = False
         if not self._out:
             # Taken back before.
             return
