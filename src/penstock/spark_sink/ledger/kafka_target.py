@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
@@ -59,6 +60,11 @@ class Target:
     name: str
     ledger: str
     batch: Batch = field(default_factory=lambda: Batch("", -1))
+
+    def of_batch(self, batch_id: int, query_id: str | None) -> Target:
+        """Return the target of a batch of a query."""
+        reset = f"penstock sink reset {shlex.quote(self.name)} --kafka --ledger-topic {shlex.quote(self.ledger)}"
+        return replace(self, batch=Batch(f"sink {self.name}", batch_id, query_id, reset=reset))
 
     def rights(self, topics: Iterable[str]) -> list[Right]:
         """Return the rights on topics that it takes to publish to some, and to keep the ledger."""

@@ -102,7 +102,8 @@ def beginning(spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | 
         if progress is not False and options.fail_on_data_loss:
             raise DataLossError(
                 f"{what}, and its checkpoint speaks of the former one; to read the new topic from its beginning, give "
-                "it a new checkpoint_location, and under Spark Connect remove the topic's entries from the ledger; or "
+                f"it a new checkpoint_location, and under Spark Connect run `penstock sink reset {spec.name} --forget "
+                f"--topic {again[0]}` with the options of its ledger; or "
                 "set failOnDataLoss to false to go on regardless"
             )
         _log.warning("%s%s", what, "" if progress else "; it is read from its beginning")

@@ -20,7 +20,7 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.kafka_target import Row, Target, least_rights
-from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
+from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks.frames import slot_column
 from penstock.spark_sink.sinks.handlers.execution.rows import steps
 from penstock.spark_sink.sinks.kafka_publication import (
@@ -30,6 +30,7 @@ from penstock.spark_sink.sinks.kafka_publication import (
     begin_ledger,
     conclude,
     ledger_of,
+    ledgers_of,
     publish_by_source,
     publish_whole,
     require_settings,
@@ -120,7 +121,7 @@ class KafkaSink:
         self.check(batch.schema)
         rows = self._as_messages(batch)
         origin = origin_of(batch, self.name)
-        target = replace(self._target(), batch=Batch(f"sink {self.name}", batch_id, origin.query_id))
+        target = self._target().of_batch(batch_id, origin.query_id)
         with stored_batches.one_call((self.bootstrap_servers, self.name, self.ledger_topic), origin, target.batch):
             if self.atomic_batches:
                 table = rows.toArrow().sort_by([(name, "ascending") for name in POSITION])
@@ -144,6 +145,18 @@ class KafkaSink:
     def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
         """Write where a query begins, in partitions that the ledger does not know; `SinkError` where it cannot."""
         begin_ledger(self._target(), entries, whole=self.atomic_batches)
+
+    def ledger(self) -> dict[str, dict[TopicPartition, LedgerEntry]]:
+        """Return what the ledger's topic has of each sink, by their names. Raises as `ledger_entries`."""
+        return ledgers_of(self._target())
+
+    def write_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry | None]) -> None:
+        """Have the ledger of a sink hold these entries, None for none; `SinkError` where it cannot.
+
+        What a query of that name publishes at the moment is refused and tried again, by the new entries.
+        """
+        for whole in (True, False):  # a sink goes by either kind of transactional ids
+            begin_ledger(replace(self._target(), name=query), entries, whole=whole, overwrite=True)
 
     def least_rights(self, _topics: Iterable[str]) -> list[Right]:
         """Return the rights that its client needs, save those on topics that the rows name."""

@@ -9,6 +9,7 @@ no public way to it: the session's shared state knows the running queries by id
 from __future__ import annotations
 
 import logging
+import shlex
 import uuid
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,18 @@ _log = logging.getLogger("penstock.spark_sink")
 Planned = dict[TopicPartition, tuple[int, int]]
 
 
-def micro_batch(frame: DataFrame, batch_id: int, origin: Origin, target: str, entry: str) -> Batch:
-    """Return the batch that a frame belongs to, for the rules of the ledger; see `Batch` for the rest."""
-    return Batch(target, batch_id, origin.query_id, planned_offsets(frame, batch_id, origin), entry=entry)
+def micro_batch(frame: DataFrame, batch_id: int, origin: Origin, target: str, ledger: str) -> Batch:
+    """Return the batch that a frame belongs to, for the rules of the ledger.
+
+    `ledger` has the options by which `penstock sink` finds the ledger; see `Batch` for the rest.
+    """
+    planned = planned_offsets(frame, batch_id, origin)
+    return Batch(target, batch_id, origin.query_id, planned, reset_command(origin.query, ledger))
+
+
+def reset_command(query: str, ledger: str) -> str:
+    """Return the command that changes the ledger of a query, of which `ledger` has the options."""
+    return f"penstock sink reset {shlex.quote(query)} {ledger}"
 
 
 def planned_offsets(frame: DataFrame, batch_id: int, origin: Origin) -> Planned:

@@ -12,7 +12,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, cast
 
 from pyspark.sql import Column, DataFrame
@@ -32,7 +32,7 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
 from penstock.spark_sink.ledger.kafka_target import Target, least_rights
-from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
+from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks.frames import tasks_of, whole_partitions
 from penstock.spark_sink.sinks.handlers import kill_timeout
 from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings
@@ -232,7 +232,7 @@ class HandlerSink:
             reports = [TaskReport(**row.asDict()) for row in self._run(tasks.collect, batch_id, kill_delay_s)]
         else:
             origin = origin_of(batch, target.name)
-            target = replace(target, batch=Batch(f"sink {target.name}", batch_id, origin.query_id))
+            target = target.of_batch(batch_id, origin.query_id)
             publication = Publication(target, self.parallelism, whole=self.atomic_batches)
             tasks = rows.mapInArrow(handling(packed, publishes=True, whole=self.atomic_batches), RESULT_DDL)
             with stored_batches.one_call((target.servers, target.name, target.ledger), origin, target.batch):
