@@ -14,6 +14,7 @@ from commands import Command
 from kafka_tools import produce
 from penstock.devbroker import DevBroker
 from penstock.spark_sink import KafkaSink, LedgerEntry, SqlSink
+from penstock.spark_sink.ledger.rules import BATCHES
 
 ORDERS = {("orders", 0): LedgerEntry(20, 10, "id", "query", 3), ("orders", 1): LedgerEntry(5)}
 
@@ -25,6 +26,7 @@ def url(tmp_path: Path) -> str:
     for table in ("orders", "totals"):
         SqlSink(url, table).write_ledger("shop", ORDERS)
     SqlSink(url, "orders").write_ledger("other", {("payments", 0): LedgerEntry(7, 7)})
+    SqlSink(url, "windows").write_ledger("windows", {BATCHES: LedgerEntry(3, 2, None, "query", 2)})
     return url
 
 
@@ -37,6 +39,7 @@ def test_what_ledgers_have_is_listed_and_shown(penstock_command: Command, url: s
         ["other", "orders", "payments", "1", "7", "-", "-"],
         ["shop", "orders", "orders", "2", "25", "3", "query"],
         ["shop", "totals", "orders", "2", "25", "3", "query"],
+        ["windows", "windows", "(batches)", "1", "3", "2", "query"],
     ]
     assert summary == {"query": "shop", "target": "totals", "topics": ["orders"], "partitions": 2} | {
         "next_offsets": 25,
@@ -108,7 +111,8 @@ def test_the_sinks_of_an_app_lead_to_their_ledgers(
         ("ls --sql {url} --kafka", 2, "name one ledger"),
         ("ls --kafka", 2, "--bootstrap-servers is missing"),
         ("ls --sql sqlite:////no/such.db", 1, "there is no file"),
-        ("show nobody --sql {url}", 1, "no query 'nobody': it has 'other', 'shop'"),
+        ("show nobody --sql {url}", 1, "no query 'nobody': it has 'other', 'shop', 'windows'"),
+        ("reset windows --sql {url} --to 2", 2, "and no offsets; give --forget"),
         ("reset shop --sql {url}", 2, "give --to, or --forget"),
         ("reset shop --sql {url} --to 3 --forget", 2, "give --to, or --forget"),
         ("reset shop --sql {url} --to latest", 2, "--bootstrap-servers is missing"),

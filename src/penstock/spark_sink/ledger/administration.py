@@ -15,7 +15,7 @@ from penstock.clients.reading import without_membership
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.group_offsets.targets import topic_choice
 from penstock.options import ClientConfig
-from penstock.spark_sink.ledger.rules import LedgerEntry
+from penstock.spark_sink.ledger.rules import BATCHES, LedgerEntry
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import OffsetReader
@@ -97,6 +97,8 @@ def positions(
     `earliest` and `latest` ask the brokers, as readers of committed messages, for the topics' ids too. Raises
     `ConfigurationError` for what is no position or names other partitions, and as `OffsetReader` does.
     """
+    if BATCHES in parts:
+        raise ConfigurationError('the ledger has batches by number, as of mode="batch", and no offsets; give --forget')
     if text in ("earliest", "latest"):
         if servers is None:
             raise ConfigurationError(f"--bootstrap-servers is missing: the brokers are asked what --to {text} is")

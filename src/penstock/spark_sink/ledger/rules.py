@@ -19,6 +19,10 @@ from enum import Enum
 from penstock.errors import SinkError
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
+#: Where a ledger keeps the number of a query's next batch, where its rows come from no messages: as an offset of a
+#: topic that cannot exist.
+BATCHES: TopicPartition = ("(batches)", 0)
+
 _log = logging.getLogger("penstock.spark_sink")
 
 
@@ -205,6 +209,8 @@ class Batch:
         """Return the rule of a partition, or raise `SinkError` where it refuses the batch."""
         held = ledger.get(part)
         rule = rule_of(held, batch)
+        if held is not None and part == BATCHES and part in self.planned:
+            self._refuse_other_results(held, batch, rule)
         if held is None or rule not in {Rule.GAP, Rule.ANOTHER_LOG}:
             return rule
         place = f"{part[0]}[{part[1]}]"
@@ -227,9 +233,20 @@ class Batch:
             f"query; stop one, run `{self.reset} --forget --topic {part[0]}`, and start the other with a new checkpoint"
         )
 
+    def _refuse_other_results(self, held: LedgerEntry, batch: LedgerEntry, rule: Rule) -> None:
+        """Raise `SinkError` for a batch by number that neither follows the last one nor is that one again."""
+        if not batch.is_of_query(held) or (rule is not Rule.NEXT and batch.end != held.end):
+            raise SinkError(
+                f"batch {self.batch_id} of the checkpoint with the id {batch.query_id} does not follow what "
+                f"{self.target} holds, which ends with batch {held.end - 1} of the checkpoint {held.query_id}; totals "
+                "have no offsets, so only their own checkpoint continues them: start the query with that one; if it is "
+                "lost, or it or the target came back from a backup, empty the target (or leave it, where the query "
+                f"computes all rows again and a key replaces them) and run `{self.reset} --forget`"
+            )
+
     def _refuse_late(self, part: TopicPartition, held: LedgerEntry | None, batch: LedgerEntry, span: Span) -> None:
         """Raise `SinkError` for rows of an earlier batch, which an operator has held back: the ledger is past them."""
-        offset, remedy = span.first, "keep it out of the query, and aggregate behind the sink"
+        offset, remedy = span.first, 'keep it out of the query; SqlSink with mode="batch" takes totals'
         if batch.start is not None:
             if span.first >= batch.start:
                 offset = span.last

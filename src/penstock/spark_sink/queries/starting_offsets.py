@@ -45,7 +45,8 @@ def refuse_forgetful(name: str, function: object) -> None:
     if not has_ledger(function):
         raise ConfigurationError(
             f"the sink of the query {name} has no ledger, and the query no checkpoint: every start would handle all of "
-            "the topic again; give it checkpoint_location=..., or a sink that remembers what it stored, such as SqlSink"
+            "the topic again; give it checkpoint_location=..., or a sink that remembers offsets, such as SqlSink, "
+            'which does not with mode="batch"'
         )
 
 

@@ -30,7 +30,8 @@ from penstock.spark_sink.ledger.sql_ledger import (
     read_ledger,
     write_ledger,
 )
-from penstock.spark_sink.sinks.planned_offsets import micro_batch
+from penstock.spark_sink.sinks.frames import numbered
+from penstock.spark_sink.sinks.planned_offsets import micro_batch, numbered_batch
 from penstock.spark_sink.sinks.sink import Origin, origin_of, stored_batches
 from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction
 from penstock.spark_sink.sinks.sql.batch_write import BatchWrite, carry_over
@@ -77,6 +78,11 @@ class SqlSink(SqlSinkSettings):
     the database, is refused, and so are rows of an earlier batch and a second frame of one batch. The ledger belongs to
     the query by name, which is required, so that several may fill one table; under another name all is stored again. It
     knows topics by name too: topics of one name on two clusters need a query, or a `ledger_table`, each.
+
+    Totals of windows and other results of state come from no message. With `mode="batch"` the frame has no position,
+    and the rows of a batch apply once by Spark's id of the query and the batch's number: of output mode `update` or
+    `complete` with the grouping columns as the key, of `append` also without a key. Only the query's own checkpoint
+    continues such a table; another one is refused.
     """
 
     def check(self, schema: StructType) -> None:
@@ -106,13 +112,16 @@ class SqlSink(SqlSinkSettings):
             SinkError: the batch cannot be stored; nothing of it was.
             MissingRightError: the same, for want of a right.
         """
-        origin = origin_of(batch, self.name)
-        what = micro_batch(batch, batch_id, origin, f"table {self.table}", self._command_options())
+        origin, target, ledger = origin_of(batch, self.name), f"table {self.table}", self._command_options()
+        if self.mode == "batch":
+            what = numbered_batch(batch_id, origin, target, ledger)
+        else:
+            what = micro_batch(batch, batch_id, origin, target, ledger)
         write = self._batch_write(batch.schema, origin, what)
         sink = (self.url, self.schema, self.table, self.ledger_table)
         try:
             with stored_batches.one_call(sink, origin, what):
-                self._tries(batch_id)(write.store, batch)
+                self._tries(batch_id)(write.store, numbered(batch, batch_id) if self.mode == "batch" else batch)
         except LostTaskError as error:
             raise SinkError(str(error)) from None
         except sa.exc.SQLAlchemyError as error:
