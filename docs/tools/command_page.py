@@ -57,7 +57,8 @@ def _options(command: Any) -> Iterator[str]:
         names = ", ".join(f"`{name}`" for name in [*one.opts, *one.secondary_opts])
         if one.param_type_name == "argument":
             names = f"`{_value(one)}`"
-        variable = f"`{_VARIABLES[one.opts[0]]}`" if one.opts[0] in _VARIABLES else ""
+        named = one.envvar or _VARIABLES.get(one.opts[0])
+        variable = f"`{named}`" if named else ""
         cells = [names, _default(one), _kind(one), variable, _cell(one.help or "")]
         yield "".join(f"| {cell} " if cell else "| " for cell in cells) + "|"
     yield ""

@@ -13,11 +13,13 @@ from penstock.errors import BrokerConnectionError, ConfigurationError, DevBroker
 from settings_tools import clean_settings
 
 OF_TRANSACTIONS = [f"tx {name}" for name in ("ls", "show", "commit", "rollback", "discard", "resume")]
+OF_DEAD_LETTERS = [f"dlq {name}" for name in ("ls", "show", "replay")]
+OF_SINKS = [f"sink {name}" for name in ("ls", "show", "reset", "rename")]
 
 
 @pytest.mark.parametrize(
     "command",
-    ["demo", "run", "lag", "coordinator", "broker", "doctor", "dlq ls", "dlq show", "dlq replay", *OF_TRANSACTIONS],
+    ["demo", "run", "lag", "coordinator", "broker", "doctor", *OF_DEAD_LETTERS, *OF_TRANSACTIONS, *OF_SINKS],
 )
 def test_the_help_of_every_command_ends_with_an_example(penstock_command: Command, command: str) -> None:
     outcome = penstock_command(*command.split(), "--help")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -55,7 +56,7 @@ def test_the_rule_of_a_batch_is(held: LedgerEntry | None, batch: LedgerEntry, ru
 
 
 def batch(start: int, end: int, number: int = 4) -> Batch:
-    return Batch("table orders", number, "query", {PART: (start, end)}, entry="next_offset in table l")
+    return Batch("table orders", number, "query", {PART: (start, end)}, reset="penstock sink reset q")
 
 
 @pytest.mark.parametrize(
@@ -67,8 +68,12 @@ def batch(start: int, end: int, number: int = 4) -> Batch:
                 "batch 4 starts at offset 25 of orders[0], but table orders holds only what lies below 20: offsets 20 "
                 "to 24 would be missing, for example because the target was restored from a backup; to store them as "
                 "well, start the query by start_sink with a new checkpoint_location: it begins where the ledger ends, "
-                "if Kafka still holds them; to go on without them, set next_offset in table l of orders[0] to 25"
+                "if Kafka still holds them; to go on without them, run `penstock sink reset q --to orders:0=25`"
             ),
+        ),
+        (
+            replace(batch(25, 30), planned={PART: (25, 30), ("new", 0): (3, 4), ("orders", 1): (9, 9)}),
+            "run `penstock sink reset q --to orders:0=25,orders:1=9`",
         ),
         (
             batch(15, 0),
@@ -77,7 +82,8 @@ def batch(start: int, end: int, number: int = 4) -> Batch:
     ],
 )
 def test_a_batch_that_does_not_fit_the_ledger_is_refused_before_its_rows_are_touched(refused: Batch, text: str) -> None:
-    for refuses in (lambda: refused.applied_below({PART: HELD}), lambda: refused.entries_after({PART: HELD}, {})):
+    ledger = {PART: HELD, ("orders", 1): LedgerEntry(8, 8)}
+    for refuses in (lambda: refused.applied_below(ledger), lambda: refused.entries_after(ledger, {})):
         with pytest.raises(SinkError, match=re.escape(text)):
             refuses()
 

@@ -25,6 +25,7 @@ from penstock.cli.offsets.lag import lag
 from penstock.cli.options.connection import servers_from_settings
 from penstock.cli.output import DEBUG_VARIABLE, debugging, print_error
 from penstock.cli.run.command import run
+from penstock.cli.sink.command import sink
 from penstock.cli.status.audit import audit
 from penstock.cli.status.command import status
 from penstock.cli.status.explain import explain
@@ -65,6 +66,7 @@ def frame() -> typer.Typer:
     app.add_typer(offsets())
     app.add_typer(dlq())
     app.add_typer(tx())
+    app.add_typer(sink())
     return app
 
 

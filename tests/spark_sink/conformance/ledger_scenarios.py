@@ -14,6 +14,7 @@ from typing import Any
 from sinks_under_test import Place, SinkUnderTest
 
 from penstock.errors import SinkError
+from penstock.spark_sink.ledger import administration
 from penstock.spark_sink.ledger.rules import LedgerEntry
 
 ORDERS, OTHERS, PAYMENTS = ("orders", 0), ("orders", 1), ("payments", 0)
@@ -212,7 +213,7 @@ def a_filter_leaves_rows_out(sink: SinkUnderTest) -> None:
 def a_target_was_restored(sink: SinkUnderTest) -> None:
     """What the checkpoint has and the restored ledger has not is a hole that nobody would fill."""
     sink.store(rows(0, 2), 0, plan={ORDERS: (0, 3)})
-    with refused(r"batch 2 starts at offset 6 of orders\[0\].* below 3: offsets 3 to 5 would be missing.*start_sink"):
+    with refused(r"starts at offset 6 of orders\[0\].* below 3: offsets 3 to 5 would be missing.* --to orders:0=6`"):
         sink.store(rows(6, 8), 2, "second", plan={ORDERS: (6, 9)})
     sink.store(rows(*range(3, 7)), 0, "third", checkpoint="new", plan={ORDERS: (3, 7)})
 
@@ -257,6 +258,34 @@ def a_query_begins_of_which_nothing_was_stored(sink: SinkUnderTest) -> None:
     assert sink.position(ORDERS, OTHERS, PAYMENTS) == {ORDERS: 9, OTHERS: 7, PAYMENTS: 3}
 
 
+def an_operator_changes_the_ledger(sink: SinkUnderTest) -> None:
+    """What was stored comes again, what was not is left out, and a forgotten partition begins by its options."""
+
+    def entries(query: str = sink.query) -> list[administration.QueryLedger]:
+        return administration.of_query(administration.queries({"t": sink.sink}), query)
+
+    def reset(to: str | None) -> None:
+        found = entries()
+        wanted = None if to is None else administration.positions(to, found[0].entries, None, {})
+        administration.write(found, administration.changes(found, wanted))
+
+    sink.store(rows(0, 1, 2, 3))
+    reset("orders:0=2")
+    back = sink.position(ORDERS)
+    sink.store(rows(2, 3, 4), 0, "second", checkpoint="new")
+    reset("7")
+    sink.store(rows(5, 6, 7), 1, "second", checkpoint="new")
+    (moved,) = administration.rename(entries(), sink.query, f"{sink.query}-2", dry_run=False)
+    before, after = moved.entries[ORDERS], entries(f"{sink.query}-2")[0].entries[ORDERS]
+    sink.store(rows(0), 0, "third", checkpoint="third")
+    reset(None)
+
+    assert back == {ORDERS: 2}
+    assert (after.end, after.start) == (8, before.start)
+    assert sink.position(ORDERS) == {}
+    assert sink.stored() == sorted(rows(*range(5), 2, 3, 7, 0))
+
+
 SCENARIOS: Sequence[Callable[[SinkUnderTest], None]] = [
     a_batch_is_repeated_by_a_new_run,
     a_checkpoint_is_lost,
@@ -278,4 +307,5 @@ SCENARIOS: Sequence[Callable[[SinkUnderTest], None]] = [
     a_target_was_restored,
     a_topic_was_created_again,
     a_planned_batch_holds_late_rows,
+    an_operator_changes_the_ledger,
 ]

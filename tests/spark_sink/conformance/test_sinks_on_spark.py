@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from streams import lose_commit, run_sink
 
+from commands import commands
 from databases import TestDatabase, new_database
 from kafka_tools import read_all
 from penstock.devbroker import DevBroker
@@ -108,8 +111,14 @@ def test_a_query_that_lost_its_checkpoint_begins_where_the_ledger_says_and_not_a
     assert len(stored()) == 12
 
 
-def test_what_a_restored_database_lacks_is_named_and_read_again_from_its_ledger(
-    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
+def test_what_a_restored_database_lacks_is_named_and_read_again_from_its_ledger_or_left_out(  # noqa: PLR0917 - fixtures
+    spark: SparkSession,
+    broker: DevBroker,
+    new_topic: Callable[..., str],
+    write: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     topic, database = new_topic(), tmp_path / "test.db"
     sink, stored = sql(TestDatabase("sqlite", f"sqlite:///{database}"))
@@ -124,11 +133,25 @@ def test_what_a_restored_database_lacks_is_named_and_read_again_from_its_ledger(
     run(range(10, 20))
     database.write_bytes(backup)
 
-    with pytest.raises(StreamingQueryException, match=r"offset 20 of .*\[0\].* offsets 10 to 19 would be missing"):
+    with pytest.raises(
+        StreamingQueryException, match=r"offset 20 of .*\[0\].* offsets 10 to 19 would be missing"
+    ) as hole:
         run(range(20, 30))
+    restored = database.read_bytes()
     run(range(30, 30), "another")
+    read_again = sorted(stored())
+    database.write_bytes(restored)
+    (command,) = re.findall("run `penstock (sink reset [^`]+)`", str(hole.value))
+    penstock = commands(monkeypatch, capsys)
+    assert penstock(*shlex.split(command)).code == 0
+    run(range(30, 30))
+    left_out = sorted(stored())
+    assert penstock("sink", "reset", topic, "--sql", f"sqlite:///{database}", "--to", "4").code == 0
+    run(range(30, 30), "third")
 
-    assert sorted(stored()) == list(range(0, 30, 2))
+    assert read_again == list(range(0, 30, 2))
+    assert left_out == [*range(0, 10, 2), *range(20, 30, 2)]
+    assert sorted(stored()) == sorted([*left_out, *range(4, 30, 2)])
 
 
 def test_a_sink_that_a_function_calls_twice_in_a_batch_refuses_the_second_frame_whenever_it_comes(

@@ -65,6 +65,16 @@ class KafkaLedger:
             self._catch_up(partition)
         return {source: self._known[key] for source, key in keys.items() if key in self._known}
 
+    def read_all(self) -> dict[str, dict[planning.TopicPartition, LedgerEntry]]:
+        """Return the entries of all sinks, by their names. Raises as `read`."""
+        for partition in range(PARTITIONS):
+            self._catch_up(partition)
+        found: dict[str, dict[planning.TopicPartition, LedgerEntry]] = {}
+        for key, entry in self._known.items():
+            name, topic, partition = json.loads(key)
+            found.setdefault(name, {})[topic, partition] = entry
+        return found
+
     def close(self) -> None:
         """Let the connection go."""
         if self._reader is not None:
@@ -145,8 +155,10 @@ def decode_entry(value: bytes | None) -> LedgerEntry:
         raise MessageFormatError(f"no record of a ledger: {type(error).__name__}") from error
 
 
-def encode_entry(entry: LedgerEntry) -> bytes:
-    """Return the value of a ledger's record."""
+def encode_entry(entry: LedgerEntry | None) -> bytes | None:
+    """Return the value of a ledger's record; None, which Kafka's compaction takes for a removal, for no entry."""
+    if entry is None:
+        return None
     return json.dumps({"next_offset": entry.end} | {name: getattr(entry, name) for name in _OTHERS}).encode()
 
 

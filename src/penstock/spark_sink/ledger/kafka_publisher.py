@@ -41,7 +41,7 @@ from penstock.spark_sink.source.offsets import planning
 
 _log = logging.getLogger("penstock.spark_sink")
 
-Entries = Mapping[planning.TopicPartition, LedgerEntry]
+Entries = Mapping[planning.TopicPartition, LedgerEntry | None]
 
 _TRIES = 6
 #: Seconds to wait after the first failure, twice as many after each other; by chance between a half and the whole, for
@@ -133,8 +133,10 @@ def _published(target: Target, transactional_id: str, rows: Sequence[Row], publi
     return _published_by(take_id(target, transactional_id), target, transactional_id, rows, publisher)
 
 
-def begin(target: Target, ids: Mapping[planning.TopicPartition, str], entries: Entries) -> None:
-    """Write where a query begins, in source partitions that the ledger does not know.
+def begin(
+    target: Target, ids: Mapping[planning.TopicPartition, str], entries: Entries, *, overwrite: bool = False
+) -> None:
+    """Write where a query begins, in source partitions that the ledger does not know; `overwrite` those it knows, too.
 
     By the transactional id that a partition's rows are published by, so that no copy of the query publishes meanwhile.
     Raises as `Failure` says, or `SinkError` where the ledger cannot be read.
@@ -144,8 +146,11 @@ def begin(target: Target, ids: Mapping[planning.TopicPartition, str], entries: E
         for transactional_id in sorted({ids[part] for part in entries}):
             producer = take_id(target, transactional_id)
             try:
-                of_id = {part: entry for part, entry in entries.items() if ids[part] == transactional_id}
-                if new := unknown(ledger.read(list(of_id)), of_id):
+                of_id = [part for part in entries if ids[part] == transactional_id]
+                known = {} if overwrite else ledger.read(of_id)
+                begun = {part: entry for part in of_id if (entry := entries[part]) is not None}
+                new: Entries = unknown(known, begun) | {part: None for part in of_id if part not in begun}
+                if new:
                     _in_one_transaction(producer, target, [], new)
             finally:
                 producer.writer.close()
@@ -221,7 +226,7 @@ def _in_one_transaction(slot: SlotProducer, target: Target, rows: Sequence[Row],
         if not error.is_committed:
             raise
         return False
-    slot.known |= entries
+    slot.known |= {source: entry for source, entry in entries.items() if entry is not None}
     return True
 
 

@@ -19,6 +19,10 @@ from enum import Enum
 from penstock.errors import SinkError
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
+#: Where a ledger keeps the number of a query's next batch, where its rows come from no messages: as an offset of a
+#: topic that cannot exist.
+BATCHES: TopicPartition = ("(batches)", 0)
+
 _log = logging.getLogger("penstock.spark_sink")
 
 
@@ -147,21 +151,21 @@ class Batch:
         batch_id: Spark's number of it.
         query_id: Spark's id of its query, None if not known.
         planned: the first offset of each partition, and the one behind the last; empty if the plan is not known.
-        entry: how a user finds a partition's entry in the ledger, to skip a hole on purpose.
+        reset: the command that changes the ledger on purpose, without what it is to do.
     """
 
     target: str
     batch_id: int
     query_id: str | None = None
     planned: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
-    entry: str = "the ledger's entry"
+    reset: str = "penstock sink reset NAME"
 
     def applied_below(self, ledger: Mapping[TopicPartition, LedgerEntry]) -> Offsets:
         """Return the offsets below which rows are applied already; a partition that is not in it has none.
 
         Raises `SinkError` for a partition whose rows cannot be applied at all: before any of them is touched.
         """
-        rules = {part: self._accepted(part, held, self._plan(part, None)) for part, held in ledger.items()}
+        rules = {part: self._accepted(part, ledger, self._plan(part, None)) for part in ledger}
         return {part: held.end for part, held in ledger.items() if rules[part] is not Rule.RECREATED}
 
     def entries_after(
@@ -175,7 +179,7 @@ class Batch:
         taken_for_stored = []
         for part in sorted(self.planned.keys() | spans.keys()):
             held, batch, span = ledger.get(part), self._plan(part, spans.get(part)), spans.get(part)
-            rule = self._accepted(part, held, batch)
+            rule = self._accepted(part, ledger, batch)
             if span is not None:
                 self._refuse_late(part, held, batch, span)
             if held is None or rule is Rule.RECREATED:
@@ -201,29 +205,48 @@ class Batch:
         start, end = self.planned.get(part, (None, 0 if span is None else span.last + 1))
         return LedgerEntry(end, start, None, self.query_id, self.batch_id)
 
-    def _accepted(self, part: TopicPartition, held: LedgerEntry | None, batch: LedgerEntry) -> Rule:
+    def _accepted(self, part: TopicPartition, ledger: Mapping[TopicPartition, LedgerEntry], batch: LedgerEntry) -> Rule:
         """Return the rule of a partition, or raise `SinkError` where it refuses the batch."""
+        held = ledger.get(part)
         rule = rule_of(held, batch)
+        if held is not None and part == BATCHES and part in self.planned:
+            self._refuse_other_results(held, batch, rule)
         if held is None or rule not in {Rule.GAP, Rule.ANOTHER_LOG}:
             return rule
         place = f"{part[0]}[{part[1]}]"
         if rule is Rule.GAP:
+            starts = [
+                f"{other[0]}:{other[1]}={self.planned[other][0]}"
+                for other in sorted(self.planned)
+                if rule_of(ledger.get(other), self._plan(other, None)) is Rule.GAP
+            ]
             raise SinkError(
                 f"batch {self.batch_id} starts at offset {batch.start} of {place}, but {self.target} holds only what "
                 f"lies below {held.end}: offsets {held.end} to {(batch.start or 0) - 1} would be missing, for example "
                 "because the target was restored from a backup; to store them as well, start the query by start_sink "
                 "with a new checkpoint_location: it begins where the ledger ends, if Kafka still holds them; to go on "
-                f"without them, set {self.entry} of {place} to {batch.start}"
+                f"without them, run `{self.reset} --to {','.join(starts)}`"
             )
         raise SinkError(
             f"batch {self.batch_id} goes back from offset {batch.start} of {place} to {batch.end}, as the topic was "
             f"created again or its log was cut, but {self.target} was filled up to {held.end} by another copy of the "
-            f"query; stop one, remove the ledger's entries of {part[0]} and start the other with a new checkpoint"
+            f"query; stop one, run `{self.reset} --forget --topic {part[0]}`, and start the other with a new checkpoint"
         )
+
+    def _refuse_other_results(self, held: LedgerEntry, batch: LedgerEntry, rule: Rule) -> None:
+        """Raise `SinkError` for a batch by number that neither follows the last one nor is that one again."""
+        if not batch.is_of_query(held) or (rule is not Rule.NEXT and batch.end != held.end):
+            raise SinkError(
+                f"batch {self.batch_id} of the checkpoint with the id {batch.query_id} does not follow what "
+                f"{self.target} holds, which ends with batch {held.end - 1} of the checkpoint {held.query_id}; totals "
+                "have no offsets, so only their own checkpoint continues them: start the query with that one; if it is "
+                "lost, or it or the target came back from a backup, empty the target (or leave it, where the query "
+                f"computes all rows again and a key replaces them) and run `{self.reset} --forget`"
+            )
 
     def _refuse_late(self, part: TopicPartition, held: LedgerEntry | None, batch: LedgerEntry, span: Span) -> None:
         """Raise `SinkError` for rows of an earlier batch, which an operator has held back: the ledger is past them."""
-        offset, remedy = span.first, "keep it out of the query, and aggregate behind the sink"
+        offset, remedy = span.first, 'keep it out of the query; SqlSink with mode="batch" takes totals'
         if batch.start is not None:
             if span.first >= batch.start:
                 offset = span.last
@@ -232,8 +255,8 @@ class Batch:
             is_late = offset < held.end and _is_later(held, batch)
             where = f"batch {held.batch_id} has stored what lies below {held.end}"
             remedy += (
-                "; or the topic was created again: remove its entries from the ledger; or the checkpoint came back "
-                "from a backup: give the query a new one"
+                f"; or the topic was created again: run `{self.reset} --forget --topic {part[0]}`; or the checkpoint "
+                "came back from a backup: give the query a new one"
             )
         else:
             return

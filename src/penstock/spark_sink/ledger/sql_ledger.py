@@ -20,8 +20,10 @@ from penstock.spark_sink.source.offsets.planning import TopicPartition
 #: Makes an `INSERT` that can have an `ON CONFLICT` clause, of the database's dialect.
 Insert = Callable[[sa.Table], Any]
 
-#: What a row holds that was made only to be locked. A transaction that makes one fills it.
+#: What a row holds that was made only to be locked, or whose entry was removed.
 _ABSENT = -1
+#: The columns that tables of former versions have.
+_FORMER = ("query", "target", "topic", "partition", "next_offset")
 
 
 def ledger_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
@@ -75,8 +77,18 @@ Entries = dict[TopicPartition, LedgerEntry]
 
 def read_ledger(connection: sa.Connection, ledger: sa.Table, owner: Owner, *, former: bool = False) -> Entries:
     """Return the ledger of a query and table as it stands, without locking it; see `is_former`."""
-    columns = [ledger.c[name] for name in ("topic", "partition", "next_offset")] if former else ledger.columns
+    columns = [ledger.c[name] for name in _FORMER] if former else ledger.columns
     return _entries(connection, sa.select(*columns).where(owner.rows(ledger)))
+
+
+def read_all(connection: sa.Connection, ledger: sa.Table, *, former: bool = False) -> dict[Owner, Entries]:
+    """Return what the ledger has of each query and table, without locking it; see `is_former`."""
+    columns = [ledger.c[name] for name in _FORMER] if former else ledger.columns
+    found: dict[Owner, Entries] = {}
+    for row in connection.execute(sa.select(*columns)).mappings():
+        if row["next_offset"] != _ABSENT:
+            found.setdefault(Owner(row["query"], row["target"]), {})[row["topic"], row["partition"]] = _entry(row)
+    return found
 
 
 def lock_ledger(
@@ -103,18 +115,22 @@ def lock_ledger(
 
 def _entries(connection: sa.Connection, statement: sa.Select[Any]) -> Entries:
     return {
-        (row["topic"], row["partition"]): LedgerEntry(
-            row["next_offset"], *(row.get(name) for name in ("start_offset", "topic_id", "query_id", "batch_id"))
-        )
+        (row["topic"], row["partition"]): _entry(row)
         for row in connection.execute(statement).mappings()
         if row["next_offset"] != _ABSENT
     }
 
 
+def _entry(row: Mapping[Any, Any]) -> LedgerEntry:
+    return LedgerEntry(
+        row["next_offset"], *(row.get(name) for name in ("start_offset", "topic_id", "query_id", "batch_id"))
+    )
+
+
 def write_ledger(
-    connection: sa.Connection, ledger: sa.Table, owner: Owner, entries: Mapping[TopicPartition, LedgerEntry]
+    connection: sa.Connection, ledger: sa.Table, owner: Owner, entries: Mapping[TopicPartition, LedgerEntry | None]
 ) -> None:
-    """Write the entries of partitions, whose rows exist and are locked."""
+    """Write the entries of partitions, whose rows exist and are locked; None for none, which takes no right more."""
     names = {"next_offset": "end", "start_offset": "start"} | {n: n for n in ("topic_id", "query_id", "batch_id")}
     statement = (
         sa.update(ledger)
@@ -129,7 +145,7 @@ def write_ledger(
         statement,
         [
             {"of_topic": topic, "of_partition": partition}
-            | {f"to_{column}": getattr(entry, name) for column, name in names.items()}
+            | {f"to_{column}": getattr(entry or LedgerEntry(_ABSENT), name) for column, name in names.items()}
             for (topic, partition), entry in sorted(entries.items())
         ],
     )

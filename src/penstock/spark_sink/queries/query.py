@@ -48,6 +48,7 @@ def start_sink(
     checkpoint_location: str | None = None,
     starting_offsets: str = "earliest",
     options: Mapping[str, str] | None = None,
+    output_mode: str = "append",
 ) -> StreamingQuery:
     """Start a query that reads topics through the source `penstock` and hands each micro-batch to a function.
 
@@ -67,6 +68,7 @@ def start_sink(
         starting_offsets: where a query begins that neither a checkpoint nor the sink's ledger knows: `earliest`,
             `latest` or Spark's JSON. The ledger keeps it for the next start.
         options: further options of the source by Spark's names, such as `maxOffsetsPerTrigger`.
+        output_mode: `append`, `update` or `complete`: which rows of an aggregate a batch has, as Spark says.
 
     Returns:
         The running query; `stop()` and `awaitTermination()` are Spark's.
@@ -90,6 +92,7 @@ def start_sink(
         checkpoint_location=checkpoint_location,
         starting_offsets=starting_offsets,
         options=options or {},
+        output_mode=output_mode,
     )
     return start_query(spark, spec, bootstrap_servers, config or {})
 
@@ -131,7 +134,8 @@ def start_query(
         check(frame.schema)
     begin_ledger(spec.function, spec.name, begins.entries)
     function = gate or OfQuery(spec.function, spec.name)
-    writer = frame.writeStream.foreachBatch(function).queryName(spec.name).trigger(**when)
+    writer = frame.writeStream.foreachBatch(function).outputMode(spec.output_mode)
+    writer = writer.queryName(spec.name).trigger(**when)
     if checkpoint is not None:
         writer = writer.option("checkpointLocation", checkpoint)
     return writer.start()

@@ -27,6 +27,7 @@ class SinkRegistry:
         checkpoint_location: str | None = None,
         starting_offsets: str = "earliest",
         options: Mapping[str, str] | None = None,
+        output_mode: str = "append",
         restarts: int = 10,
         group: str | None = None,
     ) -> Callable[[FunctionT], FunctionT]:
@@ -52,6 +53,8 @@ class SinkRegistry:
                 the query yet.
             options: further options of the source by Spark's names: `maxOffsetsPerTrigger` bounds a batch, without it
                 the first one holds all that is there.
+            output_mode: "append" (default), "update" or "complete": which rows of an aggregate a batch has, as Spark
+                says. Aggregates need a sink such as `SqlSink` with mode="batch".
             restarts: restarts in a row without a committed batch in between, at most; the next failure stops the app.
             group: consumer group whose offsets follow the committed batches, for lag tools; for this query alone.
 
@@ -72,6 +75,7 @@ class SinkRegistry:
                 checkpoint_location=checkpoint_location,
                 starting_offsets=starting_offsets,
                 options=dict(options or {}),
+                output_mode=output_mode,
                 restarts=restarts,
                 group=group,
             )

@@ -38,6 +38,7 @@ class SinkSpec:
         checkpoint_location: where Spark keeps its progress, or None.
         starting_offsets: where a query without checkpoint begins.
         options: further options of the source.
+        output_mode: Spark's, of aggregates.
         restarts: restarts in a row without a committed batch in between, at most.
         group: consumer group that shows the position, or None.
     """
@@ -50,6 +51,7 @@ class SinkSpec:
     checkpoint_location: str | None
     starting_offsets: str
     options: Mapping[str, str]
+    output_mode: str = "append"
     restarts: int = 0
     group: str | None = None
 
@@ -58,6 +60,8 @@ class SinkSpec:
         check.not_empty("trigger", self.trigger)
         check.not_empty("name", self.name)
         check.a_callable("sink", self.function)
+        if self.output_mode not in ("append", "update", "complete"):
+            raise ConfigurationError(f"output_mode must be append, update or complete, but is {self.output_mode!r}")
         if isinstance(self.restarts, bool) or not isinstance(self.restarts, int) or self.restarts < 0:
             raise ConfigurationError(f"restarts must be a whole number of at least 0, but is {self.restarts!r}")
         if self.group is not None:

@@ -45,7 +45,8 @@ def refuse_forgetful(name: str, function: object) -> None:
     if not has_ledger(function):
         raise ConfigurationError(
             f"the sink of the query {name} has no ledger, and the query no checkpoint: every start would handle all of "
-            "the topic again; give it checkpoint_location=..., or a sink that remembers what it stored, such as SqlSink"
+            "the topic again; give it checkpoint_location=..., or a sink that remembers offsets, such as SqlSink, "
+            'which does not with mode="batch"'
         )
 
 
@@ -102,7 +103,8 @@ def beginning(spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | 
         if progress is not False and options.fail_on_data_loss:
             raise DataLossError(
                 f"{what}, and its checkpoint speaks of the former one; to read the new topic from its beginning, give "
-                "it a new checkpoint_location, and under Spark Connect remove the topic's entries from the ledger; or "
+                f"it a new checkpoint_location, and under Spark Connect run `penstock sink reset {spec.name} --forget "
+                f"--topic {again[0]}` with the options of its ledger; or "
                 "set failOnDataLoss to false to go on regardless"
             )
         _log.warning("%s%s", what, "" if progress else "; it is read from its beginning")

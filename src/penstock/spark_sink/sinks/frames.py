@@ -13,8 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name under which ever
 
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger.kafka_producers import SLOTS
-from penstock.spark_sink.ledger.rules import OffsetStatistics, Span
-from penstock.spark_sink.sinks.position import require_position
+from penstock.spark_sink.ledger.rules import BATCHES, OffsetStatistics, Span
+from penstock.spark_sink.sinks.position import POSITION, require_position
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 from penstock.spark_sink.source.tasks import SourceTask
 
@@ -79,6 +79,13 @@ def collected(batch: DataFrame, most_bytes: int, batch_id: int, target: str) -> 
             "maxOffsetsPerTrigger lower, or raise max_batch_bytes where the driver has the memory"
         )
     return rows
+
+
+def numbered(batch: DataFrame, batch_id: int) -> DataFrame:
+    """Return a frame whose rows come from no messages with the batch's number as their position, see `BATCHES`."""
+    topic, partition = BATCHES
+    position = (F.lit(topic), F.lit(partition), F.lit(batch_id).cast("bigint"))
+    return batch.withColumns(dict(zip(POSITION, position, strict=True)))
 
 
 def slot_column() -> Column:

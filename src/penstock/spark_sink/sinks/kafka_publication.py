@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaException
 from pyspark.sql import DataFrame
@@ -25,6 +26,8 @@ from penstock.spark_sink.ledger.kafka_target import Row, Target, missing_for, pu
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, OffsetStatistics, warn_left_out
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.source.offsets.planning import TopicPartition
+
+T = TypeVar("T")
 
 #: Topic of the ledger, where a sink names none.
 LEDGER_TOPIC = "penstock.spark-ledger"
@@ -101,13 +104,23 @@ def require_target(target: Target, topics: Sequence[str]) -> None:
 
 
 def ledger_of(target: Target, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
-    """Return the entry of each partition that the ledger of a sink knows.
+    """Return the entry of each partition that the ledger of a sink knows. Raises as `ledgers_of`."""
+    found = list(partitions)
+    return _read(target, lambda ledger: ledger.read(found))
+
+
+def ledgers_of(target: Target) -> dict[str, dict[TopicPartition, LedgerEntry]]:
+    """Return the entries of all sinks that keep theirs in the same topic, by the sinks' names.
 
     Raises:
         MissingRightError: the client may not read the ledger.
         SinkError: the ledger cannot be read.
         BrokerConnectionError: no broker answered.
     """
+    return _read(target, KafkaLedger.read_all)
+
+
+def _read(target: Target, read: Callable[[KafkaLedger], dict[T, Any]]) -> dict[T, Any]:
     admin = clients.admin(target.servers, target.config)
     # A topic that may not be seen looks like one that is not there, and the query would begin anew.
     reading = [topic_right(Operation.READ, target.ledger)]
@@ -116,7 +129,7 @@ def ledger_of(target: Target, partitions: Iterable[TopicPartition]) -> dict[Topi
         return {}
     ledger = KafkaLedger(target)
     try:
-        return ledger.read(list(partitions))
+        return read(ledger)
     except KafkaException as error:
         raise SinkError(
             f"the ledger {target.ledger} of sink {target.name} could not be read: {reason(error)}; check the brokers"
@@ -125,15 +138,21 @@ def ledger_of(target: Target, partitions: Iterable[TopicPartition]) -> dict[Topi
         ledger.close()
 
 
-def begin_ledger(target: Target, entries: Mapping[TopicPartition, LedgerEntry], *, whole: bool) -> None:
-    """Write where a query begins, in partitions that the ledger does not know. Its topic exists.
+def begin_ledger(
+    target: Target,
+    entries: Mapping[TopicPartition, LedgerEntry | None],
+    *,
+    whole: bool,
+    overwrite: bool = False,
+) -> None:
+    """Write where a query begins, in partitions that the ledger does not know, or in all. Its topic exists.
 
     Raises `SinkError` or `MissingRightError` where the ledger cannot be read or written. `whole` is whether a batch is
     one transaction.
     """
     ids = {part: whole_id(target.name) if whole else slot_id(target.name, part) for part in entries}
     try:
-        begin(target, ids, entries)
+        begin(target, ids, entries, overwrite=overwrite)
     except Failure as error:
         of_kafka = error if isinstance(error, KafkaException) else None
         if missing := missing_for(target, (), of_kafka) if of_kafka else getattr(error, "rights", ()):
@@ -148,6 +167,11 @@ def begin_ledger(target: Target, entries: Mapping[TopicPartition, LedgerEntry], 
 def whole_id(name: str) -> str:
     """Return the transactional id by which a sink publishes batches as a whole."""
     return f"{name}/whole"
+
+
+def ledger_options(topic: str) -> str:
+    """Return the options by which `penstock sink` finds a ledger."""
+    return f"--kafka --ledger-topic {shlex.quote(topic)}"
 
 
 def with_ends(rows: DataFrame, batch: Batch) -> DataFrame:

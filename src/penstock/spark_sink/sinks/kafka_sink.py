@@ -31,6 +31,8 @@ from penstock.spark_sink.sinks.kafka_publication import (
     begin_ledger,
     conclude,
     ledger_of,
+    ledger_options,
+    ledgers_of,
     publish_by_source,
     publish_whole,
     require_settings,
@@ -123,7 +125,7 @@ class KafkaSink:
         origin = origin_of(batch, self.name)
         if not stored_batches.has_any_of(self.ledger_key, origin):
             self.check(batch.schema)
-        what = micro_batch(batch, batch_id, origin, f"sink {self.name}", f"topic {self.ledger_topic}")
+        what = micro_batch(batch, batch_id, origin, f"sink {self.name}", ledger_options(self.ledger_topic))
         rows = with_ends(self._as_messages(batch), what)
         target = replace(self._target(), batch=what)
         with stored_batches.one_call(self.ledger_key, origin, what):
@@ -154,6 +156,18 @@ class KafkaSink:
     def ledger_key(self) -> Hashable:
         """What tells its ledger from those of others in this process."""
         return self.bootstrap_servers, self.name, self.ledger_topic
+
+    def ledger(self) -> dict[str, dict[TopicPartition, LedgerEntry]]:
+        """Return what the ledger's topic has of each sink, by their names. Raises as `ledger_entries`."""
+        return ledgers_of(self._target())
+
+    def write_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry | None]) -> None:
+        """Have the ledger of a sink hold these entries, None for none; `SinkError` where it cannot.
+
+        What a query of that name publishes at the moment is refused and tried again, by the new entries.
+        """
+        for whole in (True, False):  # a sink goes by either kind of transactional ids
+            begin_ledger(replace(self._target(), name=query), entries, whole=whole, overwrite=True)
 
     def least_rights(self, _topics: Iterable[str]) -> list[Right]:
         """Return the rights that its client needs, save those on topics that the rows name."""

@@ -9,12 +9,13 @@ no public way to it: the session's shared state knows the running queries by id
 from __future__ import annotations
 
 import logging
+import shlex
 import uuid
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import MessageFormatError
-from penstock.spark_sink.ledger.rules import Batch
+from penstock.errors import MessageFormatError, SinkError
+from penstock.spark_sink.ledger.rules import BATCHES, Batch
 from penstock.spark_sink.sinks.sink import Origin
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition, parse_offsets
 
@@ -26,9 +27,29 @@ _log = logging.getLogger("penstock.spark_sink")
 Planned = dict[TopicPartition, tuple[int, int]]
 
 
-def micro_batch(frame: DataFrame, batch_id: int, origin: Origin, target: str, entry: str) -> Batch:
-    """Return the batch that a frame belongs to, for the rules of the ledger; see `Batch` for the rest."""
-    return Batch(target, batch_id, origin.query_id, planned_offsets(frame, batch_id, origin), entry=entry)
+def micro_batch(frame: DataFrame, batch_id: int, origin: Origin, target: str, ledger: str) -> Batch:
+    """Return the batch that a frame belongs to, for the rules of the ledger.
+
+    `ledger` has the options by which `penstock sink` finds the ledger; see `Batch` for the rest.
+    """
+    planned = planned_offsets(frame, batch_id, origin)
+    return Batch(target, batch_id, origin.query_id, planned, reset_command(origin.query, ledger))
+
+
+def numbered_batch(batch_id: int, origin: Origin, target: str, ledger: str) -> Batch:
+    """Return the batch of a frame whose rows come from no messages: it is known by its number; as `micro_batch`."""
+    if origin.query_id is None or origin.query_id == origin.run:
+        raise SinkError(
+            f'{target} takes batches by their number (mode="batch"), which only streaming queries have, on the thread '
+            "that Spark calls; Spark Connect does not tell the query's id: use classic Spark"
+        )
+    planned = {BATCHES: (batch_id, batch_id + 1)}
+    return Batch(target, batch_id, origin.query_id, planned, reset_command(origin.query, ledger))
+
+
+def reset_command(query: str, ledger: str) -> str:
+    """Return the command that changes the ledger of a query, of which `ledger` has the options."""
+    return f"penstock sink reset {shlex.quote(query)} {ledger}"
 
 
 def planned_offsets(frame: DataFrame, batch_id: int, origin: Origin) -> Planned:

@@ -65,9 +65,12 @@ def has_ledger(sink: object) -> bool:
     """Tell whether a sink remembers what it stored.
 
     It has `ledger_entries(query, partitions)`, or as a sink of a user's own `position(query)`, which returns the next
-    offsets of all partitions, or `position_of(query, partitions)`.
+    offsets of all partitions, or `position_of(query, partitions)`. One of mode "batch" remembers batches by their
+    numbers, from which no query can begin.
     """
-    return any(callable(getattr(sink, method, None)) for method in ("ledger_entries", "position_of", "position"))
+    return getattr(sink, "mode", None) != "batch" and any(
+        callable(getattr(sink, method, None)) for method in ("ledger_entries", "position_of", "position")
+    )
 
 
 def ledger_entries(sink: object, query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:

@@ -47,7 +47,13 @@ from penstock.spark_sink.sinks.handlers.publishing.result_rows import RESULT_DDL
 from penstock.spark_sink.sinks.handlers.publishing.target import portable, require_publishing, target_of
 from penstock.spark_sink.sinks.handlers.spark_settings import refuse_double_runs
 from penstock.spark_sink.sinks.handlers.task import REPORT_DDL, TaskWork, handling, routing
-from penstock.spark_sink.sinks.kafka_publication import LEDGER_TOPIC, begin_ledger, ledger_of, require_target
+from penstock.spark_sink.sinks.kafka_publication import (
+    LEDGER_TOPIC,
+    begin_ledger,
+    ledger_of,
+    ledger_options,
+    require_target,
+)
 from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sink import Origin, origin_of, stored_batches
@@ -234,7 +240,7 @@ class HandlerSink:
             tasks = rows.mapInArrow(handling(packed), REPORT_DDL)
             reports = [TaskReport(**row.asDict()) for row in self._run(tasks.collect, batch_id, kill_delay_s)]
         else:
-            what = micro_batch(batch, batch_id, origin, f"sink {target.name}", f"topic {target.ledger}")
+            what = micro_batch(batch, batch_id, origin, f"sink {target.name}", ledger_options(target.ledger))
             target = replace(target, batch=what)
             publication = Publication(target, self.parallelism, whole=self.atomic_batches)
             tasks = rows.mapInArrow(handling(packed, publishes=True, whole=self.atomic_batches), RESULT_DDL)

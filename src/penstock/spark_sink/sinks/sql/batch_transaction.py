@@ -59,6 +59,8 @@ class BatchTransaction:
         entries = self.batch.entries_after(ledger, statistics.offsets.spans)
         warn_left_out(self.batch.batch_id, self.batch.target, statistics.offsets)
         rejected = list(statistics.rejected)
+        if settings.mode == "batch" and settings.key:
+            self._refuse_twins(connection, staged)
         if len(rejected) <= settings.most_rejects:
             if exact:
                 rejected += self._upsert_in_pieces(connection, tables.upsert, staged, rejected)
@@ -71,6 +73,16 @@ class BatchTransaction:
             self._write_dead_letters(sorted(rejected))
         if entries:
             write_ledger(connection, tables.ledger, self.owner, entries)
+
+    def _refuse_twins(self, connection: sa.Connection, staged: sa.FromClause) -> None:
+        """Raise `SinkError` for several rows of one key, of which none is newer than the others."""
+        keys = [staged.c[name] for name in self.settings.key]
+        twins = sa.select(sa.func.count()).select_from(staged).group_by(*keys).having(sa.func.count() > 1).limit(1)
+        if connection.execute(twins).first():
+            raise SinkError(
+                f"batch {self.batch.batch_id} has several rows of one key for {self.batch.target}, of which none is "
+                "the newest; have all columns that the query groups by in the key; nothing of the batch was stored"
+            )
 
     def _upsert_in_pieces(
         self, connection: sa.Connection, upsert: Upsert, staged: sa.FromClause, before: list[Rejected]
@@ -99,7 +111,9 @@ class BatchTransaction:
         settings = self.settings
         if len(rejected) > settings.most_rejects or settings.dead_letters is None:
             remedy = (
-                "give the sink dead_letters=DeadLetters(...) to let batches go on without such rows"
+                "filter such rows out"
+                if settings.mode == "batch"
+                else "give the sink dead_letters=DeadLetters(...) to let batches go on without such rows"
                 if settings.dead_letters is None
                 else f"more than max_rejects={settings.max_rejects} in one batch hint at a table that does not fit"
             )

@@ -276,4 +276,5 @@ class BatchWrite:
         )
         schema = staged_schema(self.frame, settings.sum_columns)
         below = self.transaction.batch.applied_below(ledger)
+        exact |= settings.mode == "batch"  # where no row of a key is newer than another one
         return Deduplication(settings.table, schema, validator, settings.key, settings.sum_columns, below, exact)

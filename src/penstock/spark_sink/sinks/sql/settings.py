@@ -64,6 +64,9 @@ class SqlSinkSettings:
         tries: how often a batch is tried in all, over some 20 seconds by default, where the database is away, loses
             the connection, or breaks a deadlock or a conflict of transactions at this batch's cost.
         max_batch_bytes: most bytes, in Arrow, of a batch that goes through the driver; a larger one is refused.
+        mode: "batch" for frames without `topic`, `partition` and `offset`, such as totals of windows: the rows of a
+            batch apply once by its number, and the query needs its checkpoint. It has no `keep_position`,
+            `sum_columns` and `dead_letters`.
     """
 
     url: str = field(repr=False)
@@ -82,6 +85,7 @@ class SqlSinkSettings:
     evolve: bool = field(default=False, kw_only=True)
     tries: int = field(default=8, kw_only=True)
     max_batch_bytes: int = field(default=MAX_BATCH_BYTES, kw_only=True)
+    mode: Literal["position", "batch"] = field(default="position", kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the settings; a `ConfigurationError` names a wrong one."""
@@ -114,6 +118,7 @@ class SqlSinkSettings:
             positive_int(option, getattr(self, option))
         if self.staging not in ("executors", "driver"):
             raise ConfigurationError(f"staging must be 'executors' or 'driver', but is {self.staging!r}")
+        self._check_mode()
 
     def _split_table(self, database: Database) -> None:
         """Take `schema.table` for what everybody means by it; with `schema` set, a dot is a part of the name."""
@@ -127,6 +132,14 @@ class SqlSinkSettings:
             )
         object.__setattr__(self, "schema", schema)
         object.__setattr__(self, "table", table)
+
+    def _check_mode(self) -> None:
+        if self.mode not in ("position", "batch"):
+            raise ConfigurationError(f"mode must be 'position' or 'batch', but is {self.mode!r}")
+        given = [name for name in ("keep_position", "sum_columns", "dead_letters") if getattr(self, name)]
+        if self.mode == "batch" and given:
+            named = ", ".join(given)
+            raise ConfigurationError(f'mode="batch" is for rows that come from no message; leave out {named}')
 
     def _check_delete(self) -> None:
         if self.delete is None:
@@ -153,6 +166,13 @@ class SqlSinkSettings:
     def arrow_frame(self, schema: StructType) -> pa.Schema:
         """Return the Arrow columns of such frames, or raise `SchemaMismatchError` where the sink cannot use them."""
         frame = arrow_schema(schema)
+        if self.mode == "batch":
+            if own := sorted(set(POSITION) & set(frame.names)):
+                raise SchemaMismatchError(
+                    f'the frame for table {self.table} has {", ".join(own)}, names of the position that mode="batch" '
+                    "does without; rename it in the query"
+                )
+            frame = pa.schema([*frame, ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
         self._require_columns(frame)
         names_of_tables = (self.schema or "", self.table, self.ledger_table)
         self.database.require_storable(frame, self.table, names_of_tables, self.sum_columns)

@@ -7,7 +7,9 @@ each partition in the database itself (`ledger.sql_ledger`), in the same transac
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,18 +21,21 @@ from penstock.database_url import parse_database_url
 from penstock.errors import PenstockError, SinkError
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, unknown
 from penstock.spark_sink.ledger.sql_ledger import (
+    Entries,
     Owner,
     is_former,
     ledger_table,
     lock_ledger,
+    read_all,
     read_ledger,
     write_ledger,
 )
-from penstock.spark_sink.sinks.planned_offsets import micro_batch
+from penstock.spark_sink.sinks.frames import numbered
+from penstock.spark_sink.sinks.planned_offsets import micro_batch, numbered_batch
 from penstock.spark_sink.sinks.sink import Origin, origin_of, stored_batches
 from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction
 from penstock.spark_sink.sinks.sql.batch_write import BatchWrite, carry_over
-from penstock.spark_sink.sinks.sql.databases.errors import LostTaskError, facts_of, is_transient, refused
+from penstock.spark_sink.sinks.sql.databases.errors import LostTaskError, facts_of, is_transient, refused, shown
 from penstock.spark_sink.sinks.sql.databases.rights import is_forbidden
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
@@ -73,6 +78,11 @@ class SqlSink(SqlSinkSettings):
     the database, is refused, and so are rows of an earlier batch and a second frame of one batch. The ledger belongs to
     the query by name, which is required, so that several may fill one table; under another name all is stored again. It
     knows topics by name too: topics of one name on two clusters need a query, or a `ledger_table`, each.
+
+    Totals of windows and other results of state come from no message. With `mode="batch"` the frame has no position,
+    and the rows of a batch apply once by Spark's id of the query and the batch's number: of output mode `update` or
+    `complete` with the grouping columns as the key, of `append` also without a key. Only the query's own checkpoint
+    continues such a table; another one is refused.
     """
 
     def check(self, schema: StructType) -> None:
@@ -102,13 +112,16 @@ class SqlSink(SqlSinkSettings):
             SinkError: the batch cannot be stored; nothing of it was.
             MissingRightError: the same, for want of a right.
         """
-        origin = origin_of(batch, self.name)
-        what = micro_batch(batch, batch_id, origin, f"table {self.table}", f"next_offset in table {self.ledger_table}")
+        origin, target, ledger = origin_of(batch, self.name), f"table {self.table}", self._command_options()
+        if self.mode == "batch":
+            what = numbered_batch(batch_id, origin, target, ledger)
+        else:
+            what = micro_batch(batch, batch_id, origin, target, ledger)
         write = self._batch_write(batch.schema, origin, what)
         sink = (self.url, self.schema, self.table, self.ledger_table)
         try:
             with stored_batches.one_call(sink, origin, what):
-                self._tries(batch_id)(write.store, batch)
+                self._tries(batch_id)(write.store, numbered(batch, batch_id) if self.mode == "batch" else batch)
         except LostTaskError as error:
             raise SinkError(str(error)) from None
         except sa.exc.SQLAlchemyError as error:
@@ -145,33 +158,63 @@ class SqlSink(SqlSinkSettings):
         known = self._entries(query)
         return {part: known[part] for part in partitions if part in known}
 
-    def _entries(self, query: str) -> dict[TopicPartition, LedgerEntry]:
-        url = parse_database_url(self.url)
-        ledger = ledger_table(self.ledger_table, sa.MetaData(), self.schema)
-        try:
-            with self.database.session(url) as connection, connection.begin():
-                if not sa.inspect(connection).has_table(self.ledger_table, schema=self.schema):
-                    return {}
-                owner = Owner(self.name or query, self.table)
-                return read_ledger(connection, ledger, owner, former=is_former(connection, ledger))
-        except sa.exc.SQLAlchemyError as error:
-            raise self._refused(error, self.ledger_table, None) from None  # not chained, as above
+    def _entries(self, query: str) -> Entries:
+        with self._ledger() as (connection, ledger):
+            if not self._exists(connection):
+                return {}
+            owner = Owner(self.name or query, self.table)
+            return read_ledger(connection, ledger, owner, former=is_former(connection, ledger))
+
+    def ledger(self) -> dict[str, Entries]:
+        """Return what the ledger has of each query that fills the table, by their names. Raises as `position` does."""
+        return {owner.query: entries for owner, entries in self.owners().items() if owner.target == self.table}
+
+    def owners(self) -> dict[Owner, Entries]:
+        """Return what the ledger has of each query and table, of other sinks too. Raises as `position` does."""
+        with self._ledger() as (connection, ledger):
+            return (
+                read_all(connection, ledger, former=is_former(connection, ledger)) if self._exists(connection) else {}
+            )
 
     def begin_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
         """Write where a query begins, in partitions that the ledger does not know. Raises as `position` does."""
-        url, owner = parse_database_url(self.url), Owner(self.name or query, self.table)
+        self._write(self.name or query, entries, lambda known: unknown(known, entries))
+
+    def write_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry | None]) -> None:
+        """Have the ledger of a query hold these entries, None for none. Raises as `position` does.
+
+        It waits for a batch that is being stored.
+        """
+        self._write(query, entries, lambda _known: entries)
+
+    def _write(
+        self,
+        query: str,
+        parts: Iterable[TopicPartition],
+        change: Callable[[Entries], Mapping[TopicPartition, LedgerEntry | None]],
+    ) -> None:
+        """Lock what the ledger has of partitions, and write what `change` makes of it."""
+        with self._ledger() as (connection, ledger):
+            if not self._exists(connection):
+                self.database.lock_schema(connection)
+                ledger.create(connection, checkfirst=True)
+            carry_over(self.database, connection, ledger)
+            owner = Owner(query, self.table)
+            if new := change(lock_ledger(connection, self.database.insert, ledger, owner, parts)):
+                write_ledger(connection, ledger, owner, new)
+
+    @contextmanager
+    def _ledger(self) -> Iterator[tuple[sa.Connection, sa.Table]]:
+        """Begin a transaction on the ledger's table, which may not exist."""
         ledger = ledger_table(self.ledger_table, sa.MetaData(), self.schema)
         try:
-            with self.database.session(url) as connection, connection.begin():
-                if not sa.inspect(connection).has_table(self.ledger_table, schema=self.schema):
-                    self.database.lock_schema(connection)
-                    ledger.create(connection, checkfirst=True)
-                carry_over(self.database, connection, ledger)
-                known = lock_ledger(connection, self.database.insert, ledger, owner, entries)
-                if new := unknown(known, entries):
-                    write_ledger(connection, ledger, owner, new)
+            with self.database.session(parse_database_url(self.url)) as connection, connection.begin():
+                yield connection, ledger
         except sa.exc.SQLAlchemyError as error:
             raise self._refused(error, self.ledger_table, None) from None  # not chained, as above
+
+    def _exists(self, connection: sa.Connection) -> bool:
+        return sa.inspect(connection).has_table(self.ledger_table, schema=self.schema)
 
     def _refused(self, error: sa.exc.SQLAlchemyError, table: str, batch_id: int | None) -> PenstockError:
         """Return the text of an error of the database; where rights are missing, all of them."""
@@ -188,6 +231,12 @@ class SqlSink(SqlSinkSettings):
             except sa.exc.SQLAlchemyError:
                 _log.debug("which rights are missing could not be asked", exc_info=True)
         return refused(error, table, url, batch_id)
+
+    def _command_options(self) -> str:
+        """Return the options by which `penstock sink` finds the ledger; who knows the user and password adds them."""
+        given = {"--sql": shown(parse_database_url(self.url)), "--ledger-table": self.ledger_table}
+        given |= {"--target": self.table} if self.schema is None else {"--schema": self.schema, "--target": self.table}
+        return shlex.join(word for pair in given.items() for word in pair)
 
     def _batch_write(self, schema: StructType, origin: Origin, batch: Batch) -> BatchWrite:
         url = parse_database_url(self.url)

@@ -1,0 +1,187 @@
+"""What an operator sees of ledgers, and changes on purpose: behind `penstock sink`.
+
+A changed entry begins and ends at its offset, and no batch has written it, as where a query starts for the first time.
+So by `rules` a batch that starts there goes on, one that starts above it is refused, and what lies below is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from penstock.clients.reading import without_membership
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.group_offsets.targets import topic_choice
+from penstock.options import ClientConfig
+from penstock.spark_sink.ledger.rules import BATCHES, LedgerEntry
+from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
+from penstock.spark_sink.source.options.options import SourceOptions
+from penstock.spark_sink.source.planning.offset_reader import OffsetReader
+
+_OFFSET = re.compile(r"\d{1,18}", re.ASCII)
+_PLACE = re.compile(r"([\w.-]+):(\d{1,9})=(\d{1,18})", re.ASCII)
+
+
+class Ledger(Protocol):
+    """The ledger of a sink's target, as sinks give access to it."""
+
+    def ledger(self) -> Mapping[str, Mapping[TopicPartition, LedgerEntry]]:
+        """Return the entries of each query that fills the target, by its name."""
+
+    def write_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry | None]) -> None:
+        """Have the ledger of a query hold these entries, None for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLedger:
+    """What a ledger has of a query in one target; it is read again for nothing."""
+
+    query: str
+    target: str
+    entries: Mapping[TopicPartition, LedgerEntry]
+    ledger: Ledger
+
+    @property
+    def last(self) -> LedgerEntry | None:
+        """The newest entry that a batch has written, or None."""
+        written = [entry for entry in self.entries.values() if entry.batch_id is not None]
+        return max(written, key=lambda entry: entry.batch_id or 0, default=None)
+
+
+def queries(ledgers: Mapping[str, Ledger]) -> list[QueryLedger]:
+    """Return what ledgers have, by their targets, ordered by query and target."""
+    found = [
+        QueryLedger(query, target, entries, ledger)
+        for target, ledger in ledgers.items()
+        for query, entries in ledger.ledger().items()
+        if entries
+    ]
+    return sorted(found, key=lambda one: (one.query, one.target))
+
+
+def of_query(found: Iterable[QueryLedger], query: str) -> list[QueryLedger]:
+    """Return what there is of a query, or raise `PenstockError`."""
+    names = sorted({one.query for one in found})
+    if query not in names:
+        known = f"it has {', '.join(map(repr, names))}" if names else "it is empty"
+        raise PenstockError(f"the ledger has no query {query!r}: {known}")
+    return [one for one in found if one.query == query]
+
+
+def chosen(found: Iterable[QueryLedger], topics: Sequence[str]) -> list[QueryLedger]:
+    """Return only the entries of topics, or of `TOPIC:PARTITIONS`; all without any. None chosen: `PenstockError`."""
+    choices = [topic_choice(text) for text in topics]
+
+    def is_chosen(part: TopicPartition) -> bool:
+        return not choices or any(
+            one.topic == part[0] and (one.partitions is None or part[1] in one.partitions) for one in choices
+        )
+
+    kept = [
+        replace(one, entries={part: entry for part, entry in one.entries.items() if is_chosen(part)}) for one in found
+    ]
+    if not any(one.entries for one in kept):
+        raise PenstockError(
+            f"the ledger has no entry of {', '.join(topics)}; see those it has with `penstock sink show`"
+        )
+    return kept
+
+
+def positions(
+    text: str, parts: Collection[TopicPartition], servers: str | None, config: ClientConfig
+) -> Mapping[TopicPartition, LedgerEntry]:
+    """Return where `--to` wants partitions: the entries of those that it names, of all where it names none.
+
+    `earliest` and `latest` ask the brokers, as readers of committed messages, for the topics' ids too. Raises
+    `ConfigurationError` for what is no position or names other partitions, and as `OffsetReader` does.
+    """
+    if BATCHES in parts:
+        raise ConfigurationError('the ledger has batches by number, as of mode="batch", and no offsets; give --forget')
+    if text in ("earliest", "latest"):
+        if servers is None:
+            raise ConfigurationError(f"--bootstrap-servers is missing: the brokers are asked what --to {text} is")
+        options = {f"kafka.{name}": str(value) for name, value in without_membership(config).items()}
+        topics = ",".join(sorted({topic for topic, _ in parts}))
+        reader = OffsetReader(SourceOptions.parse({**options, "kafka.bootstrap.servers": servers, "subscribe": topics}))
+        reader.partitions()  # raises for a topic that is gone, or may not be read
+        found, ids = reader.earliest(parts) if text == "earliest" else reader.latest(parts), reader.topics().ids
+        return {part: LedgerEntry(at, at, ids.get(part[0])) for part, at in found.items()}
+    if _OFFSET.fullmatch(text):
+        offsets: Offsets = dict.fromkeys(parts, int(text))
+    else:
+        places = [_PLACE.fullmatch(one) for one in text.split(",")]
+        offsets = {(place[1], int(place[2])): int(place[3]) for place in places if place is not None}
+        if None in places:
+            raise ConfigurationError(
+                f"--to {text!r} is no position; write earliest, latest, an offset, or orders:0=4711,orders:1=4712"
+            )
+        if unknown := sorted(offsets.keys() - set(parts)):
+            names = ", ".join(f"{topic}[{partition}]" for topic, partition in unknown)
+            raise ConfigurationError(f"--to names {names}, of which the ledger has no entry; leave it out")
+    return {part: LedgerEntry(at, at) for part, at in offsets.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An entry before and after; None after where it is removed."""
+
+    query: str
+    target: str
+    part: TopicPartition
+    before: LedgerEntry
+    after: LedgerEntry | None
+
+    @property
+    def again(self) -> int:
+        """Offsets that are stored, and come again."""
+        return 0 if self.after is None else max(0, self.before.end - self.after.end)
+
+    @property
+    def left_out(self) -> int:
+        """Offsets that are not stored, and never will be."""
+        return 0 if self.after is None else max(0, self.after.end - self.before.end)
+
+
+def changes(found: Iterable[QueryLedger], to: Mapping[TopicPartition, LedgerEntry] | None) -> list[Change]:
+    """Return what changes where entries become these, or are all removed. An entry keeps the topic id that it has."""
+    return [
+        Change(
+            one.query,
+            one.target,
+            part,
+            held,
+            None if to is None else replace(to[part], topic_id=to[part].topic_id or held.topic_id),
+        )
+        for one in found
+        for part, held in sorted(one.entries.items())
+        if to is None or part in to
+    ]
+
+
+def write(found: Iterable[QueryLedger], made: Sequence[Change]) -> None:
+    """Make changes, target by target."""
+    for one in found:
+        mine = {change.part: change.after for change in made if change.target == one.target}
+        if mine:
+            one.ledger.write_ledger(one.query, mine)
+
+
+def rename(found: Iterable[QueryLedger], old: str, new: str, *, dry_run: bool) -> list[QueryLedger]:
+    """Give the entries of a query to another name, which has none yet; else `PenstockError`. Returns what moves.
+
+    The new name has them first: what fails in between leaves both, and the old one can be forgotten.
+    """
+    moving = of_query(found, old)
+    if not new:
+        raise ConfigurationError("the new name is empty; name the query")
+    if any(one.ledger.ledger().get(new) for one in moving):
+        raise PenstockError(
+            f"the ledger has entries of {new!r}, and those of {old!r} would replace them; choose another name, or "
+            f"remove them by `penstock sink reset {new} --forget`"
+        )
+    for one in () if dry_run else moving:
+        one.ledger.write_ledger(new, one.entries)
+        one.ledger.write_ledger(old, dict.fromkeys(one.entries))
+    return moving
