@@ -108,6 +108,7 @@ def test_an_upsert_writes_only_the_files_again_that_hold_its_keys_in_one_snapsho
     assert len(before & files()) == 1
     with lake.table() as table:
         assert len(table.snapshots()) == 2
+        assert table.properties.keys() == {"penstock.ledger"}, "the library's tries are switched off in our memory only"
 
 
 def test_many_keys_are_found_by_their_bounds(lake: IcebergLake) -> None:

@@ -45,18 +45,8 @@ _RETENTION = "delta.setTransactionRetentionDuration"
 class DeltaSink(LakeSink[DeltaTable]):
     """Writes micro-batches into a Delta table, each row once whatever is repeated.
 
-    Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is an
-    error, and so are rows that an operator with state (a window, a join of streams) holds back. The frame carries
-    `topic`, `partition` and `offset` beside its own columns. The table is made from the frame's columns if it does not
-    exist; any of its columns may be NULL. The batch is collected on the driver as Arrow columns, up to
-    `max_batch_bytes`: keep it below with the source's `maxOffsetsPerTrigger`. Readers see all of a batch or nothing.
-
-    Without a key every row is appended. With one, the newest row of a key, by offset, replaces the one in the table.
-    Kafka orders the messages of one partition only: use a key whose messages share a partition. Where they do not, the
-    higher offset wins within a batch, and the later batch across batches.
-
-    Application transactions must not expire: a table with `delta.setTransactionRetentionDuration` is refused. A second
-    copy of the query, started by mistake, stores nothing twice. A sink holds nothing open and can be pickled.
+    What holds for it stands in `LakeSink`. Application transactions must not expire: a table with
+    `delta.setTransactionRetentionDuration` is refused.
 
     Attributes:
         path: folder or address of the table, as delta-rs takes it.
@@ -195,10 +185,6 @@ class DeltaSink(LakeSink[DeltaTable]):
     @property
     def _target(self) -> str:
         return f"table {self.path}"
-
-    @property
-    def _entry(self) -> str:
-        return f"the application transaction {self.name}/<topic>/<partition>"
 
     @property
     def _options(self) -> dict[str, str] | None:

@@ -27,23 +27,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg import exceptions as refusals
+from pyiceberg import expressions as ex
 from pyiceberg.catalog import load_catalog
-from pyiceberg.exceptions import (
-    CommitFailedException,
-    CommitStateUnknownException,
-    NoSuchNamespaceError,
-    NoSuchPropertyException,
-    NoSuchTableError,
-    RESTError,
-    TableAlreadyExistsError,
-)
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, In, LessThanOrEqual
-from pyiceberg.io.pyarrow import (
-    ArrowScan,
-    _dataframe_to_data_files,  # by public names files are written only together with a commit
-    _pyarrow_to_schema_without_ids,  # and types are converted only where a table is made
-    schema_to_pyarrow,
-)
+from pyiceberg.io import pyarrow as files
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.serializers import FromInputFile
@@ -61,6 +48,8 @@ from penstock.spark_sink.source.offsets.planning import TopicPartition
 #: The ledger in the summary of a snapshot, and the table's property that says that there is one.
 _LEDGER = "penstock.ledger"
 _ROW = "penstock_row"
+# By public names pyiceberg writes files only together with a commit, and converts types only where a table is made.
+_to_data_files, _to_schema = files._dataframe_to_data_files, files._pyarrow_to_schema_without_ids  # noqa: SLF001 - see above
 #: Values up to which pyiceberg compares each with the bounds of a file.
 _MOST_VALUES = 200
 
@@ -71,20 +60,9 @@ Ledger = dict[str, dict[TopicPartition, LedgerEntry]]
 class IcebergSink(LakeSink[Table]):
     """Writes micro-batches into an Iceberg table, each row once whatever is repeated.
 
-    Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is an
-    error, and so are rows that an operator with state (a window, a join of streams) holds back. The frame carries
-    `topic`, `partition` and `offset` beside its own columns. The table, and its namespace, are made from the frame's
-    columns if they do not exist; any of its columns may be NULL. The batch is collected on the driver as Arrow columns,
-    up to `max_batch_bytes`: keep it below with the source's `maxOffsetsPerTrigger`. A batch is one snapshot of the
-    table: readers see all of it or nothing.
-
-    Without a key every row is appended. With one, the newest row of a key, by offset, replaces the one in the table,
-    and each data file that holds such a key is written again without it. Kafka orders the messages of one partition
-    only: use a key whose messages share a partition. Where they do not, the higher offset wins within a batch, and the
-    later batch across batches.
-
-    The table may be compacted, its rows deleted and its snapshots expired by others. A second copy of the query,
-    started by mistake, stores nothing twice. A sink holds nothing open and can be pickled.
+    What holds for it stands in `LakeSink`. A batch is one snapshot of the table. With a key, each data file that holds
+    a key of the batch is read and written again without it, one after the other, on the driver. The table may be
+    compacted, its rows deleted and its snapshots expired by others.
 
     Attributes:
         table: its name in the catalogue, with the namespace: `db.orders`.
@@ -107,8 +85,8 @@ class IcebergSink(LakeSink[Table]):
     evolve: bool = field(default=False, kw_only=True)
     max_batch_bytes: int = field(default=MAX_BATCH_BYTES, kw_only=True)
 
-    _CONFLICTS: ClassVar = (CommitFailedException, CommitStateUnknownException)
-    _PLAIN: ClassVar = (NoSuchNamespaceError, NoSuchPropertyException, NoSuchTableError, OSError, RESTError)
+    _CONFLICTS: ClassVar = (refusals.CommitFailedException, refusals.CommitStateUnknownException)
+    _PLAIN: ClassVar = (refusals.NoSuchNamespaceError, refusals.NoSuchPropertyException, refusals.RESTError, OSError)
 
     def __post_init__(self) -> None:
         """Check the settings; a `ConfigurationError` names a wrong one."""
@@ -167,7 +145,7 @@ class IcebergSink(LakeSink[Table]):
             with transaction.update_schema() as update:
                 update.union_by_name(more)
         metadata = transaction.table_metadata
-        columns = schema_to_pyarrow(metadata.schema(), include_field_ids=False)
+        columns = files.schema_to_pyarrow(metadata.schema(), include_field_ids=False)
         rows = columns.empty_table() if rows is None else rows.select(columns.names).cast(columns)
         replaced = self._replaced(table, metadata.schema(), rows)
         first = next(replaced, None)
@@ -178,8 +156,9 @@ class IcebergSink(LakeSink[Table]):
                 for file, others in itertools.chain([(None, rows), first], replaced):
                     if file is not None:
                         snapshot.delete_data_file(file)
-                    for added in _dataframe_to_data_files(metadata, others, table.io) if others.num_rows else ():
-                        snapshot.append_data_file(added)
+                    if others.num_rows:
+                        for added in _to_data_files(metadata, others, table.io):
+                            snapshot.append_data_file(added)
         transaction.commit_transaction()
 
     def _replaced(self, table: Table, schema: Schema, rows: pa.Table) -> Iterator[tuple[DataFile | None, pa.Table]]:
@@ -188,7 +167,7 @@ class IcebergSink(LakeSink[Table]):
             return
 
         def read(task: FileScanTask, columns: Schema) -> pa.Table:
-            return ArrowScan(table.metadata, table.io, columns, AlwaysTrue()).to_table([task])
+            return files.ArrowScan(table.metadata, table.io, columns, ex.AlwaysTrue()).to_table([task])
 
         keys = one_zero(rows.select(self.key), self.key)
         for task in table.scan(row_filter=_may_hold(keys)).plan_files():
@@ -201,25 +180,23 @@ class IcebergSink(LakeSink[Table]):
     def _opened(self, schema: pa.Schema | None = None) -> Iterator[Table | None]:
         name: dict[str, Any] = {"name": self.catalog} if isinstance(self.catalog, str) else {**self.catalog}
         with load_catalog(**name) as catalog:
-            if schema is not None and not catalog.table_exists(self.table):
+            table = None
+            with suppress(refusals.NoSuchTableError):
+                table = catalog.load_table(self.table)
+            if table is None and schema is not None:
                 catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
                 # Unless manifests are merged, each batch adds one that every reader opens.
                 merged = {TableProperties.MANIFEST_MERGE_ENABLED: "true"}
-                with suppress(TableAlreadyExistsError):
-                    catalog.create_table(self.table, self._types(schema), properties=merged)
-            try:
-                table = catalog.load_table(self.table)
-            except NoSuchTableError:
-                table = None
+                table = catalog.create_table_if_not_exists(self.table, self._types(schema), properties=merged)
             yield table
 
     @staticmethod
     def _columns(table: Table) -> pa.Schema:
-        return schema_to_pyarrow(table.schema(), include_field_ids=False)
+        return files.schema_to_pyarrow(table.schema(), include_field_ids=False)
 
     @staticmethod
     def _held_as(columns: pa.Schema) -> pa.Schema:
-        return schema_to_pyarrow(_pyarrow_to_schema_without_ids(columns), include_field_ids=False)
+        return files.schema_to_pyarrow(_to_schema(columns), include_field_ids=False)
 
     @property
     def _target(self) -> str:
@@ -228,10 +205,6 @@ class IcebergSink(LakeSink[Table]):
     @property
     def _place(self) -> Hashable:
         return self.table, hash(str(self.catalog))
-
-    @property
-    def _entry(self) -> str:
-        return f"the ledger's entry of query {self.name}"
 
 
 def _versions(table: Table) -> Iterator[TableMetadata]:
@@ -269,19 +242,22 @@ def _ledger_of(text: str) -> Ledger:
     }
 
 
-def _may_hold(keys: pa.Table) -> BooleanExpression:
+def _may_hold(keys: pa.Table) -> ex.BooleanExpression:
     """Return a filter that leaves out files which cannot hold a key, by the bounds of their columns."""
-    filters: list[BooleanExpression] = [AlwaysTrue()]
+    filters: list[ex.BooleanExpression] = [ex.AlwaysTrue()]
     for name in keys.column_names:
         values = pc.unique(keys[name])
         if pa.types.is_floating(values.type):
             continue  # NaN is within no bounds
         if len(values) <= _MOST_VALUES:
-            filters.append(In(term=name, values=set(values.to_pylist())))
+            filters.append(ex.In(term=name, values=set(values.to_pylist())))
         else:
             ends = pc.min_max(values).as_py()
-            filters += [GreaterThanOrEqual(term=name, value=ends["min"]), LessThanOrEqual(term=name, value=ends["max"])]
-    return functools.reduce(And, filters)
+            filters += [
+                ex.GreaterThanOrEqual(term=name, value=ends["min"]),
+                ex.LessThanOrEqual(term=name, value=ends["max"]),
+            ]
+    return functools.reduce(ex.And, filters)
 
 
 def _without(rows: pa.Table, keys: pa.Table) -> pa.Table:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -48,7 +48,20 @@ Changes = Mapping[TopicPartition, LedgerEntry | None]
 
 
 class LakeSink(ABC, Generic[TableT]):
-    """A sink whose rows and ledger change in one commit; its settings are fields of the sink of each format."""
+    """A sink whose rows and ledger change in one commit; its settings are fields of the sink of each format.
+
+    Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is an
+    error, and so are rows that an operator with state (a window, a join of streams) holds back. The frame carries
+    `topic`, `partition` and `offset` beside its own columns. The table is made from the frame's columns if it does not
+    exist; any of its columns may be NULL. The batch is collected on the driver as Arrow columns, up to
+    `max_batch_bytes`: keep it below with the source's `maxOffsetsPerTrigger`. Readers see all of a batch or nothing.
+
+    Without a key every row is appended. With one, the newest row of a key, by offset, replaces the one in the table.
+    Kafka orders the messages of one partition only: use a key whose messages share a partition. Where they do not, the
+    higher offset wins within a batch, and the later batch across batches.
+
+    A second copy of the query, started by mistake, stores nothing twice. A sink holds nothing open and can be pickled.
+    """
 
     __slots__ = ()
     key: Sequence[str]
@@ -68,17 +81,12 @@ class LakeSink(ABC, Generic[TableT]):
         """What errors call the table."""
 
     @property
-    @abstractmethod
-    def _entry(self) -> str:
-        """How a user finds an entry of the ledger."""
-
-    @property
     def _place(self) -> Hashable:
         """What tells the table from all others of this process."""
         return self._target
 
     @abstractmethod
-    def _opened(self, schema: pa.Schema | None = None) -> AbstractContextManager[TableT | None]:
+    def _opened(self, schema: pa.Schema | None = None) -> AbstractContextManager[Any]:
         """Have the table as it is now in the block, or None; with a schema, make it where there is none."""
 
     @staticmethod
@@ -113,7 +121,7 @@ class LakeSink(ABC, Generic[TableT]):
         with self._failing(f"{self._target} cannot be made or read"):
             self._types(given)
             with self._opened(given) as table:
-                self._fitting(table, given)
+                self._missing(table, given)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Store one micro-batch.
@@ -125,7 +133,7 @@ class LakeSink(ABC, Generic[TableT]):
         rows = collected(batch, self.max_batch_bytes, batch_id, self._target)
         stored = self._stored(rows.schema)
         origin = origin_of(batch, self.name)
-        what = micro_batch(batch, batch_id, origin, self._target, self._entry)
+        what = micro_batch(batch, batch_id, origin, self._target, f"the ledger's entry of query {self.name}")
         if rows.num_rows == 0 and not what.planned:
             return
         require_position(null_counts(rows), self._target)
@@ -208,9 +216,9 @@ class LakeSink(ABC, Generic[TableT]):
                 "sink's settings with those of the storage"
             ) from None
 
-    def _store(self, table: TableT | None, rows: pa.Table, stored: list[str], batch: Batch) -> None:
+    def _store(self, table: TableT, rows: pa.Table, stored: list[str], batch: Batch) -> None:
         """Write what is not applied yet, in one commit, upon the version of the table whose ledger was read."""
-        table, more = self._fitting(table, rows.select(stored).schema)
+        more = self._missing(table, rows.select(stored).schema)
         required = [column.name for column in self._columns(table) if not column.nullable]
         self._refuse_null(rows, required, "is NOT NULL in")
         spans = offset_spans(rows)
@@ -235,10 +243,8 @@ class LakeSink(ABC, Generic[TableT]):
             )
         return stored
 
-    def _fitting(self, table: TableT | None, schema: pa.Schema) -> tuple[TableT, pa.Schema]:
-        """Return the table, which fits the frame, and the frame's columns that are to be added to it."""
-        if table is None:
-            raise SinkError(f"{self._target} was removed when it had just been made; find out by whom")
+    def _missing(self, table: TableT, schema: pa.Schema) -> pa.Schema:
+        """Return the frame's columns that are to be added to the table, or raise `SinkError` where it does not fit."""
         held, given = ({one.name: one.type for one in self._types(some)} for some in (self._columns(table), schema))
         twins = {name.lower(): f", and has {name}, which differs only in case" for name in held}
         wrong = [
@@ -256,7 +262,7 @@ class LakeSink(ABC, Generic[TableT]):
             raise SchemaMismatchError(
                 f"{self._target} does not fit the frame: {'; '.join(wrong)}; change the query's select, or the table"
             )
-        return table, pa.schema([(name, kind) for name, kind in given.items() if name not in held])
+        return pa.schema([(name, kind) for name, kind in given.items() if name not in held])
 
     def _types(self, schema: pa.Schema) -> pa.Schema:
         """Return columns as a table holds them, any of which may be NULL, or raise `SchemaMismatchError`."""
