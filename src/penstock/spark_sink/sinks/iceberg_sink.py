@@ -130,14 +130,20 @@ class IcebergSink(LakeSink[Table]):
         )
 
     def _commit(self, table: Table, query: str, changes: Changes, rows: pa.Table | None, more: pa.Schema) -> None:
-        # The library would put the commit behind another writer's, whose ledger was not read. Nobody else sees this: it
-        # changes what was read, not what is written.
-        table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
         ledger = self._read(table)
         changed = {**ledger.get(query, {}), **changes}
         ledger[query] = {part: entry for part, entry in changed.items() if entry is not None}
         summary = {_LEDGER: _text_of(ledger)}
 
+        # The library works on a part of what was read; the catalogue adds the commit to the whole. It would copy all
+        # snapshots some twenty times, and put the commit behind another writer's, whose ledger was not read.
+        current = table.current_snapshot()
+        part = {
+            "snapshots": [] if current is None else [current],
+            "snapshot_log": [],
+            "properties": {**table.properties, TableProperties.COMMIT_NUM_RETRIES: "0"},
+        }
+        table.metadata = table.metadata.model_copy(update=part)
         transaction = table.transaction()
         if _LEDGER not in table.properties:
             transaction.set_properties({_LEDGER: "in the summaries of snapshots"})
