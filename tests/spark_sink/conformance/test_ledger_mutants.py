@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import ledger_scenarios as scenarios
@@ -119,8 +118,7 @@ def knows_one_query_in_iceberg(patch: pytest.MonkeyPatch) -> None:
 
 def commits_behind_another_writer(patch: pytest.MonkeyPatch) -> None:
     """The library's own tries are left in: they go on from a version whose ledger was not read."""
-    others = {**vars(iceberg_sink.TableProperties), "COMMIT_NUM_RETRIES": "another setting"}
-    patch.setattr(iceberg_sink, "TableProperties", SimpleNamespace(**others))
+    patch.setattr(iceberg_sink, "_OWN_TRIES", "another setting")
 
 
 def shuts_nobody_out(patch: pytest.MonkeyPatch) -> None:

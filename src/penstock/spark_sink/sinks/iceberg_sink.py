@@ -50,6 +50,8 @@ _LEDGER = "penstock.ledger"
 _ROW = "penstock_row"
 # By public names pyiceberg writes files only together with a commit, and converts types only where a table is made.
 _to_data_files, _to_schema = files._dataframe_to_data_files, files._pyarrow_to_schema_without_ids  # noqa: SLF001 - see above
+#: The table's property by which pyiceberg tries a commit again, since 0.12.
+_OWN_TRIES = "commit.retry.num-retries"
 #: Values up to which pyiceberg compares each with the bounds of a file.
 _MOST_VALUES = 200
 
@@ -141,7 +143,7 @@ class IcebergSink(LakeSink[Table]):
         part = {
             "snapshots": [] if current is None else [current],
             "snapshot_log": [],
-            "properties": {**table.properties, TableProperties.COMMIT_NUM_RETRIES: "0"},
+            "properties": {**table.properties, _OWN_TRIES: "0"},
         }
         table.metadata = table.metadata.model_copy(update=part)
         transaction = table.transaction()
