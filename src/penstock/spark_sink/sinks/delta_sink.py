@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
@@ -28,7 +27,7 @@ from penstock.errors import ConfigurationError
 from penstock.options import not_empty
 from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES
-from penstock.spark_sink.sinks.lake_sink import Changes, LakeSink, plain
+from penstock.spark_sink.sinks.lake_sink import Changes, LakeSink, Ledger, plain
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 
 #: Ends of the application ids whose versions tell where the last batch of a partition was planned to start, and which
@@ -68,8 +67,8 @@ class DeltaSink(LakeSink[DeltaTable]):
     storage_options: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
     max_batch_bytes: int = field(default=MAX_BATCH_BYTES, kw_only=True)
 
-    _CONFLICTS: ClassVar = (CommitFailedError,)
-    _PLAIN: ClassVar = (TableNotFoundError, DeltaProtocolError, OSError)
+    _CONFLICTS = (CommitFailedError,)
+    _PLAIN = (TableNotFoundError, DeltaProtocolError, OSError)
 
     def __post_init__(self) -> None:
         """Check the settings; a `ConfigurationError` names a wrong one."""
@@ -78,14 +77,13 @@ class DeltaSink(LakeSink[DeltaTable]):
         object.__setattr__(self, "storage_options", dict(self.storage_options))
         self._check_settings()
 
-    def ledger(self) -> dict[str, dict[TopicPartition, LedgerEntry]]:
-        """Return the entries of all queries that the table's log knows. Raises `SinkError` if it cannot be read."""
-        with self._failing(f"the ledger of {self._target} cannot be read"), self._opened() as table:
-            partitions: dict[str, list[TopicPartition]] = {}
-            for application in () if table is None else sorted(self._applications()):
-                if found := _APPLICATION.fullmatch(application):
-                    partitions.setdefault(found[1], []).append((found[2], int(found[3])))
-            return {query: self._entries(table, query, some, None) for query, some in partitions.items() if table}
+    def _read(self, table: DeltaTable) -> Ledger:
+        partitions: dict[str, list[TopicPartition]] = {}
+        for application in sorted(self._applications()):
+            if found := _APPLICATION.fullmatch(application):
+                partitions.setdefault(found[1], []).append((found[2], int(found[3])))
+        ledger = {query: self._entries(table, query, some, None) for query, some in partitions.items()}
+        return {query: entries for query, entries in ledger.items() if entries}
 
     def _applications(self) -> set[str]:
         """Return the ids of all application transactions; the library has a version only for an id that is known."""
@@ -119,12 +117,8 @@ class DeltaSink(LakeSink[DeltaTable]):
             start, mark = (table.transaction_version(application + kind) for kind in (_START, _BATCH))
             number = mark & _BATCH_BITS if mark else None
             is_ours = query_id is not None and number is not None and mark == _mark(query_id, number)
-            found[topic, partition] = LedgerEntry(
-                end,
-                None if start == _UNKNOWN else start,
-                query_id=query_id if is_ours else None,
-                batch_id=number,
-            )
+            planned = None if start == _UNKNOWN else start
+            found[topic, partition] = LedgerEntry(end, planned, None, query_id if is_ours else None, number)
         return found
 
     def _commit(self, table: DeltaTable, query: str, changes: Changes, rows: pa.Table | None, more: pa.Schema) -> None:

@@ -23,7 +23,7 @@ import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,7 +42,7 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import not_empty
 from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES
-from penstock.spark_sink.sinks.lake_sink import Changes, LakeSink, one_zero
+from penstock.spark_sink.sinks.lake_sink import Changes, LakeSink, Ledger, one_zero
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 
 #: The ledger in the summary of a snapshot, and the table's property that says that there is one.
@@ -54,8 +54,6 @@ _to_data_files, _to_schema = files._dataframe_to_data_files, files._pyarrow_to_s
 _OWN_TRIES = "commit.retry.num-retries"
 #: Values up to which pyiceberg compares each with the bounds of a file.
 _MOST_VALUES = 200
-
-Ledger = dict[str, dict[TopicPartition, LedgerEntry]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +85,8 @@ class IcebergSink(LakeSink[Table]):
     evolve: bool = field(default=False, kw_only=True)
     max_batch_bytes: int = field(default=MAX_BATCH_BYTES, kw_only=True)
 
-    _CONFLICTS: ClassVar = (refusals.CommitFailedException, refusals.CommitStateUnknownException)
-    _PLAIN: ClassVar = (refusals.NoSuchNamespaceError, refusals.NoSuchPropertyException, refusals.RESTError, OSError)
+    _CONFLICTS = (refusals.CommitFailedException, refusals.CommitStateUnknownException)
+    _PLAIN = (refusals.NoSuchNamespaceError, refusals.NoSuchPropertyException, refusals.RESTError, OSError)
 
     def __post_init__(self) -> None:
         """Check the settings; a `ConfigurationError` names a wrong one."""
@@ -100,11 +98,6 @@ class IcebergSink(LakeSink[Table]):
         if not isinstance(self.catalog, str):
             object.__setattr__(self, "catalog", dict(self.catalog))
         self._check_settings()
-
-    def ledger(self) -> Ledger:
-        """Return the entries of all queries that fill the table. Raises `SinkError` if it cannot be read."""
-        with self._failing(f"the ledger of {self._target} cannot be read"), self._opened() as table:
-            return {} if table is None else self._read(table)
 
     def _entries(
         self, table: Table, query: str, partitions: Iterable[TopicPartition], _query_id: str | None

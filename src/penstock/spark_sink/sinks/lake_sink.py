@@ -43,6 +43,8 @@ _ROW = "penstock_row"
 
 #: A table of a format at one version.
 TableT = TypeVar("TableT")
+#: Entries by query.
+Ledger = dict[str, dict[TopicPartition, LedgerEntry]]
 #: The entries of one query that a commit sets; None removes one.
 Changes = Mapping[TopicPartition, LedgerEntry | None]
 
@@ -100,6 +102,10 @@ class LakeSink(ABC, Generic[TableT]):
         """Return the types as which a table of the format gives columns back; any error where it cannot hold them."""
 
     @abstractmethod
+    def _read(self, table: TableT) -> Ledger:
+        """Return the whole ledger."""
+
+    @abstractmethod
     def _entries(
         self, table: TableT, query: str, partitions: Iterable[TopicPartition], query_id: str | None
     ) -> dict[TopicPartition, LedgerEntry]:
@@ -154,6 +160,11 @@ class LakeSink(ABC, Generic[TableT]):
         with self._failing(f"the ledger of {self._target} cannot be read"), self._opened() as table:
             return {} if table is None else self._entries(table, self.name, partitions, None)
 
+    def ledger(self) -> Ledger:
+        """Return the entries of all queries that fill the table. Raises as `ledger_entries` does."""
+        with self._failing(f"the ledger of {self._target} cannot be read"), self._opened() as table:
+            return {} if table is None else self._read(table)
+
     def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
         """Write where a query begins, in partitions that the ledger does not know. Raises as `ledger_entries` does."""
         self._change(self.name, lambda table: unknown(self._entries(table, self.name, entries, None), entries))
@@ -186,7 +197,7 @@ class LakeSink(ABC, Generic[TableT]):
     def _retrying(self) -> tenacity.Retrying:
         return tenacity.Retrying(
             stop=tenacity.stop_after_attempt(_TRIES),
-            wait=tenacity.wait_exponential(multiplier=0.1, max=5.0),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
             retry=tenacity.retry_if_exception_type(self._CONFLICTS),
             reraise=True,
         )
