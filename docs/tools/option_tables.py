@@ -42,8 +42,8 @@ SIGNATURES: Mapping[str, Callable[..., object]] = {
     "SqlSink": spark_sink.SqlSink,
     "DeadLetters": spark_sink.DeadLetters,
     "KafkaSink": spark_sink.KafkaSink,
-    "ParquetSink": spark_sink.ParquetSink,
     "DeltaSink": spark_sink.DeltaSink,
+    "IcebergSink": spark_sink.IcebergSink,
     "HandlerSink": spark_sink.HandlerSink,
 }
 #: What changes options of it while an app runs.

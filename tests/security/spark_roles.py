@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from roles_of_transactions import make_topic
 from world import STEP_S, World
@@ -13,7 +14,7 @@ import penstock
 from canary import MESSAGE
 from databases import TestDatabase
 from penstock.errors import PenstockError, SinkError
-from penstock.spark_sink import DeadLetters, KafkaSink, ParquetSink, SqlSink
+from penstock.spark_sink import DeadLetters, DeltaSink, KafkaSink, SqlSink
 from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS
 from penstock.spark_sink.ledger.kafka_producers import SinkPublisher, slot_id
 from penstock.spark_sink.ledger.kafka_publisher import publish as publish_rows
@@ -92,11 +93,11 @@ def position(running: penstock.RunningApp) -> int:
     return sum(part.position or 0 for part in found.partitions)
 
 
-def source(world: World, spark: SparkSession) -> None:
+def source(world: World, _spark: SparkSession) -> None:
     """Read into a folder, for which no sink needs a right in Kafka."""
     folder = str(world.folder / "table")
-    run(world, ParquetSink(folder), world)
-    assert sorted(bytes(row.value) for row in spark.read.parquet(folder).collect()) == sorted(world.sent)
+    run(world, DeltaSink(folder, name=world.names["name"]), world)
+    assert sorted(DeltaTable(folder).to_pyarrow_table()["value"].to_pylist()) == sorted(world.sent)
 
 
 def kafka_sink(world: World, _spark: SparkSession) -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from lakes import DeltaLake, IcebergLake
 
-from databases import new_database
+from databases import TestDatabase, new_database
 from kafka_tools import read_all
 from penstock.devbroker import DevBroker, spark_environment
 
@@ -23,7 +21,7 @@ from penstock.devbroker import DevBroker, spark_environment
 SESSION = """
 import json, sys, time
 from pyspark.sql import SparkSession, functions as F
-from penstock.spark_sink import ParquetSink, SqlSink, register
+from penstock.spark_sink import SqlSink, register
 servers, topic, folder, *more = sys.argv[1:]
 begun = time.monotonic()
 def say(what):
@@ -38,15 +36,14 @@ frame = spark.read.format("penstock").options(**options).load()
 facts = {"session": type(spark).__module__, "rows": frame.count()}
 say("source")
 table = SqlSink(f"sqlite:///{folder}/test.db", "numbers", ["n"])
-lake = ParquetSink(f"{folder}/lake", keep_position=True)
 words = [F.col("value").cast("string").alias("n"), "topic", "partition", "offset"]
 """
 
 #: A stream into every sink there is.
 STREAMS = """
 from penstock.consumer import handler
-from penstock.spark_sink import DeltaSink, HandlerSink, KafkaSink, start_sink
-url, copy = more
+from penstock.spark_sink import DeltaSink, HandlerSink, IcebergSink, KafkaSink, start_sink
+url, copy, catalog = more
 def rows(messages):
     return messages.selectExpr("cast(value as string) n", "topic", "partition", "offset")
 def write_down(message):
@@ -55,8 +52,8 @@ def write_down(message):
 sinks = {
     "sqlite": (table, rows),
     "postgresql": (SqlSink(url, "numbers", ["n"]), rows),
-    "parquet": (lake, rows),
-    "delta": (DeltaSink(f"{folder}/delta", ["n"], name="copy"), rows),
+    "iceberg": (IcebergSink("db.events", json.loads(catalog), ["n"], name="copy"), rows),
+    "delta": (DeltaSink(f"{folder}/table", ["n"], name="copy"), rows),
     "kafka": (KafkaSink(servers, copy, name="copy"), None),
     "handler": (HandlerSink({topic: handler(write_down)}, group="g", parallelism=2), None),
 }
@@ -103,14 +100,6 @@ def connect(
     return run
 
 
-def stored(folder: Path) -> tuple[list[int], list[int], int]:
-    """Return what the table holds, what the folder holds, and the number of its batches."""
-    with sqlite3.connect(folder / "test.db") as database:
-        table = sorted(int(n) for (n,) in database.execute("SELECT n FROM numbers"))
-    lake = sorted(int(n) for n in pq.read_table(folder / "lake").column("n").to_pylist())
-    return table, lake, len(list((folder / "lake").glob("penstock_batch=*")))
-
-
 @pytest.mark.chaos  # the same, and six queries
 @pytest.mark.timeout(900)
 def test_streams_of_a_connect_session_fill_every_sink(
@@ -121,16 +110,20 @@ def test_streams_of_a_connect_session_fill_every_sink(
     tmp_path: Path,
 ) -> None:
     database, copy, all_of_them = new_database(postgresql_url), new_topic(), list(range(50))
+    delta, iceberg = DeltaLake(tmp_path), IcebergLake(tmp_path)
 
-    facts = connect(STREAMS, database.url, copy)
+    facts = connect(STREAMS, database.url, copy, json.dumps(iceberg.catalog))
 
     assert facts["session"].startswith("pyspark.sql.connect")
-    for name in ("sqlite", "postgresql", "parquet", "delta", "kafka", "handler"):
+    for name in ("sqlite", "postgresql", "iceberg", "delta", "kafka", "handler"):
         assert facts[name] == [True, "None"], name
-    assert stored(tmp_path) == (all_of_them, all_of_them, 1)
-    assert sorted(int(n) for (n,) in database.rows("SELECT n FROM numbers")) == all_of_them
-    delta = DeltaTable(tmp_path / "delta").to_pyarrow_table().column("n").to_pylist()
-    assert sorted(map(int, delta)) == all_of_them
+    for found in (
+        TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}").rows("SELECT n FROM numbers"),
+        database.rows("SELECT n FROM numbers"),
+        delta.found("n"),
+        iceberg.found("n"),
+    ):
+        assert sorted(int(n) for (n,) in found) == all_of_them
     copied = read_all(broker.bootstrap_servers, copy)
     assert sorted(int(message.value() or b"") for message in copied) == all_of_them
     assert sorted(map(int, (tmp_path / "handled").read_text().split())) == all_of_them

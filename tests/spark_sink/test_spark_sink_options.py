@@ -15,7 +15,7 @@ from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import OffsetReader
 
 #: What needs no package for SQL.
-WITHOUT_SQL = ["KafkaSink", "ParquetSink", "DeltaSink", "HandlerSink", "ProgressListener", "register", "start_sink"]
+WITHOUT_SQL = ["KafkaSink", "DeltaSink", "HandlerSink", "ProgressListener", "register", "start_sink"]
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
 
 

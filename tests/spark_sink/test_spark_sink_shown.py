@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from penstock.consumer import handler
-from penstock.spark_sink import DeadLetters, DeltaSink, KafkaSink, ParquetSink, SqlSink
+from penstock.spark_sink import DeadLetters, DeltaSink, IcebergSink, KafkaSink, SqlSink
 from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
@@ -30,6 +30,7 @@ def test_nothing_that_is_shown_holds_a_secret_or_a_payload() -> None:
         KafkaSink("127.0.0.1:1", "copies", name="q", config=CONFIG),
         SqlSink(f"postgresql://clerk:{CANARY}@127.0.0.1/db", "orders", dead_letters=letters),
         DeltaSink("table", name="q", storage_options={"AWS_SECRET_ACCESS_KEY": CANARY}),
+        IcebergSink("db.orders", {"uri": f"postgresql://clerk:{CANARY}@127.0.0.1/db"}, name="q"),
         HandlerSink({"orders": handler(nothing)}, group="g", parallelism=1, config=CONFIG),
         DeadLetterSettings("g", dict(CONFIG), None),
         Target("127.0.0.1:1", CONFIG, "q", "ledger"),
@@ -50,7 +51,7 @@ def test_nothing_that_is_shown_holds_a_secret_or_a_payload() -> None:
         KafkaSink("127.0.0.1:1", "copies", name="q", config=CONFIG),
         SqlSink("postgresql://clerk@127.0.0.1/db", "orders", ["id"], dead_letters=DeadLetters("127.0.0.1:1")),
         DeltaSink("table", name="q", storage_options={"AWS_REGION": "here"}),
-        ParquetSink("lake", "day"),
+        IcebergSink("db.orders", {"type": "glue"}, ["id"], name="q"),
     ],
     ids=lambda sink: type(sink).__name__,
 )

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from penstock.spark_sink.sinks.delta_sink import DeltaSink
     from penstock.spark_sink.sinks.handlers.execution.report import BatchReport, TaskReport
     from penstock.spark_sink.sinks.handlers.sink import HandlerSink
+    from penstock.spark_sink.sinks.iceberg_sink import IcebergSink
     from penstock.spark_sink.sinks.kafka_sink import KafkaSink
-    from penstock.spark_sink.sinks.parquet_sink import ParquetSink
     from penstock.spark_sink.sinks.sql.rows.dead_letters import DeadLetters
     from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
     from penstock.spark_sink.sinks.sql.sink import SqlSink
@@ -37,9 +37,9 @@ _HOMES = {
     "DeadLetters": "penstock.spark_sink.sinks.sql.rows.dead_letters",
     "DeltaSink": "penstock.spark_sink.sinks.delta_sink",
     "HandlerSink": "penstock.spark_sink.sinks.handlers.sink",
+    "IcebergSink": "penstock.spark_sink.sinks.iceberg_sink",
     "KafkaSink": "penstock.spark_sink.sinks.kafka_sink",
     "Offsets": "penstock.spark_sink.source.offsets.planning",
-    "ParquetSink": "penstock.spark_sink.sinks.parquet_sink",
     "ProgressListener": "penstock.spark_sink.monitoring.progress_listener",
     "Rejected": "penstock.spark_sink.sinks.sql.rows.row_validator",
     "RowsFunction": "penstock.spark_sink.queries.sink_specs",
@@ -59,7 +59,14 @@ _HOMES = {
 }
 
 #: Third-party package -> the extra of penstock that brings it.
-_EXTRAS = {"pyspark": "spark", "pyarrow": "spark", "sqlalchemy": "sql", "psycopg": "sql", "deltalake": "delta"}
+_EXTRAS = {
+    "pyspark": "spark",
+    "pyarrow": "spark",
+    "sqlalchemy": "sql",
+    "psycopg": "sql",
+    "deltalake": "delta",
+    "pyiceberg": "iceberg",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -99,10 +106,10 @@ __all__ = [
     "DeadLetters",
     "DeltaSink",
     "HandlerSink",
+    "IcebergSink",
     "KafkaSink",
     "LedgerEntry",
     "Offsets",
-    "ParquetSink",
     "ProgressListener",
     "Rejected",
     "RowsFunction",

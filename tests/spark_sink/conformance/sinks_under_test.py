@@ -20,18 +20,17 @@ import pyarrow as pa
 import sqlalchemy as sa
 from arrow_frames import ArrowFrame
 from confluent_kafka import KafkaError, KafkaException, Producer
-from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
+from lakes import DeltaLake, IcebergLake, Lake
 
 from databases import TestDatabase, new_database
 from kafka_tools import read_all
 from penstock.clients import factory
-from penstock.spark_sink import DeltaSink, KafkaSink, SqlSink
+from penstock.spark_sink import KafkaSink, SqlSink
 from penstock.spark_sink.ledger import kafka_publisher
 from penstock.spark_sink.ledger.kafka_producers import PublisherPool, SinkPublisher
 from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
-from penstock.spark_sink.sinks import delta_sink, kafka_publication
+from penstock.spark_sink.sinks import kafka_publication, lake_sink
 from penstock.spark_sink.sinks.sink import begin_ledger, ledger_positions
 from penstock.spark_sink.sinks.sql import batch_transaction
 from penstock.spark_sink.source.worker_pool import WorkerPool
@@ -179,34 +178,32 @@ class Sql(SinkUnderTest):
         assert moved
 
 
-class Delta(SinkUnderTest):
-    """A Delta table."""
+class InLake(SinkUnderTest):
+    """A table of Delta or Iceberg."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.sink: DeltaSink = DeltaSink(str(folder), name=self.query, keep_position=True)
+    def __init__(self, lake: Lake, query: str = "one") -> None:
+        self.lake, self.query = lake, query
+        self.sink: Any = lake.sink(name=query, keep_position=True)
 
     def store(self, rows: Sequence[Place], batch: int = 0, run: str = "first", **known: Any) -> None:
         self.sink(frame_of(rows, run, "any", batch=batch, **known), batch)
 
     def stored(self) -> list[Place]:
-        found = DeltaTable(self.folder).to_pyarrow_table().select(SCHEMA.names).to_pylist()
+        found = self.lake.rows().select(SCHEMA.names).to_pylist()
         assert all(row["n"] == row["offset"] for row in found)
         return sorted(map(operator.itemgetter("topic", "partition", "offset"), found))
 
     def another_query(self) -> SinkUnderTest:
-        other = Delta(self.folder)
-        other.query, other.sink = "another", replace(self.sink, name="another")
-        return other
+        return InLake(self.lake, "another")
 
     def before_commit(self, act: Act) -> Any:
-        return once_before(delta_sink, "warn_left_out", act)
+        return once_before(lake_sink, "warn_left_out", act)
 
     def answer_lost(self) -> Any:
         def lose() -> None:
-            raise CommitFailedError("the answer is lost")
+            raise self.sink._CONFLICTS[-1]("the answer is lost")
 
-        return once_before(DeltaSink, "_store", lose, or_after=True)
+        return once_before(lake_sink.LakeSink, "_store", lose, or_after=True)
 
 
 class Kafka(SinkUnderTest):
@@ -268,7 +265,8 @@ SINKS: dict[str, Callable[[Callable[[str], Any], Path], SinkUnderTest]] = {
     "sqlite": lambda _given, folder: Sql(TestDatabase("sqlite", f"sqlite:///{folder / 'test.db'}"), "driver"),
     "postgresql from the driver": lambda given, _: Sql(new_database(given("postgresql_url")), "driver"),
     "postgresql from executors": lambda given, _: Sql(new_database(given("postgresql_url")), "executors"),
-    "delta": lambda _given, folder: Delta(folder / "table"),
+    "delta": lambda _given, folder: InLake(DeltaLake(folder)),
+    "iceberg": lambda _given, folder: InLake(IcebergLake(folder)),
     "kafka": lambda given, _: Kafka(given("broker").bootstrap_servers, given("new_topic")(), given("ledger_topic")),
 }
 

@@ -19,7 +19,7 @@ from sinks_under_test import SinkUnderTest
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger import kafka_ledger, kafka_publisher, rules, sql_ledger
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, Rule
-from penstock.spark_sink.sinks import kafka_publication, planned_offsets
+from penstock.spark_sink.sinks import iceberg_sink, kafka_publication, planned_offsets
 from penstock.spark_sink.sinks.sink import StoredBatches
 from penstock.spark_sink.sinks.sql import batch_write
 from penstock.spark_sink.sinks.sql.rows import staging
@@ -110,6 +110,17 @@ def knows_one_query(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sql_ledger.Owner, "rows", lambda self, ledger: ledger.c.target == self.target)
 
 
+def knows_one_query_in_iceberg(patch: pytest.MonkeyPatch) -> None:
+    """A commit does not carry the ledger of the other queries forward."""
+    real = iceberg_sink._text_of
+    patch.setattr(iceberg_sink, "_text_of", lambda ledger: real(dict([list(ledger.items())[-1]])))
+
+
+def commits_behind_another_writer(patch: pytest.MonkeyPatch) -> None:
+    """The library's own tries are left in: they go on from a version whose ledger was not read."""
+    patch.setattr(iceberg_sink, "_OWN_TRIES", "another setting")
+
+
 def shuts_nobody_out(patch: pytest.MonkeyPatch) -> None:
     """Fencing is left out: each task publishes by an id of its own."""
     numbers = itertools.count()
@@ -138,9 +149,11 @@ def counts_lost_tasks(patch: pytest.MonkeyPatch) -> None:
 DEFECTS: list[tuple[Plant, str, Callable[[SinkUnderTest], None]]] = [
     (does_not_advance, "sqlite", scenarios.a_batch_is_repeated_by_a_new_run),
     (does_not_advance, "delta", scenarios.a_batch_is_repeated_by_a_new_run),
+    (does_not_advance, "iceberg", scenarios.a_batch_is_repeated_by_a_new_run),
     (advances_to_its_last_row, "sqlite", scenarios.a_checkpoint_is_lost),
     (goes_back, "sqlite", scenarios.another_copy_is_behind),
     (goes_back, "delta", scenarios.another_copy_is_behind),
+    (goes_back, "iceberg", scenarios.another_copy_is_behind),
     (counts_rows, "sqlite", scenarios.offsets_have_holes),
     (drops_late_rows, "sqlite", scenarios.rows_come_below_a_later_batch),
     (drops_second_frames, "delta", scenarios.a_sink_is_called_twice_in_a_batch),
@@ -149,16 +162,20 @@ DEFECTS: list[tuple[Plant, str, Callable[[SinkUnderTest], None]]] = [
     (knows_one_position_a_partition, "sqlite", scenarios.topics_and_partitions_have_positions_of_their_own),
     (knows_one_position_a_partition_in_kafka, "kafka", scenarios.topics_and_partitions_have_positions_of_their_own),
     (knows_one_query, "sqlite", scenarios.two_queries_fill_one_target),
+    (knows_one_query_in_iceberg, "iceberg", scenarios.two_queries_fill_one_target),
+    (commits_behind_another_writer, "iceberg", scenarios.another_copy_commits_in_the_middle_of_a_batch),
     (shuts_nobody_out, "kafka", scenarios.another_copy_commits_in_the_middle_of_a_batch),
     (does_not_compare, "postgresql from executors", scenarios.another_copy_commits_in_the_middle_of_a_batch),
     (counts_lost_tasks, "postgresql from executors", scenarios.a_task_is_retried),
     (without_rule(Rule.GAP), "sqlite", scenarios.a_target_was_restored),
     (without_rule(Rule.GAP), "delta", scenarios.a_target_was_restored),
     (without_rule(Rule.GAP), "kafka", scenarios.a_target_was_restored),
+    (without_rule(Rule.GAP), "iceberg", scenarios.a_target_was_restored),
     (without_rule(Rule.RECREATED), "sqlite", scenarios.a_topic_was_created_again),
     (without_rule(Rule.REPLAY), "sqlite", scenarios.a_topic_was_created_again),
     (ends_at_last_rows, "sqlite", scenarios.a_filter_leaves_rows_out),
     (ends_at_last_rows, "delta", scenarios.a_filter_leaves_rows_out),
+    (ends_at_last_rows, "iceberg", scenarios.a_filter_leaves_rows_out),
     (drops_late_rows, "sqlite", scenarios.a_planned_batch_holds_late_rows),
 ]
 

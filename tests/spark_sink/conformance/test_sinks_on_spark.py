@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from lakes import DeltaLake, IcebergLake, Lake
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from streams import lose_commit, run_sink
@@ -19,7 +18,7 @@ from commands import commands
 from databases import TestDatabase, new_database
 from kafka_tools import read_all
 from penstock.devbroker import DevBroker
-from penstock.spark_sink import DeltaSink, KafkaSink, ParquetSink, SqlSink
+from penstock.spark_sink import KafkaSink, SqlSink
 
 Made = tuple[Any, Callable[[], list[int]]]
 
@@ -29,13 +28,8 @@ def sql(database: TestDatabase, **options: Any) -> Made:
     return sink, lambda: [int(value) for (value,) in database.rows("SELECT value FROM events")]
 
 
-def delta(folder: Path) -> Made:
-    sink = DeltaSink(str(folder), name="copy")
-    return sink, lambda: [int(value) for value in DeltaTable(folder).to_pyarrow_table()["value"].to_pylist()]
-
-
-def parquet(folder: Path) -> Made:
-    return ParquetSink(str(folder)), lambda: [int(value) for value in pq.read_table(folder)["value"].to_pylist()]
+def in_lake(lake: Lake) -> Made:
+    return lake.sink(name="copy"), lambda: [int(value) for value in lake.rows()["value"].to_pylist()]
 
 
 def kafka(servers: str, topic: str, ledger: str) -> Made:
@@ -51,8 +45,8 @@ SINKS: dict[str, Callable[[Callable[[str], Any], Path], Made]] = {
     "sqlite": lambda _given, folder: sql(TestDatabase("sqlite", f"sqlite:///{folder / 'test.db'}")),
     "postgresql": lambda given, _: sql(new_database(given("postgresql_url"))),
     "kafka": lambda given, _: kafka(given("broker").bootstrap_servers, given("new_topic")(), given("ledger_topic")),
-    "delta": lambda _given, folder: delta(folder / "table"),
-    "parquet": lambda _given, folder: parquet(folder / "lake"),
+    "delta": lambda _given, folder: in_lake(DeltaLake(folder)),
+    "iceberg": lambda _given, folder: in_lake(IcebergLake(folder)),
 }
 
 

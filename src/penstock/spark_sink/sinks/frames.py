@@ -1,9 +1,8 @@
-"""What sinks ask of a frame of Spark: which offsets it carries, and which rows are applied already."""
+"""What sinks ask of a frame of Spark: how many tasks make it, whole source partitions, its rows on the driver."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -13,9 +12,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name under which ever
 
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger.kafka_producers import SLOTS
-from penstock.spark_sink.ledger.rules import BATCHES, OffsetStatistics, Span
-from penstock.spark_sink.sinks.position import POSITION, require_position
-from penstock.spark_sink.source.offsets.planning import TopicPartition
+from penstock.spark_sink.ledger.rules import BATCHES
+from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.source.tasks import SourceTask
 
 #: Bytes of Arrow that a batch on the driver may have, unless a sink says so; Spark's own bound on what it collects,
@@ -92,41 +90,3 @@ def slot_column() -> Column:
     """Return the slot of a row's source partition, as `kafka_producers.slot_of`; some slot where it has none."""
     place = F.concat_ws("/", F.col("topic"), F.col("partition").cast("string"))
     return F.pmod(F.crc32(place.cast("binary")), F.lit(SLOTS)).cast("int")
-
-
-def is_applied(ledger: Mapping[TopicPartition, int]) -> Column:
-    """Return a column that is true for rows below the ledger.
-
-    A topic's offsets stand in one constant array, so that a row costs one look whatever the number of partitions.
-    """
-    by_topic: dict[str, dict[int, int]] = {}
-    for (topic, partition), offset in ledger.items():
-        by_topic.setdefault(topic, {})[partition] = offset
-    never = F.expr("false")
-    below = never
-    for topic, offsets in by_topic.items():
-        known = F.array(*(F.lit(offsets.get(n, 0)).cast("bigint") for n in range(max(offsets) + 1)))
-        passed = F.col("offset") < F.get(known, F.col("partition").cast("int"))
-        below = below | ((F.col("topic") == topic) & F.coalesce(passed, never))
-    return below
-
-
-def offset_statistics(batch: DataFrame, ledger: Mapping[TopicPartition, int], target: str) -> OffsetStatistics:
-    """Count a batch's rows and find its offsets, in one Spark job. Rows without a place are a `SchemaMismatchError`."""
-    groups = (
-        batch.groupBy("topic", "partition")
-        .agg(
-            F.min("offset").alias("first"),
-            F.max("offset").alias("last"),
-            F.count(F.lit(1)).alias("rows"),
-            F.count("offset").alias("with_offset"),
-            F.count_if(is_applied(ledger)).alias("applied"),
-        )
-        .collect()
-    )
-    nulls = {name: sum(one["rows"] for one in groups if one[name] is None) for name in ("topic", "partition")}
-    require_position(nulls | {"offset": sum(one["rows"] - one["with_offset"] for one in groups)}, target)
-    found = OffsetStatistics(rows=sum(one["rows"] for one in groups))
-    for one in groups:
-        found.add((one["topic"], int(one["partition"])), Span(one["first"], one["last"]), one["applied"])
-    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -118,9 +118,8 @@ class SqlSink(SqlSinkSettings):
         else:
             what = micro_batch(batch, batch_id, origin, target, ledger)
         write = self._batch_write(batch.schema, origin, what)
-        sink = (self.url, self.schema, self.table, self.ledger_table)
         try:
-            with stored_batches.one_call(sink, origin, what):
+            with stored_batches.one_call(self.ledger_key, origin, what):
                 self._tries(batch_id)(write.store, numbered(batch, batch_id) if self.mode == "batch" else batch)
         except LostTaskError as error:
             raise SinkError(str(error)) from None
@@ -231,6 +230,11 @@ class SqlSink(SqlSinkSettings):
             except sa.exc.SQLAlchemyError:
                 _log.debug("which rights are missing could not be asked", exc_info=True)
         return refused(error, table, url, batch_id)
+
+    @property
+    def ledger_key(self) -> Hashable:
+        """What tells its ledger from those of others in this process."""
+        return self.url, self.schema, self.table, self.ledger_table
 
     def _command_options(self) -> str:
         """Return the options by which `penstock sink` finds the ledger; who knows the user and password adds them."""

@@ -1,0 +1,277 @@
+"""`IcebergSink`: a foreachBatch function that writes each batch once into an Iceberg table, without Java packages.
+
+The ledger stands in the summary of the snapshot that adds the rows. pyiceberg writes, on the driver.
+"""
+
+# Why the summary, and how it is found. A rollback, or a catalogue that came back from a backup, takes rows away: the
+# ledger must go with them, so that the next batch is refused as a hole. Properties of the table would stay. A snapshot
+# goes with its rows, so the ledger is that of the newest ancestor of the current snapshot that has one: snapshots of
+# other writers (a compaction, a DELETE) have none. Each has the ledger of all queries, so that one is enough.
+#
+# Snapshots expire, and the last one of ours may while only others write. Its ancestors are then read in former versions
+# of the table's metadata, of which a hundred are kept by default. Where these are gone too, nobody can tell whether the
+# rows are there: the batch is refused. A property of the table, which is set with the first ledger and never changes,
+# tells such a table from one that never had a ledger.
+#
+# All changes are commits that add a snapshot, upon the snapshot whose ledger was read: the catalogue refuses any other.
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import shlex
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg import exceptions as refusals
+from pyiceberg import expressions as ex
+from pyiceberg.catalog import load_catalog
+from pyiceberg.io import pyarrow as files
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table import FileScanTask, Table, TableProperties
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from penstock.errors import ConfigurationError, SinkError
+from penstock.options import not_empty
+from penstock.spark_sink.ledger.rules import LedgerEntry
+from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES
+from penstock.spark_sink.sinks.lake_sink import Changes, LakeSink, Ledger, one_zero
+from penstock.spark_sink.source.offsets.planning import TopicPartition
+
+#: The ledger in the summary of a snapshot, and the table's property that says that there is one.
+_LEDGER = "penstock.ledger"
+_ROW = "penstock_row"
+# By public names pyiceberg writes files only together with a commit, and converts types only where a table is made.
+_to_data_files, _to_schema = files._dataframe_to_data_files, files._pyarrow_to_schema_without_ids  # noqa: SLF001 - see above
+#: The table's property by which pyiceberg tries a commit again, since 0.12.
+_OWN_TRIES = "commit.retry.num-retries"
+#: Values up to which pyiceberg compares each with the bounds of a file.
+_MOST_VALUES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergSink(LakeSink[Table]):
+    """Writes micro-batches into an Iceberg table, each row once whatever is repeated.
+
+    What holds for it stands in `LakeSink`. A batch is one snapshot of the table. With a key, each data file that holds
+    a key of the batch is read and written again without it, one after the other, on the driver. The table may be
+    compacted, its rows deleted and its snapshots expired by others.
+
+    Attributes:
+        table: its name in the catalogue, with the namespace: `db.orders`.
+        catalog: properties of the catalogue as pyiceberg takes them, with its `name` where that counts; or the name of
+            one in pyiceberg's own configuration. May hold secrets and is never shown.
+        key: columns that identify a row, never NULL; empty to append.
+        name: of the query, in the ledger. It is the memory of what was stored: under another name all of it is stored
+            again. Queries that fill one table need one each.
+        keep_position: whether `topic`, `partition` and `offset` are stored as well.
+        evolve: whether columns that the table lacks are added to it, empty in the rows that are there; those of the key
+            never are.
+        max_batch_bytes: most bytes of a batch, in Arrow; a larger one is refused.
+    """
+
+    table: str
+    catalog: Mapping[str, str] | str = field(repr=False)
+    key: Sequence[str] = ()
+    name: str = field(kw_only=True)
+    keep_position: bool = field(default=False, kw_only=True)
+    evolve: bool = field(default=False, kw_only=True)
+    max_batch_bytes: int = field(default=MAX_BATCH_BYTES, kw_only=True)
+
+    _CONFLICTS = (refusals.CommitFailedException, refusals.CommitStateUnknownException)
+    _PLAIN = (refusals.NoSuchNamespaceError, refusals.NoSuchPropertyException, refusals.RESTError, OSError)
+
+    def __post_init__(self) -> None:
+        """Check the settings; a `ConfigurationError` names a wrong one."""
+        not_empty("table", self.table)
+        if "." not in self.table.strip("."):
+            raise ConfigurationError(f'table is {self.table!r}, without a namespace; write it as in "db.orders"')
+        if not self.catalog:
+            raise ConfigurationError("catalog is empty; give pyiceberg's properties of a catalogue, or the name of one")
+        if not isinstance(self.catalog, str):
+            object.__setattr__(self, "catalog", dict(self.catalog))
+        self._check_settings()
+
+    def _entries(
+        self, table: Table, query: str, partitions: Iterable[TopicPartition], _query_id: str | None
+    ) -> dict[TopicPartition, LedgerEntry]:
+        ledger = self._read(table).get(query, {})
+        return {part: ledger[part] for part in partitions if part in ledger}
+
+    def _read(self, table: Table) -> Ledger:
+        """Return the ledger of the newest ancestor of the current snapshot that has one."""
+        if _LEDGER not in table.properties:
+            return {}
+        snapshots: dict[int | None, Snapshot] = {}
+        for metadata in _versions(table):
+            # Those of former versions count: who expires snapshots may also remove them as parents from the others.
+            snapshots |= {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+            at = snapshots.get(table.metadata.current_snapshot_id)
+            while at is not None:
+                if text := at.summary and at.summary.get(_LEDGER):
+                    return _ledger_of(text)
+                at = snapshots.get(at.parent_snapshot_id)
+        raise SinkError(
+            f"no snapshot of {self._target} holds the ledger that it had: it was replaced or rolled back to before its "
+            "first batch, or the snapshot and the metadata files of its time have expired; compare the table with the "
+            f"topic, then ALTER TABLE ... UNSET TBLPROPERTIES ('{_LEDGER}') and set the ledger's entries"
+        )
+
+    def _commit(self, table: Table, query: str, changes: Changes, rows: pa.Table | None, more: pa.Schema) -> None:
+        ledger = self._read(table)
+        changed = {**ledger.get(query, {}), **changes}
+        ledger[query] = {part: entry for part, entry in changed.items() if entry is not None}
+        summary = {_LEDGER: _text_of(ledger)}
+
+        # The library works on a part of what was read; the catalogue adds the commit to the whole. It would copy all
+        # snapshots some twenty times, and put the commit behind another writer's, whose ledger was not read.
+        current = table.current_snapshot()
+        part = {
+            "snapshots": [] if current is None else [current],
+            "snapshot_log": [],
+            "properties": {**table.properties, _OWN_TRIES: "0"},
+        }
+        table.metadata = table.metadata.model_copy(update=part)
+        transaction = table.transaction()
+        if _LEDGER not in table.properties:
+            transaction.set_properties({_LEDGER: "in the summaries of snapshots"})
+        if len(more):
+            with transaction.update_schema() as update:
+                update.union_by_name(more)
+        metadata = transaction.table_metadata
+        columns = files.schema_to_pyarrow(metadata.schema(), include_field_ids=False)
+        rows = columns.empty_table() if rows is None else rows.select(columns.names).cast(columns)
+        replaced = self._replaced(table, metadata.schema(), rows)
+        first = next(replaced, None)
+        if first is None:
+            transaction.append(rows, snapshot_properties=summary)
+        else:
+            with transaction.update_snapshot(snapshot_properties=summary).overwrite() as snapshot:
+                for file, others in itertools.chain([(None, rows), first], replaced):
+                    if file is not None:
+                        snapshot.delete_data_file(file)
+                    if others.num_rows:
+                        for added in _to_data_files(metadata, others, table.io):
+                            snapshot.append_data_file(added)
+        transaction.commit_transaction()
+
+    def _replaced(self, table: Table, schema: Schema, rows: pa.Table) -> Iterator[tuple[DataFile | None, pa.Table]]:
+        """Yield the data files that hold keys of these rows, each with its other rows."""
+        if not self.key or not rows.num_rows:
+            return
+
+        def read(task: FileScanTask, columns: Schema) -> pa.Table:
+            return files.ArrowScan(table.metadata, table.io, columns, ex.AlwaysTrue()).to_table([task])
+
+        keys = one_zero(rows.select(self.key), self.key)
+        for task in table.scan(row_filter=_may_hold(keys)).plan_files():
+            # Of most files the columns of the key are all that is read.
+            held = read(task, schema.select(*self.key))
+            if _without(held, keys).num_rows < held.num_rows:
+                yield task.file, _without(read(task, schema), keys)
+
+    @contextmanager
+    def _opened(self, schema: pa.Schema | None = None) -> Iterator[Table | None]:
+        name: dict[str, Any] = {"name": self.catalog} if isinstance(self.catalog, str) else {**self.catalog}
+        with load_catalog(**name) as catalog:
+            table = None
+            with suppress(refusals.NoSuchTableError):
+                table = catalog.load_table(self.table)
+            if table is None and schema is not None:
+                catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
+                # Unless manifests are merged, each batch adds one that every reader opens.
+                merged = {TableProperties.MANIFEST_MERGE_ENABLED: "true"}
+                table = catalog.create_table_if_not_exists(self.table, self._types(schema), properties=merged)
+            yield table
+
+    @staticmethod
+    def _columns(table: Table) -> pa.Schema:
+        return files.schema_to_pyarrow(table.schema(), include_field_ids=False)
+
+    @staticmethod
+    def _held_as(columns: pa.Schema) -> pa.Schema:
+        return files.schema_to_pyarrow(_to_schema(columns), include_field_ids=False)
+
+    @property
+    def _target(self) -> str:
+        return f"table {self.table}"
+
+    @property
+    def _command_options(self) -> str:
+        named = ["--catalog", self.catalog] if isinstance(self.catalog, str) else []
+        return shlex.join(["--iceberg", self.table, *named])
+
+    @property
+    def ledger_key(self) -> Hashable:
+        """What tells its ledger from those of others in this process."""
+        return self.table, hash(str(self.catalog)), self.name
+
+
+def _versions(table: Table) -> Iterator[TableMetadata]:
+    """Yield the table's metadata and the former versions of it that are still there, the newest first."""
+    yield table.metadata
+    for entry in reversed(table.metadata.metadata_log):
+        with suppress(FileNotFoundError):
+            yield FromInputFile.table_metadata(table.io.new_input(entry.metadata_file))
+
+
+def _text_of(ledger: Ledger) -> str:
+    """Return a ledger as JSON: by query, lists `[topic, topic id, query id, batch id, {partition: [start, end]}]`.
+
+    Ids stand once for all partitions of a batch: every snapshot that has not expired has a ledger.
+    """
+    said: dict[str, list[list[Any]]] = {}
+    for query, entries in ledger.items():
+        batches: dict[tuple[Any, ...], dict[int, tuple[int | None, int]]] = {}
+        for (topic, partition), entry in sorted(entries.items()):
+            of_batch = batches.setdefault((topic, entry.topic_id, entry.query_id, entry.batch_id), {})
+            of_batch[partition] = entry.start, entry.end
+        if batches:
+            said[query] = [[*batch, ends] for batch, ends in batches.items()]
+    return json.dumps(said, separators=(",", ":"))
+
+
+def _ledger_of(text: str) -> Ledger:
+    return {
+        query: {
+            (topic, int(partition)): LedgerEntry(end, start, *ids)
+            for topic, *ids, ends in batches
+            for partition, (start, end) in ends.items()
+        }
+        for query, batches in json.loads(text).items()
+    }
+
+
+def _may_hold(keys: pa.Table) -> ex.BooleanExpression:
+    """Return a filter that leaves out files which cannot hold a key, by the bounds of their columns."""
+    filters: list[ex.BooleanExpression] = [ex.AlwaysTrue()]
+    for name in keys.column_names:
+        values = pc.unique(keys[name])
+        if pa.types.is_floating(values.type):
+            continue  # NaN is within no bounds
+        if len(values) <= _MOST_VALUES:
+            filters.append(ex.In(term=name, values=set(values.to_pylist())))
+        else:
+            ends = pc.min_max(values).as_py()
+            filters += [
+                ex.GreaterThanOrEqual(term=name, value=ends["min"]),
+                ex.LessThanOrEqual(term=name, value=ends["max"]),
+            ]
+    return functools.reduce(ex.And, filters)
+
+
+def _without(rows: pa.Table, keys: pa.Table) -> pa.Table:
+    """Return the rows whose key is none of these."""
+    names = keys.column_names
+    own = one_zero(rows.select(names), names).cast(keys.schema)
+    numbered = own.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
+    left = numbered.join(keys, names, join_type="left anti")[_ROW]
+    return rows.take(left.take(pc.sort_indices(left)))

@@ -1,0 +1,340 @@
+"""What the sinks for tables of a lake share: a batch goes through the driver, as Arrow, into one commit of a table.
+
+The ledger changes in the commit that adds the rows, upon the version of the table that was read. Another writer in
+between makes the commit fail; the batch then begins again with the table and the ledger as they are by then.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import tenacity
+
+from penstock.errors import ConfigurationError, PenstockError, SinkError
+from penstock.options import names, not_empty, positive_int
+from penstock.spark_sink.errors import SchemaMismatchError
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, OffsetStatistics, unknown, warn_left_out
+from penstock.spark_sink.sinks.frames import collected
+from penstock.spark_sink.sinks.planned_offsets import micro_batch
+from penstock.spark_sink.sinks.position import (
+    POSITION,
+    null_counts,
+    offset_spans,
+    require_columns,
+    require_position,
+    require_position_types,
+    unapplied,
+)
+from penstock.spark_sink.sinks.sink import arrow_schema, origin_of, stored_batches
+from penstock.spark_sink.source.offsets.planning import TopicPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+#: Times a batch begins again because another writer was first, before that is called an error.
+_TRIES = 10
+_ROW = "penstock_row"
+
+#: A table of a format at one version.
+TableT = TypeVar("TableT")
+#: Entries by query.
+Ledger = dict[str, dict[TopicPartition, LedgerEntry]]
+#: The entries of one query that a commit sets; None removes one.
+Changes = Mapping[TopicPartition, LedgerEntry | None]
+
+
+class LakeSink(ABC, Generic[TableT]):
+    """A sink whose rows and ledger change in one commit; its settings are fields of the sink of each format.
+
+    Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is an
+    error, and so are rows that an operator with state (a window, a join of streams) holds back. The frame carries
+    `topic`, `partition` and `offset` beside its own columns. The table is made from the frame's columns if it does not
+    exist; any of its columns may be NULL. The batch is collected on the driver as Arrow columns, up to
+    `max_batch_bytes`: keep it below with the source's `maxOffsetsPerTrigger`. Readers see all of a batch or nothing.
+
+    Without a key every row is appended. With one, the newest row of a key, by offset, replaces the one in the table.
+    Kafka orders the messages of one partition only: use a key whose messages share a partition. Where they do not, the
+    higher offset wins within a batch, and the later batch across batches.
+
+    A second copy of the query, started by mistake, stores nothing twice. A sink holds nothing open and can be pickled.
+    """
+
+    __slots__ = ()
+    key: Sequence[str]
+    name: str
+    keep_position: bool
+    evolve: bool
+    max_batch_bytes: int
+
+    #: Errors of a commit before which another writer was, or whose answer was lost: the batch begins again.
+    _CONFLICTS: ClassVar[tuple[type[Exception], ...]]
+    #: Other errors whose text holds neither values of rows nor credentials.
+    _PLAIN: ClassVar[tuple[type[Exception], ...]]
+
+    @property
+    @abstractmethod
+    def _target(self) -> str:
+        """What errors call the table."""
+
+    @property
+    @abstractmethod
+    def _command_options(self) -> str:
+        """The options by which `penstock sink` finds the ledger."""
+
+    @property
+    def ledger_key(self) -> Hashable:
+        """What tells its ledger from those of others in this process."""
+        return self._target, self.name
+
+    @abstractmethod
+    def _opened(self, schema: pa.Schema | None = None) -> AbstractContextManager[Any]:
+        """Have the table as it is now in the block, or None; with a schema, make it where there is none."""
+
+    @staticmethod
+    @abstractmethod
+    def _columns(table: TableT) -> pa.Schema:
+        """Return the table's columns in Arrow."""
+
+    @staticmethod
+    @abstractmethod
+    def _held_as(columns: pa.Schema) -> pa.Schema:
+        """Return the types as which a table of the format gives columns back; any error where it cannot hold them."""
+
+    @abstractmethod
+    def _read(self, table: TableT) -> Ledger:
+        """Return the whole ledger."""
+
+    @abstractmethod
+    def _entries(
+        self, table: TableT, query: str, partitions: Iterable[TopicPartition], query_id: str | None
+    ) -> dict[TopicPartition, LedgerEntry]:
+        """Return the entries of partitions for a batch of Spark's query of this id."""
+
+    @abstractmethod
+    def _commit(self, table: TableT, query: str, changes: Changes, rows: pa.Table | None, more: pa.Schema) -> None:
+        """Add rows, the ledger's entries and columns to the version that was opened; an error if it is not the last."""
+
+    def check(self, schema: StructType) -> None:
+        """Say what is wrong with a frame of this schema, or how it differs from the table. An absent table is made.
+
+        Raises:
+            SinkError: a column is missing or has a type that the format does not know, or the table does not fit.
+            ConfigurationError: the table cannot hold a ledger.
+        """
+        arrow = arrow_schema(schema)
+        given = pa.schema([arrow.field(name) for name in self._stored(arrow)])
+        with self._failing(f"{self._target} cannot be made or read"):
+            self._types(given)
+            with self._opened(given) as table:
+                self._missing(table, given)
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Store one micro-batch.
+
+        Raises:
+            SinkError: the batch cannot be stored; nothing of it was.
+            ConfigurationError: the table cannot hold a ledger; nothing of the batch was stored.
+        """
+        rows = collected(batch, self.max_batch_bytes, batch_id, self._target)
+        stored = self._stored(rows.schema)
+        origin = origin_of(batch, self.name)
+        what = micro_batch(batch, batch_id, origin, self._target, self._command_options)
+        if rows.num_rows == 0 and not what.planned:
+            return
+        require_position(null_counts(rows), self._target)
+        self._refuse_null(rows, self.key, "is part of the key of")
+        with (
+            self._failing(f"batch {batch_id} was refused by {self._target}"),
+            stored_batches.one_call(self.ledger_key, origin, what),
+        ):
+            for attempt in self._retrying():
+                with attempt, self._opened(rows.select(stored).schema) as table:
+                    self._store(table, rows, stored, what)
+
+    def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
+        """Return what the ledger has of some partitions. The sink's own name counts.
+
+        Raises `SinkError` if the table cannot be read.
+        """
+        with self._failing(f"the ledger of {self._target} cannot be read"), self._opened() as table:
+            return {} if table is None else self._entries(table, self.name, partitions, None)
+
+    def ledger(self) -> Ledger:
+        """Return the entries of all queries that fill the table. Raises as `ledger_entries` does."""
+        with self._failing(f"the ledger of {self._target} cannot be read"), self._opened() as table:
+            return {} if table is None else self._read(table)
+
+    def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
+        """Write where a query begins, in partitions that the ledger does not know. Raises as `ledger_entries` does."""
+        self._change(self.name, lambda table: unknown(self._entries(table, self.name, entries, None), entries))
+
+    def write_ledger(self, query: str, entries: Changes) -> None:
+        """Set entries of a query on purpose, or remove them where they are None, in a commit of its own.
+
+        Raises `SinkError` if there is no table or it cannot be written.
+        """
+        self._change(query, lambda _table: entries)
+
+    def _change(self, query: str, changes: Callable[[TableT], Changes]) -> None:
+        with self._failing(f"the ledger of {self._target} cannot be written"):
+            for attempt in self._retrying():
+                with attempt, self._opened() as table:
+                    if table is None:
+                        raise SinkError(f"there is no {self._target}, and so no ledger; the sink's check makes it")
+                    if changed := changes(table):
+                        self._commit(table, query, changed, None, pa.schema([]))
+
+    def _check_settings(self) -> None:
+        """Check what the sinks of all formats have; a `ConfigurationError` names a wrong setting."""
+        not_empty("name", self.name)
+        positive_int("max_batch_bytes", self.max_batch_bytes)
+        # A tuple, so that a frozen sink cannot be changed through a list that the caller still holds.
+        object.__setattr__(self, "key", names("key", self.key) if self.key else ())
+        if not self.keep_position and set(self.key) & set(POSITION):
+            raise ConfigurationError("key names a column of the position, which is not stored; set keep_position")
+
+    def _retrying(self) -> tenacity.Retrying:
+        return tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(_TRIES),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
+            retry=tenacity.retry_if_exception_type(self._CONFLICTS),
+            reraise=True,
+        )
+
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        """Raise `SinkError` for an error of a library.
+
+        Neither chained nor with the library's text where that may quote values of rows, or credentials.
+        """
+        try:
+            yield
+        except PenstockError:
+            raise
+        except self._CONFLICTS as error:
+            raise SinkError(
+                f"{what}: it took no commit in {_TRIES} tries, the last time for: {_first_line(error)}; stop other "
+                "writers, or make fewer of them"
+            ) from None
+        except self._PLAIN as error:
+            raise SinkError(
+                f"{what}: {_first_line(error)}; this process needs the permission to read and to write there"
+            ) from None
+        except Exception as error:  # noqa: BLE001 - the libraries raise bare ones
+            raise SinkError(
+                f"{what} ({type(error).__name__}); compare the rows with its column types and constraints, and the "
+                "sink's settings with those of the storage"
+            ) from None
+
+    def _store(self, table: TableT, rows: pa.Table, stored: list[str], batch: Batch) -> None:
+        """Write what is not applied yet, in one commit, upon the version of the table whose ledger was read."""
+        more = self._missing(table, rows.select(stored).schema)
+        required = [column.name for column in self._columns(table) if not column.nullable]
+        self._refuse_null(rows, required, "is NOT NULL in")
+        spans = offset_spans(rows)
+        ledger = self._entries(table, self.name, spans.keys() | batch.planned.keys(), batch.query_id)
+        left, applied = unapplied(rows, spans, batch.applied_below(ledger))
+        entries = batch.entries_after(ledger, spans)
+        warn_left_out(batch.batch_id, batch.target, OffsetStatistics(rows.num_rows, spans, applied))
+        if not entries:
+            return
+        if self.key:
+            left = _newest(one_zero(left, self.key), self.key)
+        self._commit(table, self.name, entries, left.select(stored), more)
+
+    def _stored(self, schema: pa.Schema) -> list[str]:
+        """Return the columns to store, or raise `SinkError`."""
+        require_columns(schema.names, self._target, self.key)
+        require_position_types(schema, self._target)
+        stored = [name for name in schema.names if self.keep_position or name not in POSITION]
+        if not stored:
+            raise SchemaMismatchError(
+                f"the frame for {self._target} has no column to store; add one, or set keep_position"
+            )
+        return stored
+
+    def _missing(self, table: TableT, schema: pa.Schema) -> pa.Schema:
+        """Return the frame's columns that are to be added to the table, or raise `SinkError` where it does not fit."""
+        held, given = ({one.name: one.type for one in self._types(some)} for some in (self._columns(table), schema))
+        twins = {name.lower(): f", and has {name}, which differs only in case" for name in held}
+        wrong = [
+            f"the table lacks the frame's column {name}{twins.get(name.lower(), '')}"
+            for name in given
+            if name not in held and (not self.evolve or name in self.key or name.lower() in twins)
+        ]
+        wrong += [f"the frame lacks the table's column {name}" for name in held if name not in given]
+        wrong += [
+            f"column {name} is {held[name]} in the table and {given[name]} in the frame"
+            for name in given
+            if name in held and held[name] != given[name]
+        ]
+        if wrong:
+            raise SchemaMismatchError(
+                f"{self._target} does not fit the frame: {'; '.join(wrong)}; change the query's select, or the table"
+            )
+        return pa.schema([(name, kind) for name, kind in given.items() if name not in held])
+
+    def _types(self, schema: pa.Schema) -> pa.Schema:
+        """Return columns as a table holds them, any of which may be NULL, or raise `SchemaMismatchError`."""
+        held = []
+        for column in schema:
+            try:
+                (kind,) = self._held_as(pa.schema([(column.name, plain(column.type))])).types
+            except Exception:  # noqa: BLE001 - the libraries raise bare ones
+                raise SchemaMismatchError(
+                    f"the frame's column {column.name} is {column.type}, which {self._target} cannot hold; cast it or "
+                    "leave it out"
+                ) from None
+            held.append((column.name, plain(kind)))
+        return pa.schema(held)
+
+    def _refuse_null(self, rows: pa.Table, columns: Iterable[str], why: str) -> None:
+        """Refuse NULL in some columns; of those in a key, any two are different to a merge."""
+        for name in columns:
+            if count := rows[name].null_count:
+                first = rows.filter(rows[name].is_null()).slice(0, 1)
+                topic, partition, offset = (first[column][0].as_py() for column in POSITION)
+                raise SinkError(
+                    f"column {name} {why} {self._target} and is NULL in {count} rows, the first "
+                    f"from {topic}[{partition}] offset {offset}; filter such rows out in the query"
+                )
+
+
+def one_zero(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the rows with 0.0 for -0.0 in the key: they are equal, but not to a merge."""
+    for name in key:
+        column = rows.schema.field(name)
+        if pa.types.is_floating(column.type):
+            index = rows.schema.get_field_index(name)
+            rows = rows.set_column(index, column, pc.add(rows[name], pa.scalar(0.0, column.type)))
+    return rows
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """Return a type in which any value within may be NULL, without the large offsets that Spark may be set to."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(column.name, plain(column.type)) for column in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(plain(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(plain(kind.key_type), plain(kind.item_type))
+    small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+    return small.get(kind, kind)
+
+
+def _newest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Return the newest row of each key by offset; topic and partition tell apart what has one offset."""
+    ordered = rows.sort_by([(name, "ascending") for name in ("offset", "partition", "topic")])
+    numbered = ordered.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
+    last = numbered.group_by(list(key)).aggregate([(_ROW, "max")])
+    return ordered.take(last[f"{_ROW}_max"])
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
