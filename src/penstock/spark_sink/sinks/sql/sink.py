@@ -30,8 +30,13 @@ from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.sink import Origin, origin_of, stored_batches
 from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction
 from penstock.spark_sink.sinks.sql.batch_write import BatchWrite, carry_over
-from penstock.spark_sink.sinks.sql.databases.errors import LostTaskError, facts_of, is_transient, refused
-from penstock.spark_sink.sinks.sql.databases.rights import is_forbidden
+from penstock.spark_sink.sinks.sql.databases.errors import (
+    LostTaskError,
+    facts_of,
+    is_forbidden,
+    is_transient,
+    refused,
+)
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
@@ -164,10 +169,10 @@ class SqlSink(SqlSinkSettings):
         try:
             with self.database.session(url) as connection, connection.begin():
                 if not sa.inspect(connection).has_table(self.ledger_table, schema=self.schema):
-                    self.database.lock_schema(connection)
-                    ledger.create(connection, checkfirst=True)
+                    with self.database.schema_lock(connection):
+                        ledger.create(connection, checkfirst=True)
                 carry_over(self.database, connection, ledger)
-                known = lock_ledger(connection, self.database.insert, ledger, owner, entries)
+                known = lock_ledger(connection, self.database.insert_new, ledger, owner, entries)
                 if new := unknown(known, entries):
                     write_ledger(connection, ledger, owner, new)
         except sa.exc.SQLAlchemyError as error:
