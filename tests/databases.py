@@ -1,4 +1,4 @@
-"""Databases of a test's own: SQLite in a file, PostgreSQL on the server of the run."""
+"""Databases of a test's own: SQLite in a file, PostgreSQL and MariaDB on the servers of the run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
+import pymysql
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
+
+#: What the drivers of servers say where a connection is lost.
+LOST = {
+    "postgresql": psycopg.OperationalError("the connection is lost"),
+    "mariadb": pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query"),
+}
 
 
 @dataclass(frozen=True)
@@ -21,19 +29,28 @@ class TestDatabase:
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
         """Return the rows of a query."""
-        with sa.create_engine(self.url, poolclass=NullPool).connect() as connection:
+        with self._engine().connect() as connection:
             return [tuple(row) for row in connection.exec_driver_sql(statement)]
 
     def execute(self, *statements: str) -> None:
         """Run statements in one transaction."""
-        with sa.create_engine(self.url, poolclass=NullPool).begin() as connection:
+        with self._engine().begin() as connection:
             for statement in statements:
                 connection.exec_driver_sql(statement)
 
+    def _engine(self) -> sa.Engine:
+        # One way to quote names for all of them.
+        quotes = {"init_command": "SET SESSION sql_mode = 'ANSI_QUOTES,TRADITIONAL'"} if self.kind == "mariadb" else {}
+        return sa.create_engine(self.url, poolclass=NullPool, connect_args=quotes)
+
 
 def new_database(server: str) -> TestDatabase:
-    """Make a database of its own on a PostgreSQL server."""
-    name = f"test_{uuid.uuid4().hex}"
+    """Make a database of its own on a server; MariaDB's texts are told apart by each character, as PostgreSQL's."""
+    name, url = f"test_{uuid.uuid4().hex}", sa.make_url(server)
+    is_mysql = url.get_backend_name() == "mysql"
     with sa.create_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool).connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    return TestDatabase("postgresql", sa.make_url(server).set(database=name).render_as_string(hide_password=False))
+        options = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin" if is_mysql else ""
+        connection.exec_driver_sql(f"CREATE DATABASE {name} {options}")
+    return TestDatabase(
+        "mariadb" if is_mysql else "postgresql", url.set(database=name).render_as_string(hide_password=False)
+    )

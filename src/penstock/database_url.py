@@ -8,13 +8,17 @@ from penstock.errors import ConfigurationError
 
 
 def parse_database_url(text: str) -> sa.URL:
-    """Return the address of a file of SQLite, or of a PostgreSQL with its driver named; else `ConfigurationError`."""
+    """Return the address of a file of SQLite, or of a server with its driver named; else `ConfigurationError`.
+
+    MariaDB is a MySQL: which of the two a server is, SQLAlchemy finds when it connects.
+    """
     try:
         url = sa.make_url(text)
     except sa.exc.ArgumentError:
         # Not chained: the library's text repeats the address, which may hold a password.
         raise ConfigurationError(
-            "url is not a database address; write sqlite:///file.db or postgresql+psycopg://user@host/database"
+            "url is not a database address; write sqlite:///file.db, postgresql+psycopg://user@host/database or "
+            "mysql+pymysql://user@host/database"
         ) from None
     if url.drivername in ("sqlite", "sqlite+pysqlite"):
         if url.database in (None, "", ":memory:"):
@@ -24,6 +28,11 @@ def parse_database_url(text: str) -> sa.URL:
         return url
     if url.drivername in ("postgresql", "postgresql+psycopg"):
         return url.set(drivername="postgresql+psycopg")
+    if url.drivername in ("mysql", "mysql+pymysql", "mariadb", "mariadb+pymysql"):
+        if not url.database:
+            raise ConfigurationError("url names no database of the server; write mysql+pymysql://user@host/database")
+        return url.set(drivername="mysql+pymysql")
     raise ConfigurationError(
-        f"url names {url.drivername}, which penstock does not know; use sqlite with a file, or postgresql+psycopg"
+        f"url names {url.drivername}, which penstock does not know; use sqlite with a file, postgresql+psycopg, or "
+        "mysql+pymysql"
     )

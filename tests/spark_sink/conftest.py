@@ -17,6 +17,7 @@ from kafka_tools import produce, transactional, wait_for_markers
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG
+from support import services
 from telemetry_tools import Recorded
 
 if TYPE_CHECKING:
@@ -113,18 +114,62 @@ def ledger_topic(broker: DevBroker, admin: AdminClient, topic_numbers: Iterator[
     return name
 
 
-@pytest.fixture(params=["sqlite", "driver", "executors"])
+@pytest.fixture(scope="session")
+def mariadb_url() -> str:
+    """Address of the MariaDB server of this run, shared by all of its processes."""
+    found = services.address("mariadb")
+    if not found:
+        pytest.skip("no MariaDB: none is installed, and apt-get does not download Debian's")
+    return found
+
+
+def new_database_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> TestDatabase:
+    """Make a database of a kind."""
+    if kind == "sqlite":
+        return TestDatabase("sqlite", f"sqlite:///{folder / 'test.db'}")
+    return new_database(request.getfixturevalue(f"{kind}_url"))
+
+
+#: The conformance suite and the types of MariaDB's columns are in every run, the rest of it in the long ones.
+MARIADB = pytest.param("mariadb", marks=pytest.mark.thorough)
+
+
+@pytest.fixture(params=["sqlite", "postgresql", MARIADB])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
+    """A database for each kind that a sink knows."""
+    return new_database_of(request.param, request, tmp_path)
+
+
+#: Each way that rows go: a database, and the sink's `staging`.
+WAYS = [
+    *(("sqlite", "driver"), ("postgresql", "driver"), ("postgresql", "executors")),
+    *(pytest.param(("mariadb", staged), marks=pytest.mark.thorough) for staged in ("driver", "executors")),
+]
+
+
+@pytest.fixture(params=WAYS, ids="-".join)
 def way(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[TestDatabase, str]:
-    """Each way that rows go: a database, and the sink's `staging`."""
-    if request.param == "sqlite":
-        return TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}"), "executors"
-    return new_database(request.getfixturevalue("postgresql_url")), request.param
+    """Each way that rows go."""
+    kind, staged = request.param
+    return new_database_of(kind, request, tmp_path), staged
+
+
+@pytest.fixture(params=["postgresql", MARIADB])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
+    """A database of each server to which executors connect."""
+    return new_database_of(request.param, request, tmp_path)
 
 
 @pytest.fixture
 def postgresql(postgresql_url: str) -> TestDatabase:
     """A database of its own."""
     return new_database(postgresql_url)
+
+
+@pytest.fixture
+def mariadb(mariadb_url: str) -> TestDatabase:
+    """A database of its own."""
+    return new_database(mariadb_url)
 
 
 @pytest.fixture

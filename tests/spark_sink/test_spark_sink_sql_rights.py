@@ -1,4 +1,4 @@
-"""A sink that lacks rights in PostgreSQL says which, on what, and the GRANT that gives them."""
+"""A sink that lacks rights in PostgreSQL or MariaDB says which, on what, and the GRANT that gives them."""
 
 from __future__ import annotations
 
@@ -172,3 +172,56 @@ def test_rights_on_single_columns_are_left_to_the_server(
 
 def test_a_sink_of_sqlite_asks_for_no_rights(tmp_path: Any) -> None:
     SqlSink(f"sqlite:///{tmp_path}/t.db", "orders", name="q").check(SCHEMA)
+
+
+#: What a sink with a key and deletions needs in MariaDB, on both of its tables and on the database.
+OF_MARIADB = [
+    *((right, table) for table in ("orders", "penstock_ledger") for right in ("SELECT", "INSERT", "UPDATE")),
+    ("DELETE", "orders"),
+    *((right, "*") for right in ("SELECT", "INSERT", "CREATE", "DROP", "CREATE TEMPORARY TABLES")),
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("missing", OF_MARIADB, ids=" on ".join)
+def test_each_right_that_is_missing_in_mariadb_is_named_at_the_start_and_its_statement_gives_it(
+    mariadb: TestDatabase, missing: tuple[str, str]
+) -> None:
+    SqlSink(mariadb.url, "orders", ["id"], delete="gone", name="q").check(SCHEMA)
+    url = sa.make_url(mariadb.url)
+    role = f"'{url.database[-30:]}'@'127.0.0.1'"  # type: ignore[index] # it has a name
+    clerk = url.set(username=url.database[-30:]).render_as_string()  # type: ignore[index] # as above
+    staged: Any = "executors" if missing[1] == "*" and "TEMPORARY" not in missing[0] else "driver"
+    sink = SqlSink(clerk, "orders", ["id"], delete="gone", name="q", staging=staged)
+    given = [(right, table) for right, table in OF_MARIADB if (right, table) != missing]
+    if missing[1] != "*":
+        given = [one for one in given if one[1] != "*" or "TEMPORARY" in one[0]]  # a right on all of it is one on each
+    mariadb.execute(f"CREATE USER {role}", *(f"GRANT {right} ON {table} TO {role}" for right, table in given))
+
+    error = refusal(lambda: sink.check(SCHEMA))
+
+    of_database = "`.*" if missing[1] == "*" else f"`.`{missing[1]}`"
+    assert str(error).startswith(f"table orders cannot be written: {role} lacks the right {missing[0]} on table `")
+    assert f"{url.database}{of_database}; an administrator" in str(error)
+    mariadb.execute(*(right.command(role) for right in error.rights))
+    sink.check(SCHEMA)
+    mariadb.execute(f"DROP USER {role}")
+
+
+def test_a_right_that_is_taken_away_in_mariadb_ends_the_batch(mariadb: TestDatabase) -> None:
+    url = sa.make_url(mariadb.url)
+    role = f"'{url.database[-30:]}'@'127.0.0.1'"  # type: ignore[index] # it has a name
+    mariadb.execute(f"CREATE USER {role}", f"GRANT SELECT, INSERT, CREATE, CREATE TEMPORARY TABLES ON * TO {role}")
+    clerk = url.set(username=url.database[-30:]).render_as_string()  # type: ignore[index] # as above
+    batch: Any = Batch()
+
+    error = refusal(lambda: SqlSink(clerk, "orders", ["id"], staging="driver", name="q")(batch, 1))
+
+    assert str(error).startswith(
+        f"batch 1 cannot be stored in table orders, and nothing of it was: {role} lacks the ri"
+    )
+    assert "canary-row" not in str(error)
+    mariadb.execute(*(right.command(role) for right in error.rights))
+    SqlSink(clerk, "orders", ["id"], staging="driver", name="q")(batch, 1)
+    assert mariadb.rows("SELECT id FROM orders") == [("canary-row",)]
+    mariadb.execute(f"DROP USER {role}")

@@ -13,11 +13,12 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
-from arrow_frames import PRICES, Letters, frame
+from arrow_frames import GONE, PRICES, Letters, frame
 
 from databases import TestDatabase
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
+from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.queries.restarts import is_permanent
 from penstock.spark_sink.sinks.sql import batch_write as sql_publication
 
@@ -30,7 +31,7 @@ def sqlite(tmp_path: Path) -> TestDatabase:
     return TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
 
 
-#: Columns that the table fills, in PostgreSQL and in SQLite.
+#: Columns that the table fills.
 FILLED = {
     "postgresql": [
         "n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
@@ -43,6 +44,7 @@ FILLED = {
         "n INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL",
         "n TEXT NOT NULL GENERATED ALWAYS AS (upper(name)) STORED",
     ],
+    "mariadb": ["n BIGINT AUTO_INCREMENT PRIMARY KEY", "n VARCHAR(9) GENERATED ALWAYS AS (upper(name)) STORED"],
 }
 
 
@@ -85,9 +87,10 @@ def test_a_frame_with_a_column_that_the_table_generates_is_refused(postgresql: T
 
 INSTANT, WALL_CLOCK = pa.timestamp("us", "UTC"), pa.timestamp("us")
 TENTH = datetime(2013, 1, 1, 12, 0, 0, 100_000)  # noqa: DTZ001 - of a wall clock
+Pairs = list[tuple[str, pa.DataType, list[tuple[Any, str | None]]]]
 #: A column of PostgreSQL, a type of the frame, and values with the texts of what the column then holds: None where the
 #: row is refused. Without values, the check refuses the pair.
-PAIRS: list[tuple[str, pa.DataType, list[tuple[Any, str | None]]]] = [
+PAIRS: Pairs = [
     ("SMALLINT", pa.int64(), [(2**15 - 1, "32767"), (2**15, None)]),
     ("NUMERIC(5)", pa.int64(), [(99_999, "99999"), (100_000, None)]),
     ("NUMERIC(5, -2)", pa.int64(), [(1_200, "1200"), (1_250, None)]),
@@ -166,23 +169,103 @@ PAIRS: list[tuple[str, pa.DataType, list[tuple[Any, str | None]]]] = [
 ]  # fmt: skip
 
 
+#: The same for MariaDB.
+MARIADB_PAIRS: Pairs = [
+    ("TINYINT UNSIGNED", pa.int64(), [(255, "255"), (256, None), (-1, None)]),
+    ("SMALLINT", pa.int64(), [(2**15 - 1, "32767"), (2**15, None)]),
+    ("BIGINT", pa.decimal128(38, 0), [(Decimal(2**63 - 1), str(2**63 - 1)), (Decimal(2**63), None)]),
+    ("BIGINT", pa.decimal128(9, 2), []),
+    ("DECIMAL(5, 0)", pa.int64(), [(99_999, "99999"), (100_000, None)]),
+    ("DECIMAL(9, 2)", pa.decimal128(9, 4), [(Decimal("1.2300"), "1.23"), (Decimal("1.2345"), None)]),
+    ("DECIMAL(4, 2)", pa.decimal128(9, 2), [(Decimal("99.99"), "99.99"), (Decimal("100.00"), None)]),
+    ("DECIMAL(9, 2)", pa.float64(), [(1.25, "1.25"), (0.1, "0.10"), (1.255, None), (1e20, None), (math.inf, None)]),
+    ("DECIMAL(9, 0)", pa.float64(), []),
+    ("FLOAT", pa.int16(), [(-(2**15), "-32768")]),
+    ("FLOAT", pa.int32(), [(2**24, "16777200"), (2**24 + 1, None), (2**31 - 1, None)]),
+    ("DOUBLE", pa.int32(), [(2**31 - 1, "2147483647")]),
+    ("DOUBLE", pa.int64(), [(2**53, "9.007199254740992e15"), (2**53 + 1, None), (-(2**63), None)]),
+    ("FLOAT", pa.decimal128(6, 2), [(Decimal("9999.99"), "9999.99")]),
+    ("FLOAT", pa.decimal128(9, 2), []),
+    ("DOUBLE", pa.decimal128(15, 2), [(Decimal("9999999999999.99"), "9999999999999.99")]),
+    ("DOUBLE", pa.decimal128(16, 2), []),
+    ("FLOAT", pa.float32(), [(0.1, "0.1")]),
+    ("FLOAT", pa.float64(), []),
+    ("FLOAT(7, 2)", pa.float32(), []),
+    ("DOUBLE", pa.float64(), [(0.1 + 0.2, "0.30000000000000004"), (math.nan, None), (-math.inf, None),
+                              (5e-324, "5e-324")]),
+    ("INTEGER", pa.float64(), []),
+    ("BOOLEAN", pa.bool_(), [(True, "1"), (False, "0")]),
+    ("BIT(1)", pa.bool_(), [(True, "\x01")]),
+    ("BIT(8)", pa.int32(), []),
+    ("BIT(24)", pa.string(), []),
+    ("DECIMAL(9, 2)", pa.bool_(), []),
+    ("DATETIME", INSTANT, [(TENTH.replace(microsecond=0), "2013-01-01 12:00:00"), (TENTH, None)]),
+    ("DATETIME(1)", WALL_CLOCK, [(TENTH, "2013-01-01 12:00:00.1"), (TENTH + timedelta(microseconds=1), None)]),
+    ("DATETIME(6)", INSTANT, [(253_402_300_799_999_999, "9999-12-31 23:59:59.999999"),
+                              (-62_135_596_800_000_000, "0001-01-01 00:00:00.000000"), (2**63 - 1, None)]),
+    ("TIMESTAMP(6) NULL", INSTANT, [(TENTH, "2013-01-01 12:00:00.100000"), (0, None), (2**31 * 1_000_000, None),
+                                    (1_000_000, "1970-01-01 00:00:01.000000")]),
+    ("DATE", pa.date32(), [(date.max, "9999-12-31"), (date.min, "0001-01-01"), (2_932_897, None)]),
+    ("DATE", WALL_CLOCK, []),
+    ("DATETIME", pa.date32(), []),
+    ("LONGBLOB", pa.binary(), [(b"a\x00", "a\x00")]),
+    ("VARBINARY(3)", pa.binary(), [(b"ab\x00", "ab\x00"), (b"abc\x00", None)]),
+    ("BINARY(3)", pa.binary(), [(b"abc", "abc"), (b"ab", None), (b"abcd", None)]),
+    ("TEXT", pa.binary(), []),
+    ("BLOB", pa.string(), []),
+    ("INTEGER", pa.string(), []),
+    ("DATETIME", pa.string(), []),
+    ("TEXT", pa.string(), [("a\0 ", "a\0 "), ("\U0001f600", "\U0001f600")]),
+    ("TINYTEXT", pa.string(), [("\u00e9" * 127, "\u00e9" * 127), ("\u00e9" * 128, None), ("a" * 255 + " ", None)]),
+    ("VARCHAR(3)", pa.string(), [("ab ", "ab "), ("abcd", None), ("abc ", None)]),
+    ("VARCHAR(3) CHARACTER SET utf8mb3", pa.string(), [("\u4e2d", "\u4e2d"), ("\U0001f600", None)]),
+    ("VARCHAR(3) CHARACTER SET latin1", pa.string(), [("\u00e9", "\u00e9"), ("\u4e2d", None)]),
+    ("TINYTEXT CHARACTER SET latin1", pa.string(), [("\u00e9" * 255, "\u00e9" * 255), ("\u00e9" * 255 + " ", None)]),
+    ("CHAR(3)", pa.string(), [("ab", "ab"), ("ab ", None), ("abc ", None), ("abcd", None)]),
+    ("ENUM('a', 'it''s')", pa.string(), [("a", "a"), ("it's", "it's"), ("A", None), ("a ", None), ("1", None),
+                                         ("", None)]),
+    ("SET('a', 'b')", pa.string(), []),
+    ("TIME", pa.string(), [("12:00", "12:00:00"), ("-25:00:00.0", "-25:00:00"), ("12:00:00.5", None), ("12", None),
+                           ("2013-01-01 12:00:00", None), ("900:00:00", None)]),
+    ("TIME(3)", pa.string(), [("12:00:00.5000", "12:00:00.500"), ("12:00:00.1234", None)]),
+    ("YEAR", pa.string(), [("2013", "2013"), ("13", None), ("1900", None)]),
+    ("JSON", pa.string(), [('{"n": 1.0}', '{"n": 1.0}'), ("{", None)]),
+    ("UUID", pa.string(), [("6BA7B810-9DAD-11D1-80B4-00C04FD430C8", "6ba7b810-9dad-11d1-80b4-00c04fd430c8"),
+                           ("x", None)]),
+    ("POINT", pa.string(), []),
+]  # fmt: skip
+
+
+#: The table of pairs of each server, the types that it names, and a value of a column as a text.
+PAIRS_OF = {
+    "postgresql": (
+        PAIRS,
+        [
+            "CREATE TYPE text_mood AS ENUM ('good', 'bad')",
+            "CREATE DOMAIN character_price AS NUMERIC(9, 2)",
+            "CREATE DOMAIN name_short AS VARCHAR(3)",
+        ],
+        "{}::text",
+    ),
+    "mariadb": (MARIADB_PAIRS, [], "CAST({} AS CHAR)"),
+}
+
+
+@pytest.mark.parametrize("server", ["postgresql", "mariadb"], indirect=True)
 @pytest.mark.parametrize("staged", ["executors", "driver"])
-def test_postgresql_s_columns_keep_what_they_take_and_the_rest_is_refused(
-    postgresql: TestDatabase, staged: Any
-) -> None:
-    takes = [(f"n{number}", *pair) for number, pair in enumerate(PAIRS) if pair[2]]
-    refuses = [(f"n{number}", *pair) for number, pair in enumerate(PAIRS) if not pair[2]]
-    postgresql.execute(
-        "CREATE TYPE text_mood AS ENUM ('good', 'bad')",
-        "CREATE DOMAIN character_price AS NUMERIC(9, 2)",
-        "CREATE DOMAIN name_short AS VARCHAR(3)",
+def test_columns_keep_what_they_take_and_the_rest_is_refused(server: TestDatabase, staged: Any) -> None:
+    pairs, types, text_of = PAIRS_OF[server.kind]
+    takes = [(f"n{number}", *pair) for number, pair in enumerate(pairs) if pair[2]]
+    refuses = [(f"n{number}", *pair) for number, pair in enumerate(pairs) if not pair[2]]
+    server.execute(
+        *types,
         f"CREATE TABLE takes (id INT, {', '.join(f'{name} {column}' for name, column, *_ in takes)})",
         f"CREATE TABLE refuses ({', '.join(f'{name} {column}' for name, column, *_ in refuses)})",
     )
     letters = Letters()
-    sink = SqlSink(postgresql.url, "takes", staging=staged, dead_letters=letters)
+    sink = SqlSink(server.url, "takes", staging=staged, dead_letters=letters)
     # A row for each value, in which all other columns are empty.
-    values = [(name, value, text) for name, *_, pairs in takes for value, text in pairs]
+    values = [(name, value, text) for name, *_, given in takes for value, text in given]
     rows = [
         (0, place, place, *(value if name == own else None for own, *_ in takes))
         for place, (name, value, _) in enumerate(values)
@@ -192,10 +275,10 @@ def test_postgresql_s_columns_keep_what_they_take_and_the_rest_is_refused(
     sink.check(batch.schema)
     sink(batch, 0)
     with pytest.raises(SinkError, match="refuses does not fit") as caught:
-        SqlSink(postgresql.url, "refuses").check(frame({name: kind for name, _, kind, _ in refuses}, []).schema)
+        SqlSink(server.url, "refuses").check(frame({name: kind for name, _, kind, _ in refuses}, []).schema)
 
-    texts = ", ".join(f"{name}::text" for name, *_ in takes)
-    stored = dict(postgresql.rows(f"SELECT id, coalesce({texts}) FROM takes"))  # type: ignore[arg-type] # noqa: S608 - the test's own
+    texts = ", ".join(text_of.format(name) for name, *_ in takes)
+    stored = dict(server.rows(f"SELECT id, coalesce({texts}) FROM takes"))  # type: ignore[arg-type] # noqa: S608 - the test's own
     of = {name: (column, str(kind)) for name, column, kind, _ in takes}
     found = [(*of[name], value, stored.get(place)) for place, (name, value, _) in enumerate(values)]
     assert str(found) == str([(*of[name], value, text) for name, value, text in values])  # NaN is one text
@@ -204,13 +287,18 @@ def test_postgresql_s_columns_keep_what_they_take_and_the_rest_is_refused(
     assert is_permanent(caught.value)
 
 
-#: Types of columns of PostgreSQL, and types of the frame with values at their edges.
-COLUMNS = [
+#: Types of columns of both servers, and types of the frame with values at their edges.
+COLUMNS = {"postgresql": [
     "SMALLINT", "INTEGER", "BIGINT", "REAL", "DOUBLE PRECISION", "NUMERIC", "NUMERIC(9, 2)", "NUMERIC(5, -2)",
     "NUMERIC(38, 18)", "BOOLEAN", "BYTEA", "DATE", "TIMESTAMP", "TIMESTAMP(0)", "TIMESTAMPTZ", "TIMESTAMPTZ(3)", "TEXT",
     "VARCHAR(3)", "CHAR(3)", "NAME", '"char"', "BIT(3)", "BIT VARYING(3)", "TIME", "TIME(0)", "TIMETZ(0)", "MONEY",
     "UUID", "JSON", "INET", "NUMERIC(9, 2)[]", "VARCHAR(3)[]", "POINT", "TSRANGE",
-]  # fmt: skip
+], "mariadb": [
+    "TINYINT", "SMALLINT UNSIGNED", "INTEGER", "BIGINT", "FLOAT", "DOUBLE", "DOUBLE(9, 2)", "DECIMAL(9, 2)",
+    "DECIMAL(65, 30)", "DECIMAL(5, 0)", "BOOLEAN", "BIT(1)", "BIT(64)", "LONGBLOB", "BINARY(3)", "VARBINARY(2)", "DATE",
+    "DATETIME", "DATETIME(6)", "TIMESTAMP(3) NULL", "TIME", "TIME(6)", "YEAR", "LONGTEXT", "TINYTEXT", "VARCHAR(3)",
+    "CHAR(3)", "VARCHAR(9) CHARACTER SET ascii", "ENUM('ab', '1011')", "SET('ab')", "JSON", "UUID", "INET6", "POINT",
+]}  # fmt: skip
 EDGES: list[tuple[pa.DataType, list[Any]]] = [
     (pa.int8(), [-128, 127]),
     (pa.int16(), [2**15 - 1, -(2**15)]),
@@ -232,37 +320,46 @@ EDGES: list[tuple[pa.DataType, list[Any]]] = [
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "edges"), EDGES, ids=[str(kind) for kind, _ in EDGES])
-def test_of_no_pair_of_types_postgresql_changes_a_value(
-    postgresql: TestDatabase, kind: pa.DataType, edges: list[Any]
+def test_of_no_pair_of_types_a_server_changes_a_value(
+    server: TestDatabase, kind: pa.DataType, edges: list[Any]
 ) -> None:
-    letters, columns = Letters(), {f"n{number}": kind for number in range(len(COLUMNS))}
-    postgresql.execute(
-        f"CREATE TABLE edges (id INT, {', '.join(f'n{number} {column}' for number, column in enumerate(COLUMNS))})"
-    )
-    sink = SqlSink(postgresql.url, "edges", dead_letters=letters)
+    held = {f"n{number}": column for number, column in enumerate(COLUMNS[server.kind])}
+    server.execute(f"CREATE TABLE edges (id INT, {', '.join(f'{name} {column}' for name, column in held.items())})")
+    letters = Letters()
+    sink = SqlSink(server.url, "edges", dead_letters=letters)
     with pytest.raises(SinkError, match="edges does not fit") as caught:
-        sink.check(frame(columns, []).schema)
-    taken = [name for name in columns if name not in re.findall(r"column (n\d+) is", str(caught.value))]
+        sink.check(frame(dict.fromkeys(held, kind), []).schema)
+    taken = [name for name in held if name not in re.findall(r"column (n\d+) is", str(caught.value))]
 
     rows = [(0, *one) for one in enumerate(itertools.product(taken, edges))]
     own = [(0, place, place, *(value if name == at else None for name in taken)) for _, place, (at, value) in rows]
     sink(frame({"id": pa.int32(), **dict.fromkeys(taken, kind)}, own), 0)
 
-    texts = ", ".join(f"{name}::text" for name in taken)
-    stored = dict(postgresql.rows(f"SELECT id, coalesce({texts}) FROM edges"))  # type: ignore[arg-type] # noqa: S608 - the test's own
+    texts = ", ".join(text_of(server.kind, name, held[name]) for name in taken)
+    stored = dict(server.rows(f"SELECT id, coalesce({texts}) FROM edges"))  # type: ignore[arg-type] # noqa: S608 - the test's own
     assert stored.keys() == set(range(len(own))) - {one.offset for one in letters.written}
     assert len(stored) >= len(taken) or kind == pa.string()
     for place, text in stored.items():
         name, value = rows[place][2]
-        assert is_same(value, text, kind), (COLUMNS[int(name[1:])], kind, value, text)
+        assert is_same(value, text, kind), (held[name], kind, value, text)
+
+
+def text_of(server: str, name: str, column: str) -> str:
+    """Return an expression for all that a column holds, as a text."""
+    if server == "postgresql":
+        return f"{name}::text"
+    if column.startswith(("LONGBLOB", "BINARY", "VARBINARY")):
+        return f"CONCAT('\\\\x', LOWER(HEX({name})))"
+    exact = f"CAST({name} AS DOUBLE)" if column == "FLOAT" else f"{name} + 0" if column.startswith("BIT") else name
+    return f"CAST({exact} AS CHAR)"
 
 
 def is_same(value: Any, text: str, kind: pa.DataType) -> bool:
-    """Tell whether PostgreSQL's text for a value says that very value."""
+    """Tell whether a server's text for a value says that very value."""
     if isinstance(value, bool | bytes):
-        return text == (f"\\x{value.hex()}" if isinstance(value, bytes) else str(value).lower())
+        return text in ([f"\\x{value.hex()}"] if isinstance(value, bytes) else [str(value).lower(), str(int(value))])
     if isinstance(value, float):
-        return str(pa.scalar(float(text), kind).as_py()) == str(value)
+        return pa.scalar(float(text), kind).as_py() == value or (math.isnan(value) and text == "NaN")
     if isinstance(value, int | Decimal):
         # The text of a float has the digits that tell it from others: what it holds may have more.
         return Decimal(text) == value or pa.scalar(float(text), pa.float32()).as_py() == value
@@ -271,7 +368,10 @@ def is_same(value: Any, text: str, kind: pa.DataType) -> bool:
             type(value).fromisoformat(text).replace(**({"tzinfo": None} if isinstance(value, datetime) else {}))
             == value
         )
-    return text == value or (text.startswith("$") and Decimal(text[1:].replace(",", "")) == Decimal(value))
+    # MariaDB shows all digits of a second.
+    return text in {value, f"{value}00000"} or (
+        text.startswith("$") and Decimal(text[1:].replace(",", "")) == Decimal(value)
+    )
 
 
 @pytest.mark.parametrize("staged", ["executors", "driver"])
@@ -339,6 +439,11 @@ LOOSE = {
         "CREATE TABLE prices (id TEXT, price INT); CREATE UNIQUE INDEX low ON prices (lower(id))",
         "CREATE TABLE prices (id TEXT, price INT, UNIQUE (id, price))",
     ],
+    "mariadb": [
+        "CREATE TABLE prices (id VARCHAR(9), price INT, UNIQUE (id, price))",
+        "CREATE TABLE prices (id VARCHAR(9), price INT, UNIQUE (id(3)))",
+        "CREATE TABLE prices (id VARCHAR(9), price INT, INDEX (id))",
+    ],
 }
 
 
@@ -353,7 +458,7 @@ def test_a_key_without_a_constraint_that_a_merge_can_use_is_told_at_the_check(da
 def test_unique_indexes_of_any_form_that_a_merge_can_use_are_taken(database: TestDatabase) -> None:
     more = ["CREATE UNIQUE INDEX wide ON prices (id) INCLUDE (price)"] if database.kind == "postgresql" else []
     for index in ["CREATE UNIQUE INDEX one ON prices (id DESC)", *more]:
-        database.execute('CREATE TABLE prices (id TEXT, price INT, "odd ""name" INT)', index)
+        database.execute('CREATE TABLE prices (id VARCHAR(9), price INT, "odd ""name" INT)', index)
         sink = SqlSink(database.url, "prices", ["id"], ledger_table=f"ledger{len(index)}")
 
         sink.check(frame(PRICES, []).schema)
@@ -389,3 +494,71 @@ def test_names_that_postgresql_would_cut_are_told(postgresql: TestDatabase) -> N
     assert is_permanent(caught.value)
     assert postgresql.rows(f'SELECT * FROM "{fitting}"') == [("a",)]  # noqa: S608 - the test's own name
     assert postgresql.rows("SELECT count(*) FROM pg_tables WHERE tablename = 'prices'") == [(0,)]
+
+
+#: Tables of MariaDB that a sink with a key cannot use, and why not.
+UNFIT = [
+    (
+        "(id VARCHAR(9) PRIMARY KEY, price BIGINT) ENGINE=Aria",
+        "is of Aria, and only InnoDB stores",
+    ),
+    (
+        "(id VARCHAR(9) PRIMARY KEY, price BIGINT, UNIQUE (price))",
+        r"unique index on \(price\), and ON DUPL",
+    ),
+    ("(id VARCHAR(9) PRIMARY KEY, price BIGINT, UNIQUE (id(3)))", "has another unique index, and ON DUPL"),
+    (
+        "(id VARCHAR(9) COLLATE utf8mb4_general_ci PRIMARY KEY, price BIGINT)",
+        "collation utf8mb4_general_ci, by",
+    ),
+    (
+        "(id VARCHAR(9) COLLATE utf8mb4_uca1400_as_cs PRIMARY KEY, price BIGINT)",
+        "collation utf8mb4_uca1400_as_cs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("table", "reason"), UNFIT)
+def test_a_table_of_mariadb_of_which_a_merge_could_change_other_rows_is_refused(
+    mariadb: TestDatabase, table: str, reason: str
+) -> None:
+    mariadb.execute(f"CREATE TABLE prices {table}")
+
+    with pytest.raises(SchemaMismatchError, match=reason):
+        SqlSink(mariadb.url, "prices", ["id"]).check(frame(PRICES, []).schema)
+
+
+@pytest.mark.parametrize("staged", ["executors", "driver"])
+def test_keys_of_mariadb_are_told_apart_by_each_character(mariadb: TestDatabase, staged: Any) -> None:
+    letters, ids = Letters(), ["a", "A", "\u00e1", "a ", "a\0", "\u0430"]
+    mariadb.execute(
+        "CREATE TABLE padded (n INT AUTO_INCREMENT PRIMARY KEY, price BIGINT, id VARCHAR(9) UNIQUE)",
+        "CREATE TABLE narrow (price BIGINT, id VARCHAR(9) CHARACTER SET latin1 COLLATE latin1_bin PRIMARY KEY)",
+    )
+
+    for table in ("made", "padded", "narrow"):
+        sink = SqlSink(mariadb.url, table, ["id"], delete="gone", staging=staged, dead_letters=letters)
+        first = [(0, n, name, n, False) for n, name in enumerate(ids)]
+        sink(frame(GONE, first), 0)
+        sink(frame(GONE, [(0, 6, "A", None, True), (0, 7, "a", 7, False), (0, 8, "A", 8, None)]), 1)
+
+    def stored(table: str) -> dict[str, int]:
+        return dict(mariadb.rows(f"SELECT id, price FROM {table}"))  # type: ignore[arg-type] # noqa: S608 - the test's own
+
+    assert stored("made") == {"a": 7, "A": 8, "\u00e1": 2, "a ": 3, "a\0": 4, "\u0430": 5}
+    assert stored("padded") == {"a": 7, "A": 8, "\u00e1": 2, "a\0": 4, "\u0430": 5}
+    assert stored("narrow") == {"a": 7, "A": 8, "\u00e1": 2, "a\0": 4}
+    assert [one.offset for one in letters.written] == [3, 3, 5]  # no space at the end, and no Cyrillic in latin1
+
+
+def test_what_no_column_or_name_of_mariadb_holds_is_refused(mariadb: TestDatabase) -> None:
+    columns = {f"k{n}": pa.string() for n in range(5)} | {"b": pa.binary(), "n": pa.int64(), "d": pa.decimal128(38, 30)}
+    sink = SqlSink(mariadb.url, "wide", list(columns))
+    sink(frame(columns, [(0, 0, *["x" * 10] * 5, b"\0", 1, Decimal("0.1"))]), 0)
+
+    assert mariadb.rows("SELECT k4, b FROM wide") == [("x" * 10, b"\0")]
+    with pytest.raises(SchemaMismatchError, match="d, a decimal of more than the 30 digits behind the point"):
+        sink.check(frame({**columns, "d": pa.decimal128(38, 31)}, []).schema)
+    for name in ("n" * 65, "n ", "\U0001f600"):
+        with pytest.raises(SchemaMismatchError, match=rf"cannot take the frame with {name}; give other names"):
+            SqlSink(mariadb.url, "prices").check(frame({name: pa.string()}, []).schema)

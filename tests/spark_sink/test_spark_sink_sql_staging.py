@@ -1,4 +1,4 @@
-"""What `SqlSink` keeps of PostgreSQL between the micro-batches of a query, and what ends it."""
+"""What `SqlSink` keeps of a server between the micro-batches of a query, and what ends it."""
 
 from __future__ import annotations
 
@@ -50,8 +50,21 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def stages(database: TestDatabase) -> list[str]:
-    found = database.rows("SELECT tablename FROM pg_tables WHERE starts_with(tablename, 'penstock_stage')")
-    return sorted(row[0] for row in found)
+    found = sa.inspect(sa.create_engine(database.url, poolclass=sa.NullPool)).get_table_names()
+    return sorted(name for name in found if name.startswith("penstock_stage"))
+
+
+#: The sessions of a database but this one, and what ends one.
+SESSIONS = {
+    "postgresql": (
+        "SELECT pid FROM pg_stat_activity WHERE pid != pg_backend_pid() AND datname = current_database()",
+        "SELECT pg_terminate_backend({})",
+    ),
+    "mariadb": (
+        "SELECT id FROM information_schema.processlist WHERE id != connection_id() AND db = database()",
+        "KILL {}",
+    ),
+}
 
 
 def batch(number: int, run: str | None = "run", query: str = "q", **options: Any) -> DataFrame:
@@ -73,67 +86,72 @@ def totals_sink(database: TestDatabase, **options: Any) -> SqlSink:
 
 
 def test_tables_are_checked_and_the_staging_table_is_made_once_a_query(
-    postgresql: TestDatabase, calls: dict[str, int]
+    server: TestDatabase, calls: dict[str, int]
 ) -> None:
-    sink = totals_sink(postgresql)
+    sink = totals_sink(server)
 
     for number in range(4):
         sink(batch(number), number)
-        (stage,) = stages(postgresql)
-        assert postgresql.rows(f"SELECT count(*) FROM {stage}") == [(0,)]  # noqa: S608 - the sink's own name
+        (stage,) = stages(server)
+        assert server.rows(f"SELECT count(*) FROM {stage}") == [(0,)]  # noqa: S608 - the sink's own name
 
     assert calls == {"prepare": 1, "create": 1, "empty": 4}
-    assert totals(postgresql) == expected(4)
+    assert totals(server) == expected(4)
 
 
-def test_a_table_that_has_changed_since_is_checked_again(postgresql: TestDatabase, calls: dict[str, int]) -> None:
-    sink = totals_sink(postgresql)
+def test_a_table_that_has_changed_since_is_checked_again(server: TestDatabase, calls: dict[str, int]) -> None:
+    sink = totals_sink(server)
     sink(batch(0), 0)
 
-    postgresql.execute("ALTER TABLE totals ADD COLUMN more INT NOT NULL DEFAULT 7")
+    server.execute("ALTER TABLE totals ADD COLUMN more INT NOT NULL DEFAULT 7")
     sink(batch(1), 1)
     assert calls["prepare"] == 2
-    postgresql.execute("ALTER TABLE totals ALTER COLUMN more DROP DEFAULT")
+    server.execute("ALTER TABLE totals ALTER COLUMN more DROP DEFAULT")
     with pytest.raises(SinkError, match="column more must not be empty"):
         sink(batch(2), 2)
-    assert stages(postgresql) == []
-    postgresql.execute("ALTER TABLE totals DROP COLUMN more", "ALTER TABLE totals DROP CONSTRAINT totals_pkey")
+    assert stages(server) == []
+    key, wider = {
+        "postgresql": ("CONSTRAINT totals_pkey", "ALTER COLUMN price TYPE NUMERIC"),
+        "mariadb": ("PRIMARY KEY", "MODIFY price DECIMAL(38, 0)"),
+    }[server.kind]
+    server.execute("ALTER TABLE totals DROP COLUMN more", f"ALTER TABLE totals DROP {key}")
     with pytest.raises(SinkError, match=r"no primary key or unique index on \(id\)"):
         sink(batch(2), 2)
-    postgresql.execute("ALTER TABLE totals ADD PRIMARY KEY (id)", "ALTER TABLE totals ALTER COLUMN price TYPE NUMERIC")
+    server.execute("ALTER TABLE totals ADD PRIMARY KEY (id)", f"ALTER TABLE totals {wider}")
     sink(batch(2), 2)
-    assert totals(postgresql) == expected(3)
+    assert totals(server) == expected(3)
 
-    postgresql.execute("DROP TABLE totals")
+    server.execute("DROP TABLE totals")
     sink(batch(3), 3)  # as before: the table is made anew, the ledger goes on
-    assert totals(postgresql) == {"k3": 3, "all": 1}
-    postgresql.execute("DROP TABLE penstock_ledger")
+    assert totals(server) == {"k3": 3, "all": 1}
+    server.execute("DROP TABLE penstock_ledger")
     sink(batch(4), 4)
-    assert totals(postgresql) == {"k3": 3, "k4": 4, "all": 2}
+    assert totals(server) == {"k3": 3, "k4": 4, "all": 2}
 
 
 def test_a_session_that_is_lost_between_batches_costs_no_try_and_leaves_no_table(
-    postgresql: TestDatabase, calls: dict[str, int], caplog: pytest.LogCaptureFixture
+    server: TestDatabase, calls: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink = totals_sink(postgresql)
+    sink = totals_sink(server)
     sink(batch(0), 0)
-    before = stages(postgresql)
+    before = stages(server)
 
-    ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid != pg_backend_pid() AND datname = "
-    assert postgresql.rows(f"{ended} current_database()") == [(True,)]
+    listed, end = SESSIONS[server.kind]
+    ((session,),) = server.rows(listed)
+    server.execute(end.format(session))
     sink(batch(1), 1)
 
     assert calls["prepare"] == 2
     assert "is tried again" not in caplog.text
-    assert len(stages(postgresql)) == 1
-    assert stages(postgresql) != before
-    assert totals(postgresql) == expected(2)
+    assert len(stages(server)) == 1
+    assert stages(server) != before
+    assert totals(server) == expected(2)
 
 
 def test_a_second_copy_of_a_query_in_the_middle_of_a_batch_does_not_get_its_staging_table(
-    postgresql: TestDatabase, calls: dict[str, int], caplog: pytest.LogCaptureFixture
+    server: TestDatabase, calls: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink = totals_sink(postgresql)
+    sink = totals_sink(server)
     sink(batch(0), 0)
     copies = iter([batch(1, run="copy")])
 
@@ -144,50 +162,47 @@ def test_a_second_copy_of_a_query_in_the_middle_of_a_batch_does_not_get_its_stag
     sink(batch(1, between=copy), 1)
 
     assert "another writer has moved its ledger" in caplog.text
-    assert totals(postgresql) == expected(2)
-    assert len(stages(postgresql)) == 2
+    assert totals(server) == expected(2)
+    assert len(stages(server)) == 2
 
 
-def test_a_staging_table_into_which_a_lost_task_still_copies_is_left_behind(postgresql: TestDatabase) -> None:
-    sink = totals_sink(postgresql)
-    with sa.create_engine(postgresql.url, poolclass=sa.NullPool).connect() as lost:
+def test_a_staging_table_into_which_a_lost_task_still_copies_is_left_behind(server: TestDatabase) -> None:
+    sink = totals_sink(server)
+    with sa.create_engine(server.url, poolclass=sa.NullPool).connect() as lost:
 
         def copy() -> None:
-            lost.exec_driver_sql(f"LOCK TABLE {stages(postgresql)[0]} IN ROW EXCLUSIVE MODE")
+            lost.exec_driver_sql(f"INSERT INTO {stages(server)[0]} (penstock_attempt) VALUES (0)")  # noqa: S608 - as above
 
         sink(batch(0, between=copy), 0)
-        held = stages(postgresql)
+        held = stages(server)
         assert len(held) == 1
     sink(batch(1), 1)
 
-    assert len(stages(postgresql)) == 1
-    assert stages(postgresql) != held
-    assert totals(postgresql) == expected(2)
+    assert len(stages(server)) == 1
+    assert stages(server) != held
+    assert totals(server) == expected(2)
 
 
 def test_what_no_batch_asks_for_is_removed_after_a_while_and_with_the_process(
-    postgresql: TestDatabase, monkeypatch: pytest.MonkeyPatch
+    server: TestDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink, sessions = (
-        totals_sink(postgresql),
-        "SELECT pid FROM pg_stat_activity WHERE pid != pg_backend_pid() AND datname = ",
-    )
+    sink, (sessions, _) = totals_sink(server), SESSIONS[server.kind]
     hasty = KeptStages(idle_s=0.05)
     monkeypatch.setattr(batch_write, "_kept_stages", hasty)
     sink(batch(0), 0)
-    wait_until(lambda: stages(postgresql) == [] and postgresql.rows(f"{sessions} current_database()") == [])
+    wait_until(lambda: stages(server) == [] and server.rows(sessions) == [])
 
     lasting = KeptStages()
     monkeypatch.setattr(batch_write, "_kept_stages", lasting)
     sink(batch(1), 1)
-    assert len(stages(postgresql)) == 1
+    assert len(stages(server)) == 1
     lasting.close()
-    assert stages(postgresql) == []
+    assert stages(server) == []
 
     sink(batch(2), 2)
     lasting._process = -1  # as in a process that was forked
     lasting.close()
-    assert len(stages(postgresql)) == 1
+    assert len(stages(server)) == 1
     for one in lasting._of_parent[0].values():
         one.timer.cancel()
         one.opened.close()
@@ -216,31 +231,31 @@ def test_connections_are_bounded_and_what_reads_and_transforms_is_not(
     assert dict(postgresql.rows('SELECT "a.b`c", price FROM newest')) == newest  # type: ignore[arg-type] # two columns
 
 
-def test_a_staging_table_that_a_crash_has_emptied_is_noticed(postgresql: TestDatabase) -> None:
+def test_a_staging_table_that_a_crash_has_emptied_is_noticed(server: TestDatabase) -> None:
     def empty() -> None:
-        postgresql.execute(f"TRUNCATE {stages(postgresql)[0]}")
+        server.execute(f"TRUNCATE {stages(server)[0]}")
 
-    sink = SqlSink(postgresql.url, "events")
+    sink = SqlSink(server.url, "events")
     with pytest.raises(SinkError, match="holds 0 rows where its tasks had copied 4"):
         sink(frame(PRICES, [(0, n, "a", 1) for n in range(4)], between=empty), 0)
 
-    assert postgresql.rows("SELECT * FROM events") == []
+    assert server.rows("SELECT * FROM events") == []
     assert sink.position() == {}
 
 
 def test_staging_tables_of_a_driver_that_is_gone_are_removed_and_those_of_a_live_one_stay(
-    postgresql: TestDatabase, caplog: pytest.LogCaptureFixture
+    server: TestDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
     columns = pa.schema([("id", pa.string())])
     prefix = staging.stage_prefix("events", "penstock_ledger")
-    url = parse_database_url(postgresql.url)
+    url = parse_database_url(server.url)
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     with engine.connect() as gone:
         left = staging.create_stage(gone, prefix, None, columns)
     with engine.connect() as living:
         alive = staging.create_stage(living, prefix, None, columns)
-        SqlSink(postgresql.url, "events")(frame(PRICES, [(0, 0, "a", 1)]), 0)
-        found = stages(postgresql)
+        SqlSink(server.url, "events")(frame(PRICES, [(0, 0, "a", 1)]), 0)
+        found = stages(server)
 
     assert found == [alive.name]
     assert f"the staging table {left.name} was left by a driver that is gone" in caplog.text

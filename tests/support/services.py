@@ -60,7 +60,11 @@ def address(name: str) -> str:
         if not found.exists():
             with (folder / f"{name}.log").open("wb") as log:
                 server = subprocess.Popen(  # it outlives this process: the run's lock ends it
-                    [sys.executable, __file__, name], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                    [sys.executable, "-m", "support.services", name],
+                    cwd=Path(__file__).parents[1],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
                 )
             deadline = time.monotonic() + _START_S
             while not found.exists():
@@ -96,7 +100,20 @@ def postgresql() -> Iterator[str]:
             yield server.get_uri().replace("postgresql://", "postgresql+psycopg://")
 
 
-STARTERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {"kafka": kafka, "postgresql": postgresql}
+@contextmanager
+def mariadb() -> Iterator[str]:
+    """A MariaDB that nobody stops; its address is empty where none can be had."""
+    from support.mariadb import running
+
+    with running() as found:
+        yield found
+
+
+STARTERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "kafka": kafka,
+    "postgresql": postgresql,
+    "mariadb": mariadb,
+}
 
 
 def _serve(name: str) -> None:

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import psycopg
 import pyarrow as pa
 import sqlalchemy as sa
 from arrow_frames import ArrowFrame
 from confluent_kafka import KafkaError, KafkaException, Producer
 from lakes import DeltaLake, IcebergLake, Lake
 
-from databases import TestDatabase, new_database
+from databases import LOST, TestDatabase, new_database
 from kafka_tools import read_all
 from penstock.clients import factory
 from penstock.spark_sink import KafkaSink, SqlSink
@@ -164,7 +163,7 @@ class Sql(SinkUnderTest):
 
         def lose() -> None:
             moved.append(True)
-            raise sa.exc.DBAPIError("COMMIT", None, psycopg.OperationalError("the connection is lost"))
+            raise sa.exc.DBAPIError("COMMIT", None, LOST[self.database.kind])
 
         advance = batch_transaction.write_ledger
 
@@ -265,6 +264,8 @@ SINKS: dict[str, Callable[[Callable[[str], Any], Path], SinkUnderTest]] = {
     "sqlite": lambda _given, folder: Sql(TestDatabase("sqlite", f"sqlite:///{folder / 'test.db'}"), "driver"),
     "postgresql from the driver": lambda given, _: Sql(new_database(given("postgresql_url")), "driver"),
     "postgresql from executors": lambda given, _: Sql(new_database(given("postgresql_url")), "executors"),
+    "mariadb from the driver": lambda given, _: Sql(new_database(given("mariadb_url")), "driver"),
+    "mariadb from executors": lambda given, _: Sql(new_database(given("mariadb_url")), "executors"),
     "delta": lambda _given, folder: InLake(DeltaLake(folder)),
     "iceberg": lambda _given, folder: InLake(IcebergLake(folder)),
     "kafka": lambda given, _: Kafka(given("broker").bootstrap_servers, given("new_topic")(), given("ledger_topic")),

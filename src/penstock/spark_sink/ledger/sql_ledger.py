@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import quoted_name
 
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 
-#: Makes an `INSERT` that can have an `ON CONFLICT` clause, of the database's dialect.
-Insert = Callable[[sa.Table], Any]
+#: Makes an `INSERT` that leaves rows alone that are there, of the database's dialect.
+InsertNew = Callable[[sa.Table], sa.Insert]
 
 #: What a row holds that was made only to be locked, or whose entry was removed.
 _ABSENT = -1
@@ -26,14 +27,33 @@ _ABSENT = -1
 _FORMER = ("query", "target", "topic", "partition", "next_offset")
 
 
+class ExactText(sa.Text):
+    """A text of which each character counts, in MySQL case and trailing spaces too; with a size it may be in a key."""
+
+    def __init__(self, size: int | None = None) -> None:
+        super().__init__()
+        self.size = size
+
+
+@compiles(ExactText, "mysql")
+def _exact_text(kind: ExactText, compiler: Any, **_options: Any) -> str:
+    written = "LONGTEXT" if kind.size is None else f"VARCHAR({kind.size})"
+    collation = "utf8mb4_nopad_bin" if compiler.dialect.is_mariadb else "utf8mb4_0900_bin"
+    return f"{written} CHARACTER SET utf8mb4 COLLATE {collation}"
+
+
+#: Characters of names in MySQL: an index has 3072 bytes, and a character four.
+_NAME = 255
+
+
 def ledger_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
     """Return the ledger's table: one row per query, target table, topic and partition; see `rules.LedgerEntry`."""
     return sa.Table(
         quoted_name(name, quote=True),
         metadata,
-        sa.Column("query", sa.Text, primary_key=True),
-        sa.Column("target", sa.Text, primary_key=True),
-        sa.Column("topic", sa.Text, primary_key=True),
+        sa.Column("query", ExactText(_NAME), primary_key=True),
+        sa.Column("target", ExactText(_NAME), primary_key=True),
+        sa.Column("topic", ExactText(_NAME), primary_key=True),
         sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("next_offset", sa.BigInteger, nullable=False),
         # Those below are not in tables of former versions, which had a column `batch` instead.
@@ -92,7 +112,7 @@ def read_all(connection: sa.Connection, ledger: sa.Table, *, former: bool = Fals
 
 
 def lock_ledger(
-    connection: sa.Connection, insert: Insert, ledger: sa.Table, owner: Owner, parts: Iterable[TopicPartition]
+    connection: sa.Connection, insert_new: InsertNew, ledger: sa.Table, owner: Owner, parts: Iterable[TopicPartition]
 ) -> Entries:
     """Lock the ledger's rows of a query and table and return them.
 
@@ -103,7 +123,7 @@ def lock_ledger(
         {"query": owner.query, "target": owner.target, "topic": topic, "partition": partition, "next_offset": _ABSENT}
         for topic, partition in sorted(parts)
     ]
-    connection.execute(insert(ledger).on_conflict_do_nothing(), rows)
+    connection.execute(insert_new(ledger), rows)
     return _entries(
         connection,
         sa.select(ledger)

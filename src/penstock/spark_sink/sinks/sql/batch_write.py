@@ -58,8 +58,8 @@ _kept_stages = KeptStages()
 def carry_over(database: Database, connection: sa.Connection, ledger: sa.Table) -> None:
     """Add the columns that a former version's ledger lacks: its rows keep working."""
     if is_former(connection, ledger):
-        database.lock_schema(connection)
-        add_columns(connection, ledger)
+        with database.schema_lock(connection):
+            add_columns(connection, ledger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +96,15 @@ class BatchWrite:
         if not all(
             inspector.has_table(name, schema=settings.schema) for name in (settings.table, settings.ledger_table)
         ):
-            self.database.lock_schema(connection)
-            metadata.create_all(connection)
+            with self.database.schema_lock(connection):
+                metadata.create_all(connection)
+        for table in (target, ledger):
+            self.database.require_transactions(connection, table)
         carry_over(self.database, connection, ledger)
         if settings.evolve and lacks_columns(connection, target):
             # The one who had the lock before may have added them: they are looked for again.
-            self.database.lock_schema(connection)
-            add_columns(connection, target)
+            with self.database.schema_lock(connection):
+                add_columns(connection, target)
         require_fitting(self.database, connection, target, settings.key, settings.sum_columns)
         found = self.database.conversions(connection, target)
         return Tables(Upsert(self.database, target, settings.key, settings.sum_columns, settings.delete, found), ledger)
@@ -138,8 +140,7 @@ class BatchWrite:
                     deduplication = self._deduplication(ledger, exact=exact)
                     schema, summed = deduplication.schema, self.settings.sum_columns
                     columns = columns_of(self.database, schema, schema.names, summed=summed)
-                    staged = self.database.temporary_table(STAGING, *columns, *tables.upsert.checks())
-                    staged.create(connection, checkfirst=False)
+                    staged = self.database.create_temporary(connection, STAGING, *columns, *tables.upsert.checks())
                     statistics = BatchStatistics()
                     for piece in deduplicated(deduplication, rows.to_batches(), statistics):
                         if exact:
@@ -153,7 +154,7 @@ class BatchWrite:
             return
 
     def _locked(self, connection: sa.Connection, tables: Tables, parts: Iterable[TopicPartition]) -> Entries:
-        return lock_ledger(connection, self.database.insert, tables.ledger, self.transaction.owner, parts)
+        return lock_ledger(connection, self.database.insert_new, tables.ledger, self.transaction.owner, parts)
 
     def _stage(self, connection: sa.Connection, staged: sa.Table, piece: pa.Table) -> None:
         try:
@@ -272,6 +273,7 @@ class BatchWrite:
         validator = RowValidator(
             settings.key,
             no_nan=() if self.database.knows_nan else self.frame.names,
+            no_infinity=not self.database.knows_infinity,
             no_nul=not self.database.takes_nul,
         )
         schema = staged_schema(self.frame, settings.sum_columns)

@@ -1,4 +1,4 @@
-"""What a query's driver keeps of PostgreSQL between micro-batches: a session, the checked tables, a staging table.
+"""What a query's driver keeps of a database between micro-batches: a session, the checked tables, a staging table.
 
 All three are made for the first batch of a run of a query. Each later one asks one question, whether the tables are
 still those that were checked, and finds the staging table empty. Where they are not, where the session is lost, or
@@ -20,26 +20,12 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from penstock.spark_sink.sinks.sql.batch_transaction import Tables
-from penstock.spark_sink.sinks.sql.databases.postgresql import name_of
 from penstock.spark_sink.sinks.sql.rows import staging
 
 _log = logging.getLogger("penstock.spark_sink")
 
 #: Seconds after a batch in which the next one finds what is kept.
 MOST_IDLE_S = 60.0
-
-#: All that was looked at when the tables were checked: columns and indexes, by what PostgreSQL knows each relation by.
-_FINGERPRINT = """
-SELECT md5(string_agg(said, ',' ORDER BY said)) FROM (
-    SELECT concat_ws(' ', attrelid, attnum, attname, atttypid, atttypmod, attnotnull, atthasdef, attidentity,
-        attgenerated, attisdropped) AS said
-    FROM pg_attribute WHERE attnum > 0 AND attrelid IN (to_regclass(:target), to_regclass(:ledger), to_regclass(:stage))
-    UNION ALL
-    SELECT concat_ws(' ', indrelid, indexrelid, indisunique, indimmediate, indisvalid, indnkeyatts, indkey,
-        indpred IS NULL, indexprs IS NULL)
-    FROM pg_index WHERE indrelid IN (to_regclass(:target), to_regclass(:ledger))
-) AS looked_at
-"""
 
 
 @dataclass(slots=True)
@@ -97,11 +83,9 @@ class OpenStage:
         return self.tables.upsert.target
 
     def _look(self) -> str | None:
-        stage = "" if self._stage is None else name_of(self._stage)
-        asked = {"target": name_of(self._target), "ledger": name_of(self.tables.ledger), "stage": stage}
+        upsert, ledger = self.tables.upsert, self.tables.ledger
         with self.connection.begin():
-            found: str | None = self.connection.execute(sa.text(_FINGERPRINT), asked).scalar_one()
-        return found
+            return upsert.database.fingerprint(self.connection, upsert.target, ledger, self._stage)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,9 @@ class SqlSinkSettings:
     """The settings of a `SqlSink`.
 
     Attributes:
-        url: database address in SQLAlchemy's form, `sqlite:///file.db` or `postgresql+psycopg://...`; it may
-            hold a password. Errors show host, port and database of it.
-        table: table to write, of PostgreSQL also as `schema.table`; made from the frame's columns if it does not exist,
+        url: database address in SQLAlchemy's form, `sqlite:///file.db`, `postgresql+psycopg://...` or
+            `mysql+pymysql://...`, also for MariaDB; it may hold a password. Errors show host, port and database of it.
+        table: table to write, of a server also as `schema.table`; made from the frame's columns if it does not exist,
             and checked if it does: where the query starts by `start_sink` and `App.sink`, at the first batch by plain
             `foreachBatch`.
         key: columns that identify a row, never NULL; empty to append.
@@ -52,10 +52,11 @@ class SqlSinkSettings:
         ledger_table: table of the ledger, which many sinks may share.
         name: of the query, in the ledger; Spark's name of the query that hands the batches over if None. Spark Connect
             does not tell it, but for queries that `start_sink` starts.
-        schema: schema of PostgreSQL that holds the table and the ledger; the connection's own if None.
+        schema: schema of PostgreSQL, or database of MySQL, that holds the table and the ledger; the connection's own if
+            None.
         dead_letters: where the messages of refused rows go.
         max_rejects: refused rows that a batch may have; more end it.
-        staging: for PostgreSQL, whether rows come from the executors or through the driver. Behind a pooler that
+        staging: for a server, whether rows come from the executors or through the driver. Behind a pooler that
             gives each transaction another session, such as PgBouncer's transaction mode, use the driver.
         max_connections: connections that executors may have at a time. More tasks than these read and transform, where
             there are cores for them.
@@ -127,7 +128,7 @@ class SqlSinkSettings:
         schema, _, table = self.table.partition(".")
         if database.without_schemas is not None or not schema or not table or "." in table:
             raise ConfigurationError(
-                f"table is {self.table!r}, which is no name of a table and a schema; for PostgreSQL give schema and "
+                f"table is {self.table!r}, which is no name of a table and a schema; for a server give schema and "
                 "table apart, for SQLite a name without a dot"
             )
         object.__setattr__(self, "schema", schema)

@@ -35,8 +35,14 @@ from penstock.spark_sink.sinks.planned_offsets import micro_batch, numbered_batc
 from penstock.spark_sink.sinks.sink import Origin, origin_of, stored_batches
 from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction
 from penstock.spark_sink.sinks.sql.batch_write import BatchWrite, carry_over
-from penstock.spark_sink.sinks.sql.databases.errors import LostTaskError, facts_of, is_transient, refused, shown
-from penstock.spark_sink.sinks.sql.databases.rights import is_forbidden
+from penstock.spark_sink.sinks.sql.databases.errors import (
+    LostTaskError,
+    facts_of,
+    is_forbidden,
+    is_transient,
+    refused,
+    shown,
+)
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
@@ -52,21 +58,21 @@ _WAIT = tenacity.wait_exponential(multiplier=0.2, max=10) + tenacity.wait_random
 
 @dataclass(frozen=True, slots=True)
 class SqlSink(SqlSinkSettings):
-    """Writes micro-batches into a table of SQLite or PostgreSQL, each row once whatever is repeated.
+    """Writes micro-batches into a table of SQLite, PostgreSQL, MySQL or MariaDB, each row once whatever is repeated.
 
     Use it with `writeStream.foreachBatch(sink)`, once for each batch and table. The frame carries `topic`,
     `partition` and `offset` beside its own columns; several rows may come from one message. A sink can be
-    pickled; the driver keeps a session of PostgreSQL from one batch of a query to the next, for a minute at most.
+    pickled; the driver keeps a session of a server from one batch of a query to the next, for a minute at most.
 
     With a key, the newest row of a key replaces the one in the table, by offset. Kafka orders the messages of
     one partition only: use a key whose messages share a partition. Where they do not, the higher offset wins within
     a batch, and the later batch across batches. Without a key every row is appended.
 
-    PostgreSQL is filled from the executors, each of which must reach it and have psycopg; nothing but a report comes
-    to the driver. For SQLite, and with `staging="driver"`, the batch is collected on the driver, up to
-    `max_batch_bytes`: keep it below with the source's `maxOffsetsPerTrigger`. Values are stored as they are, or not at
-    all: in SQLite decimals of more than 15 digits are texts, and a row with NaN, which it would store as NULL, is
-    refused. So is a row whose value a column of PostgreSQL would round, cut or pad, and a time out of the years 1 to
+    A server is filled from the executors, each of which must reach it and have its driver, psycopg or PyMySQL; nothing
+    but a report comes to Spark's driver. For SQLite, and with `staging="driver"`, the batch is collected on the driver,
+    up to `max_batch_bytes`: keep it below with the source's `maxOffsetsPerTrigger`. Values are stored as they are, or
+    not at all: in SQLite decimals of more than 15 digits are texts, and a row with NaN, which it would store as NULL,
+    is refused. So is a row whose value a column of a server would round, cut or pad, and a time out of the years 1 to
     9999.
 
     A row that the table refuses ends the batch, and with it the query, unless there are `dead_letters`: then its
@@ -195,11 +201,11 @@ class SqlSink(SqlSinkSettings):
         """Lock what the ledger has of partitions, and write what `change` makes of it."""
         with self._ledger() as (connection, ledger):
             if not self._exists(connection):
-                self.database.lock_schema(connection)
-                ledger.create(connection, checkfirst=True)
+                with self.database.schema_lock(connection):
+                    ledger.create(connection, checkfirst=True)
             carry_over(self.database, connection, ledger)
             owner = Owner(query, self.table)
-            if new := change(lock_ledger(connection, self.database.insert, ledger, owner, parts)):
+            if new := change(lock_ledger(connection, self.database.insert_new, ledger, owner, parts)):
                 write_ledger(connection, ledger, owner, new)
 
     @contextmanager

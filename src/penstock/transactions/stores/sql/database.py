@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql as pg_dialect
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 
 from penstock.database_url import parse_database_url
-from penstock.errors import DecisionNotStoredError
+from penstock.errors import ConfigurationError, DecisionNotStoredError
 from penstock.transactions.connections import cause_of
 
 #: Seconds to wait for another's lock, and for a connection.
@@ -40,6 +40,8 @@ class Database:
     def __init__(self, url: str) -> None:
         parsed = parse_database_url(url)
         self.kind = parsed.get_backend_name()
+        if self.kind not in _CLOCK:
+            raise ConfigurationError(f"url names {self.kind}; a store is in SQLite or PostgreSQL")
         # Without parameters, no payload is in an error's text.
         options: dict[str, Any] = {"hide_parameters": True, "pool_size": 10, "max_overflow": 20}
         if self.kind == "sqlite":

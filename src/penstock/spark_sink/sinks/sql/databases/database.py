@@ -7,7 +7,7 @@ is SQLAlchemy Core and the same everywhere (`upsert`, `schema`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,8 +19,8 @@ from sqlalchemy.dialects import sqlite as sqlite_dialect
 
 from penstock.spark_sink.sinks.sql.databases.rights import NeededRights
 
-#: `INSERT` with an `ON CONFLICT` clause, of any dialect that has one.
-InsertStatement = sqlite_dialect.Insert | pg_dialect.Insert
+#: Returns new values of the row that stands, by column; it is given what finds a value of the arriving row by column.
+Changes = Callable[[Callable[[str], sa.ColumnElement[Any]]], Mapping[str, sa.ColumnElement[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Conversion:
 
     Attributes:
         written: the column's type in the table, as SQL has it.
-        casts: types by which a value is read, one after the other.
+        read: returns the expression by which a staged value is read; None where it is taken as it is.
         kept: the condition under which a staged value is stored as it is; None where each is, or is refused.
     """
 
     written: str
-    casts: Sequence[str] = ()
+    read: Callable[[sa.ColumnElement[Any]], sa.ColumnElement[Any]] | None = None
     kept: sa.ColumnElement[bool] | None = None
 
 
@@ -49,16 +49,25 @@ class Database(ABC):
     without_schemas: ClassVar[str | None] = None
     #: Whether tasks on executors fill a staging table: `rows.staging` says what that asks of it.
     stages_on_executors: ClassVar[bool] = False
-    #: Whether NaN is a number there.
+    #: What stands before TABLE in the statement that makes that staging table.
+    stage_prefixes: ClassVar[Sequence[str]] = ()
+    #: Whether NaN, and whether infinity, is a number there.
     knows_nan: ClassVar[bool] = True
+    knows_infinity: ClassVar[bool] = True
     #: Whether a text may hold a NUL character.
     takes_nul: ClassVar[bool] = True
     #: Whether truth values are numbers there.
     booleans_are_numbers: ClassVar[bool] = False
     #: Digits that a number keeps; decimals of more are texts there. None: as many as its column has.
     digits: ClassVar[int | None] = None
-    #: What its driver raises without a SQLSTATE, by module and class: for a row, and where a connection cannot be made
-    #: or is lost.
+    #: Codes of its errors, or the first two characters of a SQLSTATE: those of a row, those of which another try may
+    #: help, those of a missing right, and those whose texts never quote a value.
+    row_codes: ClassVar[frozenset[str]] = frozenset()
+    transient_codes: ClassVar[frozenset[str]] = frozenset()
+    forbidden_codes: ClassVar[frozenset[str]] = frozenset()
+    plain_codes: ClassVar[frozenset[str]] = frozenset()
+    #: What its driver raises without a code, by module and class: for a row, and where a connection cannot be made or
+    #: is lost.
     row_errors: ClassVar[frozenset[str]] = frozenset()
     connection_errors: ClassVar[frozenset[str]] = frozenset()
 
@@ -67,20 +76,41 @@ class Database(ABC):
         """Open a connection of its own; transactions are begun on it, and leaving it ends what is open."""
 
     @abstractmethod
-    def lock_schema(self, connection: sa.Connection) -> None:
-        """Keep others from creating the same tables until the transaction ends."""
+    def schema_lock(self, connection: sa.Connection) -> AbstractContextManager[None]:
+        """Keep others from creating the same tables meanwhile. After an error the session must end."""
 
     @abstractmethod
-    def insert(self, table: sa.Table) -> InsertStatement:
-        """Return an `INSERT` that can have an `ON CONFLICT` clause."""
+    def insert_new(self, table: sa.Table) -> sa.Insert:
+        """Return an `INSERT` that leaves a row alone whose primary key is there already."""
+
+    @abstractmethod
+    def insert_or_update(
+        self, table: sa.Table, names: Sequence[str], rows: sa.Select[Any], key: Sequence[str], changes: Changes
+    ) -> sa.Insert:
+        """Return an `INSERT` of the named columns of `rows` that changes a row instead whose key is there already."""
 
     @abstractmethod
     def stage(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
-        """Put rows into an existing temporary table."""
+        """Put rows into an existing staging table."""
 
-    def temporary_table(self, name: str, *items: sa.schema.SchemaItem) -> sa.Table:
-        """Return a table, not made yet, that ends with the transaction or with the connection."""
-        return sa.Table(name, sa.MetaData(), *items, prefixes=["TEMPORARY"])
+    def delete_keys(self, table: sa.Table, key: Sequence[str], keys: sa.Select[Any]) -> sa.Delete:
+        """Return a `DELETE` of the rows that have one of some keys."""
+        return sa.delete(table).where(sa.tuple_(*(table.c[name] for name in key)).in_(keys))
+
+    def create_temporary(self, connection: sa.Connection, name: str, *items: sa.schema.SchemaItem) -> sa.Table:
+        """Make a table that ends with the transaction, or with the connection."""
+        # In PostgreSQL a pooler may give the session to others.
+        table = sa.Table(name, sa.MetaData(), *items, prefixes=["TEMPORARY"], postgresql_on_commit="DROP")
+        table.create(connection, checkfirst=False)
+        return table
+
+    def column_type(self, kind: sa.types.TypeEngine[Any], _key_columns: int = 0) -> sa.types.TypeEngine[Any]:
+        """Return the type of a column that is made, of a key with so many columns if any."""
+        return kind
+
+    def check_name(self, said: str) -> str:
+        """Return the name of a CHECK of a staging table."""
+        return said.encode()[:63].decode(errors="ignore")
 
     def require_storable(self, frame: pa.Schema, table: str, names: Sequence[str], summed: Collection[str]) -> None:
         """Raise `SchemaMismatchError` where it cannot store such frames whatever the table is.
@@ -95,6 +125,10 @@ class Database(ABC):
     def conversions(self, connection: sa.Connection, table: sa.Table) -> Mapping[str, Conversion]:
         """Return how values of the frame get into the columns of an existing table, where that is not plain."""
         return {}
+
+    def takes(self, _stored: sa.types.TypeEngine[Any], _arriving: sa.types.TypeEngine[Any]) -> bool | None:
+        """Tell whether a column of one type takes values of another; None where the kinds of their values tell."""
+        return None
 
     def keeps(self, stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any], *, is_sum: bool) -> bool:
         """Tell whether a number of one type is kept as it is in a column of another."""
@@ -118,6 +152,15 @@ class Database(ABC):
         unique += [set(constraint["column_names"]) for constraint in inspector.get_unique_constraints(table.name)]
         return unique
 
+    def differences(
+        self, connection: sa.Connection, inspector: sa.Inspector, table: sa.Table, key: Sequence[str]
+    ) -> Sequence[str]:
+        """Return what else of an existing table does not fit; `key` is empty where rows are appended."""
+        return ()
+
+    def require_transactions(self, connection: sa.Connection, table: sa.Table) -> None:
+        """Raise `SchemaMismatchError` where a table has no transactions."""
+
     def check_constraints(self, connection: sa.Connection) -> None:
         """Have refused now what would be refused at the commit, where it can be found which row it was."""
 
@@ -130,7 +173,37 @@ class Database(ABC):
         has `refused` something, what is needed only now and then is looked at, too.
         """
 
+    # What follows is asked where tasks on executors stage.
+
+    def take_lock(self, connection: sa.Connection, name: str) -> bool:
+        """Take a lock by name that the session holds until it ends or `release_lock`; False where another has it."""
+        raise NotImplementedError
+
+    def release_lock(self, connection: sa.Connection, name: str) -> None:
+        """Give back a lock of this session."""
+        raise NotImplementedError
+
+    def lock_waits(self, connection: sa.Connection, seconds: int) -> AbstractContextManager[None]:
+        """Wait for a table's lock no longer than that, within a transaction."""
+        raise NotImplementedError
+
+    def fingerprint(
+        self, connection: sa.Connection, target: sa.Table, ledger: sa.Table, stage: sa.Table | None
+    ) -> str | None:
+        """Return all that was looked at when the tables were checked: columns and indexes, as they are now."""
+        raise NotImplementedError
+
 
 def is_whole(kind: sa.types.TypeEngine[Any]) -> bool:
     """Tell whether a type of numbers has no fractions."""
     return isinstance(kind, sa.Integer) or (isinstance(kind, sa.Numeric) and kind.scale is not None and kind.scale <= 0)
+
+
+def on_conflict(
+    statement: sqlite_dialect.Insert | pg_dialect.Insert, key: Sequence[str], changes: Changes
+) -> sqlite_dialect.Insert | pg_dialect.Insert:
+    """Return an `INSERT` that changes the row of the same key, or leaves it where there are no changes."""
+    conflict = [statement.table.c[name] for name in key]
+    if found := changes(statement.excluded.__getitem__):
+        return statement.on_conflict_do_update(index_elements=conflict, set_=found)
+    return statement.on_conflict_do_nothing(index_elements=conflict)

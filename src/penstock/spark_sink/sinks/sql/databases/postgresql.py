@@ -17,7 +17,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.pool import NullPool
 
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.sinks.sql.databases.database import Conversion, Database
+from penstock.spark_sink.sinks.sql.databases.database import Changes, Conversion, Database, on_conflict
 from penstock.spark_sink.sinks.sql.databases.postgresql_types import conversions
 from penstock.spark_sink.sinks.sql.databases.rights import NeededRights, require_rights
 
@@ -33,6 +33,19 @@ _LONGEST_NAME = 63
 
 #: Columns that each of its tables has already.
 _SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "cmin", "xmax", "cmax", "tableoid"})
+
+#: All that was looked at when the tables were checked: columns and indexes, by what PostgreSQL knows each relation by.
+_FINGERPRINT = """
+SELECT md5(string_agg(said, ',' ORDER BY said)) FROM (
+    SELECT concat_ws(' ', attrelid, attnum, attname, atttypid, atttypmod, attnotnull, atthasdef, attidentity,
+        attgenerated, attisdropped) AS said
+    FROM pg_attribute WHERE attnum > 0 AND attrelid IN (to_regclass(:target), to_regclass(:ledger), to_regclass(:stage))
+    UNION ALL
+    SELECT concat_ws(' ', indrelid, indexrelid, indisunique, indimmediate, indisvalid, indnkeyatts, indkey,
+        indpred IS NULL, indexprs IS NULL)
+    FROM pg_index WHERE indrelid IN (to_regclass(:target), to_regclass(:ledger))
+) AS looked_at
+"""
 
 #: Unique indexes that it takes for `ON CONFLICT (columns)`: of all rows, of columns, and checked at once.
 _CONFLICT_TARGETS = """
@@ -51,7 +64,16 @@ class PostgreSql(Database):
     name = "postgresql"
     title = "PostgreSQL"
     stages_on_executors = True
+    #: An UNLOGGED table is empty after a crash of the server; the rows are counted before they are merged.
+    stage_prefixes = ("UNLOGGED",)
     takes_nul = False
+    #: Data, constraints, a view's check, a trigger's RAISE, two rows that the table holds for one key though the frame
+    #: does not, which pass one by one, and a row that is too long for the table or for an index.
+    row_codes = frozenset({"22", "23", "44", "P0001", "21000", "54000"})
+    #: Connections, serialization failure, deadlock, a lock not to be had, too many connections, a server that goes,
+    #: fell or is not ready yet, and one that takes no changes, as it is in the middle of a failover.
+    transient_codes = frozenset({"08", "40001", "40P01", "55P03", "53300", "57P01", "57P02", "57P03", "25006"})
+    forbidden_codes = frozenset({"42501"})
     connection_errors = frozenset({"psycopg.OperationalError", "psycopg.InterfaceError"})
 
     @contextmanager
@@ -73,13 +95,21 @@ class PostgreSql(Database):
         with engine.connect() as connection:
             yield connection
 
-    def lock_schema(self, connection: sa.Connection) -> None:
+    @contextmanager
+    def schema_lock(self, connection: sa.Connection) -> Iterator[None]:
         """Let one transaction at a time create tables: CREATE TABLE IF NOT EXISTS fails when two race."""
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended("penstock schema", 0))))
+        yield
 
-    def insert(self, table: sa.Table) -> postgresql.Insert:
-        """Return PostgreSQL's `INSERT`."""
-        return postgresql.insert(table)
+    def insert_new(self, table: sa.Table) -> sa.Insert:
+        """Return an `INSERT ... ON CONFLICT DO NOTHING`."""
+        return postgresql.insert(table).on_conflict_do_nothing()
+
+    def insert_or_update(
+        self, table: sa.Table, names: Sequence[str], rows: sa.Select[Any], key: Sequence[str], changes: Changes
+    ) -> sa.Insert:
+        """Return an `INSERT ... ON CONFLICT`."""
+        return on_conflict(postgresql.insert(table).from_select(names, rows), key, changes)
 
     def stage(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
         """Copy rows into the table. Only Arrow and the server look at the values, so nothing in them is SQL."""
@@ -99,10 +129,6 @@ class PostgreSql(Database):
         except connection.dialect.loaded_dbapi.Error as error:
             # COPY goes past SQLAlchemy, so its errors are put in SQLAlchemy's form here.
             raise sa.exc.DBAPIError("COPY", None, error, hide_parameters=True) from error
-
-    def temporary_table(self, name: str, *items: sa.schema.SchemaItem) -> sa.Table:
-        """Return a table that ends with the transaction: a pooler may give the session to others."""
-        return sa.Table(name, sa.MetaData(), *items, prefixes=["TEMPORARY"], postgresql_on_commit="DROP")
 
     def require_storable(self, frame: pa.Schema, table: str, names: Sequence[str], _summed: Collection[str]) -> None:
         """Refuse names that it would cut or that each table has already."""
@@ -152,6 +178,32 @@ class PostgreSql(Database):
     ) -> None:
         """Ask the server for all rights that a sink needs, and raise `MissingRightError` naming those that it lacks."""
         require_rights(connection, what, needed, refused=refused)
+
+    def take_lock(self, connection: sa.Connection, name: str) -> bool:
+        """Take an advisory lock."""
+        return bool(connection.execute(sa.select(sa.func.pg_try_advisory_lock(_lock_number(name)))).scalar_one())
+
+    def release_lock(self, connection: sa.Connection, name: str) -> None:
+        """Give back an advisory lock."""
+        connection.execute(sa.select(sa.func.pg_advisory_unlock(_lock_number(name))))
+
+    @contextmanager
+    def lock_waits(self, connection: sa.Connection, seconds: int) -> Iterator[None]:
+        """Set the bound for the transaction."""
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{seconds}s'")
+        yield
+
+    def fingerprint(
+        self, connection: sa.Connection, target: sa.Table, ledger: sa.Table, stage: sa.Table | None
+    ) -> str | None:
+        """Ask the catalogue, in one question."""
+        names = {"target": name_of(target), "ledger": name_of(ledger), "stage": "" if stage is None else name_of(stage)}
+        found: str | None = connection.execute(sa.text(_FINGERPRINT), names).scalar_one()
+        return found
+
+
+def _lock_number(name: str) -> sa.ColumnElement[int]:
+    return sa.func.hashtextextended(name, 0)
 
 
 def name_of(table: sa.Table) -> str:

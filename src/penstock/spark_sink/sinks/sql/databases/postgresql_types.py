@@ -7,6 +7,7 @@ the frame has values that a type of the column changes, the staging table gets a
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,13 +83,24 @@ def _conversion(column: sa.Column[Any], held: _Held) -> Conversion:
     value: sa.ColumnElement[Any] = sa.column(str(column.name), column.type)
     if isinstance(column.type, sa.Text):
         is_read = not held.is_plain or held.name not in _TEXTS
-        return Conversion(held.written, (held.written,) if is_read else (), _keeps_text(value, held))
+        return Conversion(held.written, _by_cast(held.written) if is_read else None, _keeps_text(value, held))
     if isinstance(column.type, sa.Float) and held.name == "numeric":
         # By way of a text, which has all digits: PostgreSQL itself gives a numeric 15 of them.
         value = sa.cast(value, sa.Text())
         kept = sa.cast(value, Named(held.written)) == sa.cast(value, sa.Numeric())
-        return Conversion(held.written, ("text", held.written), None if held.modifier == -1 else kept)
-    return Conversion(held.written, (), _keeps(column.type, value, held))
+        return Conversion(held.written, _by_cast("text", held.written), None if held.modifier == -1 else kept)
+    return Conversion(held.written, None, _keeps(column.type, value, held))
+
+
+def _by_cast(*types: str) -> Callable[[sa.ColumnElement[Any]], sa.ColumnElement[Any]]:
+    """Return the reading of a value by some types, one after the other."""
+
+    def read(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        for written in types:
+            value = sa.cast(value, Named(written))
+        return value
+
+    return read
 
 
 def _keeps(kind: sa.types.TypeEngine[Any], value: sa.ColumnElement[Any], held: _Held) -> sa.ColumnElement[bool] | None:

@@ -14,9 +14,6 @@ from sqlalchemy.dialects import postgresql
 
 from penstock.clients.rights import MissingRightError
 
-#: SQLSTATE of a right that is missing.
-_INSUFFICIENT_PRIVILEGE = "42501"
-
 #: Rights that may be held on single columns as well: which those are is the administrator's affair.
 _OF_COLUMNS = ("SELECT", "INSERT", "UPDATE")
 
@@ -98,11 +95,6 @@ class NeededRights:
         names = [_quoted(table, self.schema) for table, _ in self.tables[0 if self.adds_columns else 1 :]]
         owned = {name: connection.execute(sa.text(_OWNED), {"name": name}).scalar() for name in names}
         return [SqlRight((), "TABLE", name) for name in names if owned[name] is False]
-
-
-def is_forbidden(error: sa.exc.SQLAlchemyError) -> bool:
-    """Tell whether a database refused for want of a right."""
-    return getattr(getattr(error, "orig", None), "sqlstate", None) == _INSUFFICIENT_PRIVILEGE
 
 
 def require_rights(connection: sa.Connection, what: str, needed: NeededRights, *, refused: bool = False) -> None:

@@ -75,7 +75,9 @@ def columns_of(
     return [
         sa.Column(
             quoted_name(name, quote=True),
-            _sum_type(schema.field(name).type) if name in summed else sql_type(database, name, schema.field(name).type),
+            _sum_type(schema.field(name).type)
+            if name in summed
+            else database.column_type(sql_type(database, name, schema.field(name).type), len(key) * (name in key)),
             primary_key=name in key,
             autoincrement=False,
         )
@@ -163,6 +165,7 @@ def require_fitting(
     ]
     if key and not differences and set(key) not in database.unique_columns(connection, inspector, table):
         differences.append(f"the table has no primary key or unique index on ({', '.join(key)})")
+    differences += database.differences(connection, inspector, table, key)
     if differences:
         raise SchemaMismatchError(
             f"table {table.name} does not fit the frame: {'; '.join(differences)}; "
@@ -212,6 +215,8 @@ def _takes(
 ) -> bool:
     """Tell whether a column of one type can take values of another, and keeps them."""
     arriving = sa.Text() if _is_text_there(database, arriving) else arriving
+    if (known := database.takes(stored, arriving)) is not None:
+        return known
     found, given = _family(stored), _family(arriving)
     if database.booleans_are_numbers:
         found, given = ("number" if one == "boolean" else one for one in (found, given))

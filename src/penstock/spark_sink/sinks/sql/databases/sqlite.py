@@ -8,7 +8,7 @@ rows are refused before.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.pool import NullPool
 
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.sinks.sql.databases.database import Database
+from penstock.spark_sink.sinks.sql.databases.database import Changes, Database, on_conflict
 
 #: Seconds to wait for another writer's transaction to end.
 LOCK_TIMEOUT_S = 60.0
@@ -59,12 +59,19 @@ class Sqlite(Database):
         with engine.connect() as connection:
             yield connection
 
-    def lock_schema(self, _connection: sa.Connection) -> None:
+    def schema_lock(self, _connection: sa.Connection) -> AbstractContextManager[None]:
         """Do nothing: the write lock is the whole file's, and tables are part of the transaction."""
+        return nullcontext()
 
-    def insert(self, table: sa.Table) -> sqlite.Insert:
-        """Return SQLite's `INSERT`."""
-        return sqlite.insert(table)
+    def insert_new(self, table: sa.Table) -> sa.Insert:
+        """Return an `INSERT ... ON CONFLICT DO NOTHING`."""
+        return sqlite.insert(table).on_conflict_do_nothing()
+
+    def insert_or_update(
+        self, table: sa.Table, names: Sequence[str], rows: sa.Select[Any], key: Sequence[str], changes: Changes
+    ) -> sa.Insert:
+        """Return an `INSERT ... ON CONFLICT`."""
+        return on_conflict(sqlite.insert(table).from_select(names, rows), key, changes)
 
     def stage(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
         """Insert rows through the driver's `executemany`, a bounded number of them at a time."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sql.databases.database import Conversion, Database
-from penstock.spark_sink.sinks.sql.databases.schema import ROW, Named
+from penstock.spark_sink.sinks.sql.databases.schema import ROW
 
 #: Number of a staged row in the order in which a plain loop would apply it.
 NUMBER = "penstock_number"
@@ -38,8 +38,7 @@ class Upsert:
     def checks(self) -> list[sa.CheckConstraint]:
         """Return what keeps values out of the staging table that the target would change."""
         return [
-            # A name has 63 bytes at most.
-            sa.CheckConstraint(one.kept, f"{name} kept as {one.written}".encode()[:63].decode(errors="ignore"))
+            sa.CheckConstraint(one.kept, self.database.check_name(f"{name} kept as {one.written}"))
             for name, one in self.conversions.items()
             if one.kept is not None
         ]
@@ -66,25 +65,19 @@ class Upsert:
         if self.delete is not None:
             gone = sa.func.coalesce(newest.c[self.delete], sa.false())
             dead = sa.select(*(newest.c[name] for name in self.key)).where(newest.c[_RANK] == 1, gone)
-            keys = sa.tuple_(*(self.target.c[name] for name in self.key))
-            connection.execute(sa.delete(self.target).where(keys.in_(dead)))
+            connection.execute(self.database.delete_keys(self.target, self.key, dead))
             living = living.where(sa.not_(gone))
         # In the order of the keys, so that two queries with keys in common do not wait for each other crosswise.
         living = living.order_by(*(newest.c[name] for name in self.key))
-        statement = self.database.insert(self.target).from_select(names, living)
-        changes = {
-            name: _sum(self.target.c[name], statement.excluded[name])
-            if name in self.sum_columns
-            else statement.excluded[name]
-            for name in names
-            if name not in self.key
-        }
-        conflict = [self.target.c[name] for name in self.key]
-        connection.execute(
-            statement.on_conflict_do_update(index_elements=conflict, set_=changes)
-            if changes
-            else statement.on_conflict_do_nothing(index_elements=conflict)
-        )
+
+        def changes(arriving: Callable[[str], sa.ColumnElement[Any]]) -> dict[str, sa.ColumnElement[Any]]:
+            return {
+                name: _sum(self.target.c[name], arriving(name)) if name in self.sum_columns else arriving(name)
+                for name in names
+                if name not in self.key
+            }
+
+        connection.execute(self.database.insert_or_update(self.target, names, living, self.key, changes))
 
     def _newest(self, staged: sa.FromClause) -> sa.Subquery:
         """Return the staged rows with their sums and with their rank in their key, 1 for the newest."""
@@ -101,9 +94,8 @@ class Upsert:
 
     def _value(self, staged: sa.FromClause, name: str) -> sa.ColumnElement[Any]:
         value: sa.ColumnElement[Any] = staged.c[name]
-        for kind in self.conversions[name].casts if name in self.conversions else ():
-            value = sa.cast(value, Named(kind))
-        return value
+        read = self.conversions[name].read if name in self.conversions else None
+        return value if read is None else read(value)
 
 
 def numbered(database: Database, connection: sa.Connection, staged: sa.FromClause, name: str) -> tuple[sa.Table, int]:
@@ -111,12 +103,12 @@ def numbered(database: Database, connection: sa.Connection, staged: sa.FromClaus
 
     Returns it, with the rows numbered from 1 on in the column `NUMBER`, and the number of rows.
     """
-    ordered = database.temporary_table(
+    ordered = database.create_temporary(
+        connection,
         name,
         sa.Column(NUMBER, sa.BigInteger, primary_key=True, autoincrement=False),
         *(sa.Column(column.name, column.type) for column in staged.c),
     )
-    ordered.create(connection, checkfirst=False)
     number = sa.func.row_number().over(order_by=[staged.c[one] for one in ("offset", "partition", "topic", ROW)])
     rows = sa.select(number, *staged.c)
     connection.execute(sa.insert(ordered).from_select(_names(ordered), rows))

@@ -82,12 +82,13 @@ class RowValidator:
     """Which values of a frame no table of the database can hold. Picklable.
 
     Columns of `never_null` identify a row: databases hold any two NULL for different, so rows would pile up. In those
-    of `no_nan` NaN is refused, which SQLite turns into NULL; and with `no_nul`, as in PostgreSQL, a text with a NUL
-    character.
+    of `no_nan` NaN is refused, which SQLite turns into NULL; with `no_infinity`, as in MySQL, what is infinite; and
+    with `no_nul`, as in PostgreSQL, a text with a NUL character.
     """
 
     never_null: Sequence[str]
     no_nan: Sequence[str] = ()
+    no_infinity: bool = False
     no_nul: bool = False
 
     def split(self, rows: pa.Table) -> tuple[pa.Table, list[Rejected]]:
@@ -112,6 +113,8 @@ class RowValidator:
             yield "is part of the key and is NULL", _where(column.is_null())
         if name in self.no_nan and pa.types.is_floating(kind):
             yield "is NaN, which the database does not know", _where(pc.is_nan(column))
+        if self.no_infinity and pa.types.is_floating(kind):
+            yield "is infinite, which the database does not know", _where(pc.is_inf(column))
         if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
             yield "is out of the years 1 to 9999", _out_of_calendar(column)
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):

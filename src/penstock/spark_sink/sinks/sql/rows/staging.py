@@ -1,11 +1,11 @@
-"""PostgreSQL's staging from executors: each task copies its rows into one UNLOGGED table, and reports what it copied.
+"""Staging from executors: each task copies its rows into one table of the sink's own, and reports what it copied.
 
-The table belongs to one attempt of one batch at a time, and to the driver's session, which holds an advisory lock on
+The table belongs to one attempt of one batch at a time, and to the driver's session, which holds a lock on
 its name: where the lock is free, the driver is gone and the next one removes the table. The batches of a run of a query
 use it one after the other, and each empties it when its rows are merged. A task commits its rows under the id of
 its own attempt. Spark's answer names the attempts that count, so what a lost or repeated task has copied is never
-merged. An UNLOGGED table is empty after a crash of the server: the rows are counted against the report before they
-are merged.
+merged. The rows are counted against the report before they are merged: PostgreSQL's table, which is UNLOGGED, is
+empty after a crash of the server.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def stage_table(
         *columns_of(database, columns, columns.names),
         sa.Column(ATTEMPT, sa.BigInteger),
         *checks,
-        prefixes=["UNLOGGED"],
+        prefixes=list(database.stage_prefixes),
         schema=None if schema is None else quoted_name(schema, quote=True),
     )
 
@@ -245,25 +245,25 @@ def create_stage(
     checks: Iterable[sa.CheckConstraint] = (),
 ) -> sa.Table:
     """Make a staging table with a new name, locked by this session until it ends or `remove_stage` is called."""
-    name = prefix + secrets.token_hex(4)
+    name, database = prefix + secrets.token_hex(4), database_of(connection.engine.url)
     with connection.begin():
-        connection.execute(sa.select(sa.func.pg_advisory_lock(_lock_number(name))))
-        stage = stage_table(database_of(connection.engine.url), name, schema, columns, checks)
+        database.take_lock(connection, name)
+        stage = stage_table(database, name, schema, columns, checks)
         stage.create(connection, checkfirst=False)
     return stage
 
 
 def remove_stage(connection: sa.Connection, stage: sa.Table) -> None:
     """Remove a staging table. A lost task may still copy into it: then it is left to the next batch."""
+    database = database_of(connection.engine.url)
     try:
-        with connection.begin():
-            connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_REMOVAL_S}s'")
+        with connection.begin(), database.lock_waits(connection, _REMOVAL_S):
             stage.drop(connection)
     except sa.exc.SQLAlchemyError as error:
         _log.info("the staging table %s is left to the next batch (%s)", stage.name, type(error).__name__)
     try:
         with connection.begin():
-            connection.execute(sa.select(sa.func.pg_advisory_unlock(_lock_number(str(stage.name)))))
+            database.release_lock(connection, str(stage.name))
     except sa.exc.SQLAlchemyError:
         _log.debug("the session of the staging table %s has ended, and its lock with it", stage.name)
 
@@ -271,8 +271,7 @@ def remove_stage(connection: sa.Connection, stage: sa.Table) -> None:
 def empty_stage(connection: sa.Connection, stage: sa.Table) -> bool:
     """Empty a staging table for the next batch; tell whether it is. A lost task may still copy into it."""
     try:
-        with connection.begin():
-            connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_REMOVAL_S}s'")
+        with connection.begin(), database_of(connection.engine.url).lock_waits(connection, _REMOVAL_S):
             name = connection.dialect.identifier_preparer.format_table(stage)
             connection.exec_driver_sql(f"TRUNCATE {name}")
     except sa.exc.SQLAlchemyError as error:
@@ -285,16 +284,13 @@ def remove_left_over(connection: sa.Connection, prefix: str, schema: str | None,
     """Remove the staging tables of drivers that are gone: those whose lock nobody holds."""
     with connection.begin():
         found = [name for name in sa.inspect(connection).get_table_names(schema=schema) if name.startswith(prefix)]
+    database = database_of(connection.engine.url)
     for name in found:
         with connection.begin():
-            free = connection.execute(sa.select(sa.func.pg_try_advisory_lock(_lock_number(name)))).scalar_one()
+            free = database.take_lock(connection, name)
         if free:
             _log.warning("the staging table %s was left by a driver that is gone; it is removed", name)
-            remove_stage(connection, stage_table(database_of(connection.engine.url), name, schema, columns))
-
-
-def _lock_number(name: str) -> sa.ColumnElement[int]:
-    return sa.func.hashtextextended(name, 0)
+            remove_stage(connection, stage_table(database, name, schema, columns))
 
 
 def require_copied(connection: sa.Connection, stage: sa.Table, copied: dict[int, int]) -> None:
@@ -309,8 +305,8 @@ def require_copied(connection: sa.Connection, stage: sa.Table, copied: dict[int,
     if wrong:
         raise SinkError(
             f"the staging table {stage.name} holds {sum(found.values())} rows where its tasks had copied "
-            f"{sum(copied.values())}; PostgreSQL empties such tables when it crashes; nothing was stored, and Spark "
-            "hands the batch over again when the query is started anew"
+            f"{sum(copied.values())}; somebody has changed it, or PostgreSQL has crashed, which empties it; nothing "
+            "was stored, and Spark hands the batch over again when the query is started again"
         )
 
 

@@ -1,0 +1,351 @@
+"""What a sink does differently on MySQL and MariaDB: InnoDB, sessions in strict mode, `ON DUPLICATE KEY UPDATE`.
+
+DDL commits what is open, so all of it comes before the first row of a batch; temporary tables commit nothing. Locks by
+name belong to a session, not to a transaction. `mysql_types` says which values a column keeps.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+from sqlalchemy.pool import NullPool
+
+from penstock.clients.rights import MissingRightError
+from penstock.spark_sink.errors import SchemaMismatchError
+from penstock.spark_sink.ledger.sql_ledger import ExactText
+from penstock.spark_sink.sinks.sql.databases.database import Changes, Conversion, Database
+from penstock.spark_sink.sinks.sql.databases.mysql_types import conversions, keeps, takes
+from penstock.spark_sink.sinks.sql.databases.rights import NeededRights, SqlRight
+
+#: Seconds to wait for a connection, and for the server's answer to one statement; an address may set others.
+_BOUNDS = {"connect_timeout": 15, "read_timeout": 600, "write_timeout": 600}
+#: Seconds to wait for another transaction's lock.
+_LOCK_WAIT_S = 60
+
+#: What a session is to keep whatever the server's defaults: values out of range are errors, times are in UTC, tables
+#: have transactions, and keys are sorted by all that an index holds of them (3072 bytes, of 4 for a character in ours).
+_SESSION = (
+    f"SET SESSION sql_mode = 'TRADITIONAL', time_zone = '+00:00', innodb_lock_wait_timeout = {_LOCK_WAIT_S}, "
+    f"lock_wait_timeout = {_LOCK_WAIT_S}, default_storage_engine = InnoDB, default_tmp_storage_engine = InnoDB, "
+    "max_sort_length = 12288"
+)
+
+#: Rows that are Python objects at one time.
+_ROWS_AT_ONCE = 10_000
+
+#: Characters of a name, and those that none has: out of the first plane, or a space at the end.
+_LONGEST_NAME = 64
+_NO_NAME = re.compile("[\0\U00010000-\U0010ffff]| $")
+
+#: Bytes of an index, and of a character; most characters of a key's column.
+_INDEX_BYTES, _CHARACTER_BYTES, _KEY_SIZE = 3072, 4, 255
+#: Digits behind the point that a decimal has in both servers.
+_DIGITS = 30
+
+_ENGINE = """
+SELECT COALESCE(engine, table_type) FROM information_schema.tables
+WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :name
+"""
+#: Columns that hold texts for equal which are not: of another case, say.
+_LOOSE = """
+SELECT column_name, collation_name FROM information_schema.columns
+WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :name AND collation_name NOT LIKE '%\\_bin'
+"""
+_FINGERPRINT = """
+SELECT CONCAT_WS(' ', table_name, column_name, ordinal_position, column_type, collation_name, is_nullable,
+    column_default, extra)
+FROM information_schema.columns WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name IN :names
+UNION ALL
+SELECT CONCAT_WS(' ', table_name, index_name, non_unique, seq_in_index, column_name, sub_part)
+FROM information_schema.statistics WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name IN :names
+ORDER BY 1
+"""
+
+#: Statements that fail whoever asks, and before that for want of a right.
+_NOTHING = "penstock_probe"
+_PROBES = {
+    "SELECT": "SELECT {nothing} FROM {table}",
+    "INSERT": "INSERT INTO {table} ({nothing}) VALUES (1)",
+    "UPDATE": "UPDATE {table} SET {nothing} = 1",
+    "DELETE": "DELETE FROM {table} WHERE {nothing} = 1",
+    "ALTER": "ALTER TABLE {table} DROP COLUMN {nothing}",
+    "CREATE": "CREATE TABLE {table} (n INT, n INT)",
+    "DROP": "DROP TABLE {table}",
+    "CREATE TEMPORARY TABLES": "CREATE TEMPORARY TABLE {table} (n INT, n INT)",
+}
+#: What they fail with for want of a right: on a table, and on a database. Rights on single columns are another error.
+_DENIED = frozenset({1142, 1044})
+_NO_SUCH_TABLE = 1146
+
+
+class MySql(Database):
+    """MySQL and MariaDB, by PyMySQL."""
+
+    name = "mysql"
+    title = "MySQL"
+    stages_on_executors = True
+    knows_nan = False
+    knows_infinity = False
+    booleans_are_numbers = True
+    #: NULL, duplicates, foreign keys, values out of range, too long or unreadable, a view's or a column's check, no
+    #: partition for a row, a trigger's SIGNAL, bad JSON, and a row that is too long for the table.
+    row_codes = frozenset({
+        "1022", "1048", "1062", "1118", "1216", "1217", "1263", "1264", "1265", "1292", "1365", "1366", "1367", "1369",
+        "1406", "1411", "1441", "1451", "1452", "1525", "1526", "1557", "1586", "1644", "1690", "1748", "1761", "1762",
+        "1916", "1918", "1977", "3140", "3141", "3156", "3157", "3819", "3854", "4025",
+    })  # fmt: skip
+    #: Connections (2xxx, and 0 where one is closed), too many of them, a server that goes or cannot answer, locks and
+    #: deadlocks (1305: a savepoint that a deadlock took along), a table or row that has changed, and servers that take
+    #: no changes, as in the middle of a failover.
+    transient_codes = frozenset({
+        "0", "1020", "1040", "1043", "1047", "1053", "1077", "1079", "1080", "1152", "1158", "1159", "1160", "1161",
+        "1203", "1205", "1206", "1213", "1290", "1305", "1412", "1637", "1792", "1836", "1927", "2002", "2003", "2006",
+        "2013", "2014", "2045", "2055", "4031",
+    })  # fmt: skip
+    forbidden_codes = frozenset({"1044", "1142", "1143", "1227", "1370"})
+    #: Texts with names of columns, tables, constraints, servers and users; those of users are taken out.
+    plain_codes = frozenset({
+        "1045", "1046", "1048", "1049", "1050", "1054", "1059", "1067", "1071", "1101", "1118", "1146", "1153", "1193",
+        "1264", "1267", "1273", "1364", "1406", "1425", "1665", "1698", "2058", "2059", "3750", "3819", "4025",
+        *transient_codes, *forbidden_codes,
+    })  # fmt: skip
+
+    @contextmanager
+    def session(self, url: sa.URL) -> Iterator[sa.Connection]:
+        """Open a connection whose transactions are at READ COMMITTED, see `PostgreSql.session`."""
+        bounds = {name: seconds for name, seconds in _BOUNDS.items() if name not in url.query}
+        engine = sa.create_engine(
+            url,
+            poolclass=NullPool,
+            hide_parameters=True,
+            isolation_level="READ COMMITTED",
+            connect_args={**bounds, "charset": "utf8mb4", "init_command": _SESSION},
+        )
+        with engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def schema_lock(self, connection: sa.Connection) -> Iterator[None]:
+        """Let one session at a time create tables."""
+        taken = connection.execute(sa.select(sa.func.get_lock("penstock schema", _LOCK_WAIT_S))).scalar_one()
+        if not taken:
+            late = connection.dialect.loaded_dbapi.OperationalError(1205, "another session makes tables")
+            raise sa.exc.DBAPIError("GET_LOCK", None, late, hide_parameters=True)
+        yield
+        self.release_lock(connection, "penstock schema")
+
+    def insert_new(self, table: sa.Table) -> mysql.Insert:
+        """Return an `INSERT` that changes nothing of a row that is there; IGNORE would let bad values pass as well."""
+        name = next(iter(table.primary_key)).name
+        return mysql.insert(table).on_duplicate_key_update({name: table.c[name]})
+
+    def insert_or_update(
+        self, table: sa.Table, names: Sequence[str], rows: sa.Select[Any], key: Sequence[str], changes: Changes
+    ) -> mysql.Insert:
+        """Return an `INSERT ... ON DUPLICATE KEY UPDATE`; see `differences`."""
+        changed = changes(lambda name: sa.func.values(table.c[name], type_=table.c[name].type))
+        statement = mysql.insert(table).from_select(names, rows)
+        return statement.on_duplicate_key_update({key[0]: table.c[key[0]], **changed})
+
+    def delete_keys(self, table: sa.Table, key: Sequence[str], keys: sa.Select[Any]) -> sa.Delete:
+        """Return a `DELETE` by a join: it would look for each row of the table in a subquery."""
+        gone = keys.subquery()
+        return sa.delete(table).where(*(table.c[name] == gone.c[name] for name in key))
+
+    def stage(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
+        """Insert rows through the driver's `executemany`, which sends many in one statement."""
+        quoted = connection.dialect.identifier_preparer
+        names = ", ".join(map(quoted.format_column, table.columns))
+        marks = ", ".join(["%s"] * len(table.columns))
+        statement = f"INSERT INTO {quoted.format_table(table)} ({names}) VALUES ({marks})"  # noqa: S608 - names
+        for chunk in rows.select([str(column.name) for column in table.columns]).to_batches(_ROWS_AT_ONCE):
+            # Without a zone a time is that in UTC.
+            columns = [
+                one.cast(pa.timestamp("us", one.type.tz)).cast(pa.timestamp("us"))
+                if pa.types.is_timestamp(one.type)
+                else one
+                for one in chunk.columns
+            ]
+            connection.exec_driver_sql(statement, list(zip(*(one.to_pylist() for one in columns), strict=True)))
+
+    def create_temporary(self, connection: sa.Connection, name: str, *items: sa.schema.SchemaItem) -> sa.Table:
+        """Make a table that ends with the connection, after that of an earlier batch."""
+        connection.exec_driver_sql(f"DROP TEMPORARY TABLE IF EXISTS {name}")
+        return super().create_temporary(connection, name, *items)
+
+    def column_type(self, kind: sa.types.TypeEngine[Any], key_columns: int = 0) -> sa.types.TypeEngine[Any]:
+        """Return a type that is not bounded at 64 KiB or whole seconds; of a key, one that fits into an index."""
+        size = min(_KEY_SIZE, _INDEX_BYTES // _CHARACTER_BYTES // key_columns) if key_columns else None
+        if isinstance(kind, sa.Text):
+            return ExactText(size)
+        if isinstance(kind, sa.LargeBinary):
+            return mysql.LONGBLOB() if size is None else sa.VARBINARY(size * _CHARACTER_BYTES)
+        return mysql.DATETIME(timezone=kind.timezone, fsp=6) if isinstance(kind, sa.DateTime) else kind
+
+    def check_name(self, said: str) -> str:
+        """Return a name of its own: in MySQL those of a database differ."""
+        return f"{said[: _LONGEST_NAME - 9]} {secrets.token_hex(4)}"
+
+    def require_storable(self, frame: pa.Schema, table: str, names: Sequence[str], _summed: Collection[str]) -> None:
+        """Refuse names that it does not have, and decimals of more digits behind the point than it has."""
+        wrong = [name for name in (*names, *frame.names) if len(name) > _LONGEST_NAME or _NO_NAME.search(name)]
+        if wrong:
+            raise SchemaMismatchError(
+                f"MySQL has names of at most {_LONGEST_NAME} characters without emoji and spaces at the end, so table "
+                f"{table} cannot take the frame with {', '.join(wrong)}; give other names"
+            )
+        fine = [one.name for one in frame if pa.types.is_decimal(one.type) and one.type.scale > _DIGITS]
+        if fine:
+            raise SchemaMismatchError(
+                f"the frame for table {table} has {', '.join(fine)}, a decimal of more than the {_DIGITS} digits "
+                "behind the point that MySQL has; cast it"
+            )
+
+    def conversions(self, connection: sa.Connection, table: sa.Table) -> dict[str, Conversion]:
+        """Return how values of the frame get into the columns of a table."""
+        return conversions(connection, table)
+
+    def takes(self, stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any]) -> bool | None:
+        """Tell whether a column takes values of a type, where the kinds of values do not."""
+        return takes(stored, arriving)
+
+    def keeps(self, stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any], *, is_sum: bool) -> bool:
+        """Tell whether a number may be kept; of single values that would be rounded, a CHECK tells."""
+        return keeps(stored, arriving, is_sum=is_sum) and (
+            isinstance(arriving, sa.Boolean) or super().keeps(stored, arriving, is_sum=is_sum)
+        )
+
+    def numbered_column(self, _connection: sa.Connection, inspector: sa.Inspector, table: sa.Table) -> str | None:
+        """Return the column that is AUTO_INCREMENT."""
+        columns = inspector.get_columns(table.name, schema=table.schema)
+        return next((column["name"] for column in columns if column.get("autoincrement") is True), None)
+
+    def unique_columns(
+        self, _connection: sa.Connection, inspector: sa.Inspector, table: sa.Table
+    ) -> list[set[str | None]]:
+        """Return the columns of unique indexes; of one on the beginning of texts, none."""
+        primary = inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]
+        unique: list[set[str | None]] = [set(primary)] if primary else []
+        for index in inspector.get_indexes(table.name, schema=table.schema):
+            if index["unique"]:
+                is_prefix = index.get("dialect_options", {}).get("mysql_length")
+                unique.append(set() if is_prefix else set(index["column_names"]))
+        return unique
+
+    def differences(
+        self, connection: sa.Connection, inspector: sa.Inspector, table: sa.Table, key: Sequence[str]
+    ) -> list[str]:
+        """Return other unique indexes, a row of which `ON DUPLICATE KEY UPDATE` would change, and keys of loose texts.
+
+        An index on a number that the table gives each row meets no other row.
+        """
+        if not key:
+            return []
+        numbered = self.numbered_column(connection, inspector, table)
+        own = {numbered} - {None, *(str(column.name) for column in table.columns)}
+        found = [
+            f"the table has another unique index{f' on ({columns})' if columns else ''}, and ON DUPLICATE KEY UPDATE "
+            "would change the row that it finds by that; make it an index that is not unique"
+            for columns in (
+                ", ".join(sorted(map(str, one)))
+                for one in self.unique_columns(connection, inspector, table)
+                if one != set(key) and not own & one
+            )
+        ]
+        names = {"schema": table.schema, "name": table.name}
+        found += [
+            f"column {name} of the key has the collation {collation}, by which texts are equal that differ, in case "
+            "say; give it a binary one, such as utf8mb4_bin"
+            for name, collation in connection.execute(sa.text(_LOOSE), names)
+            if name in key
+        ]
+        return found
+
+    def require_transactions(self, connection: sa.Connection, table: sa.Table) -> None:
+        """Raise `SchemaMismatchError` unless a table is one of InnoDB."""
+        engine = connection.execute(sa.text(_ENGINE), {"schema": table.schema, "name": table.name}).scalar()
+        if engine != "InnoDB":
+            raise SchemaMismatchError(
+                f"table {table.name} does not fit: it is of {engine}, and only InnoDB stores rows and ledger in one "
+                f"transaction; ALTER TABLE {table.name} ENGINE=InnoDB"
+            )
+
+    def require_rights(
+        self, connection: sa.Connection, what: str, needed: NeededRights, *, refused: bool = False
+    ) -> None:
+        """Try a statement for each right that a sink needs, which does nothing, and raise `MissingRightError`."""
+        database = needed.schema or connection.execute(sa.select(sa.func.database())).scalar_one()
+        creates = ["SELECT", "INSERT", "CREATE", "DROP"] if needed.creates else []
+        missing: list[SqlRight] = []
+        for number, (table, operations) in enumerate(needed.tables):
+            alters = ["ALTER"] if refused and needed.adds_columns and number == 0 else []
+            found = _denied(connection, database, table, ["SELECT", *operations, *alters])
+            if found is None:
+                creates = creates or ["CREATE"]
+            elif found:
+                missing.append(SqlRight(found, "TABLE", f"{_quoted(database)}.{_quoted(table)}"))
+        of_database = _denied(connection, database, _NOTHING, creates) or ()
+        if needed.temporary:
+            default = connection.execute(sa.select(sa.func.database())).scalar_one()
+            temporary = _denied(connection, default, _NOTHING, ["CREATE TEMPORARY TABLES"]) or ()
+            of_database += temporary if default == database else ()
+            if temporary and default != database:
+                missing.append(SqlRight(temporary, "TABLE", f"{_quoted(default)}.*"))
+        if of_database:
+            missing.append(SqlRight(of_database, "TABLE", f"{_quoted(database)}.*"))
+        if missing:
+            user, _, host = connection.execute(sa.select(sa.func.current_user())).scalar_one().rpartition("@")
+            raise MissingRightError(what, missing, f"'{user}'@'{host}'")
+
+    def take_lock(self, connection: sa.Connection, name: str) -> bool:
+        """Take a lock by name, which is the server's and not of one database."""
+        return bool(connection.execute(sa.select(sa.func.get_lock(name, 0))).scalar_one())
+
+    def release_lock(self, connection: sa.Connection, name: str) -> None:
+        """Give back a lock by name."""
+        connection.execute(sa.select(sa.func.release_lock(name)))
+
+    @contextmanager
+    def lock_waits(self, connection: sa.Connection, seconds: int) -> Iterator[None]:
+        """Set the bound for the session meanwhile."""
+        connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {seconds}")
+        try:
+            yield
+        finally:
+            connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {_LOCK_WAIT_S}")
+
+    def fingerprint(
+        self, connection: sa.Connection, target: sa.Table, ledger: sa.Table, stage: sa.Table | None
+    ) -> str | None:
+        """Ask the catalogue, in one question."""
+        statement = sa.text(_FINGERPRINT).bindparams(sa.bindparam("names", expanding=True))
+        names = [table.name for table in (target, ledger, stage) if table is not None]
+        return str(connection.execute(statement, {"schema": target.schema, "names": names}).all())
+
+
+def _denied(connection: sa.Connection, database: str, table: str, operations: Sequence[str]) -> tuple[str, ...] | None:
+    """Return those operations for which a right is missing; None where there is no such table."""
+    where = f"{_quoted(database)}.{_quoted(table)}".replace("%", "%%")
+    denied = []
+    for operation in dict.fromkeys(operations):
+        try:
+            connection.exec_driver_sql(_PROBES[operation].format(table=where, nothing=_NOTHING))
+        except sa.exc.DBAPIError as error:
+            number = error.orig.args[0] if error.orig is not None else None
+            if number in _DENIED:
+                denied.append(operation)
+            elif number == _NO_SUCH_TABLE and table != _NOTHING:
+                return None
+    return tuple(denied)
+
+
+def _quoted(name: str) -> str:
+    doubled = name.replace("`", "``")
+    return f"`{doubled}`"

@@ -1,0 +1,123 @@
+"""A MariaDB for the tests: the server that is installed, or Debian's package, unpacked without root into a cache."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+#: Names of a server's program, and Debian's package of it.
+_PROGRAMS = ("mariadbd", "mysqld")
+_PACKAGE = "mariadb-server-core"
+#: Seconds for one step on a busy machine, and for the server's end.
+_STEP_S = 280.0
+_END_S = 60.0
+#: The user of the tests, who may give rights to others.
+_USERS = """CREATE USER penstock@'127.0.0.1';
+GRANT ALL ON *.* TO penstock@'127.0.0.1' WITH GRANT OPTION;
+"""
+
+
+@contextmanager
+def running() -> Iterator[str]:
+    """Run a server on 127.0.0.1 and give its address; an empty one where no server can be had."""
+    try:
+        program, root = _program()
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"no MariaDB can be had: {error}")  # noqa: T201
+        yield ""
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-mariadb-") as name:
+        folder, environment = Path(name), dict(os.environ)
+        command = [program, "--no-defaults", f"--datadir={folder / 'data'}", "--innodb-flush-log-at-trx-commit=0"]
+        if root != Path("/"):
+            environment["LD_LIBRARY_PATH"] = ":".join({str(found.parent) for found in root.glob("usr/lib/*/*.so*")})
+            command.append(f"--basedir={root / 'usr'}")
+        if os.getuid() == 0:
+            command.append("--user=root")
+        _make_data(command, folder / "data", root, environment)
+        (folder / "users.sql").write_text(_USERS, encoding="utf-8")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command += [f"--port={port}", "--bind-address=127.0.0.1", f"--socket={folder}/socket", "--max-connections=300"]
+        command += [f"--init-file={folder}/users.sql", f"--pid-file={folder}/pid", "--skip-name-resolve"]
+        server = subprocess.Popen(command, env=environment)
+        try:
+            _wait_for(server, port)
+            yield f"mysql+pymysql://penstock@127.0.0.1:{port}/mysql"
+        finally:
+            server.terminate()
+            server.wait(_END_S)
+
+
+def _program() -> tuple[str, Path]:
+    """Return the server's program, and the folder that holds its `usr`."""
+    for name in _PROGRAMS:
+        if found := shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin"):
+            return found, Path("/")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock-tests"
+    if not (root := cache / "mariadb").exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            needs = _run(["apt-cache", "depends", _PACKAGE], folder)
+            libraries = [line.split()[1] for line in needs.splitlines() if line.startswith("  Depends: lib")]
+            absent = [one for one in libraries if subprocess.run(["dpkg", "-s", one], capture_output=True).returncode]  # noqa: PLW1510 - the code is looked at
+            _run(["apt-get", "download", _PACKAGE, *absent], folder)
+            for package in Path(folder).glob("*.deb"):
+                _run(["dpkg", "-x", package.name, "root"], folder)
+            with contextlib.suppress(OSError):  # another run was first
+                (Path(folder) / "root").rename(root)
+    return str(root / "usr/sbin/mariadbd"), root
+
+
+def _make_data(command: Sequence[str], data: Path, root: Path, environment: Mapping[str, str]) -> None:
+    data.mkdir()
+    if "MariaDB" not in _run([command[0], "--version"], data, environment):
+        _run([*command, "--initialize-insecure"], data, environment)
+        return
+    # What mariadb-install-db does, which is not in that package.
+    scripts = [
+        next(root.glob(f"usr/share/m*/m*_{name}.sql")).read_text(encoding="utf-8")
+        for name in ("system_tables", "performance_tables", "system_tables_data")
+    ]
+    begin = "CREATE DATABASE mysql;\nUSE mysql;\nSET @auth_root_socket = NULL;\n"
+    _run([*command, "--bootstrap"], data, environment, begin + "\n".join(scripts))
+
+
+def _run(
+    command: Sequence[str], folder: str | Path, environment: Mapping[str, str] | None = None, given: str = ""
+) -> str:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        input=given,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=_STEP_S,
+        check=True,
+    )
+    return done.stdout
+
+
+def _wait_for(server: subprocess.Popen[bytes], port: int) -> None:
+    import pymysql
+
+    deadline = time.monotonic() + _STEP_S
+    while True:
+        try:
+            pymysql.connect(host="127.0.0.1", port=port, user="penstock").close()
+        except pymysql.err.OperationalError:
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
