@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.spark_sink.sinks.sql.rows.dead_letters import DeadLetters
     from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
     from penstock.spark_sink.sinks.sql.sink import SqlSink
+    from penstock.spark_sink.source.decoding.decode import decode
     from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
     from penstock.spark_sink.source.source import register
 
@@ -54,12 +55,21 @@ _HOMES = {
     "SqlSink": "penstock.spark_sink.sinks.sql.sink",
     "TaskReport": "penstock.spark_sink.sinks.handlers.execution.report",
     "TopicPartition": "penstock.spark_sink.source.offsets.planning",
+    "decode": "penstock.spark_sink.source.decoding.decode",
     "register": "penstock.spark_sink.source.source",
     "start_sink": "penstock.spark_sink.queries.query",
 }
 
 #: Third-party package -> the extra of penstock that brings it.
-_EXTRAS = {"pyspark": "spark", "pyarrow": "spark", "sqlalchemy": "sql", "psycopg": "sql", "deltalake": "delta"}
+_EXTRAS = {
+    "pyspark": "spark",
+    "pyarrow": "spark",
+    "sqlalchemy": "sql",
+    "psycopg": "sql",
+    "deltalake": "delta",
+    **dict.fromkeys(("attrs", "authlib", "cachetools", "certifi", "fastavro", "google", "httpx"), "schema-registry"),
+    **dict.fromkeys(("httpx2", "jsonschema", "referencing"), "schema-registry"),
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -116,6 +126,7 @@ __all__ = [
     "SqlSink",
     "TaskReport",
     "TopicPartition",
+    "decode",
     "register",
     "start_sink",
 ]
