@@ -38,6 +38,7 @@ SIGNATURES: Mapping[str, Callable[..., object]] = {
     "SqlStore": SqlStore,
     "FileStore": FileStore,
     "App.sink": penstock.App.sink,
+    "decode": spark_sink.decode,
     "start_sink": spark_sink.start_sink,
     "SqlSink": spark_sink.SqlSink,
     "DeadLetters": spark_sink.DeadLetters,

@@ -27,12 +27,12 @@ import typer
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from pages import PAGES, ROOT, Block, blocks
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 
 import penstock
 from penstock.cli.frame import frame
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
-from penstock.spark_sink import SqlSink
+from penstock.spark_sink import KafkaSink, SqlSink
 from penstock.transactions import FileStore
 
 #: Pages whose programs run as a whole, by tests of their own.
@@ -91,7 +91,11 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
             "local_transaction": lambda _tx: None,
             "local_coroutine": _coroutine,
             "Iterator": Iterator,
+            "Column": Column,
             "DataFrame": DataFrame,
+            "KafkaSink": KafkaSink,
+            "REGISTRY": {},
+            "cache": cache,
             "SparkSession": SparkSession,
             "SqlSink": SqlSink,
             "SchemaRegistryClient": SchemaRegistryClient,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.spark_sink.sinks.sql.rows.dead_letters import DeadLetters
     from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
     from penstock.spark_sink.sinks.sql.sink import SqlSink
+    from penstock.spark_sink.source.decoding.decode import decode
     from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
     from penstock.spark_sink.source.source import register
 
@@ -54,6 +55,7 @@ _HOMES = {
     "SqlSink": "penstock.spark_sink.sinks.sql.sink",
     "TaskReport": "penstock.spark_sink.sinks.handlers.execution.report",
     "TopicPartition": "penstock.spark_sink.source.offsets.planning",
+    "decode": "penstock.spark_sink.source.decoding.decode",
     "register": "penstock.spark_sink.source.source",
     "start_sink": "penstock.spark_sink.queries.query",
 }
@@ -66,6 +68,9 @@ _EXTRAS = {
     "psycopg": "sql",
     "deltalake": "delta",
     "pyiceberg": "iceberg",
+    "pymysql": "mysql",
+    **dict.fromkeys(("attrs", "authlib", "cachetools", "certifi", "fastavro", "google", "httpx"), "schema-registry"),
+    **dict.fromkeys(("httpx2", "jsonschema", "referencing"), "schema-registry"),
 }
 
 
@@ -123,6 +128,7 @@ __all__ = [
     "SqlSink",
     "TaskReport",
     "TopicPartition",
+    "decode",
     "register",
     "start_sink",
 ]

@@ -55,7 +55,7 @@ class RecordDecoder:
             # In a copy: it leaves a context variable behind, and the event loop takes a new task when one has changed.
             return copy_context().run(self.deserializer, value, context)
         except:  # noqa: E722 - see `raised`
-            raise _classified("decoded", raised())  # noqa: B904 - it has its cause
+            raise classified("decoded", raised())  # noqa: B904 - it has its cause
 
 
 class RecordEncoder:
@@ -89,7 +89,7 @@ class RecordEncoder:
                 self._begun_topics.add(topic)
                 return encoded
         except:  # noqa: E722 - see `raised`
-            raise _classified("encoded", raised())  # noqa: B904 - it has its cause
+            raise classified("encoded", raised())  # noqa: B904 - it has its cause
 
     def __reduce__(self) -> tuple[Any, tuple[Serializer]]:
         """Be pickled without the lock, where the serializer can be pickled."""
@@ -135,7 +135,7 @@ def _is_one(option: str, given: object, wanted: type) -> bool:
     return True
 
 
-def _classified(done: str, error: BaseException) -> BaseException:
+def classified(done: str, error: BaseException) -> BaseException:
     """Return the failure of a serializer as a `RegistryConnectionError` where it may pass, else as it is."""
     # A rule of a schema wraps what kept it from being applied.
     for one in causes(error):

@@ -1,8 +1,9 @@
-"""What the tests of serializers share: serializers of three kinds, and a registry that comes and goes."""
+"""What tests of serializers share: serializers of three kinds, and a registry over HTTP that comes and goes."""
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from confluent_kafka.schema_registry import (
     prefix_schema_id_serializer,
 )
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry.error import SchemaRegistryError
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import Deserializer, Serializer
@@ -64,12 +66,15 @@ def order(kind: str, number: int) -> Any:
 
 
 class HttpRegistry:
-    """A registry with one schema, of Avro, whose id is 1."""
+    """A registry with one schema, of Avro, whose id is 1; or with those of `schemas`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         #: What it answers; with 200 it answers as it should.
         self.status = 200
+        self.schemas: SchemaRegistryClient | None = None
+        #: The paths that it was asked for.
+        self.asked: list[str] = []
 
     def client(self) -> SchemaRegistryClient:
         """Return a client that does not try again by itself."""
@@ -77,11 +82,27 @@ class HttpRegistry:
 
     def answer(self, path: str) -> tuple[int, object]:
         """Return the status and the content of an answer."""
+        self.asked.append(path)
+        if self.status == 200 and self.schemas is not None:
+            return self._found(self.schemas, path)
         if self.status != 200:
             return self.status, {"message": "refused"}
         if path.startswith("/associations/"):
             return 404, {"error_code": 404, "message": "not found"}
         return 200, {"id": 1, "version": 1, "subject": "s", "guid": "a" * 32, "schema": AVRO, "schemaType": "AVRO"}
+
+    @staticmethod
+    def _found(schemas: SchemaRegistryClient, path: str) -> tuple[int, object]:
+        _, kind, name, *version = re.split("[?]", path)[0].split("/")[:5]
+        try:
+            if kind == "subjects":
+                latest = version[-1] == "latest"
+                found = schemas.get_latest_version(name) if latest else schemas.get_version(name, int(version[-1]))
+                return 200, found.to_dict()
+            schema = schemas.get_schema(int(version[0])) if name == "ids" else schemas.get_schema_by_guid(version[0])
+        except SchemaRegistryError as error:
+            return error.http_status_code, {"error_code": error.error_code, "message": "none"}
+        return 200, schema.to_dict()
 
 
 @contextmanager

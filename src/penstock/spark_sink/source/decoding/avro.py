@@ -1,0 +1,150 @@
+"""Avro: fastavro resolves the writer's schema into the reader's, whose types are the column's."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from io import BytesIO
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.schema_registry.serde import SchemaId
+from fastavro import parse_schema, schemaless_reader
+
+from penstock.spark_sink.source.decoding.registry import Read, Reader, unsupported
+
+_TYPES = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "fixed": pa.binary(),
+    "string": pa.string(),
+    "enum": pa.string(),
+}
+#: Logical types as Arrow makes them of the numbers that they are. Others stay what they are: a text, a number, bytes.
+_LOGICAL = {
+    ("int", "date"): pa.date32(),
+    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
+    ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
+    ("long", "local-timestamp-millis"): pa.timestamp("ms"),
+    ("long", "local-timestamp-micros"): pa.timestamp("us"),
+}
+#: Digits of Spark's decimals.
+_DIGITS = 38
+
+
+class AvroReader(Reader):
+    """Reads Avro."""
+
+    kind = "AVRO"
+
+    def __init__(self, client: SchemaRegistryClient, schema: Schema, _message: str | None) -> None:
+        super().__init__(AvroDeserializer(client))
+        self._reader = self.parsed(schema)
+        self._same = parse_schema(_plain(self._reader))
+        self.type = _Types().of(self._reader, "")
+
+    def read(self, written: SchemaId) -> Read:
+        """Return what reads the values of one writer's schema."""
+        writer = parse_schema(_plain(self.fetched(written)))
+        if writer == "bytes" or (isinstance(writer, dict) and writer["type"] == "bytes"):
+            # confluent-kafka writes them without their length.
+            return BytesIO.read
+        # A value of the same schema is read in half the time without being resolved.
+        reader = None if writer == self._same else self._reader
+        return lambda payload: schemaless_reader(payload, writer, reader)
+
+
+def _plain(schema: Any) -> Any:
+    """Return a writer's schema without the logical types by which fastavro would make objects of numbers.
+
+    It asks the writer's schema for them, while the column has those of the reader's. Decimals stay: their scale is the
+    writer's.
+    """
+    if isinstance(schema, list):
+        return [_plain(branch) for branch in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: [{**field, "type": _plain(field["type"])} for field in part]
+        if name == "fields"
+        else _plain(part)
+        if name in ("type", "items", "values")
+        else part
+        for name, part in schema.items()
+        if (name != "logicalType" or part == "decimal") and not name.startswith("__")  # what fastavro has noted
+    }
+
+
+class _Types:
+    """Makes the type of a reader's schema."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, Any] = {}
+        #: The records within which it is.
+        self._within: list[str] = []
+
+    def of(self, schema: Any, place: str) -> pa.DataType:
+        """Return the type of a part of the schema, which stands at `place`."""
+        schema = self._defined(schema, place)
+        if schema["type"] in ("record", "error"):
+            return self._record(schema, place)
+        if schema["type"] == "array":
+            return pa.list_(self.of(schema["items"], f"{place}[]"))
+        if schema["type"] == "map":
+            return pa.map_(pa.string(), self.of(schema["values"], f"{place}{{}}"))
+        return _simple(schema["type"], schema, place)
+
+    def _defined(self, schema: Any, place: str) -> dict[str, Any]:
+        """Return the definition behind a name, a type in a type, or a union with null."""
+        while not isinstance(schema, dict) or not isinstance(schema["type"], str):
+            if isinstance(schema, str):
+                schema = self._named.get(schema, {"type": schema})
+            elif isinstance(schema, dict):
+                schema = schema["type"]
+            else:
+                branches = [branch for branch in schema if branch not in ("null", {"type": "null"})]
+                if len(branches) != 1:
+                    raise unsupported(place, "is a union of several types")
+                schema = branches[0]
+        if "name" in schema:
+            self._named[schema["name"]] = schema
+        return schema
+
+    def _record(self, schema: dict[str, Any], place: str) -> pa.DataType:
+        name = schema["name"]
+        if name in self._within:
+            raise unsupported(place, f"is {name} within {name}")
+        self._within.append(name)
+        fields = []
+        for field in schema["fields"]:
+            kind = self.of(field["type"], f"{place}.{field['name']}".lstrip("."))
+            if isinstance(field.get("default"), str):
+                # fastavro hands it over as it stands in the schema, where bytes are text.
+                field["default"] = _default(field["default"], kind)
+            fields.append(pa.field(field["name"], kind))
+        self._within.pop()
+        return pa.struct(fields)
+
+
+def _simple(kind: str, schema: dict[str, Any], place: str) -> pa.DataType:
+    logical = str(schema.get("logicalType"))
+    if logical == "decimal":
+        if schema["precision"] > _DIGITS:
+            raise unsupported(place, f"is a decimal of {schema['precision']} digits")
+        return pa.decimal128(schema["precision"], schema.get("scale", 0))
+    if kind not in _TYPES:
+        raise unsupported(place, f"is of the type {kind}")
+    return _LOGICAL.get((kind, logical), _TYPES[kind])
+
+
+def _default(text: str, kind: pa.DataType) -> object:
+    if pa.types.is_binary(kind):
+        return text.encode("latin-1")
+    if pa.types.is_decimal(kind):
+        return Decimal(int.from_bytes(text.encode("latin-1"), "big", signed=True)).scaleb(-kind.scale)
+    return text
