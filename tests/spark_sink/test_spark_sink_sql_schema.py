@@ -20,7 +20,7 @@ from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.queries.restarts import is_permanent
-from penstock.spark_sink.sinks.sql import batch_write as sql_publication
+from penstock.spark_sink.sinks.sql import tables as sql_tables
 
 NAME = {"name": pa.string()}
 NUMBER = {"id": pa.string(), "n": pa.int32()}
@@ -417,7 +417,7 @@ def test_a_type_that_only_the_database_refuses_is_told_with_its_column_and_ends_
     sink = SqlSink(postgresql.url, "flags", ["id"], staging=staged)
 
     # As where the table is altered in between.
-    with mock.patch.object(sql_publication, "require_fitting"), pytest.raises(SinkError, match="42804") as caught:
+    with mock.patch.object(sql_tables, "require_fitting"), pytest.raises(SinkError, match="42804") as caught:
         sink(frame(NUMBER, [(0, 0, "a", 4711)]), 0)
 
     assert "the frame: column n is boolean in the table and integer in the frame" in str(caught.value)

@@ -15,8 +15,8 @@ from databases import TestDatabase
 from penstock.database_url import parse_database_url
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.sinks.sql import batch_write
-from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
+from penstock.spark_sink.sinks.sql import kept_stage
+from penstock.spark_sink.sinks.sql import stages as ways
 from penstock.spark_sink.sinks.sql.kept_stage import KeptStages
 from penstock.spark_sink.sinks.sql.rows import staging
 from waiting import wait_until
@@ -26,7 +26,7 @@ from waiting import wait_until
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptStages]:
     """Return what is kept by a test, which ends with it."""
     made = KeptStages()
-    monkeypatch.setattr(batch_write, "_kept_stages", made)
+    monkeypatch.setattr(ways, "_kept_stages", made)
     yield made
     made.close()
 
@@ -43,7 +43,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         return counted
 
-    monkeypatch.setattr(BatchWrite, "prepare", counting("prepare", BatchWrite.prepare))
+    monkeypatch.setattr(kept_stage, "prepare", counting("prepare", kept_stage.prepare))
     monkeypatch.setattr(staging, "create_stage", counting("create", staging.create_stage))
     monkeypatch.setattr(staging, "empty_stage", counting("empty", staging.empty_stage))
     return found
@@ -188,12 +188,12 @@ def test_what_no_batch_asks_for_is_removed_after_a_while_and_with_the_process(
 ) -> None:
     sink, (sessions, _) = totals_sink(server), SESSIONS[server.kind]
     hasty = KeptStages(idle_s=0.05)
-    monkeypatch.setattr(batch_write, "_kept_stages", hasty)
+    monkeypatch.setattr(ways, "_kept_stages", hasty)
     sink(batch(0), 0)
     wait_until(lambda: stages(server) == [] and server.rows(sessions) == [])
 
     lasting = KeptStages()
-    monkeypatch.setattr(batch_write, "_kept_stages", lasting)
+    monkeypatch.setattr(ways, "_kept_stages", lasting)
     sink(batch(1), 1)
     assert len(stages(server)) == 1
     lasting.close()

@@ -129,14 +129,13 @@ def shuts_nobody_out(patch: pytest.MonkeyPatch) -> None:
 
 def does_not_compare(patch: pytest.MonkeyPatch) -> None:
     """Whether the ledger has moved while a batch was staged is not looked at."""
-    apply = batch_write.BatchWrite._apply_staged
+    apply = batch_write.BatchWrite.apply
 
-    def blind(self: Any, connection: sa.Connection, tables: Any, _state: object, *more: Any, **how: Any) -> bool:
-        with connection.begin():
-            now = sql_ledger.read_ledger(connection, tables.ledger, self.transaction.owner)
-        return apply(self, connection, tables, now, *more, **how)
+    def blind(self: Any, stage: Any, plan: Any, staged: Any) -> Any:
+        now = sql_ledger.read_ledger(stage.connection, stage.tables.ledger, self.transaction.owner)
+        return apply(self, stage, replace(plan, ledger=now), staged)
 
-    patch.setattr(batch_write.BatchWrite, "_apply_staged", blind)
+    patch.setattr(batch_write.BatchWrite, "apply", blind)
 
 
 def counts_lost_tasks(patch: pytest.MonkeyPatch) -> None:

@@ -14,18 +14,11 @@ from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_row
 from penstock.spark_sink.sinks.sql.databases.upsert import NUMBER, Upsert, numbered, remove_messages
 from penstock.spark_sink.sinks.sql.rows.deduplication import BatchStatistics
-from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected, RowRefusedError, in_halves
+from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected, in_halves
 from penstock.spark_sink.sinks.sql.settings import ORDERED, SqlSinkSettings
+from penstock.spark_sink.sinks.sql.tables import Tables
 
 _log = logging.getLogger("penstock.spark_sink")
-
-
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """Where a batch goes: the way into the target table, and the ledger."""
-
-    upsert: Upsert
-    ledger: sa.Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +42,11 @@ class BatchTransaction:
         statistics: BatchStatistics,
         *,
         exact: bool,
-    ) -> None:
+    ) -> bool:
         """Upsert what is staged, write dead letters, advance the ledger; the transaction and the lock are there.
 
-        After a `RowRefusedError` it is to be called anew with all rows, and `exact`. Raises `SinkError` where more rows
-        were refused than may be, or dead letters could not be written.
+        False where a row was refused: the transaction is to be rolled back, and this called with all rows, and `exact`.
+        Raises `SinkError` where more rows were refused than may be, or dead letters could not be written.
         """
         settings = self.settings
         entries = self.batch.entries_after(ledger, statistics.offsets.spans)
@@ -64,15 +57,14 @@ class BatchTransaction:
         if len(rejected) <= settings.most_rejects:
             if exact:
                 rejected += self._upsert_in_pieces(connection, tables.upsert, staged, rejected)
-            elif rejected:
-                # Other rows of those messages may be in what was deduplicated: they are to be left out as well.
-                raise RowRefusedError
-            else:
-                _upsert_at_once(connection, tables.upsert, staged)
+            # Other rows of messages that are refused may be in what was deduplicated: they are left out as well.
+            elif rejected or not _upsert_at_once(connection, tables.upsert, staged):
+                return False
         if rejected:
             self._write_dead_letters(sorted(rejected))
         if entries:
             write_ledger(connection, tables.ledger, self.owner, entries)
+        return True
 
     def _refuse_twins(self, connection: sa.Connection, staged: sa.FromClause) -> None:
         """Raise `SinkError` for several rows of one key, of which none is newer than the others."""
@@ -150,13 +142,15 @@ def _refused_rows(
     return rejected
 
 
-def _upsert_at_once(connection: sa.Connection, upsert: Upsert, staged: sa.FromClause) -> None:
+def _upsert_at_once(connection: sa.Connection, upsert: Upsert, staged: sa.FromClause) -> bool:
+    """Upsert all rows; tell whether none was refused."""
     try:
         _apply(connection, upsert, staged)
     except sa.exc.SQLAlchemyError as error:
         if not concerns_a_row(error):
             raise
-        raise RowRefusedError from None
+        return False
+    return True
 
 
 def _apply(connection: sa.Connection, upsert: Upsert, staged: sa.FromClause) -> None:

@@ -19,8 +19,10 @@ from typing import Any
 import pyarrow as pa
 import sqlalchemy as sa
 
-from penstock.spark_sink.sinks.sql.batch_transaction import Tables
 from penstock.spark_sink.sinks.sql.rows import staging
+from penstock.spark_sink.sinks.sql.rows.deduplication import staged_schema
+from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
+from penstock.spark_sink.sinks.sql.tables import Tables, prepare
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -43,6 +45,18 @@ class OpenStage:
     _session: ExitStack
     _stage: sa.Table | None = None
     _fingerprint: str | None = field(default=None)
+
+    @classmethod
+    def begin(cls, settings: SqlSinkSettings, url: sa.URL, frame: pa.Schema) -> OpenStage:
+        """Begin a session: check the tables, and remove what drivers that are gone have left."""
+        prefix = staging.stage_prefix(settings.table, settings.ledger_table)
+        columns = staged_schema(frame, settings.sum_columns)
+        with ExitStack() as session:
+            connection = session.enter_context(settings.database.session(url))
+            with connection.begin():
+                tables = prepare(settings, frame, connection)
+            staging.remove_left_over(connection, prefix, settings.schema, columns)
+            return cls(connection, tables, prefix, settings.schema, columns, session.pop_all())
 
     def stage(self) -> sa.Table:
         """Return the staging table, which is empty; it is made where there is none."""

@@ -19,7 +19,7 @@ import tenacity
 from penstock.clients.rights import MissingRightError, Right
 from penstock.database_url import parse_database_url
 from penstock.errors import PenstockError, SinkError
-from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, unknown
+from penstock.spark_sink.ledger.rules import LedgerEntry, unknown
 from penstock.spark_sink.ledger.sql_ledger import (
     Entries,
     Owner,
@@ -32,9 +32,9 @@ from penstock.spark_sink.ledger.sql_ledger import (
 )
 from penstock.spark_sink.sinks.frames import numbered
 from penstock.spark_sink.sinks.planned_offsets import micro_batch, numbered_batch
-from penstock.spark_sink.sinks.sink import Origin, origin_of, stored_batches
+from penstock.spark_sink.sinks.sink import origin_of, stored_batches
 from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction
-from penstock.spark_sink.sinks.sql.batch_write import BatchWrite, carry_over
+from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
 from penstock.spark_sink.sinks.sql.databases.errors import (
     LostTaskError,
     facts_of,
@@ -44,6 +44,7 @@ from penstock.spark_sink.sinks.sql.databases.errors import (
     shown,
 )
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
+from penstock.spark_sink.sinks.sql.tables import carry_over, prepare
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
 if TYPE_CHECKING:
@@ -98,11 +99,11 @@ class SqlSink(SqlSinkSettings):
             SinkError: they cannot, column by column; or the database cannot be reached.
             MissingRightError: the sink may not write its tables.
         """
-        write = self._batch_write(schema, Origin(self.name or ""), Batch(f"table {self.table}", -1))
+        frame, url = self.arrow_frame(schema), parse_database_url(self.url)
         try:
-            with write.database.session(write.url) as connection, connection.begin():
-                write.prepare(connection)
-                write.database.require_rights(connection, f"table {self.table} cannot be written", self.needed_rights())
+            with self.database.session(url) as connection, connection.begin():
+                prepare(self, frame, connection)
+                self.database.require_rights(connection, f"table {self.table} cannot be written", self.needed_rights())
         except sa.exc.SQLAlchemyError as error:
             # Not chained: drivers quote keys and values in their texts, which end in Spark's log.
             raise self._refused(error, self.table, None) from None
@@ -123,7 +124,8 @@ class SqlSink(SqlSinkSettings):
             what = numbered_batch(batch_id, origin, target, ledger)
         else:
             what = micro_batch(batch, batch_id, origin, target, ledger)
-        write = self._batch_write(batch.schema, origin, what)
+        transaction = BatchTransaction(self, Owner(origin.query, self.table), what, origin.run)
+        write = BatchWrite(parse_database_url(self.url), self.arrow_frame(batch.schema), transaction)
         try:
             with stored_batches.one_call(self.ledger_key, origin, what):
                 self._tries(batch_id)(write.store, numbered(batch, batch_id) if self.mode == "batch" else batch)
@@ -247,8 +249,3 @@ class SqlSink(SqlSinkSettings):
         given = {"--sql": shown(parse_database_url(self.url)), "--ledger-table": self.ledger_table}
         given |= {"--target": self.table} if self.schema is None else {"--schema": self.schema, "--target": self.table}
         return shlex.join(word for pair in given.items() for word in pair)
-
-    def _batch_write(self, schema: StructType, origin: Origin, batch: Batch) -> BatchWrite:
-        url = parse_database_url(self.url)
-        transaction = BatchTransaction(self, Owner(origin.query, self.table), batch, origin.run)
-        return BatchWrite(self, url, self.database, self.arrow_frame(schema), transaction)

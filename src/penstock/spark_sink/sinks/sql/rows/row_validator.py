@@ -46,10 +46,6 @@ class Rejected:
         return f"{self.topic}[{self.partition}] offset {self.offset} ({self.reason})"
 
 
-class RowRefusedError(Exception):
-    """The database refused a row among many; the batch is to be stored again in pieces, to find it."""
-
-
 def in_halves(
     connection: sa.Connection,
     count: int,
