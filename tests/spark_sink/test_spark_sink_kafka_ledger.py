@@ -22,13 +22,18 @@ from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger import kafka_ledger
-from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, ledger_key, ledger_partition
+from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, KafkaLedger, ledger_key, ledger_partition
 from penstock.spark_sink.ledger.kafka_producers import PublisherPool, SinkPublisher, slot_id, slot_of
 from penstock.spark_sink.ledger.kafka_publisher import publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target
-from penstock.spark_sink.ledger.rules import Batch
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.sinks.frames import slot_column
-from penstock.spark_sink.sinks.kafka_publication import WriterCommitMessage, publish_by_source
+from penstock.spark_sink.sinks.kafka_publication import (
+    WriterCommitMessage,
+    begin_ledger,
+    ledgers_of,
+    publish_by_source,
+)
 from penstock.spark_sink.source.worker_pool import WorkerPool
 from waiting import wait_until
 
@@ -339,6 +344,23 @@ def test_a_row_without_a_topic_moves_the_ledger_and_one_may_name_its_partition(b
 
     assert bench.seen() == [3]
     assert bench.open[-1].ledger.read([SOURCE])[SOURCE].end == 21
+
+
+def test_where_a_query_begins_is_written_though_the_ledger_has_no_leader_at_first(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))]
+
+    def read(ledger: KafkaLedger, sources: Any, real: Any = KafkaLedger.read) -> Any:
+        if errors:
+            raise errors.pop()
+        return real(ledger, sources)
+
+    monkeypatch.setattr(KafkaLedger, "read", read)
+    begin_ledger(bench.target, {("orders", 0): LedgerEntry(7, 7)}, whole=False)
+
+    assert not errors
+    assert ledgers_of(bench.target)[bench.target.name] == {("orders", 0): LedgerEntry(7, 7)}
 
 
 def test_the_ledger_is_read_past_what_others_have_open_in_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 
 from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
@@ -66,13 +67,17 @@ class KafkaLedger:
         return {source: self._known[key] for source, key in keys.items() if key in self._known}
 
     def read_all(self) -> dict[str, dict[planning.TopicPartition, LedgerEntry]]:
-        """Return the entries of all sinks, by their names. Raises as `read`."""
+        """Return the entries of all sinks, by their names. Records by other keys than a ledger's are passed over.
+
+        Raises as `read`.
+        """
         for partition in range(PARTITIONS):
             self._catch_up(partition)
         found: dict[str, dict[planning.TopicPartition, LedgerEntry]] = {}
         for key, entry in self._known.items():
-            name, topic, partition = json.loads(key)
-            found.setdefault(name, {})[topic, partition] = entry
+            with suppress(ValueError, TypeError):
+                name, topic, partition = json.loads(key)
+                found.setdefault(name, {})[topic, partition] = entry
         return found
 
     def close(self) -> None:

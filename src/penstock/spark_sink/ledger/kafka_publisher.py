@@ -71,13 +71,7 @@ def publish(target: Target, transactional_id: str, rows: Sequence[Row], publishe
     a `SinkError` or a `MissingRightError` none that was not applied before is visible.
     """
     try:
-        for attempt in tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(_TRIES),
-            wait=_WAIT,
-            retry=tenacity.retry_if_exception(lambda error: _may_pass(target, rows, error)),
-            before_sleep=partial(_warn_retry, transactional_id),
-            reraise=True,
-        ):
+        for attempt in _retrying(target, transactional_id, rows):
             with attempt:
                 return _published(target, transactional_id, rows, publisher)
     except Failure as error:
@@ -99,6 +93,16 @@ def _missing(target: Target, rows: Sequence[Row], error: BaseException) -> Seque
     if isinstance(error, NotOpenedError):
         return error.rights
     return missing_for(target, topics_of(rows), error) if isinstance(error, KafkaException) else ()
+
+
+def _retrying(target: Target, transactional_id: str, rows: Sequence[Row]) -> tenacity.Retrying:
+    return tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(_TRIES),
+        wait=_WAIT,
+        retry=tenacity.retry_if_exception(lambda error: _may_pass(target, rows, error)),
+        before_sleep=partial(_warn_retry, transactional_id),
+        reraise=True,
+    )
 
 
 def _may_pass(target: Target, rows: Sequence[Row], error: BaseException) -> bool:
@@ -144,16 +148,19 @@ def begin(
     ledger = KafkaLedger(target)
     try:
         for transactional_id in sorted({ids[part] for part in entries}):
-            producer = take_id(target, transactional_id)
-            try:
-                of_id = [part for part in entries if ids[part] == transactional_id]
-                known = {} if overwrite else ledger.read(of_id)
-                begun = {part: entry for part in of_id if (entry := entries[part]) is not None}
-                new: Entries = unknown(known, begun) | {part: None for part in of_id if part not in begun}
-                if new:
-                    _in_one_transaction(producer, target, [], new)
-            finally:
-                producer.writer.close()
+            of_id = [part for part in entries if ids[part] == transactional_id]
+            begun = {part: entry for part in of_id if (entry := entries[part]) is not None}
+            # A ledger that was made a moment ago may have no leader yet.
+            for attempt in _retrying(target, transactional_id, []):
+                with attempt:
+                    producer = take_id(target, transactional_id)
+                    try:
+                        known = {} if overwrite else ledger.read(of_id)
+                        new: Entries = unknown(known, begun) | {part: None for part in of_id if part not in begun}
+                        if new:
+                            _in_one_transaction(producer, target, [], new)
+                    finally:
+                        producer.writer.close()
     finally:
         ledger.close()
 
