@@ -164,6 +164,7 @@ class IcebergSink(LakeSink[Table]):
 
     def _replaced(self, table: Table, schema: Schema, rows: pa.Table) -> Iterator[tuple[DataFile | None, pa.Table]]:
         """Yield the data files that hold keys of these rows, each with its other rows."""
+        # The library's upsert makes several snapshots, and a filter of all keys, which takes their number squared.
         if not self.key or not rows.num_rows:
             return
 
