@@ -107,8 +107,6 @@ class IcebergSink(LakeSink[Table]):
 
     def _read(self, table: Table) -> Ledger:
         """Return the ledger of the newest ancestor of the current snapshot that has one."""
-        if _LEDGER not in table.properties:
-            return {}
         snapshots: dict[int | None, Snapshot] = {}
         for metadata in _versions(table):
             # Those of former versions count: who expires snapshots may also remove them as parents from the others.
@@ -118,6 +116,8 @@ class IcebergSink(LakeSink[Table]):
                 if text := at.summary and at.summary.get(_LEDGER):
                     return _ledger_of(text)
                 at = snapshots.get(at.parent_snapshot_id)
+            if _LEDGER not in table.properties:
+                return {}
         raise SinkError(
             f"no snapshot of {self._target} holds the ledger that it had: it was replaced or rolled back to before its "
             "first batch, or the snapshot and the metadata files of its time have expired; compare the table with the "
