@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from lakes import DeltaLake
 
 from penstock.errors import ConfigurationError, SinkError
-from penstock.spark_sink import DeltaSink
+from penstock.spark_sink import DeltaSink, LedgerEntry
 
 NUMBER: dict[str, Any] = {"n": pa.int32()}
 
@@ -37,6 +37,22 @@ def test_a_table_that_forgets_its_ledger_is_refused(lake: DeltaLake) -> None:
             refused()
 
     assert lake.found("n") == []
+
+
+def test_a_table_that_was_restored_is_refused_until_its_ledger_is_set(lake: DeltaLake) -> None:
+    sink = lake.sink()
+    for number in (0, 1):
+        sink(frame(NUMBER, [(0, number, number)]), number)
+    DeltaTable(sink.path).restore(1)
+    lake.append(pa.table({"n": pa.array([-1], pa.int32())}))
+
+    for refused in (lambda: sink(frame(NUMBER, [(0, 2, 2)]), 2), lambda: sink.ledger_entries("", [("orders", 0)])):
+        with pytest.raises(SinkError, match=r"was restored \(RESTORE\) after its version 2, the last of query q"):
+            refused()
+    sink.write_ledger("q", {("orders", 0): LedgerEntry(1)})
+    sink(frame(NUMBER, [(0, 1, 1), (0, 2, 2)]), 2)
+
+    assert lake.found("n") == [(-1,), (0,), (1,), (2,)]
 
 
 def test_rows_that_break_a_rule_of_the_table_are_refused_without_their_values(lake: DeltaLake) -> None:

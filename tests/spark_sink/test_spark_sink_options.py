@@ -167,6 +167,7 @@ def test_a_trigger_that_is_none_is_refused(trigger: str) -> None:
         (["pyspark"], ["register"], "needs the package pyspark.*pip install 'penstock\\[spark\\]'"),
         (["pyarrow"], ["SqlSink"], "needs the package pyarrow.*pip install 'penstock\\[spark\\]'"),
         (["sqlalchemy"], ["SqlSink"], "needs the package sqlalchemy.*pip install 'penstock\\[sql\\]'"),
+        (["pyiceberg"], ["IcebergSink"], "needs the package pyiceberg.*pip install 'penstock\\[iceberg\\]'"),
         (["pyspark.sql.streaming.datasource"], ["register"], f"{pyspark.__version__} lacks .*datasource; install"),
         (["sqlalchemy", "psycopg"], WITHOUT_SQL, "^" + " ".join(WITHOUT_SQL) + "$"),
     ],

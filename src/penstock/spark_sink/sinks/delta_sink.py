@@ -2,7 +2,8 @@
 
 The ledger is Delta's own: per partition an application transaction, whose version is the next offset, in the commit
 that adds the rows. Two others say where the last batch was planned to start (`<application>#start`) and which batch it
-was (`<application>#batch`). delta-rs writes, on the driver.
+was (`<application>#batch`); one by query says which version of the table this is (`<name>#version`). delta-rs writes,
+on the driver.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, SinkError
 from penstock.options import not_empty
 from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES
@@ -35,6 +36,7 @@ from penstock.spark_sink.source.offsets.planning import TopicPartition
 #: batch it was; and the bits of a batch's number. Versions below zero stand for what is not known: Delta removes none.
 _START, _BATCH, _BATCH_BITS = "#start", "#batch", (1 << 31) - 1
 _UNKNOWN = -1
+_VERSION = "#version"
 _APPLICATION = re.compile(r"(.+)/([^/]+)/(\d+)", re.DOTALL)
 
 #: The table's setting by which application transactions, which are the ledger, expire.
@@ -46,7 +48,8 @@ class DeltaSink(LakeSink[DeltaTable]):
     """Writes micro-batches into a Delta table, each row once whatever is repeated.
 
     What holds for it stands in `LakeSink`. Application transactions must not expire: a table with
-    `delta.setTransactionRetentionDuration` is refused.
+    `delta.setTransactionRetentionDuration` is refused. RESTORE leaves them as they are: batches are refused after it,
+    until `write_ledger` has set them.
 
     Attributes:
         path: folder or address of the table, as delta-rs takes it.
@@ -83,7 +86,7 @@ class DeltaSink(LakeSink[DeltaTable]):
         for application in sorted(self._applications()):
             if found := _APPLICATION.fullmatch(application):
                 partitions.setdefault(found[1], []).append((found[2], int(found[3])))
-        ledger = {query: self._entries(table, query, some, None) for query, some in partitions.items()}
+        ledger = {query: self._transactions(table, query, some) for query, some in partitions.items()}
         return {query: entries for query, entries in ledger.items() if entries}
 
     def _applications(self) -> set[str]:
@@ -109,6 +112,23 @@ class DeltaSink(LakeSink[DeltaTable]):
         self, table: DeltaTable, query: str, partitions: Iterable[TopicPartition], query_id: str | None
     ) -> dict[TopicPartition, LedgerEntry]:
         """Return the entries of partitions; whose batch it was is known where it was of this query."""
+        self._refuse_restored(table, query)
+        return self._transactions(table, query, partitions, query_id)
+
+    def _refuse_restored(self, table: DeltaTable, query: str) -> None:
+        """Refuse a table that was restored since the query's last commit: RESTORE leaves application transactions."""
+        last = table.transaction_version(query + _VERSION)
+        others = 0 if last is None else table.version() - last
+        if others and any(commit.get("operation") == "RESTORE" for commit in table.history(others)):
+            raise SinkError(
+                f"{self._target} was restored (RESTORE) after its version {last}, the last of query {query}, whose "
+                "ledger is still that of the rows from before: set the ledger's entries to where the rows end now"
+            )
+
+    @staticmethod
+    def _transactions(
+        table: DeltaTable, query: str, partitions: Iterable[TopicPartition], query_id: str | None = None
+    ) -> dict[TopicPartition, LedgerEntry]:
         found: dict[TopicPartition, LedgerEntry] = {}
         for topic, partition in partitions:
             application = f"{query}/{topic}/{partition}"
@@ -127,7 +147,7 @@ class DeltaSink(LakeSink[DeltaTable]):
             # In a commit of its own, upon the version that was opened.
             once = CommitProperties(max_commit_retries=0)
             table.alter.add_columns(Schema.from_arrow(more).fields, commit_properties=once)
-        transactions = []
+        transactions = [Transaction(query + _VERSION, table.version() + 1)]
         for (topic, partition), entry in changes.items():
             application, held = f"{query}/{topic}/{partition}", entry or LedgerEntry(_UNKNOWN)
             # A query that is not known is like no other: what stands of another one is taken back.

@@ -108,8 +108,6 @@ class IcebergSink(LakeSink[Table]):
 
     def _read(self, table: Table) -> Ledger:
         """Return the ledger of the newest ancestor of the current snapshot that has one."""
-        if _LEDGER not in table.properties:
-            return {}
         snapshots: dict[int | None, Snapshot] = {}
         for metadata in _versions(table):
             # Those of former versions count: who expires snapshots may also remove them as parents from the others.
@@ -119,6 +117,8 @@ class IcebergSink(LakeSink[Table]):
                 if text := at.summary and at.summary.get(_LEDGER):
                     return _ledger_of(text)
                 at = snapshots.get(at.parent_snapshot_id)
+            if _LEDGER not in table.properties:
+                return {}
         raise SinkError(
             f"no snapshot of {self._target} holds the ledger that it had: it was replaced or rolled back to before its "
             "first batch, or the snapshot and the metadata files of its time have expired; compare the table with the "
@@ -165,6 +165,7 @@ class IcebergSink(LakeSink[Table]):
 
     def _replaced(self, table: Table, schema: Schema, rows: pa.Table) -> Iterator[tuple[DataFile | None, pa.Table]]:
         """Yield the data files that hold keys of these rows, each with its other rows."""
+        # The library's upsert makes several snapshots, and a filter of all keys, which takes their number squared.
         if not self.key or not rows.num_rows:
             return
 
