@@ -69,13 +69,17 @@ def _program() -> tuple[str, Path]:
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             needs = _run(["apt-cache", "depends", _PACKAGE], folder)
             libraries = [line.split()[1] for line in needs.splitlines() if line.startswith("  Depends: lib")]
-            absent = [one for one in libraries if subprocess.run(["dpkg", "-s", one], capture_output=True).returncode]  # noqa: PLW1510 - the code is looked at
+            absent = [name for name in libraries if not _is_installed(name)]
             _run(["apt-get", "download", _PACKAGE, *absent], folder)
             for package in Path(folder).glob("*.deb"):
                 _run(["dpkg", "-x", package.name, "root"], folder)
             with contextlib.suppress(OSError):  # another run was first
                 (Path(folder) / "root").rename(root)
     return str(root / "usr/sbin/mariadbd"), root
+
+
+def _is_installed(package: str) -> bool:
+    return subprocess.run(["dpkg", "-s", package], capture_output=True, check=False).returncode == 0
 
 
 def _make_data(command: Sequence[str], data: Path, root: Path, environment: Mapping[str, str]) -> None:
