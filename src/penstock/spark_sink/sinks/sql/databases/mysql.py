@@ -324,9 +324,9 @@ class MySql(Database):
 
 @cache
 def _connection() -> Any:
-    """Return PyMySQL's connection, which without certificates in the address reads the system's no more.
+    """Return PyMySQL's connection, but without the system's certificates.
 
-    It takes them for each connection, some 50 ms, and verifies nothing by them.
+    PyMySQL loads them for each connection, in some 50 ms, and verifies nothing with them unless the address names a CA.
     """
     from pymysql.connections import Connection  # type: ignore[import-untyped] # the library has no types
 
