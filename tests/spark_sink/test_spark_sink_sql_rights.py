@@ -149,7 +149,7 @@ def test_columns_that_may_not_be_added_are_told_as_the_owners_right(
     role = role_of(database)
     database.execute(*(f"GRANT {right} TO {role}" for right in NEEDED))
 
-    error = refusal(lambda: sink_of(evolve=True).check(StructType(SCHEMA.fields).add("more", StringType())))
+    error = refusal(lambda: sink_of(evolve=True).check(StructType([*SCHEMA.fields]).add("more", StringType())))
 
     assert f"ALTER TABLE shop.orders OWNER TO {role}" in str(error)
 
@@ -208,7 +208,7 @@ def test_each_right_that_is_missing_in_mariadb_is_named_at_the_start_and_its_sta
     mariadb.execute(f"DROP USER {role}")
 
 
-def test_a_right_that_is_taken_away_in_mariadb_ends_the_batch(mariadb: TestDatabase) -> None:
+def test_rights_that_a_batch_or_a_new_column_lacks_in_mariadb_are_named(mariadb: TestDatabase) -> None:
     url = sa.make_url(mariadb.url)
     role = f"'{url.database[-30:]}'@'127.0.0.1'"  # type: ignore[index] # it has a name
     mariadb.execute(f"CREATE USER {role}", f"GRANT SELECT, INSERT, CREATE, CREATE TEMPORARY TABLES ON * TO {role}")
@@ -224,4 +224,9 @@ def test_a_right_that_is_taken_away_in_mariadb_ends_the_batch(mariadb: TestDatab
     mariadb.execute(*(right.command(role) for right in error.rights))
     SqlSink(clerk, "orders", ["id"], staging="driver", name="q")(batch, 1)
     assert mariadb.rows("SELECT id FROM orders") == [("canary-row",)]
+
+    wider = StructType([*SCHEMA.fields]).add("more", StringType())
+    error = refusal(lambda: SqlSink(clerk, "orders", ["id"], staging="driver", name="q", evolve=True).check(wider))
+
+    assert f"lacks the right ALTER on table `{url.database}`.`orders`;" in str(error)
     mariadb.execute(f"DROP USER {role}")

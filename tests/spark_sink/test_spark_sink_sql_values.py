@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
 from arrow_frames import PRICES, Letters, frame
 
 from databases import TestDatabase
@@ -132,16 +133,20 @@ def test_decimal_totals_of_postgresql_have_room(postgresql: TestDatabase) -> Non
     assert postgresql.rows("SELECT d FROM totals") == [(Decimal("199.98"),)]
 
 
-def test_a_table_with_its_schema_s_name_is_that_table(postgresql: TestDatabase) -> None:
-    postgresql.execute("CREATE SCHEMA other", "CREATE TABLE other.prices (id TEXT PRIMARY KEY, price BIGINT)")
+def test_a_table_with_its_schema_s_name_is_that_table(server: TestDatabase) -> None:
+    database = str(sa.make_url(server.url).database)
+    other, own = f"other_{database}", "public" if server.kind == "postgresql" else database
+    server.execute(f"CREATE SCHEMA {other}")  # in MariaDB a database
     batch = frame(PRICES, [(0, 0, "a", 1)])
 
-    SqlSink(postgresql.url, "other.prices", ["id"])(batch, 0)
-    SqlSink(postgresql.url, "public.prices", ["id"])(batch, 0)
-    SqlSink(postgresql.url, "odd.name", ["id"], schema="other")(batch, 0)
+    for staged in ("executors", "driver"):
+        options: Any = {"staging": staged, "ledger_table": f"{staged}_ledger"}
+        SqlSink(server.url, f"{other}.prices", ["id"], **options)(batch, 0)
+        SqlSink(server.url, f"{own}.prices", ["id"], **options)(batch, 0)
+        SqlSink(server.url, "odd.name", ["id"], schema=other, **options)(batch, 0)
 
-    for table in ("other.prices", "public.prices", 'other."odd.name"'):
-        assert postgresql.rows(f"SELECT id, price FROM {table}") == [("a", 1)]  # noqa: S608 - the test's own names
+    for table in (f"{other}.prices", f"{own}.prices", f'{other}."odd.name"'):
+        assert server.rows(f"SELECT id, price FROM {table}") == [("a", 1)]  # noqa: S608 - the test's own names
 
 
 @pytest.mark.parametrize(

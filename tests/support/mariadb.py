@@ -19,6 +19,8 @@ _PACKAGE = "mariadb-server-core"
 #: Seconds for one step on a busy machine, and for the server's end.
 _STEP_S = 280.0
 _END_S = 60.0
+#: How often a port is chosen.
+_TRIES = 3
 #: The user of the tests, who may give rights to others.
 _USERS = """CREATE USER penstock@'127.0.0.1';
 GRANT ALL ON *.* TO penstock@'127.0.0.1' WITH GRANT OPTION;
@@ -44,18 +46,35 @@ def running() -> Iterator[str]:
             command.append("--user=root")
         _make_data(command, folder / "data", root, environment)
         (folder / "users.sql").write_text(_USERS, encoding="utf-8")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        command += [f"--port={port}", "--bind-address=127.0.0.1", f"--socket={folder}/socket", "--max-connections=300"]
-        command += [f"--init-file={folder}/users.sql", f"--pid-file={folder}/pid", "--skip-name-resolve"]
-        server = subprocess.Popen(command, env=environment)
+        command += ["--bind-address=127.0.0.1", f"--socket={folder}/socket", f"--pid-file={folder}/pid"]
+        command += [f"--init-file={folder}/users.sql", "--skip-name-resolve", "--max-connections=300"]
+        server, port = _started(command, environment)
         try:
-            _wait_for(server, port)
             yield f"mysql+pymysql://penstock@127.0.0.1:{port}/mysql"
         finally:
             server.terminate()
             server.wait(_END_S)
+
+
+def _started(command: Sequence[str], environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the server on a port that nobody else has taken meanwhile, and wait until it answers."""
+    import pymysql
+
+    deadline = time.monotonic() + _STEP_S
+    for _ in range(_TRIES):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        server = subprocess.Popen([*command, f"--port={port}"], env=environment)
+        while server.poll() is None:
+            with contextlib.suppress(pymysql.err.OperationalError):
+                pymysql.connect(host="127.0.0.1", port=port, user="penstock").close()
+                if server.poll() is None:
+                    return server, port
+            if time.monotonic() > deadline:
+                server.kill()
+            time.sleep(0.05)
+    raise RuntimeError("MariaDB did not start; its log is above")
 
 
 def _program() -> tuple[str, Path]:
@@ -69,13 +88,17 @@ def _program() -> tuple[str, Path]:
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             needs = _run(["apt-cache", "depends", _PACKAGE], folder)
             libraries = [line.split()[1] for line in needs.splitlines() if line.startswith("  Depends: lib")]
-            absent = [one for one in libraries if subprocess.run(["dpkg", "-s", one], capture_output=True).returncode]  # noqa: PLW1510 - the code is looked at
+            absent = [name for name in libraries if not _is_installed(name)]
             _run(["apt-get", "download", _PACKAGE, *absent], folder)
             for package in Path(folder).glob("*.deb"):
                 _run(["dpkg", "-x", package.name, "root"], folder)
             with contextlib.suppress(OSError):  # another run was first
                 (Path(folder) / "root").rename(root)
     return str(root / "usr/sbin/mariadbd"), root
+
+
+def _is_installed(package: str) -> bool:
+    return subprocess.run(["dpkg", "-s", package], capture_output=True, check=False).returncode == 0
 
 
 def _make_data(command: Sequence[str], data: Path, root: Path, environment: Mapping[str, str]) -> None:
@@ -106,18 +129,3 @@ def _run(
         check=True,
     )
     return done.stdout
-
-
-def _wait_for(server: subprocess.Popen[bytes], port: int) -> None:
-    import pymysql
-
-    deadline = time.monotonic() + _STEP_S
-    while True:
-        try:
-            pymysql.connect(host="127.0.0.1", port=port, user="penstock").close()
-        except pymysql.err.OperationalError:
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-        else:
-            return

@@ -44,6 +44,7 @@ def as_text(messages: DataFrame) -> DataFrame:
 SINKS: dict[str, Callable[[Callable[[str], Any], Path], Made]] = {
     "sqlite": lambda _given, folder: sql(TestDatabase("sqlite", f"sqlite:///{folder / 'test.db'}")),
     "postgresql": lambda given, _: sql(new_database(given("postgresql_url"))),
+    "mariadb": lambda given, _: sql(new_database(given("mariadb_url"))),
     "kafka": lambda given, _: kafka(given("broker").bootstrap_servers, given("new_topic")(), given("ledger_topic")),
     "delta": lambda _given, folder: in_lake(DeltaLake(folder)),
     "iceberg": lambda _given, folder: in_lake(IcebergLake(folder)),

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import secrets
+import ssl
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -40,9 +42,10 @@ _SESSION = (
 #: Rows that are Python objects at one time.
 _ROWS_AT_ONCE = 10_000
 
-#: Characters of a name, and those that none has: out of the first plane, or a space at the end.
+#: Characters of a name, and those that none has: out of the first plane, or a space at the end; nor backticks, which
+#: SQLAlchemy does not read as they are.
 _LONGEST_NAME = 64
-_NO_NAME = re.compile("[\0\U00010000-\U0010ffff]| $")
+_NO_NAME = re.compile("[\0`\U00010000-\U0010ffff]| $")
 
 #: Bytes of an index, and of a character; most characters of a key's column.
 _INDEX_BYTES, _CHARACTER_BYTES, _KEY_SIZE = 3072, 4, 255
@@ -114,7 +117,7 @@ class MySql(Database):
     plain_codes = frozenset({
         "1045", "1046", "1048", "1049", "1050", "1054", "1059", "1067", "1071", "1101", "1118", "1146", "1153", "1193",
         "1264", "1267", "1273", "1364", "1406", "1425", "1665", "1698", "2058", "2059", "3750", "3819", "4025",
-        *transient_codes, *forbidden_codes,
+        *(transient_codes - {"1203"}), *forbidden_codes,
     })  # fmt: skip
 
     @contextmanager
@@ -128,6 +131,7 @@ class MySql(Database):
             isolation_level="READ COMMITTED",
             connect_args={**bounds, "charset": "utf8mb4", "init_command": _SESSION},
         )
+        sa.event.listen(engine, "do_connect", lambda _dialect, _record, given, named: _connection()(*given, **named))
         with engine.connect() as connection:
             yield connection
 
@@ -166,14 +170,8 @@ class MySql(Database):
         marks = ", ".join(["%s"] * len(table.columns))
         statement = f"INSERT INTO {quoted.format_table(table)} ({names}) VALUES ({marks})"  # noqa: S608 - names
         for chunk in rows.select([str(column.name) for column in table.columns]).to_batches(_ROWS_AT_ONCE):
-            # Without a zone a time is that in UTC.
-            columns = [
-                one.cast(pa.timestamp("us", one.type.tz)).cast(pa.timestamp("us"))
-                if pa.types.is_timestamp(one.type)
-                else one
-                for one in chunk.columns
-            ]
-            connection.exec_driver_sql(statement, list(zip(*(one.to_pylist() for one in columns), strict=True)))
+            values = [_without_zone(column).to_pylist() for column in chunk.columns]
+            connection.exec_driver_sql(statement, list(zip(*values, strict=True)))
 
     def create_temporary(self, connection: sa.Connection, name: str, *items: sa.schema.SchemaItem) -> sa.Table:
         """Make a table that ends with the connection, after that of an earlier batch."""
@@ -198,10 +196,10 @@ class MySql(Database):
         wrong = [name for name in (*names, *frame.names) if len(name) > _LONGEST_NAME or _NO_NAME.search(name)]
         if wrong:
             raise SchemaMismatchError(
-                f"MySQL has names of at most {_LONGEST_NAME} characters without emoji and spaces at the end, so table "
-                f"{table} cannot take the frame with {', '.join(wrong)}; give other names"
+                f"MySQL has names of at most {_LONGEST_NAME} characters without backticks, emoji and spaces at the "
+                f"end, so table {table} cannot take the frame with {', '.join(wrong)}; give other names"
             )
-        fine = [one.name for one in frame if pa.types.is_decimal(one.type) and one.type.scale > _DIGITS]
+        fine = [field.name for field in frame if pa.types.is_decimal(field.type) and field.type.scale > _DIGITS]
         if fine:
             raise SchemaMismatchError(
                 f"the frame for table {table} has {', '.join(fine)}, a decimal of more than the {_DIGITS} digits "
@@ -218,9 +216,7 @@ class MySql(Database):
 
     def keeps(self, stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any], *, is_sum: bool) -> bool:
         """Tell whether a number may be kept; of single values that would be rounded, a CHECK tells."""
-        return keeps(stored, arriving, is_sum=is_sum) and (
-            isinstance(arriving, sa.Boolean) or super().keeps(stored, arriving, is_sum=is_sum)
-        )
+        return keeps(stored, arriving, is_sum=is_sum)
 
     def numbered_column(self, _connection: sa.Connection, inspector: sa.Inspector, table: sa.Table) -> str | None:
         """Return the column that is AUTO_INCREMENT."""
@@ -254,9 +250,9 @@ class MySql(Database):
             f"the table has another unique index{f' on ({columns})' if columns else ''}, and ON DUPLICATE KEY UPDATE "
             "would change the row that it finds by that; make it an index that is not unique"
             for columns in (
-                ", ".join(sorted(map(str, one)))
-                for one in self.unique_columns(connection, inspector, table)
-                if one != set(key) and not own & one
+                ", ".join(sorted(map(str, unique)))
+                for unique in self.unique_columns(connection, inspector, table)
+                if unique != set(key) and not own & unique
             )
         ]
         names = {"schema": table.schema, "name": table.name}
@@ -281,25 +277,21 @@ class MySql(Database):
         self, connection: sa.Connection, what: str, needed: NeededRights, *, refused: bool = False
     ) -> None:
         """Try a statement for each right that a sink needs, which does nothing, and raise `MissingRightError`."""
-        database = needed.schema or connection.execute(sa.select(sa.func.database())).scalar_one()
+        default = connection.execute(sa.select(sa.func.database())).scalar_one()
+        database = needed.schema or default
         creates = ["SELECT", "INSERT", "CREATE", "DROP"] if needed.creates else []
         missing: list[SqlRight] = []
         for number, (table, operations) in enumerate(needed.tables):
             alters = ["ALTER"] if refused and needed.adds_columns and number == 0 else []
-            found = _denied(connection, database, table, ["SELECT", *operations, *alters])
-            if found is None:
+            denied = _denied(connection, database, table, ["SELECT", *operations, *alters])
+            if denied is None:
                 creates = creates or ["CREATE"]
-            elif found:
-                missing.append(SqlRight(found, "TABLE", f"{_quoted(database)}.{_quoted(table)}"))
-        of_database = _denied(connection, database, _NOTHING, creates) or ()
-        if needed.temporary:
-            default = connection.execute(sa.select(sa.func.database())).scalar_one()
-            temporary = _denied(connection, default, _NOTHING, ["CREATE TEMPORARY TABLES"]) or ()
-            of_database += temporary if default == database else ()
-            if temporary and default != database:
-                missing.append(SqlRight(temporary, "TABLE", f"{_quoted(default)}.*"))
-        if of_database:
-            missing.append(SqlRight(of_database, "TABLE", f"{_quoted(database)}.*"))
+            elif denied:
+                missing.append(SqlRight(denied, "TABLE", f"{_quoted(database)}.{_quoted(table)}"))
+        temporary = ["CREATE TEMPORARY TABLES"] if needed.temporary else []
+        for name, of_database in ((database, creates), (default, temporary)):
+            if denied := _denied(connection, name, _NOTHING, of_database):
+                missing.append(SqlRight(denied, "TABLE", f"{_quoted(name)}.*"))
         if missing:
             user, _, host = connection.execute(sa.select(sa.func.current_user())).scalar_one().rpartition("@")
             raise MissingRightError(what, missing, f"'{user}'@'{host}'")
@@ -328,6 +320,31 @@ class MySql(Database):
         statement = sa.text(_FINGERPRINT).bindparams(sa.bindparam("names", expanding=True))
         names = [table.name for table in (target, ledger, stage) if table is not None]
         return str(connection.execute(statement, {"schema": target.schema, "names": names}).all())
+
+
+@cache
+def _connection() -> Any:
+    """Return PyMySQL's connection, but without the system's certificates.
+
+    PyMySQL loads them for each connection, in some 50 ms, and verifies nothing with them unless the address names a CA.
+    """
+    from pymysql.connections import Connection  # type: ignore[import-untyped] # the library has no types
+
+    class Unverified(Connection):  # type: ignore[misc] # the same
+        def _create_ssl_ctx(self, named: Any) -> Any:
+            if named:
+                return super()._create_ssl_ctx(named)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            return context
+
+    return Unverified
+
+
+def _without_zone(column: pa.Array) -> pa.Array:
+    """Return times as they are in UTC."""
+    kind = column.type
+    return column.cast(pa.timestamp("us", kind.tz)).cast(pa.timestamp("us")) if pa.types.is_timestamp(kind) else column
 
 
 def _denied(connection: sa.Connection, database: str, table: str, operations: Sequence[str]) -> tuple[str, ...] | None:

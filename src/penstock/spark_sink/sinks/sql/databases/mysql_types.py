@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from penstock.spark_sink.sinks.sql.databases.database import Conversion
+from penstock.spark_sink.sinks.sql.databases.database import Conversion, is_whole
 
 _COLUMNS = """
 SELECT column_name, data_type, column_type, character_maximum_length, character_set_name, collation_name,
@@ -66,7 +66,7 @@ def keeps(stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any], 
     if isinstance(arriving, sa.Boolean):
         return isinstance(stored, sa.Integer)
     if not isinstance(stored, sa.Float):
-        return not (is_sum and isinstance(arriving, sa.Float))
+        return (is_whole(arriving) or not is_whole(stored)) and not (is_sum and isinstance(arriving, sa.Float))
     if getattr(stored, "scale", None) is not None:
         return False  # FLOAT(7, 2), which cuts in its own way
     if isinstance(arriving, sa.Float):
@@ -132,8 +132,8 @@ def _keeps_text(value: sa.ColumnElement[Any], held: _Held, *, is_key: bool) -> l
         there_and_back = sa.cast(_in_charset(value, held.charset), mysql.CHAR(charset="utf8mb4"))
         found.append(sa.func.hex(there_and_back) == sa.func.hex(value))
     if held.kind == "enum":
-        members = [one.replace("''", "'") for one in re.findall("'((?:[^']|'')*)'", held.written)]
-        found.append(sa.func.hex(value).in_([one.encode().hex().upper() for one in members]))
+        members = [member.replace("''", "'") for member in re.findall("'((?:[^']|'')*)'", held.written)]
+        found.append(sa.func.hex(value).in_([member.encode().hex().upper() for member in members]))
     if held.kind == "time":
         clock = f"^-?[0-9]{{2,3}}:[0-5][0-9](:[0-5][0-9]([.][0-9]{{0,{held.fraction}}}0*)?)?$"
         found.append(value.regexp_match(clock))
