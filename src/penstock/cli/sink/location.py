@@ -95,7 +95,7 @@ class Location:
         if self.sql is not None:
             sink = spark_sink.SqlSink(self.sql, _ANY, schema=self.schema, ledger_table=self.ledger_table)
             _require_file(self.sql)
-            return {owner.target: replace(sink, table=owner.target) for owner in sink.owners()}
+            return {target: replace(sink, table=target) for target in sink.targets()}
         if self.bootstrap_servers is None:
             raise ConfigurationError("--bootstrap-servers is missing: the ledger of --kafka is a topic")
         settings = self.client_settings

@@ -174,10 +174,13 @@ class SqlSink(SqlSinkSettings):
 
     def ledger(self) -> dict[str, Entries]:
         """Return what the ledger has of each query that fills the table, by their names. Raises as `position` does."""
-        return {owner.query: entries for owner, entries in self.owners().items() if owner.target == self.table}
+        return {owner.query: entries for owner, entries in self._read_all().items() if owner.target == self.table}
 
-    def owners(self) -> dict[Owner, Entries]:
-        """Return what the ledger has of each query and table, of other sinks too. Raises as `position` does."""
+    def targets(self) -> set[str]:
+        """Return the tables that the ledger speaks of, of other sinks too. Raises as `position` does."""
+        return {owner.target for owner in self._read_all()}
+
+    def _read_all(self) -> dict[Owner, Entries]:
         with self._ledger() as (connection, ledger):
             return (
                 read_all(connection, ledger, former=is_former(connection, ledger)) if self._exists(connection) else {}
