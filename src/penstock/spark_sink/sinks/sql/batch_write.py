@@ -86,8 +86,11 @@ class BatchWrite:
                 stage.clear()
                 exact = exact or outcome is Outcome.REFUSED
                 if outcome is Outcome.MOVED:
-                    text = "batch %d for table %s is staged again: another writer has moved its ledger in between"
-                    _log.warning(text, batch_id, settings.table)
+                    _log.warning(
+                        "batch %d for table %s is staged again: another writer has moved its ledger in between",
+                        batch_id,
+                        settings.table,
+                    )
         raise SinkError(
             f"batch {batch_id} for table {settings.table} met another writer {_TRIES - 1} times; is a second copy of "
             "the query running? stop one, or give each a name of its own; nothing of the batch was stored"

@@ -172,7 +172,7 @@ class SqlSink(SqlSinkSettings):
             owner = Owner(self.name or query, self.table)
             return read_ledger(connection, ledger, owner, former=is_former(connection, ledger))
 
-    def ledger(self) -> dict[str, Entries]:
+    def ledger(self) -> dict[str, dict[TopicPartition, LedgerEntry]]:
         """Return what the ledger has of each query that fills the table, by their names. Raises as `position` does."""
         return {owner.query: entries for owner, entries in self._read_all().items() if owner.target == self.table}
 
