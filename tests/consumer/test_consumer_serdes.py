@@ -20,7 +20,6 @@ from confluent_kafka.serialization import (
     MessageField,
     SerializationContext,
 )
-from registries import AVRO, mock_registry, order, serdes_of
 from serdes_apps import VALUE, Told, framed
 
 import penstock
@@ -28,6 +27,7 @@ from penstock import Outgoing
 from penstock.consumer.handlers.serialization.encoding import encoder_of
 from penstock.consumer.handlers.serialization.serdes import RecordEncoder
 from penstock.testing import TestApp
+from registries import AVRO, mock_registry, order, serdes_of
 from support.consumers import app_of
 
 ORIGINAL_KEY = "sr_original_key"

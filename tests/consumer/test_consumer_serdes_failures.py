@@ -20,13 +20,13 @@ from confluent_kafka.serialization import (
     StringDeserializer,
     StringSerializer,
 )
-from registries import AVRO, http_registry, mock_registry, serdes_of
 from serdes_apps import Told, framed
 
 import penstock
 from penstock.consumer import handler
 from penstock.errors import ConfigurationError
 from penstock.testing import TestApp
+from registries import AVRO, http_registry, mock_registry, serdes_of
 from support.consumers import app_of
 
 

@@ -52,7 +52,7 @@ def run(
     """
 
     def start() -> penstock.RunningApp:
-        app = penstock.App(world.names["name"], bootstrap_servers=world.servers, config=source.config)
+        app = penstock.App(world.names["app"], bootstrap_servers=world.servers, config=source.config)
         app.sink(
             world.names["topic"],
             sink=sink,

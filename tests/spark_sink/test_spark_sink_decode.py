@@ -332,9 +332,11 @@ def test_credentials_never_show() -> None:
         decode("value", settings | {"no.such": secret}, schema=AVRO)
     with pytest.raises(ConfigurationError, match=r"must be in the form of") as malformed:
         decode("value", settings | {"basic.auth.user.info": secret}, schema=AVRO)
+    with pytest.raises(ConfigurationError, match=r"Invalid url \*\*\*") as address:
+        decode("value", {"url": f"me:{secret}@registry/,http://127.0.0.1:1"}, schema=AVRO)
     decoding = Decoding(tuple(settings.items()), AVRO, None, MessageField.VALUE, OnError.NULL)
 
-    assert secret not in f"{refused.value!r} {malformed.value!r} {decoding!r}"
+    assert secret not in f"{refused.value!r} {malformed.value!r} {address.value!r} {decoding!r}"
     assert refused.value.__cause__ is None
 
 

@@ -162,12 +162,23 @@ def test_what_another_start_cannot_mend_is_not_started_again(failure: Exception)
     assert raised.value.__cause__ is failure
 
 
-def test_a_rival_on_the_same_checkpoint_is_named_without_sparks_stack() -> None:
-    world = World()
-    world.one.start()
-    fail_at_once(world, RuntimeError("[STREAM_FAILED] x\n[CONCURRENT_STREAM_LOG_UPDATE] y\n\tat org.apache.spark.z"))
+@pytest.mark.parametrize(
+    "said", ["[CONCURRENT_STREAM_LOG_UPDATE] y", "Multiple streaming queries are concurrently using file:/x/metadata."]
+)
+def test_a_rival_on_the_same_checkpoint_is_outlasted_for_some_starts_and_named_without_sparks_stack(said: str) -> None:
+    rival = RuntimeError(f"[STREAM_FAILED] x\n{said}\n\tat org.apache.spark.z")
+    world = World(restarts=3)
+    world.refusals = [rival]
+    world.one.start_first()
+    world.wait_for_restart()
+    for batch_id in range(2):
+        world.gates[-1](FRAME, batch_id)
+        world.query.lastProgress = Report(batch_id)  # a batch that both may have committed says nothing
+        fail_at_once(world, rival)
+        world.wait_for_restart()
+    fail_at_once(world, rival)
 
-    assert (world.one.state, len(world.started)) == (SinkState.FAILED, 1)
+    assert (world.one.state, world.one.restarts) == (SinkState.FAILED, 3)
     with pytest.raises(SinkError, match="another query writes to the same checkpoint; stop one of the two") as raised:
         raise world.one.failure or AssertionError
     assert raised.value.__cause__ is None

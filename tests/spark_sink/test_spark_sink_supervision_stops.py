@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -35,13 +35,34 @@ def test_a_closed_gate_lets_no_batch_begin_and_says_how_spark_knows_a_stop() -> 
     )
 
 
+class Shared:
+    """A fleet that gives and takes the query when the test says so."""
+
+    def __init__(self, *, begins: bool) -> None:
+        self.has_joined = self.has_left = False
+        self.news: list[Callable[[], None]] = [lambda: self.given(["orders"])] if begins else []
+
+    def hand_over_to(
+        self, given: Callable[[Collection[str]], None], taken: Callable[[Collection[str], bool], None]
+    ) -> None:
+        self.given, self.taken = given, taken
+
+    def poll(self, _timeout_s: float = 0.0) -> None:
+        self.has_joined = True
+        while self.news:
+            self.news.pop(0)()
+
+    def leave(self) -> None:
+        self.has_left = True
+
+
 class Stage:
     """A supervisor with queries that run batches on threads of their own, as Spark does."""
 
-    def __init__(self, count: int = 1) -> None:
+    def __init__(self, count: int = 1, fleet: Shared | None = None) -> None:
         self.release = threading.Event()
         self.worlds = [World(function=lambda *_: self.release.wait(60)) for _ in range(count)]
-        self.supervisor = Supervisor("test", [world.one for world in self.worlds])
+        self.supervisor = Supervisor("test", [world.one for world in self.worlds], fleet=fleet, release_s=60)
         self.supervisor.start()
 
     def begin_batch(self, world: World, batch_id: int) -> threading.Thread:
@@ -181,3 +202,67 @@ def test_all_queries_end_whatever_one_of_them_does(caplog: pytest.LogCaptureFixt
 
 def stops(worlds: Sequence[World]) -> list[int]:
     return [world.query.stops for world in worlds]
+
+
+def test_a_query_of_another_replica_stands_by_until_the_fleet_gives_it() -> None:
+    fleet = Shared(begins=False)
+    stage = Stage(fleet=fleet)
+    (world,) = stage.worlds
+
+    assert (world.one.state, world.started, stage.supervisor.ended) == (SinkState.STANDBY, [], False)
+    fleet.news.append(lambda: fleet.given(["orders", "others"]))
+    wait_until(lambda: world.one.state is SinkState.RUNNING)
+    assert (len(world.started), world.one.restarts) == (1, 0)
+
+    stage.supervisor.stop(5)
+    assert (world.query.stops, fleet.has_left, world.one.state) == (1, True, SinkState.STOPPED)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_query_that_is_taken_away_ends_behind_its_batch_unless_it_was_lost_and_comes_back(is_lost: bool) -> None:
+    fleet = Shared(begins=True)
+    stage = Stage(fleet=fleet)
+    (world,) = stage.worlds
+    batch = stage.begin_batch(world, 5)
+
+    fleet.news.append(lambda: fleet.taken(["orders"], is_lost))
+    wait_until(lambda: closed(world.gates[0]))
+    if is_lost:  # another replica may be in that batch
+        wait_until(lambda: world.query.stops == 1)
+    else:
+        assert world.query.stops == 0
+    stage.release.set()
+    batch.join(30)
+    wait_until(lambda: world.one.state is SinkState.STANDBY)
+    assert world.query.stops == 1
+
+    fleet.news.append(lambda: fleet.given(["orders"]))
+    wait_until(lambda: world.one.state is SinkState.RUNNING)
+    assert len(world.started) == 2
+    assert stage.supervisor.stop(5)
+
+
+def test_a_start_that_fails_leaves_the_fleet() -> None:
+    fleet, world = Shared(begins=True), World()
+    world.refusals = [ConfigurationError("wrong")]
+    supervisor = Supervisor("test", [world.one], fleet=fleet)
+
+    with pytest.raises(ConfigurationError, match="wrong"):
+        supervisor.start()
+    supervisor.stop(5)
+
+    assert fleet.has_left
+
+
+def test_a_fleet_that_breaks_down_stops_all_queries_and_the_app() -> None:
+    fleet = Shared(begins=True)
+    stage = Stage(fleet=fleet)
+    (world,) = stage.worlds
+
+    fleet.news.append(lambda: {}["gone"])
+    wait_until(lambda: closed(world.gates[0]))
+
+    with pytest.raises(SinkError, match="the app cannot share its sinks out any more: KeyError"):
+        stage.supervisor.raise_failure()
+    stage.supervisor.stop(5)
+    assert (world.query.stops, fleet.has_left) == (1, True)

@@ -100,7 +100,7 @@ class Health:
         reasons = [
             f"sink {one.name} is {one.state.value}"
             for one in running.sinks()
-            if one.state not in (SinkState.RUNNING, SinkState.ENDED)
+            if one.state not in (SinkState.RUNNING, SinkState.ENDED, SinkState.STANDBY)
         ]
         if running.has_consumer:
             self.look()

@@ -73,7 +73,7 @@ PARKED = Entries(
 #: Of `SinkStatistics` in the Spark engine, without its partitions.
 SINKS = Entries(
     {
-        **dict.fromkeys(("name", "state", "last_error"), str),
+        **dict.fromkeys(("name", "state", "last_error", "holder"), str),
         **dict.fromkeys(("batch_id", "batches", "rows", "lag", "restarts"), int),
         **dict.fromkeys(("rows_per_s", "batch_seconds", "retry_in"), float),
     },

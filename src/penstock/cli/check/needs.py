@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.clients.rights import Operation, Resource, Right, group_right, topic_right
+from penstock.spark_sink.queries.sink_specs import group_of_sinks
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -39,6 +40,7 @@ def needs_of_app(app: App, there: Collection[str]) -> AppNeeds:
         if app.patterns:
             notes.append("patterns: rights on topics that they match later are missing from the list")
         notes.append("what a handler returns as an Outgoing names its topic then: give Write on it, too")
+    rights += [group_right(group_of_sinks(app.name))] if app.sinks else []
     for spec in app.sinks:
         topics |= dict.fromkeys(spec.topics, f"read by the sink {spec.name}")
         rights += [topic_right(Operation.READ, name) for name in spec.topics]

@@ -77,6 +77,8 @@ class QueryProgress:
 class SinkState(Enum):
     """Where a sink's query is in its life."""
 
+    #: Another replica of the app runs it; this one takes over when that one ends.
+    STANDBY = "standby"
     #: Its query runs.
     RUNNING = "running"
     #: Its query failed and is started again when the wait is over.
@@ -124,6 +126,7 @@ class SinkStatistics:
         restarts: how often the query was started again.
         retry_in: seconds until it is started again, while it waits.
         last_error: what ended the query last, in one line, or None.
+        holder: which replica of the app runs it, by host and process, as far as the group has told.
         partitions: the partitions it has read.
     """
 
@@ -138,10 +141,13 @@ class SinkStatistics:
     restarts: int = 0
     retry_in: float | None = None
     last_error: str | None = None
+    holder: str | None = None
     partitions: tuple[SinkPartition, ...] = field(default=())
 
     def __str__(self) -> str:
         """Say it in a sentence."""
+        if self.state is SinkState.STANDBY:
+            return f"sink {self.name}: standby, {self.holder or 'a replica that is not known yet'} runs it"
         lag = "unknown" if self.lag is None else str(self.lag)
         text = f"sink {self.name}: {self.state.value}, lag {lag}"
         if self.batch_id is None:

@@ -26,6 +26,7 @@ from penstock.spark_sink.errors import SessionStoppedError
 from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
 from penstock.spark_sink.monitoring.progress import SinkStatistics
 from penstock.spark_sink.monitoring.progress_publisher import ProgressPublisher, Shown
+from penstock.spark_sink.queries.fleet import Fleet
 from penstock.spark_sink.queries.gate import BatchLeftError, Gate
 from penstock.spark_sink.queries.restarts import Restarts
 from penstock.spark_sink.queries.sink_specs import SinkSpec
@@ -67,13 +68,14 @@ class AppSinks:
         self._telemetry = telemetry
         self._stop_timeout = stop_timeout
         self._supervisor: Supervisor | None = None
+        self._fleet: Fleet | None = None
         self._publisher: ProgressPublisher | None = None
         #: What is undone when the queries have ended.
         self._ends = ExitStack()
         self._stop_asked = False
 
     def start(self) -> None:
-        """Start all queries; where one fails, `stop` ends those before it.
+        """Start the queries that this replica of the app has; where one fails, `stop` ends those before it.
 
         Raises the errors of `start_sink`, and `ConfigurationError` where PySpark or Java is missing.
         """
@@ -82,6 +84,10 @@ class AppSinks:
         admin = clients.admin(self._bootstrap_servers, self._config)
         topics = {topic for one in self._specs for topic in one.topics}
         require_topics(admin, self._bootstrap_servers, topics, principal=principal_of(self._config))
+        fleet = self._fleet = Fleet(self._name, self._specs, self._bootstrap_servers, self._config, self._stop_timeout)
+        self._ends.callback(fleet.leave)
+        # Before the session: the group takes as long to answer as that takes to start.
+        fleet.join()
         spark = self._session()
         register(spark)
         gated = is_classic(spark)
@@ -109,6 +115,8 @@ class AppSinks:
                 )
                 for one in self._specs
             ],
+            fleet=fleet,
+            release_s=self._stop_timeout,
         )
         self._supervisor.start()
         if self._stop_asked:
@@ -210,6 +218,7 @@ class AppSinks:
             restarts=one.restarts,
             retry_in=one.retry_in,
             last_error=one.last_error,
+            holder=None if self._fleet is None else self._fleet.holder(one.name),
             partitions=shown.partitions(),
         )
 

@@ -37,8 +37,8 @@ _PERMANENT = (
 _SPARK_KINDS = frozenset({"AnalysisException", "ParseException"})
 _SPARK_NAMES = re.compile(r"\borg\.apache\.spark\.sql\.[\w.]*(?:AnalysisException|ParseException)\b")
 
-#: Spark's condition where two queries write to one checkpoint.
-_RIVAL = "[CONCURRENT_STREAM_LOG_UPDATE]"
+#: What Spark says where two queries write to one checkpoint: to the logs of its batches, or to its other files.
+_RIVAL = re.compile(r"\[CONCURRENT_STREAM_LOG_UPDATE]|Multiple streaming queries are concurrently using")
 
 #: What Spark writes behind the reason: the query's plan and offsets.
 _PLAN = "=== Streaming Query ==="
@@ -94,7 +94,7 @@ def is_permanent(failure: BaseException) -> bool:
 
 def has_rival(failure: BaseException) -> bool:
     """Tell whether a query ended because another one writes to its checkpoint."""
-    return any(_RIVAL in str(one) for one in _causes(failure))
+    return any(_RIVAL.search(str(one)) for one in _causes(failure))
 
 
 def lacks_right(failure: BaseException) -> bool:

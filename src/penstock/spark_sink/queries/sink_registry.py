@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from penstock import options as check
-from penstock.spark_sink.queries.sink_specs import SinkFunction, SinkSpec, require_own_names
+from penstock.errors import ConfigurationError
+from penstock.spark_sink.queries.sink_specs import SinkFunction, SinkSpec, group_of_sinks, require_own_names
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
@@ -34,9 +35,10 @@ class SinkRegistry:
         """Register what takes Spark's micro-batches of one topic or several: a function `(batch, batch_id)` or a sink.
 
         The batches hold committed messages only, with the columns of Spark's Kafka source. They run in the process's
-        Spark session, or in a new one that ends with the app; make your own before `start` to configure it. With
-        `penstock run --processes N` they run in the first process only. A query that fails is started again after 1 to
-        60 seconds; a stop lets the batch under way end, within the app's `stop_timeout`.
+        Spark session, or in a new one that ends with the app; make your own before `start` to configure it. Of several
+        replicas of the app one runs a sink, and of `penstock run --processes N` the first process at most. A query that
+        fails is started again after 1 to 60 seconds; a stop lets the batch under way end, within the app's
+        `stop_timeout`.
 
         Args:
             topics: names of the topics.
@@ -80,6 +82,8 @@ class SinkRegistry:
                 group=group,
             )
             require_own_names([*self._sinks, spec])
+            if group == group_of_sinks(self.name):
+                raise ConfigurationError(f"group={group!r} is the group of all sinks of the app; give another one")
             self._sinks.append(spec)
             return function
 

@@ -74,6 +74,11 @@ class SinkSpec:
                 )
 
 
+def group_of_sinks(app: str) -> str:
+    """Return the consumer group by whose assignment one replica of an app runs a sink."""
+    return f"{app}-sinks"
+
+
 def require_own_names(specs: Sequence[SinkSpec]) -> None:
     """Raise `ConfigurationError` where two sinks of an app share a name, a group or a checkpoint."""
     for what in ("name", "group", "checkpoint_location"):

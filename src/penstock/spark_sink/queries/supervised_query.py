@@ -1,5 +1,7 @@
 """The query of one sink through its life: it runs, fails, waits, is started again, and is stopped behind a batch.
 
+Where another replica of the app has the sink it stands by; it may come and go any number of times.
+
 It knows Spark's queries by the few methods it calls; the clock is given to it. When it is polled is `supervisor`'s.
 """
 
@@ -67,6 +69,9 @@ class SupervisedQuery:
         self.failure: PenstockError | None = None
         self._start = start
         self._restarts = restarts
+        #: Counts the ends by a query on the same checkpoint since this replica has the sink. A former holder that was
+        #: frozen makes one or two.
+        self._rivals = Restarts(restarts.allowed, restarts.random)
         self._clock = clock
         self._take_progress = take_progress
         self._poll_progress = poll_progress
@@ -85,7 +90,7 @@ class SupervisedQuery:
     @property
     def restarts(self) -> int:
         """How often it was started again."""
-        return self._restarts.total
+        return self._restarts.total + self._rivals.total
 
     @property
     def retry_in(self) -> float | None:
@@ -93,8 +98,38 @@ class SupervisedQuery:
         return max(0.0, self._due - self._clock()) if self.state is SinkState.WAITING else None
 
     def start(self) -> None:
-        """Start it for the first time, or raise what keeps it from starting."""
+        """Start it, or raise what keeps it from starting."""
         self.query, self._gate = self._start()
+        with self._closing:
+            if not self._closed:
+                self.state = SinkState.RUNNING
+                return
+        # The stop did not wait for this start.
+        self.query.stop()
+
+    def start_first(self) -> None:
+        """Start it for the first time, or raise what keeps it from starting; a rival on its checkpoint is outlasted."""
+        try:
+            self.start()
+        except Exception as error:
+            if not has_rival(error):
+                raise
+            self._failed(error)
+
+    def stand_by(self) -> None:
+        """Wait until this replica has the sink: before the first start, or after `halt`."""
+        with self._closing:
+            self._closed = False
+            if self.state in (SinkState.RUNNING, SinkState.STOPPED):
+                self.state = SinkState.STANDBY
+
+    def hold(self) -> None:
+        """Start at the next `poll`: this replica has the sink."""
+        if self.state is SinkState.STANDBY:
+            self._restarts.committed()
+            self._rivals.committed()
+            self._due = self._clock()
+            self.state = SinkState.WAITING
 
     def poll(self) -> None:
         """See whether it runs, and start it again when that is due."""
@@ -112,20 +147,12 @@ class SupervisedQuery:
             self._report(query)
 
     def _start_again(self) -> None:
-        _log.info("the query %s is started again, restart %d", self.name, self._restarts.total)
-        self._restarted(self._restarts.total)
+        _log.info("the query %s is started; restarts so far: %d", self.name, self.restarts)
+        self._restarted(self.restarts)
         try:
             self.start()
         except Exception as error:  # noqa: BLE001 - whatever it is, it counts like a failure of the query
             self._failed(error)
-            return
-        with self._closing:
-            if not self._closed:
-                self.state = SinkState.RUNNING
-                return
-        # The stop did not wait for this start.
-        if self.query is not None:
-            self.query.stop()
 
     def _ended(self, query: Query) -> None:
         error = query.exception()
@@ -146,8 +173,7 @@ class SupervisedQuery:
             return
         if has_rival(cause):
             self.last_error = "another query writes to the same checkpoint"
-            # Not chained: Spark's stack says no more.
-            self._give_up(None, "stop one of the two, or give each a checkpoint_location of its own")
+            self._wait(self._rivals, None, "stop one of the two, or give each a checkpoint_location of its own")
             return
         if is_permanent(cause):
             self._give_up(cause, "another start would not mend it")
@@ -155,13 +181,16 @@ class SupervisedQuery:
         if lacks_right(cause):
             self._wait_for_right(cause)
             return
-        wait_s = self._restarts.next_wait_s()
+        allowed = self._restarts.allowed
+        times = f"{allowed} time{'' if allowed == 1 else 's'}"
+        why = f"it was started again {times} without a batch committed, which is all that is allowed"
+        self._wait(self._restarts, cause, why)
+
+    def _wait(self, restarts: Restarts, cause: BaseException | None, why: str) -> None:
+        """Be started again, or give up with `why` where that is not allowed any more."""
+        wait_s = restarts.next_wait_s()
         if wait_s is None:
-            allowed = self._restarts.allowed
-            times = f"{allowed} time{'' if allowed == 1 else 's'}"
-            self._give_up(
-                cause, f"it was started again {times} without a batch committed, which is all that is allowed"
-            )
+            self._give_up(cause, why)
             return
         self._due = self._clock() + wait_s
         self.state = SinkState.WAITING
@@ -197,7 +226,7 @@ class SupervisedQuery:
         """Begin no further batch and no further restart."""
         with self._closing:
             self._closed = True
-            if self.state is SinkState.WAITING:
+            if self.state in (SinkState.WAITING, SinkState.STANDBY):
                 self.state = SinkState.STOPPED
         if self._gate is not None:
             self._gate.close()
@@ -211,13 +240,15 @@ class SupervisedQuery:
 
     def halt(self) -> None:
         """End the query, in the middle of a batch if there is one. After `close`."""
-        if self.state is not SinkState.RUNNING or self.query is None:
+        query = self.query
+        if self.state is not SinkState.RUNNING or query is None:
             return
         if self._gate is not None:
             self._gate.leave()
-        self.query.stop()
-        self._report(self.query)
-        self.state = SinkState.STOPPED
+        query.stop()
+        self._report(query)
+        if query is self.query and self.state is SinkState.RUNNING:
+            self.state = SinkState.STOPPED
 
     def _has_committed(self, query: Query) -> bool:
         gate = self._gate

@@ -368,7 +368,7 @@ function resumers(group) {
 function sinks(group) {
   const past = known.history.sinks || {};
   return [card("sinks", "Spark queries", "", table([["Query"], ["State"], ["Batch", "num"], ["Rows", "num"], ["Rows/s", "num"], ["Last batch took", "num"], ["Lag", "num"], ["Restarts", "num"], ["Last error"]], group.sinks.map((one) =>
-    h("tr", { key: one.name }, h("td", { class: "name" }, one.name), h("td", null, pill(one.state === "running" ? "ok" : one.state === "failed" ? "bad" : "warn", one.state)), num("batch", one.batch_id ?? 0, String(one.batch_id ?? "–")), num("rows", one.rows), num("rows/s", one.rows_per_s),
+    h("tr", { key: one.name + one.member }, h("td", { class: "name" }, one.name), h("td", null, pill(["running", "standby"].includes(one.state) ? "ok" : one.state === "failed" ? "bad" : "warn", one.state)), num("batch", one.batch_id ?? 0, String(one.batch_id ?? "–")), num("rows", one.rows), num("rows/s", one.rows_per_s),
       num("last batch", one.batch_seconds, span(one.batch_seconds)), num("lag", one.lag), num("restarts", one.restarts), h("td", { class: "text" }, one.last_error || ""))))),
     Object.keys(past).length > 0 && h("div", { class: "charts", key: "sinkcharts" }, Object.entries(past).map(([name, points]) => chart("sink" + name, `Batches of ${name}`, span, [["", points, ""]], true)))];
 }

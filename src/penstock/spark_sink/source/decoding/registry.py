@@ -31,8 +31,8 @@ def client_of(settings: Mapping[str, Any]) -> SchemaRegistryClient:
         return SchemaRegistryClient({"timeout": _ANSWER_S, **settings})
     except Exception as error:  # noqa: BLE001 - the client raises what it comes upon, files of certificates included
         said = str(error)
-        for value in settings.values():
-            said = said.replace(str(value), "***")
+        for part in filter(None, (part.rstrip("/") for value in settings.values() for part in str(value).split(","))):
+            said = said.replace(part, "***")
     # Not chained: the library repeats some values, and any may be a secret.
     raise ConfigurationError(f"the client of the schema registry refused its settings: {said}; correct registry=")
 

@@ -1,0 +1,199 @@
+"""Which replica of an app runs a sink: the member of the app's group of sinks that has partition 0 of its first topic.
+
+A group gives a partition to one member at a time, and by the cooperative protocol to another only once the former has
+given it back, which it does when its query has ended. So at most one replica runs a sink. The exception is a member
+that is frozen or cut off for longer than its session: its sinks are given to another while it may be in a batch still.
+The ledgers make that harmless, for of two copies one stores (`SqlSink`, `DeltaSink`, `KafkaSink`, what `HandlerSink`
+publishes). A function and handlers may see that batch twice, as after a crash. Once such a member hears of its loss it
+ends the query without waiting for the batch.
+
+A topic that is gone, or that this client may not see any more, is taken from all members and given to none: whoever ran
+its sink goes on, and its query says what is missing. The member reads nothing; the group only shares partitions out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from penstock import clients
+from penstock.clients.bounded_calls import CLOSE_S, end_within
+from penstock.clients.kafka_errors import code_of, concerns_a_group, reason
+from penstock.clients.reading import without_membership
+from penstock.clients.requests.answers import answered
+from penstock.clients.requests.granted_rights import require_rights
+from penstock.clients.requests.group_requests import describe_groups
+from penstock.clients.requests.topic_ids import described
+from penstock.clients.rights import group_right, missing_right_text, principal_of
+from penstock.options import ClientConfig
+from penstock.spark_sink.queries.sink_specs import SinkSpec, group_of_sinks
+
+_log = logging.getLogger("penstock.spark_sink")
+
+#: Seconds between two questions who holds the sinks that this replica does not.
+_HOLDERS_S = 15.0
+#: Seconds that a broker may take to say whether there is a topic.
+_ANSWER_S = 2.0
+#: What brokers say of a topic that is not there for this client.
+_GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+#: Milliseconds that the group waits for a member which gives its sinks back, beyond the time that these have.
+_MARGIN_MS = 60_000
+#: What of a member's own settings the user's say.
+_SESSION = ("session.timeout.ms", "heartbeat.interval.ms")
+
+#: Takes names of sinks that this replica is to run.
+Given = Callable[[Collection[str]], None]
+#: Takes names of sinks that it is to run no more, and whether another may run them already.
+Taken = Callable[[Collection[str], bool], None]
+
+
+class Fleet:
+    """This replica's membership in the group of an app's sinks. For one thread, save `holder`.
+
+    `release_s` are the seconds in which `taken` returns, at most.
+    """
+
+    def __init__(
+        self, app: str, specs: Sequence[SinkSpec], bootstrap_servers: str, config: ClientConfig, release_s: float
+    ) -> None:
+        self.group = group_of_sinks(app)
+        self._servers, self._config = bootstrap_servers, config
+        self._topics = {spec.name: spec.topics[0] for spec in specs}
+        self._settings: dict[str, Any] = {
+            "topic.metadata.refresh.interval.ms": 10_000,
+            # As the app's consumers have them.
+            "socket.timeout.ms": 15_000,
+            "session.timeout.ms": 15_000,
+            **{name: value for name, value in without_membership(config).items() if name != "stats_cb"},
+            **{name: config[name] for name in _SESSION if name in config},
+            "client.id": f"{socket.gethostname()}-{os.getpid()}",
+            "group.id": self.group,
+            "partition.assignment.strategy": "cooperative-sticky",
+            "max.poll.interval.ms": max(300_000, int(release_s * 1000) + _MARGIN_MS),
+            "enable.auto.commit": False,
+            "auto.offset.reset": "latest",
+        }
+        self._member: Consumer | None = None
+        self._given: Given = lambda _: None
+        self._taken: Taken = lambda _names, _is_lost: None
+        #: Whether the group has said which sinks are this replica's.
+        self.has_joined = False
+        # With the client of that question, without which it has no answer.
+        self._asked: tuple[AdminClient, Future[Any]] | None = None
+        self._ask_at = 0.0
+        # By topic. Replaced as a whole, for any thread to read.
+        self._holders: dict[str, str] = {}
+        #: Sinks by a partition that this member has, and those that go on without it: see above.
+        self._mine: set[str] = set()
+        self._kept: set[str] = set()
+        #: What was logged since the group last took this member.
+        self._logged = ""
+
+    def join(self) -> None:
+        """Ask to join the group; what comes of it, `poll` hands over.
+
+        Raises:
+            MissingRightError: the group may not be joined.
+        """
+        right = group_right(self.group)
+        admin = clients.admin(self._servers, self._config)
+        what = f"the sinks cannot join their group {self.group}, by which one replica of the app runs each"
+        require_rights(admin, what, [right], principal_of(self._config))
+        self._member = clients.consumer(self._servers, self._settings)
+        self._member.subscribe(
+            sorted(set(self._topics.values())),
+            on_assign=self._assigned,
+            on_revoke=lambda member, parts: self._revoked(member, parts, is_lost=False),
+            on_lost=lambda member, parts: self._revoked(member, parts, is_lost=True),
+        )
+
+    def hand_over_to(self, given: Given, taken: Taken) -> None:
+        """Have sinks that come and go handed to these functions, by `poll`."""
+        self._given, self._taken = given, taken
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Take part in the group."""
+        message = None if self._member is None else self._member.poll(timeout_s)
+        error = None if message is None else message.error()
+        if error is not None:
+            self._log_refusal(error)
+        self._ask_holders()
+
+    def _log_refusal(self, error: KafkaError) -> None:
+        text = f"the group {self.group} of the sinks: {reason(error)}"
+        if concerns_a_group(error):
+            what = f"the group {self.group} cannot be joined, so that this replica runs no sink"
+            text = missing_right_text(what, [group_right(self.group)], principal_of(self._config))
+        _log.log(logging.DEBUG if text == self._logged else logging.WARNING, "%s; it is tried again", text)
+        self._logged = text
+
+    def _assigned(self, member: Consumer, parts: list[TopicPartition]) -> None:
+        member.incremental_assign(parts)
+        member.pause(parts)
+        self.has_joined, self._logged, self._ask_at = True, "", 0.0
+        self._mine |= set(self._decided_by(parts))
+        self._given(self._mine)
+        back = {name for name in self._kept if self._is_there(name)}
+        self._kept -= back
+        # Another replica has it now, and may run it already.
+        self._taken(back - self._mine, True)  # noqa: FBT003 - a function's type has no names
+
+    def _revoked(self, member: Consumer, parts: list[TopicPartition], *, is_lost: bool) -> None:
+        names = set(self._decided_by(parts))
+        self._mine -= names
+        if self._member is not None:  # else it leaves
+            self._kept |= {name for name in names if not self._is_there(name)}
+            self._taken(names - self._kept, is_lost)
+        member.incremental_unassign(parts)
+
+    def _is_there(self, name: str) -> bool:
+        """Tell whether there is a sink's topic, as far as this client may see; it counts as there where nobody answers.
+
+        The member is not asked: what it calls back may not call it (confluent-kafka 2.16: `assert cs != NULL`).
+        """
+        topic = self._topics[name]
+        _, failures = described(clients.admin(self._servers, self._config), [topic], _ANSWER_S)
+        return topic not in failures or code_of(failures[topic]) not in _GONE
+
+    def _decided_by(self, parts: Collection[TopicPartition]) -> list[str]:
+        first = {part.topic for part in parts if part.partition == 0}
+        return [name for name, topic in self._topics.items() if topic in first]
+
+    def _ask_holders(self) -> None:
+        """Ask the group now and then who has what; the answer is taken when it is there."""
+        if self._asked is None:
+            if self.has_joined and time.monotonic() >= self._ask_at:
+                self._ask_at = time.monotonic() + _HOLDERS_S
+                admin = clients.admin(self._servers, self._config)  # for one question: see `group_requests`
+                self._asked = admin, describe_groups(admin, [self.group])[self.group]
+        elif self._asked[1].done():
+            (_, asked), self._asked = self._asked, None
+            try:
+                members = answered(asked, 0).members
+            except KafkaException:
+                return
+            self._holders = {
+                part.topic: f"{member.client_id} at {member.host.lstrip('/')}"
+                for member in members
+                for part in member.assignment.topic_partitions
+                if part.partition == 0
+            }
+
+    def holder(self, name: str) -> str | None:
+        """Return which replica has a sink, by host and process, as far as the group has told."""
+        return self._holders.get(self._topics[name])
+
+    def leave(self) -> None:
+        """Leave the group, so that another replica takes the sinks over at once. Their queries have ended."""
+        self._asked = None
+        member, self._member = self._member, None
+        if member is not None:
+            end_within(CLOSE_S, "leaving the group of the sinks", member.close)
