@@ -111,6 +111,8 @@ def test_frames_and_topics_that_cannot_be_are_refused_at_the_start(
         sink_to("no-such-topic").check(schema)
     with pytest.raises(ConfigurationError, match="has 1 partitions, a ledger needs 16"):
         sink_to(topic, ledger_topic=new_topic()).check(schema)
+    with pytest.raises(ConfigurationError, match=r"has cleanup\.policy=delete: Kafka deletes the ledger"):
+        sink_to(topic, ledger_topic=new_topic(16)).check(schema)
 
 
 def test_a_transaction_takes_whole_offsets_up_to_its_bound() -> None:

@@ -223,16 +223,21 @@ def _not_created(name: str, principal: str, needs: Sequence[Operation], *, is_hi
 
 def message_limits(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
     """Return `max.message.bytes` of each topic as the brokers apply it; without those that they do not tell."""
+    return {topic: int(limit) for topic, limit in topic_setting(admin, topics, "max.message.bytes").items()}
+
+
+def topic_setting(admin: AdminClient, topics: Iterable[str], name: str) -> dict[str, str]:
+    """Return a setting of each topic as the brokers apply it; without those that they do not tell."""
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
     if not resources:
         return {}
-    limits = {}
+    found = {}
     for resource, future in admin.describe_configs(resources, request_timeout=CONNECT_TIMEOUT_S).items():
         try:
-            limits[resource.name] = int(answered(future, CONNECT_TIMEOUT_S + LATE_S)["max.message.bytes"].value)
+            found[resource.name] = str(answered(future, CONNECT_TIMEOUT_S + LATE_S)[name].value)
         except (KafkaException, KeyError) as error:  # no right to ask is no reason not to run
             _log.info("the settings of topic %s are not told: %s", resource.name, error)
-    return limits
+    return found
 
 
 def _await_metadata(admin: AdminClient, names: set[str]) -> None:

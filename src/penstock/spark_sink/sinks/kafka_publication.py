@@ -15,7 +15,7 @@ from penstock import clients
 from penstock.clients import require_travelling
 from penstock.clients.kafka_errors import reason
 from penstock.clients.requests.granted_rights import require_rights
-from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts, require_topics
+from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts, require_topics, topic_setting
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, reserved
@@ -98,6 +98,12 @@ def require_target(target: Target, topics: Sequence[str]) -> None:
         raise ConfigurationError(
             f"topic {target.ledger} has {count} partitions, a ledger needs {PARTITIONS}; give another "
             "ledger_topic, which is made as it has to be"
+        )
+    policy = topic_setting(admin, [target.ledger], "cleanup.policy").get(target.ledger, "compact")
+    if policy != "compact":
+        raise ConfigurationError(
+            f"topic {target.ledger} has cleanup.policy={policy}: Kafka deletes the ledger with time, and all is "
+            "published again; set it to compact, or give another ledger_topic, which is made as it has to be"
         )
     if topics:
         require_topics(admin, target.servers, topics, principal=principal)

@@ -148,5 +148,5 @@ def refused(error: sa.exc.SQLAlchemyError, table: str, url: sa.URL, batch_id: in
     return (SchemaMismatchError if is_mismatch else SinkError)(
         f"{what} was refused by table {table} at {shown(url)}: "
         f"{', '.join(facts)}; nothing of the batch was stored, and Spark hands it over again when the query is "
-        "started anew"
+        "started again"
     )

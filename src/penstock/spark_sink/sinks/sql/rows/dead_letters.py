@@ -150,7 +150,7 @@ class DeadLetters:
             first = failures[0] if failures else f"{unsent} were not acknowledged within {_WRITE_S:g} s"
             raise SinkError(
                 f"dead letters could not be written to {self.topic}: {first}; nothing of the batch was stored, and "
-                "it comes again when the query is started anew"
+                "it comes again when the query is started again"
             )
 
 
