@@ -3,9 +3,9 @@
 A group gives a partition to one member at a time, and by the cooperative protocol to another only once the former has
 given it back, which it does when its query has ended. So at most one replica runs a sink. The exception is a member
 that is frozen or cut off for longer than its session: its sinks are given to another while it may be in a batch still.
-The ledgers make that harmless, for of two copies one stores (`SqlSink`, `DeltaSink`, `KafkaSink`, what `HandlerSink`
-publishes). A function and handlers may see that batch twice, as after a crash. Once such a member hears of its loss it
-ends the query without waiting for the batch.
+The ledgers make that harmless, for of two copies one stores (sinks with a ledger, and what `HandlerSink` publishes). A
+function and handlers may see that batch twice, as after a crash. Once such a member hears of its loss it ends the query
+without waiting for the batch.
 
 A topic that is gone, or that this client may not see any more, is taken from all members and given to none: whoever ran
 its sink goes on, and its query says what is missing. The member reads nothing; the group only shares partitions out.
