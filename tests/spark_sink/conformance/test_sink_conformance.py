@@ -9,10 +9,19 @@ from ledger_scenarios import SCENARIOS, rows, the_answer_to_a_commit_is_lost
 from sinks_under_test import IN_PROCESS, SINKS, SinkUnderTest
 
 
+#: Databases that stage on executors as well, which is the usual way.
+ALSO_FROM_THE_DRIVER = ("postgresql from the driver", "mariadb from the driver")
+
+
 @pytest.mark.parametrize(
     ("name", "scenario"),
     [
-        pytest.param(name, scenario, id=f"{scenario.__name__}-{name}")
+        pytest.param(
+            name,
+            scenario,
+            id=f"{scenario.__name__}-{name}",
+            marks=[pytest.mark.thorough] if name in ALSO_FROM_THE_DRIVER else [],
+        )
         for scenario in SCENARIOS
         for name in SINKS
         if scenario is not the_answer_to_a_commit_is_lost or name not in IN_PROCESS

@@ -31,8 +31,8 @@ class Location:
         typer.Option(
             "--sql",
             envvar="PENSTOCK_SINK_SQL",
-            help="The ledger in a database: sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME. Others on this "
-            "machine can read a command line: give a password by the variable.",
+            help="The ledger in a database: sqlite:///FILE, postgresql://USER@HOST/NAME or mysql://USER@HOST/NAME. "
+            "Others on this machine can read a command line: give a password by the variable.",
         ),
     ] = None
     schema: Annotated[str | None, typer.Option("--schema", help="With --sql: the schema of table and ledger.")] = None
