@@ -8,7 +8,6 @@ import pytest
 from ledger_scenarios import SCENARIOS, rows, the_answer_to_a_commit_is_lost
 from sinks_under_test import IN_PROCESS, SINKS, SinkUnderTest
 
-
 #: Databases that stage on executors as well, which is the usual way.
 ALSO_FROM_THE_DRIVER = ("postgresql from the driver", "mariadb from the driver")
 
