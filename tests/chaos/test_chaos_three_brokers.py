@@ -24,8 +24,9 @@ FORBIDDEN_S = 30.0
 LONGER_S = 5.0
 #: Whose messages the query reads: it stands still where they do.
 READ_BY_SPARK = "coordinators (kafka)"
-#: The share of a core that a process may take more while a node is away, with what it has to catch up.
-MORE_CPU = 0.1
+#: The share of a core that a process may take more while a node is away, with what it has to catch up: of 30 s without
+#: writes, say.
+MORE_CPU = 0.2
 
 
 def brought_back(cluster: DevBroker, node: int) -> None:

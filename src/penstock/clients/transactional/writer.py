@@ -42,9 +42,10 @@ _log = logging.getLogger("penstock.transactions")
 
 #: Seconds for each of the calls that end a transaction, on brokers that are well.
 _END_S = 5.0
-#: The call that ignores its time-out while the coordinator of a group is away, and seconds that it is given.
+#: The call that ignores its time-out while the coordinator of a group is away, and seconds that it is given: it comes
+#: last, when a node that is away has cost the transaction some seconds already.
 SENDS_POSITIONS = "send_offsets_to_transaction"
-_STANDS_S = 2.5
+_STANDS_S = 1.0
 #: Seconds for what is under way when a transaction fails, before it is aborted: one that arrives behind the marker of
 #: the abort would begin another transaction, at brokers before 4.0.
 _IN_FLIGHT_S = 0.3

@@ -47,9 +47,11 @@ from penstock.transactions.writing.acked_producer import wire_headers
 
 T = TypeVar("T")
 
-#: Seconds for an answer, and for one try: where a partition has no leader, who asks is told soon.
-_ANSWER_S = 5.0
-_TRY_S = 2.0
+#: Seconds that all questions together wait for brokers which do not answer at once, and one try: where a partition has
+#: no leader, who asks is told soon. An answer within `_QUICK_S` costs nothing of them, nor does what is read steadily.
+_WAIT_S = 1.5
+_TRY_S = 1.0
+_QUICK_S = 0.5
 _READ_S = 60.0
 #: The last records of the status topic: more than dozens of coordinators write in the time for which they count.
 _STATUS_RECORDS = 5_000
@@ -129,6 +131,8 @@ class Inspection:
         self._principal = principal_of(config)
         self._reader = partial(PartitionReader, bootstrap_servers, config, topics.coordinators)
         self._admin = clients.admin(bootstrap_servers, config)
+        # The seconds that are left to wait.
+        self._left_s = _WAIT_S
 
     def pending(self) -> list[Found]:
         """Return what is not settled, oldest first."""
@@ -200,7 +204,7 @@ class Inspection:
         """Return how many partitions a topic has; 0 where there is none."""
 
         def count(sender: Consumer) -> int:
-            found = sender.list_topics(topic, timeout=_ANSWER_S).topics[topic]
+            found = sender.list_topics(topic, timeout=_TRY_S).topics[topic]
             if found.error is not None and is_missing_right(found.error):
                 raise KafkaException(found.error)
             return len(found.partitions)
@@ -210,7 +214,7 @@ class Inspection:
     def _recovered(self, numbers: Iterable[int]) -> dict[int, RecoveredPartition]:
         """Return what a coordinator would start from, and say where a log is not what was read."""
         names = {HALF: self._topics.half, OP: self._topics.op, DONE: self._topics.done}
-        ids = self._ask(lambda _: topic_ids(self._admin, self._topics))
+        ids = self._ask(lambda _: topic_ids(self._admin, self._topics, _TRY_S))
         places = [TopicPartition(topic, n) for n in numbers for topic in names.values()]
         committed = {(one.topic, one.partition): one for one in self._ask(partial(_committed, places))}
         bounds = {log: self._bounds(name, numbers) for log, name in names.items()}
@@ -236,13 +240,16 @@ class Inspection:
 
         Where it is about no topics, it is about the three logs.
         """
+        begun = time.monotonic()
         with self._reader(isolation="read_uncommitted") as reader:
             try:
-                return asked_until_ready(lambda: question(reader.consumer), _ANSWER_S)
+                return asked_until_ready(lambda: question(reader.consumer), self._left_s)
             except KafkaException as error:
                 if is_missing_right(error):
                     raise self._lacking(error.args[0], *topics) from error
                 raise self._gone(error) from error
+            finally:
+                self._left_s -= min(self._left_s, max(0.0, time.monotonic() - begun - _QUICK_S))
 
     def read(self, topic: str, starts: Mapping[int, int]) -> Iterator[Message]:
         """Yield the committed records of partitions, each from its start to the end it has now."""
@@ -257,7 +264,7 @@ class Inspection:
 
         with self._reader(failed) as reader:
             try:
-                for records in reader.read(begins, ends, limit_s=_READ_S):
+                for records in reader.read(begins, ends, limit_s=_READ_S, silence_s=_QUICK_S + self._left_s):
                     yield from records
             except NotReadInTimeError as error:
                 raise BrokerConnectionError(

@@ -119,10 +119,10 @@ class LogBounds:
         return Look(asked.at, bounds, {self._logs[name]: one for name, one in found.ids.items()}, failures)
 
 
-def topic_ids(admin: AdminClient, topics: StoreTopics) -> dict[str, str]:
+def topic_ids(admin: AdminClient, topics: StoreTopics, timeout_s: float = _ANSWER_S) -> dict[str, str]:
     """Return the ids of half, op and done by log, waiting for the answer; without those that have none."""
     logs = {topics.half: HALF, topics.op: OP, topics.done: DONE}
-    return {logs[name]: one for name, one in AskedTopicIds(admin, logs, _ANSWER_S).wait().ids.items()}
+    return {logs[name]: one for name, one in AskedTopicIds(admin, logs, timeout_s).wait().ids.items()}
 
 
 def _offsets(futures: Mapping[TopicPartition, Future[Any]], failures: dict[str, str]) -> dict[TopicPartition, int]:
