@@ -116,6 +116,7 @@ def test_a_bad_value_is_null_or_ends_the_query_with_its_place(spark: SparkSessio
     assert "secret" not in str(raised.value)
 
 
+@pytest.mark.thorough
 def test_logical_types_of_avro_become_types_of_spark(spark: SparkSession, registry: HttpRegistry) -> None:
     now = dt.datetime(2026, 11, 26, 4, 30, 1, 250_000, dt.UTC)
     line = {"type": "record", "name": "Line", "fields": [{"name": "amount", "type": "int"}]}

@@ -42,6 +42,7 @@ def store(
     return store
 
 
+@pytest.mark.thorough
 def test_a_batch_applies_once_by_its_number_and_only_its_own_checkpoint_continues_it(
     store: Callable[..., list[tuple[str, int]]],
 ) -> None:

@@ -191,7 +191,9 @@ def test_records_forged_by_hand_are_refused_and_counted(bench: Bench) -> None:
     assert sorted(bench.visible()) == [(None, b"after"), (None, b"v")]
 
 
-def test_a_hanging_call_is_named_and_its_thread_left_behind(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_call_is_named_and_its_thread_left_behind(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     hang, hanging, deliver = threading.Event(), threading.Event(), Publisher._deliver
 
     def stands(self: Publisher, limit_s: float) -> None:
@@ -208,12 +210,12 @@ def test_a_hanging_call_is_named_and_its_thread_left_behind(bench: Bench, monkey
 
     result = producer.send(bench.topic, value=b"1")
     assert hanging.wait(60)
-    told = wait_until(lambda: coordinator.statistics().slow_call or None)
+    # Its log says so, too, after the moment in which it can be asked.
+    wait_until(lambda: coordinator.statistics().slow_call or "has not returned for" in caplog.text)
     statistics = bench.counted(coordinator, committed=2, left_behind=1)
     hang.set()
     wait_until(lambda: coordinator.statistics().left_behind == 0)
 
-    assert told
     assert statistics.slow_call == ""
     assert result.state is TransactionState.COMMIT
     assert sorted(bench.visible()) == [(None, b"0"), (None, b"1")]

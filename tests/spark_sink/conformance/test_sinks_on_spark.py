@@ -106,6 +106,7 @@ def test_a_query_that_lost_its_checkpoint_begins_where_the_ledger_says_and_not_a
     assert len(stored()) == 12
 
 
+@pytest.mark.thorough
 def test_what_a_restored_database_lacks_is_named_and_read_again_from_its_ledger_or_left_out(  # noqa: PLR0917 - fixtures
     spark: SparkSession,
     broker: DevBroker,
