@@ -33,6 +33,9 @@ class Pace:
         """Take note of how long a transaction took, or has taken by now; one that was given up, too."""
         self._slow_s = max(took_s, self._slow_s * _KEPT)
 
-    def limit(self, well_s: float) -> float:
-        """Return the limit in seconds of what may take `well_s` on brokers that are well."""
-        return max(well_s, min(_TIMES * self._slow_s, self._most_s))
+    def limit(self, well_s: float, times: float = _TIMES) -> float:
+        """Return the limit in seconds of what may take `well_s` on brokers that are well.
+
+        It grows to so many `times` the slowest transaction of late.
+        """
+        return max(well_s, min(times * self._slow_s, self._most_s))

@@ -177,7 +177,9 @@ class TransactionalWriter:
     @property
     def is_stuck(self) -> bool:
         """Whether it is in the call that ignores its time-out while a group has no coordinator (librdkafka#5456)."""
-        return self._doing == SENDS_POSITIONS and self._now() - self._doing_since > self._pace.limit(_STANDS_S)
+        # One request, which takes no longer than the slowest of whole transactions did.
+        limit_s = self._pace.limit(_STANDS_S, 1.0)
+        return self._doing == SENDS_POSITIONS and self._now() - self._doing_since > limit_s
 
     @property
     def producer(self) -> Producer:
