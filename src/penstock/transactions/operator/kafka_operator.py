@@ -36,6 +36,8 @@ from penstock.transactions.writing.late_producer import LateProducer
 #: Seconds that a record may take to be acknowledged.
 _SEND_S = 15.0
 _ANSWER_S = _SEND_S + 5.0
+#: Seconds that brokers may take to say which topics there are: who asks is told soon that one is away.
+_TOPICS_S = 3.0
 _LOOK_S = 0.3
 #: What a decision that took effect has done; and how those that may stand are called.
 _ENDS = {
@@ -90,9 +92,10 @@ class KafkaAdministration:
         self._principal = principal_of(given)
         self._admin = clients.admin(bootstrap_servers, given)
         self._bootstrap_servers = bootstrap_servers
-        counts = partition_counts(self._admin, bootstrap_servers)
+        counts = partition_counts(self._admin, bootstrap_servers, _TOPICS_S)
         topics = StoreTopics(prefix)
-        hidden = hidden_topics(self._admin, [one for one in (topics.half, topics.op, topics.done) if one not in counts])
+        unseen = [one for one in (topics.half, topics.op, topics.done) if one not in counts]
+        hidden = hidden_topics(self._admin, unseen, _TOPICS_S)
         if hidden:
             rights = [topic_right(Operation.READ, one) for one in hidden]
             raise MissingRightError(f"the store {prefix} cannot be read, if it is there", rights, self._principal)
@@ -269,6 +272,8 @@ class KafkaAdministration:
     def _missing(self, found: Collection[Found]) -> set[str]:
         """Return those target topics that do not exist."""
         wanted = {half.topic for one in found for half in one.pending.halves}
-        missing = wanted - partition_counts(self._admin, self._bootstrap_servers).keys() if wanted else wanted
+        if not wanted:
+            return wanted
+        missing = wanted - partition_counts(self._admin, self._bootstrap_servers, _TOPICS_S).keys()
         # What this client may not see may be there.
-        return missing.difference(hidden_topics(self._admin, missing))
+        return missing.difference(hidden_topics(self._admin, missing, _TOPICS_S))
