@@ -49,9 +49,9 @@ T = TypeVar("T")
 
 #: Seconds that all questions together wait for brokers which do not answer at once, and one try: where a partition has
 #: no leader, who asks is told soon. An answer within `_QUICK_S` costs nothing of them, nor does what is read steadily.
-_WAIT_S = 1.5
-_TRY_S = 1.0
-_QUICK_S = 0.5
+_WAIT_S = 2.0
+_TRY_S = 2.0
+_QUICK_S = 1.0
 _READ_S = 60.0
 #: The last records of the status topic: more than dozens of coordinators write in the time for which they count.
 _STATUS_RECORDS = 5_000
@@ -264,7 +264,7 @@ class Inspection:
 
         with self._reader(failed) as reader:
             try:
-                for records in reader.read(begins, ends, limit_s=_READ_S, silence_s=_QUICK_S + self._left_s):
+                for records in reader.read(begins, ends, limit_s=_READ_S, silence_s=max(_TRY_S, self._left_s)):
                     yield from records
             except NotReadInTimeError as error:
                 raise BrokerConnectionError(
