@@ -69,6 +69,16 @@ def test_clients_come_back_soon_after_a_brokers_return_unless_the_user_says_othe
     assert "reconnect.backoff.max.ms" not in settings({"reconnect.backoff.ms": 2000})
 
 
+def test_a_producer_waits_ten_seconds_for_a_broker_that_froze_and_a_transactional_one_as_its_transactions() -> None:
+    def settings(config: dict[str, object]) -> dict[str, object]:
+        return making.settings(Kind.PRODUCER, "127.0.0.1:9092", config)
+
+    assert settings({})["socket.timeout.ms"] == 10_000
+    assert settings({"socket.timeout.ms": 5000})["socket.timeout.ms"] == 5000
+    # The client library refuses one that is longer than transactions may take, and has a default for it.
+    assert "socket.timeout.ms" not in settings({"transactional.id": "any"})
+
+
 def test_a_broker_that_is_away_costs_few_lines_however_many_clients_ask_for_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -46,7 +46,10 @@ _UNSECURED = "enable.sasl.oauthbearer.unsecure.jwt"
 #: Milliseconds between two tries to reach a broker at most: with the client's own 10 s, work would go on that much
 #: later than the broker is back.
 _LONGEST_RECONNECT_MS = 1_000
-#: Milliseconds after which an admin client asks anew who leads a partition.
+#: Milliseconds that a broker may take to answer a producer: with the client's own 60 s, what was sent to a broker that
+#: froze waits so long, though another leads the partition since. A transactional producer has its own limit.
+_PRODUCER_ANSWER_MS = 10_000
+#: Milliseconds after which an admin client asks again who leads a partition.
 _LEADERS_AGE_MS = 3_000
 
 
@@ -95,6 +98,8 @@ def settings(kind: Kind, bootstrap_servers: str, config: Mapping[str, Any]) -> d
     made |= {"logger": words, "error_cb": words.hear}
     if "reconnect.backoff.ms" not in config:
         made.setdefault("reconnect.backoff.max.ms", _LONGEST_RECONNECT_MS)
+    if kind is Kind.PRODUCER and "transactional.id" not in made:
+        made.setdefault("socket.timeout.ms", _PRODUCER_ANSWER_MS)
     if kind is Kind.ADMIN:
         # Else a request that waits for a broker which is down connects to it without any pause (librdkafka 2.16: each
         # change of its state asks for a connection at once): 92 to 189 % of a core were seen, and 0 % so.

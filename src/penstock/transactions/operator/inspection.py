@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -47,11 +48,12 @@ from penstock.transactions.writing.acked_producer import wire_headers
 
 T = TypeVar("T")
 
-#: Seconds that all questions together wait for brokers which do not answer at once, and one try: where a partition has
-#: no leader, who asks is told soon. An answer within `_QUICK_S` costs nothing of them, nor does what is read steadily.
+#: Seconds that all questions together wait for brokers which do not answer at once, so that an operator soon hears that
+#: a partition has no leader. An answer within `_QUICK_S` costs nothing of them, nor does what is read steadily.
 _WAIT_S = 2.0
-_TRY_S = 2.0
 _QUICK_S = 1.0
+#: Seconds for which closing a client may take: it has nothing left to say.
+_CLOSE_S = 1.0
 _READ_S = 60.0
 #: The last records of the status topic: more than dozens of coordinators write in the time for which they count.
 _STATUS_RECORDS = 5_000
@@ -121,6 +123,8 @@ class _Partition:
 class Inspection:
     """Reads a store whose topics have their real counts. Used by one thread.
 
+    As a context manager it keeps its clients from one question to the next, else each question makes new ones.
+
     What reads raises `BrokerConnectionError` where a broker does not answer, or not in time, and `MissingRightError`
     where this client may not read.
     """
@@ -133,6 +137,17 @@ class Inspection:
         self._admin = clients.admin(bootstrap_servers, config)
         # The seconds that are left to wait.
         self._left_s = _WAIT_S
+        # The clients that are kept, by isolation; None: each question makes its own.
+        self._kept: dict[str, PartitionReader] | None = None
+
+    def __enter__(self) -> Self:
+        self._kept = {}
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        kept, self._kept = self._kept or {}, None
+        for reader in kept.values():
+            reader.close(_CLOSE_S)
 
     def pending(self) -> list[Found]:
         """Return what is not settled, oldest first."""
@@ -204,7 +219,7 @@ class Inspection:
         """Return how many partitions a topic has; 0 where there is none."""
 
         def count(sender: Consumer) -> int:
-            found = sender.list_topics(topic, timeout=_TRY_S).topics[topic]
+            found = sender.list_topics(topic, timeout=self._limit_s).topics[topic]
             if found.error is not None and is_missing_right(found.error):
                 raise KafkaException(found.error)
             return len(found.partitions)
@@ -214,9 +229,12 @@ class Inspection:
     def _recovered(self, numbers: Iterable[int]) -> dict[int, RecoveredPartition]:
         """Return what a coordinator would start from, and say where a log is not what was read."""
         names = {HALF: self._topics.half, OP: self._topics.op, DONE: self._topics.done}
-        ids = self._ask(lambda _: topic_ids(self._admin, self._topics, _TRY_S))
+        ids = self._ask(lambda _: topic_ids(self._admin, self._topics, self._limit_s))
         places = [TopicPartition(topic, n) for n in numbers for topic in names.values()]
-        committed = {(one.topic, one.partition): one for one in self._ask(partial(_committed, places))}
+        committed = {
+            (place.topic, place.partition): place
+            for place in self._ask(lambda sender: _committed(places, sender, self._limit_s))
+        }
         bounds = {log: self._bounds(name, numbers) for log, name in names.items()}
         done: dict[int, list[tuple[int, Done]]] = {number: [] for number in numbers}
         for message in self.read(self._topics.done, dict.fromkeys(numbers, 0)):
@@ -229,42 +247,69 @@ class Inspection:
             found[number] = recovered_partition(logs, ids, read, partial(report_log, names, number))
         return found
 
+    @contextmanager
+    def _client(self, isolation: str) -> Iterator[PartitionReader]:
+        """Yield a client of an isolation: the one that is kept, or one for this question alone."""
+        kept = self._kept
+        if kept is not None and isolation in kept:
+            yield kept[isolation]
+            return
+        reader = self._reader(self._fail, isolation=isolation)
+        if kept is not None:
+            kept[isolation] = reader
+        try:
+            yield reader
+        finally:
+            if kept is None:
+                reader.close(_CLOSE_S)
+
+    def _fail(self, kind: ErrorKind, error: KafkaError, place: Place) -> None:
+        """Raise what ends reading; the client recovers from all else by itself, or the time limit ends it."""
+        if kind in {ErrorKind.MISSING_RIGHT, ErrorKind.GROUP}:
+            raise self._lacking(error, place[0])
+
+    @property
+    def _limit_s(self) -> float:
+        """Seconds that one question may take."""
+        return max(_QUICK_S, self._left_s)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Take what a question waits for from the seconds that are left."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._left_s = max(0.0, self._left_s - max(0.0, time.monotonic() - begun - _QUICK_S))
+
     def _bounds(self, topic: str, numbers: Iterable[int]) -> dict[int, tuple[int, int]]:
-        wanted = [TopicPartition(topic, number) for number in numbers]
-        return self._ask(
-            lambda sender: {one.partition: sender.get_watermark_offsets(one, _TRY_S) for one in wanted}, topic
-        )
+        with self._client("read_uncommitted") as reader:
+            return self._ask(lambda _: reader.bounds(topic, numbers, self._limit_s), topic)
 
     def _ask(self, question: Callable[[Consumer], T], *topics: str) -> T:
         """Ask a broker, and again where it is not ready: a topic that is new has no leader for a moment.
 
         Where it is about no topics, it is about the three logs.
         """
-        begun = time.monotonic()
-        with self._reader(isolation="read_uncommitted") as reader:
+        with self._client("read_uncommitted") as reader, self._waiting():
             try:
                 return asked_until_ready(lambda: question(reader.consumer), self._left_s)
             except KafkaException as error:
                 if is_missing_right(error):
                     raise self._lacking(error.args[0], *topics) from error
                 raise self._gone(error) from error
-            finally:
-                self._left_s -= min(self._left_s, max(0.0, time.monotonic() - begun - _QUICK_S))
 
     def read(self, topic: str, starts: Mapping[int, int]) -> Iterator[Message]:
-        """Yield the committed records of partitions, each from its start to the end it has now."""
-        bounds = self._bounds(topic, starts)
-        begins = {(topic, number): max(starts[number], low) for number, (low, _) in bounds.items()}
-        ends = {(topic, number): end for number, (_, end) in bounds.items()}
+        """Yield the committed records of partitions, each from its start to the end it has now.
 
-        def failed(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
-            # All else the client mends by itself, or the time limit tells.
-            if kind in {ErrorKind.MISSING_RIGHT, ErrorKind.GROUP}:
-                raise self._lacking(error, topic)
-
-        with self._reader(failed) as reader:
+        A partition ends for a reader of committed records where its oldest open transaction begins.
+        """
+        with self._client("read_committed") as reader:
+            bounds = self._ask(lambda _: reader.bounds(topic, starts, self._limit_s), topic)
+            begins = {(topic, number): max(starts[number], low) for number, (low, _) in bounds.items()}
+            ends = {(topic, number): end for number, (_, end) in bounds.items()}
             try:
-                for records in reader.read(begins, ends, limit_s=_READ_S, silence_s=max(_TRY_S, self._left_s)):
+                for records in reader.read(begins, ends, limit_s=_READ_S, silence_s=self._limit_s):
                     yield from records
             except NotReadInTimeError as error:
                 raise BrokerConnectionError(
@@ -277,7 +322,7 @@ class Inspection:
         if concerns_a_group(error):
             rights = [group_right(self._topics.coordinators, Operation.DESCRIBE)]
         else:
-            names = topics or (self._topics.half, self._topics.op, self._topics.done)
+            names = [name for name in topics if name] or [self._topics.half, self._topics.op, self._topics.done]
             rights = [topic_right(Operation.READ, name) for name in names]
         return MissingRightError(f"the store {self._topics.prefix} cannot be read", rights, self._principal)
 
@@ -288,9 +333,9 @@ class Inspection:
         )
 
 
-def _committed(places: list[TopicPartition], sender: Consumer) -> list[TopicPartition]:
+def _committed(places: list[TopicPartition], sender: Consumer, limit_s: float) -> list[TopicPartition]:
     try:
-        found = sender.committed(places, _TRY_S)
+        found = sender.committed(places, limit_s)
     except KafkaException:
         if is_group_forbidden(sender):
             raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)) from None

@@ -104,6 +104,7 @@ class KafkaAdministration:
                 f"there is no topic {topics.half} at {bootstrap_servers}; name the store by --prefix, or start a "
                 "coordinator, which makes it"
             )
+        self._counts = counts
         self._topics = StoreTopics(prefix, counts[topics.half])
         self._inspection = Inspection(bootstrap_servers, given, self._topics)
         # A half that is resumed has a header more than before.
@@ -120,11 +121,13 @@ class KafkaAdministration:
         self._resuming = Resuming(self._topics, self._inspection, self._audit, self._topics.may_publish_to)
 
     def __enter__(self) -> Self:
+        self._inspection.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._inspection.__exit__()
         self._sends.stop(_SEND_S)
 
     def pending(self) -> Sequence[PendingTransaction]:
@@ -271,9 +274,9 @@ class KafkaAdministration:
 
     def _missing(self, found: Collection[Found]) -> set[str]:
         """Return those target topics that do not exist."""
-        wanted = {half.topic for one in found for half in one.pending.halves}
-        if not wanted:
-            return wanted
-        missing = wanted - partition_counts(self._admin, self._bootstrap_servers, _TOPICS_S).keys()
+        missing = {half.topic for one in found for half in one.pending.halves} - self._counts.keys()
+        if not missing:
+            return missing
+        missing -= partition_counts(self._admin, self._bootstrap_servers, _TOPICS_S).keys()
         # What this client may not see may be there.
         return missing.difference(hidden_topics(self._admin, missing, _TOPICS_S))
