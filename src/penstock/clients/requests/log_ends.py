@@ -1,8 +1,10 @@
-"""Where logs end: for readers of committed messages at the oldest open transaction, or behind all that was written."""
+"""Where logs begin and end: for readers of committed messages at the oldest open transaction, or behind all records."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
@@ -22,4 +24,16 @@ def log_ends(
     asked = admin.list_offsets(
         {TopicPartition(*place): latest for place in places}, isolation_level=isolation, request_timeout=timeout_s
     )
-    return {(one.topic, one.partition): known_offset(answered(future, timeout_s)) for one, future in asked.items()}
+    return _offsets(asked, timeout_s)
+
+
+def log_bounds(admin: AdminClient, places: Sequence[Place], timeout_s: float) -> dict[Place, tuple[int, int]]:
+    """Return where each partition begins, and where it ends for a reader of committed messages; as `log_ends`."""
+    earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call] # untyped in the library
+    lows = admin.list_offsets({TopicPartition(*place): earliest for place in places}, request_timeout=timeout_s)
+    ends = log_ends(admin, places, timeout_s)
+    return {place: (low, ends[place]) for place, low in _offsets(lows, timeout_s).items()}
+
+
+def _offsets(asked: Mapping[TopicPartition, Future[Any]], timeout_s: float) -> dict[Place, int]:
+    return {(place.topic, place.partition): known_offset(answered(it, timeout_s)) for place, it in asked.items()}

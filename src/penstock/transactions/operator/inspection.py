@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from penstock import clients
 from penstock.clients.kafka_errors import ErrorKind, concerns_a_group, is_missing_right, reason
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.requests.answers import asked_until_ready
+from penstock.clients.requests.log_ends import log_bounds
 from penstock.clients.rights import MissingRightError, Operation, group_right, principal_of, topic_right
 from penstock.clients.transactional.missing_rights import is_group_forbidden
 from penstock.errors import BrokerConnectionError, MessageFormatError
@@ -152,14 +153,16 @@ class Inspection:
     def pending(self) -> list[Found]:
         """Return what is not settled, oldest first."""
         numbers = range(self._topics.partitions)
-        recovered = self._recovered(numbers)
+        recovered, bounds = self._recovered(numbers)
         read: dict[int, _Partition] = {}
-        for number, one in recovered.items():
-            read[number] = _Partition(PartitionState(one.half_position, one.op_position))
-            read[number].state.remember(one.notes, one.snapshots)
-        for message in self.read(self._topics.half, {n: one.half_position for n, one in recovered.items()}):
+        for number, start in recovered.items():
+            read[number] = _Partition(PartitionState(start.half_position, start.op_position))
+            read[number].state.remember(start.notes, start.snapshots)
+        half_positions = {number: start.half_position for number, start in recovered.items()}
+        for message in self.read(self._topics.half, half_positions, bounds):
             _take_half(read[message.partition() or 0].state, message)
-        for message in self.read(self._topics.op, {n: one.op_position for n, one in recovered.items()}):
+        # Ops that were stored while the halves were read belong to them.
+        for message in self.read(self._topics.op, {number: start.op_position for number, start in recovered.items()}):
             _take_op(read[message.partition() or 0], message)
         statuses, now_ms = self.seen_statuses(), time.time() * 1000
         found = [one for number, partition in read.items() for one in _found(number, partition, statuses, now_ms)]
@@ -212,40 +215,51 @@ class Inspection:
         return None
 
     def end(self, topic: str, number: int) -> int:
-        """Return where a partition ends, records of open transactions included."""
-        return self._bounds(topic, [number])[number][1]
+        """Return where a partition ends for a reader of committed records."""
+        return self._bounds(topic, [number])[topic, number][1]
 
     def partitions_of(self, topic: str) -> int:
         """Return how many partitions a topic has; 0 where there is none."""
 
-        def count(sender: Consumer) -> int:
-            found = sender.list_topics(topic, timeout=self._limit_s).topics[topic]
+        def count() -> int:
+            found = self._admin.list_topics(topic, timeout=self._limit_s).topics[topic]
             if found.error is not None and is_missing_right(found.error):
                 raise KafkaException(found.error)
             return len(found.partitions)
 
         return self._ask(count, topic)
 
-    def _recovered(self, numbers: Iterable[int]) -> dict[int, RecoveredPartition]:
-        """Return what a coordinator would start from, and say where a log is not what was read."""
+    def _recovered(self, numbers: Sequence[int]) -> tuple[dict[int, RecoveredPartition], dict[Place, tuple[int, int]]]:
+        """Return what a coordinator would start from, and the bounds of the logs; report logs that were replaced."""
         names = {HALF: self._topics.half, OP: self._topics.op, DONE: self._topics.done}
-        ids = self._ask(lambda _: topic_ids(self._admin, self._topics, self._limit_s))
-        places = [TopicPartition(topic, n) for n in numbers for topic in names.values()]
-        committed = {
-            (place.topic, place.partition): place
-            for place in self._ask(lambda sender: _committed(places, sender, self._limit_s))
-        }
-        bounds = {log: self._bounds(name, numbers) for log, name in names.items()}
+        places = [(topic, number) for number in numbers for topic in names.values()]
+        ids = self._ask(lambda: topic_ids(self._admin, self._topics, self._limit_s))
+        bounds = self._ask(lambda: log_bounds(self._admin, places, self._limit_s))
+        committed = self._ask(lambda: self._committed([TopicPartition(*place) for place in places]))
         done: dict[int, list[tuple[int, Done]]] = {number: [] for number in numbers}
-        for message in self.read(self._topics.done, dict.fromkeys(numbers, 0)):
+        for message in self.read(self._topics.done, dict.fromkeys(numbers, 0), bounds):
             with contextlib.suppress(MessageFormatError):
                 done[message.partition() or 0].append((message.offset() or 0, decode_done(message.value())))
         found = {}
         for number in numbers:
-            logs = {log: committed_at(committed[name, number], *bounds[log][number]) for log, name in names.items()}
-            read = DoneRead(bounds[DONE][number][1], done[number])
+            logs = {log: committed_at(committed[name, number], *bounds[name, number]) for log, name in names.items()}
+            read = DoneRead(bounds[names[DONE], number][1], done[number])
             found[number] = recovered_partition(logs, ids, read, partial(report_log, names, number))
-        return found
+        return found, bounds
+
+    def _committed(self, places: list[TopicPartition]) -> dict[Place, TopicPartition]:
+        # A reader of uncommitted records is told positions at once, others wait for the transactions that write them.
+        with self._client("read_uncommitted") as reader:
+            try:
+                found = reader.consumer.committed(places, self._limit_s)
+            except KafkaException:
+                if is_group_forbidden(reader.consumer):
+                    raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)) from None
+                raise
+        for place in found:
+            if place.error is not None and is_missing_right(place.error):
+                raise KafkaException(place.error)
+        return {(place.topic, place.partition): place for place in found}
 
     @contextmanager
     def _client(self, isolation: str) -> Iterator[PartitionReader]:
@@ -273,41 +287,38 @@ class Inspection:
         """Seconds that one question may take."""
         return max(_QUICK_S, self._left_s)
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Take what a question waits for from the seconds that are left."""
-        begun = time.monotonic()
-        try:
-            yield
-        finally:
-            self._left_s = max(0.0, self._left_s - max(0.0, time.monotonic() - begun - _QUICK_S))
+    def _bounds(self, topic: str, numbers: Iterable[int]) -> dict[Place, tuple[int, int]]:
+        places = [(topic, number) for number in numbers]
+        return self._ask(lambda: log_bounds(self._admin, places, self._limit_s), topic) if places else {}
 
-    def _bounds(self, topic: str, numbers: Iterable[int]) -> dict[int, tuple[int, int]]:
-        with self._client("read_uncommitted") as reader:
-            return self._ask(lambda _: reader.bounds(topic, numbers, self._limit_s), topic)
-
-    def _ask(self, question: Callable[[Consumer], T], *topics: str) -> T:
-        """Ask a broker, and again where it is not ready: a topic that is new has no leader for a moment.
+    def _ask(self, question: Callable[[], T], *topics: str) -> T:
+        """Ask brokers, and again where they are not ready: a topic that is new has no leader for a moment.
 
         Where it is about no topics, it is about the three logs.
         """
-        with self._client("read_uncommitted") as reader, self._waiting():
-            try:
-                return asked_until_ready(lambda: question(reader.consumer), self._left_s)
-            except KafkaException as error:
-                if is_missing_right(error):
-                    raise self._lacking(error.args[0], *topics) from error
-                raise self._gone(error) from error
+        begun = time.monotonic()
+        try:
+            return asked_until_ready(question, self._left_s)
+        except KafkaException as error:
+            if is_missing_right(error):
+                raise self._lacking(error.args[0], *topics) from error
+            raise self._gone(error) from error
+        finally:
+            self._left_s = max(0.0, self._left_s - max(0.0, time.monotonic() - begun - _QUICK_S))
 
-    def read(self, topic: str, starts: Mapping[int, int]) -> Iterator[Message]:
-        """Yield the committed records of partitions, each from its start to the end it has now.
+    def read(
+        self, topic: str, starts: Mapping[int, int], bounds: Mapping[Place, tuple[int, int]] | None = None
+    ) -> Iterator[Message]:
+        """Yield the committed records of partitions, each from its start to its end: that of `bounds`, or as it is now.
 
         A partition ends for a reader of committed records where its oldest open transaction begins.
         """
+        found = self._bounds(topic, starts) if bounds is None else bounds
+        begins = {(topic, number): max(start, found[topic, number][0]) for number, start in starts.items()}
+        ends = {place: found[place][1] for place in begins}
+        if all(begins[place] >= end for place, end in ends.items()):
+            return
         with self._client("read_committed") as reader:
-            bounds = self._ask(lambda _: reader.bounds(topic, starts, self._limit_s), topic)
-            begins = {(topic, number): max(starts[number], low) for number, (low, _) in bounds.items()}
-            ends = {(topic, number): end for number, (_, end) in bounds.items()}
             try:
                 for records in reader.read(begins, ends, limit_s=_READ_S, silence_s=self._limit_s):
                     yield from records
@@ -331,19 +342,6 @@ class Inspection:
             f"the store {self._topics.prefix} at {self._bootstrap_servers} cannot be read: {reason(error)}; "
             "check that all brokers run"
         )
-
-
-def _committed(places: list[TopicPartition], sender: Consumer, limit_s: float) -> list[TopicPartition]:
-    try:
-        found = sender.committed(places, limit_s)
-    except KafkaException:
-        if is_group_forbidden(sender):
-            raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)) from None
-        raise
-    for one in found:
-        if one.error is not None and is_missing_right(one.error):
-            raise KafkaException(one.error)
-    return found
 
 
 def _take_half(state: PartitionState, message: Message) -> None:
