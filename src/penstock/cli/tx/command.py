@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from penstock.cli.tx.store_location import Operator
     from penstock.transactions.wire.ops import Verdict
 
+#: Seconds that a list waits for a broker that is away: an operator soon hears of it.
+_LIST_WAIT_S = 2.5
 _ROW_LIMIT = 50
 
 TransactionId = Annotated[str, typer.Argument(metavar="ID", help="Id of the transaction.")]
@@ -82,7 +84,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
             "of --file"
         )
     notices: list[str] = []
-    with location.open() as store:
+    with location.open(_LIST_WAIT_S) as store:
         if discarded:
             now_ms = time.time() * 1000
             entries = [

@@ -43,8 +43,11 @@ class StoreLocation(NamedTuple):
         """What the store is called."""
         return "the database" if self.sql is not None else str(self.file or self.prefix)
 
-    def open(self) -> AbstractContextManager[Operator]:
-        """Return what can be done there, for a `with` block that closes it."""
+    def open(self, wait_s: float = 15.0) -> AbstractContextManager[Operator]:
+        """Return what can be done there, for a `with` block that closes it.
+
+        Brokers that do not answer at once are waited for about `wait_s` seconds.
+        """
         if self.sql is not None and self.file is not None:
             raise ConfigurationError("--sql and --file name two stores; leave one of them out")
         if self.file is not None:
@@ -61,7 +64,7 @@ class StoreLocation(NamedTuple):
             )
         from penstock.transactions.operator.kafka_operator import KafkaAdministration
 
-        return KafkaAdministration(self.bootstrap_servers, self.prefix, self.config)
+        return KafkaAdministration(self.bootstrap_servers, self.prefix, self.config, wait_s=wait_s)
 
     def require_kafka(self, option: str) -> None:
         """Refuse an option for what only a store in Kafka can tell or do."""

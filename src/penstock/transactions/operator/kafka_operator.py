@@ -27,6 +27,7 @@ from penstock.transactions.operator.audit import VERBS, Act, Audited, AuditLog
 from penstock.transactions.operator.inspection import Discarded, Found, Inspection
 from penstock.transactions.operator.obstacles import Cause, status_lines
 from penstock.transactions.operator.resuming import Resuming, marked
+from penstock.transactions.operator.store_reader import WAIT_S
 from penstock.transactions.wire.half import encode_half
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics
@@ -36,8 +37,6 @@ from penstock.transactions.writing.late_producer import LateProducer
 #: Seconds that a record may take to be acknowledged.
 _SEND_S = 15.0
 _ANSWER_S = _SEND_S + 5.0
-#: Seconds that brokers may take to say which topics there are: who asks is told soon that one is away.
-_TOPICS_S = 3.0
 _LOOK_S = 0.3
 #: What a decision that took effect has done; and how those that may stand are called.
 _ENDS = {
@@ -83,19 +82,29 @@ class Decided:
 class KafkaAdministration:
     """An operator's hands on one store. Used by one thread; use it as a context manager.
 
+    Its questions wait at most about `wait_s` seconds in all for brokers that do not answer at once.
+
     Raises `BrokerConnectionError`, `MissingRightError` where this client may not read the store, and `PenstockError`
     where there is none.
     """
 
-    def __init__(self, bootstrap_servers: str, prefix: str = "penstock", config: ClientConfig | None = None) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        prefix: str = "penstock",
+        config: ClientConfig | None = None,
+        *,
+        wait_s: float = WAIT_S,
+    ) -> None:
         given = config or {}
         self._principal = principal_of(given)
         self._admin = clients.admin(bootstrap_servers, given)
         self._bootstrap_servers = bootstrap_servers
-        counts = partition_counts(self._admin, bootstrap_servers, _TOPICS_S)
+        self._wait_s = wait_s
+        counts = partition_counts(self._admin, bootstrap_servers, self._wait_s)
         topics = StoreTopics(prefix)
         unseen = [one for one in (topics.half, topics.op, topics.done) if one not in counts]
-        hidden = hidden_topics(self._admin, unseen, _TOPICS_S)
+        hidden = hidden_topics(self._admin, unseen, self._wait_s)
         if hidden:
             rights = [topic_right(Operation.READ, one) for one in hidden]
             raise MissingRightError(f"the store {prefix} cannot be read, if it is there", rights, self._principal)
@@ -106,7 +115,7 @@ class KafkaAdministration:
             )
         self._counts = counts
         self._topics = StoreTopics(prefix, counts[topics.half])
-        self._inspection = Inspection(bootstrap_servers, given, self._topics)
+        self._inspection = Inspection(bootstrap_servers, given, self._topics, wait_s)
         # A half that is resumed has a header more than before.
         settings, name = {**ANY_SIZE, **given}, f"operator-{prefix}"
         self._sends = LateProducer(lambda: AckedProducer(bootstrap_servers, settings, _SEND_S, name))
@@ -152,7 +161,8 @@ class KafkaAdministration:
     def coordinator_notices(self) -> list[str]:
         """Return what the status of the coordinators shows to be wrong, a line for each."""
         try:
-            return status_lines(self._inspection.statuses(), time.time() * 1000)
+            read = self._inspection.last_statuses
+            return status_lines(self._inspection.statuses() if read is None else read, time.time() * 1000)
         except MissingRightError as error:
             return [f"the status of the coordinators is not seen: {error}"]
 
@@ -277,6 +287,6 @@ class KafkaAdministration:
         missing = {half.topic for one in found for half in one.pending.halves} - self._counts.keys()
         if not missing:
             return missing
-        missing -= partition_counts(self._admin, self._bootstrap_servers, _TOPICS_S).keys()
+        missing -= partition_counts(self._admin, self._bootstrap_servers, self._wait_s).keys()
         # What this client may not see may be there.
-        return missing.difference(hidden_topics(self._admin, missing, _TOPICS_S))
+        return missing.difference(hidden_topics(self._admin, missing, self._wait_s))
