@@ -41,6 +41,8 @@ _STOP_POLL_S = 0.005
 # A member of an enumeration is dear to look up, and this is the way of every message.
 _PRODUCER = Author.PRODUCER
 
+#: Seconds that a diagnosis waits for brokers which do not answer at once: somebody waits for it.
+_OBSERVED_S = 2.0
 #: What every producer does with the topics of the store. Who waits for publications, or answers checks, needs READ on
 #: one more, and gets an error when it does.
 _NEEDS = {
@@ -180,7 +182,7 @@ class KafkaStore:
         mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
         self._half_topic = self._topics.half
         self._ops = OpBatches(self._sends, self._topics.op, self._pace)
-        inspection = Inspection(self._bootstrap_servers, self._config, self._topics)
+        inspection = Inspection(self._bootstrap_servers, self._config, self._topics, _OBSERVED_S)
         read = observer_of(self._bootstrap_servers, self._config, inspection, self._topics)
         self._why = PublicationDiagnosis(read, self._prefix)
         self._sends.after_reports = self._ops.after_reports
