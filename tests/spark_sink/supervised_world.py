@@ -43,7 +43,7 @@ def report(  # each part of a report by its name
     unused: Any = None
     return StreamingQueryProgress(
         id=uuid.UUID(int=7),
-        runId=uuid.uuid5(uuid.NAMESPACE_OID, run),
+        runId=run_id(run),
         name=name,
         timestamp=f"2026-11-26T07:{batch_id if minute is None else minute:02}:00.000Z",
         batchId=batch_id,
@@ -60,10 +60,16 @@ def report(  # each part of a report by its name
     )
 
 
+def run_id(run: str) -> uuid.UUID:
+    """Return Spark's id of a start of a query."""
+    return uuid.uuid5(uuid.NAMESPACE_OID, run)
+
+
 class FakeQuery:
     """A query that runs until the test ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: str = "run-1") -> None:
+        self.runId = str(run_id(run))
         self.isActive = True
         self.status = {"isTriggerActive": False}
         self.lastProgress: StreamingQueryProgress | None = None
@@ -98,7 +104,7 @@ class World:
     def _start(self) -> tuple[FakeQuery, Gate]:
         if self.refusals:
             raise self.refusals.pop(0)
-        self.started.append(FakeQuery())
+        self.started.append(FakeQuery(f"run-{len(self.started) + 1}"))
         self.gates.append(Gate(self._function, park=woken))
         return self.started[-1], self.gates[-1]
 
@@ -113,7 +119,7 @@ class World:
     def commit(self, batch_id: int) -> None:
         """Have a batch done and committed."""
         self.gates[-1](FRAME, batch_id)
-        self.query.lastProgress = report(batch_id)
+        self.query.lastProgress = report(batch_id, run=f"run-{len(self.started)}")
 
     def fail(self, error: Exception) -> None:
         """End the query by an error, and have that seen."""

@@ -21,10 +21,8 @@ from streams import SPARK_S
 from supervised_world import World
 
 from kafka_tools import NewTopic, produce
-from penstock.app import App
 from penstock.dashboard.health import Health, HealthLimits
 from penstock.devbroker import DevBroker
-from penstock.errors import ConfigurationError
 from penstock.running import RunningApp
 from penstock.spark_sink.progress.statistics import SinkState, SinkStatistics
 from penstock.spark_sink.queries.app_sinks import AppSinks
@@ -100,11 +98,6 @@ def test_a_sink_that_stands_by_says_who_runs_it_and_leaves_its_replica_ready() -
 
     assert str(standby) == "sink orders: standby, host-7 at 10.0.0.5 runs it"
     assert health.ready().well
-
-
-def test_the_group_of_the_sinks_cannot_show_a_position() -> None:
-    with pytest.raises(ConfigurationError, match="is the group of all sinks of the app"):
-        App("shop", bootstrap_servers="127.0.0.1:1").sink("orders", group="shop-sinks")(lambda _batch, _id: None)
 
 
 @contextmanager

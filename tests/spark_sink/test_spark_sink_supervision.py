@@ -102,7 +102,7 @@ def test_only_a_committed_batch_begins_the_count_again() -> None:
     for _ in range(2):
         # Spark was there, with nothing to do, before the batch; the batch itself it never reported.
         world.gates[-1](FRAME, 7)
-        world.query.lastProgress = report(7, phases=IDLE)
+        world.query.lastProgress = report(7, run=f"run-{len(world.started)}", phases=IDLE)
         world.fail(FULL)
         if world.one.state is SinkState.WAITING:
             world.wait_for_restart()

@@ -111,52 +111,53 @@ class ProgressListener(StreamingQueryListener):
             self._forget_metrics(name)
 
     def take(self, report: StreamingQueryProgress) -> None:
-        """Take a report, which may come twice and behind a later one; one of an idle query counts for nothing."""
-        name, batch = report.name or str(report.id), (report.runId, report.batchId)
-        if self._is_closed or not is_executed(report) or (self._is_fixed and name not in self._shown):
+        """Take a report, which may come twice and behind a later one."""
+        name = report.name or str(report.id)
+        if self._is_closed or (self._is_fixed and name not in self._shown):
             return
         if name not in self._shown:
             self._show(name)
+        # Else there was nothing to do: Spark says so now and then.
+        is_batch = "addBatch" in report.durationMs
         with self._writing:
-            if batch in self._counted:
+            if is_batch and (report.runId, report.batchId) in self._counted:
                 return
-            self._counted.append(batch)
-            newest = self._newest.get(name, report)
-            if report.timestamp >= newest.timestamp:  # ISO 8601, which sorts as text
-                newest = report
-            self._newest[name] = newest
             shown = self._shown[name]
-            shown = replace(shown, batches=shown.batches + 1, rows=shown.rows + (report.numInputRows or 0))
-            shown = self._shown[name] = self._at(shown, newest)
-        if name in self._metrics:
+            if is_batch:
+                self._counted.append((report.runId, report.batchId))
+                shown = replace(shown, batches=shown.batches + 1, rows=shown.rows + (report.numInputRows or 0))
+            newest = self._newest.setdefault(name, report)
+            if report.timestamp >= newest.timestamp:  # ISO 8601, which sorts as text
+                self._newest[name] = report
+                shown = self._at(report, _of_batch(report, shown) if is_batch else shown)
+            self._shown[name] = shown
+        if is_batch and name in self._metrics:
             self._metrics[name].batch(_seconds(report))
-        if name in self._groups:
+        if is_batch and name in self._groups:
             self._groups[name].follow({(part.topic, part.partition): part.position for part in shown.partitions})
 
-    def _at(self, shown: SinkStatistics, report: StreamingQueryProgress) -> SinkStatistics:
-        """Return where a query is after the newest of its batches."""
+    def has_batch_of(self, run: str) -> bool:
+        """Return whether one of the last batches was of this start of a query, by Spark's id of that."""
+        return any(str(of_batch) == run for of_batch, _ in list(self._counted))
+
+    def _at(self, report: StreamingQueryProgress, shown: SinkStatistics) -> SinkStatistics:
+        """Return where a query is, as its newest report says."""
         position: Offsets = {}
         latest: Offsets = {}
         for source in report.sources:
             ends = _offsets(source.endOffset)
             position |= ends
             latest |= _offsets(source.latestOffset) if ends else {}
+        if not position:
+            return shown
         lag = {part: max(0, latest[part] - position[part]) for part in position.keys() & latest.keys()}
         sink = self._sinks.get(shown.name)
         # As the sink's batches left it in this process: nobody opens the sink for it.
         ledger = stored_batches.ends(getattr(sink, "ledger_key", None), getattr(sink, "name", None) or shown.name)
-        rows_per_s = report.processedRowsPerSecond or 0.0
-        return replace(
-            shown,
-            batch_id=report.batchId,
-            rows_per_s=rows_per_s if math.isfinite(rows_per_s) else 0.0,
-            batch_seconds=_seconds(report).get("triggerExecution", 0.0),
-            lag=sum(lag.values()) if lag else None,
-            partitions=tuple(
-                SinkPartition(*part, offset, lag.get(part), ledger.get(part))
-                for part, offset in sorted(position.items())
-            ),
+        partitions = tuple(
+            SinkPartition(*part, offset, lag.get(part), ledger.get(part)) for part, offset in sorted(position.items())
         )
+        return replace(shown, lag=sum(lag.values()) if lag else None, partitions=partitions)
 
     def restarted(self, name: str) -> None:
         """Take that a query is started again."""
@@ -195,9 +196,15 @@ class ProgressListener(StreamingQueryListener):
             metrics.close()
 
 
-def is_executed(report: StreamingQueryProgress) -> bool:
-    """Return whether a report is of a batch that was committed; else there was nothing to do."""
-    return "addBatch" in report.durationMs
+def _of_batch(report: StreamingQueryProgress, shown: SinkStatistics) -> SinkStatistics:
+    """Return a query's statistics with the numbers of its last batch."""
+    rows_per_s = report.processedRowsPerSecond or 0.0
+    return replace(
+        shown,
+        batch_id=report.batchId,
+        rows_per_s=rows_per_s if math.isfinite(rows_per_s) else 0.0,
+        batch_seconds=_seconds(report).get("triggerExecution", 0.0),
+    )
 
 
 def _seconds(report: StreamingQueryProgress) -> dict[str, float]:

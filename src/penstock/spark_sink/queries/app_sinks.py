@@ -9,8 +9,8 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from penstock.telemetry import Telemetry
-
-_log = logging.getLogger("penstock.spark_sink")
 
 
 class AppSinks(Supervisor):
@@ -91,8 +89,10 @@ class AppSinks(Supervisor):
         self._ends.callback(self._progress.close)
         if is_classic(spark):
             spark.streams.addListener(self._progress)
-            self._at_end(partial(spark.streams.removeListener, self._progress))
-            self._ends.enter_context(_stops_are_no_errors())
+            self._ends.callback(_end_quietly, partial(spark.streams.removeListener, self._progress))
+            callbacks = logging.getLogger("py4j.clientserver")
+            callbacks.addFilter(_is_error)
+            self._ends.callback(callbacks.removeFilter, _is_error)
         queries = [
             SupervisedQuery(
                 spec.name, partial(self._start_query, spark, spec), allowed=spec.restarts, progress=self._progress
@@ -116,19 +116,8 @@ class AppSinks(Supervisor):
                 "os.environ.update(penstock.devbroker.spark_environment()) before the start; penstock run does so"
             )
         spark = new_session(self._name)
-        self._at_end(spark.stop)
+        self._ends.callback(_end_quietly, spark.stop)
         return spark
-
-    def _at_end(self, end: Callable[[], object]) -> None:
-        """Have something of Spark ended when the queries have; a Spark that is gone has ended it."""
-
-        def end_it() -> None:
-            try:
-                end()
-            except Exception:  # noqa: BLE001 - see above
-                _log.debug("Spark was gone before the sinks of %s had ended", self._name, exc_info=True)
-
-        self._ends.callback(end_it)
 
     def _start_query(self, spark: SparkSession, spec: SinkSpec) -> tuple[StreamingQuery, Gate | None]:
         from penstock.spark_sink.queries.query import source_config, start_query
@@ -173,16 +162,12 @@ class AppSinks(Supervisor):
             return super().stop(max(0.0, allowed - gone))
 
 
-@contextmanager
-def _stops_are_no_errors() -> Iterator[None]:
-    """Keep py4j from logging with its stack what is no error, a batch left to the next start, or is logged without."""
+def _end_quietly(end: Callable[[], object]) -> None:
+    """End something of Spark when the queries have ended; a Spark that is gone has ended it."""
+    with suppress(Exception):
+        end()
 
-    def is_error(record: logging.LogRecord) -> bool:
-        return record.exc_info is None or not isinstance(record.exc_info[1], BatchLeftError | MissingRightError)
 
-    callbacks = logging.getLogger("py4j.clientserver")
-    callbacks.addFilter(is_error)
-    try:
-        yield
-    finally:
-        callbacks.removeFilter(is_error)
+def _is_error(record: logging.LogRecord) -> bool:
+    """Return whether py4j is to log an exception with its stack: a batch left to the next start is no error."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], BatchLeftError | MissingRightError)

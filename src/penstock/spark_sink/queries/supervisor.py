@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.spark_sink")
 
+#: States of a query that runs or is to be started.
+_GOING_ON = (SinkState.RUNNING, SinkState.WAITING, SinkState.STANDBY)
 #: Seconds between two polls of the queries, and of a batch whose end is waited for.
 _POLL_S, _IDLE_POLL_S = 0.2, 0.05
 #: Seconds between two questions for the progress of a query, of which Spark Connect sends no reports.
@@ -109,22 +111,21 @@ class SupervisedQuery:
             elif self._clock() >= self._progress_due:
                 self._report(self.query)
 
-    def _report(self, query: StreamingQuery) -> bool:
-        """Hand the report of the last batch on, and return whether this start has committed any."""
+    def _report(self, query: StreamingQuery) -> None:
+        """Hand the report of the last batch on."""
         self._progress_due = self._clock() + _PROGRESS_S
         report = query.lastProgress
-        if report is None:
-            return False
-        self._progress.take(report)
-        return "addBatch" in report.durationMs
+        if report is not None:
+            self._progress.take(report)
 
     def _ended(self, query: StreamingQuery) -> None:
         error = query.exception()
-        has_committed = self._report(query)
+        self._report(query)
         if error is None:
             self.state = SinkState.ENDED
         else:
-            self._failed((self.gate and self.gate.failure) or error, has_committed=has_committed)
+            cause = (self.gate and self.gate.failure) or error
+            self._failed(cause, has_committed=self._progress.has_batch_of(query.runId))
 
     def _failed(self, cause: BaseException, *, has_committed: bool = False) -> None:
         """Wait for the next start, or give up."""
@@ -192,13 +193,15 @@ class SupervisedQuery:
     def halt(self, state: SinkState) -> None:
         """End the query, in the middle of a batch if there is one, unless it has ended by itself; `state` follows."""
         query = self.query
-        if self.state is SinkState.RUNNING and query is not None:
-            if self.gate is not None:
-                self.gate.leave()
-            end_within(_HALT_S, f"stop of the query {self.name}", query.stop)
-            self._report(query)
-        if self.state in (SinkState.RUNNING, SinkState.WAITING, SinkState.STANDBY):
-            self.state = state
+        try:
+            if self.state is SinkState.RUNNING and query is not None:
+                if self.gate is not None:
+                    self.gate.leave()
+                end_within(_HALT_S, f"stop of the query {self.name}", query.stop)
+                self._report(query)
+        finally:
+            if self.state in _GOING_ON:
+                self.state = state
 
 
 class Supervisor:
@@ -300,8 +303,7 @@ class Supervisor:
     @property
     def ended(self) -> bool:
         """Whether nothing runs and nothing is to be started again."""
-        going_on = (SinkState.RUNNING, SinkState.WAITING, SinkState.STANDBY)
-        return not any(query.state in going_on for query in self.supervised)
+        return not any(query.state in _GOING_ON for query in self.supervised)
 
     def raise_failure(self) -> None:
         """Raise what the app stops for: the error of a query that failed and is not started again, if there is one."""
