@@ -63,31 +63,21 @@ def test_a_query_whose_right_was_taken_away_is_tried_until_it_is_given_and_says_
     assert "lacks the right Read on topic t" in caplog.text, "it was taken away again"
 
 
-def test_a_failed_query_is_started_again_after_waits_that_double_up_to_a_minute() -> None:
+def test_a_failed_query_or_start_is_tried_again_after_waits_that_double_up_to_a_minute() -> None:
     world = World()
     world.one.start_first()
 
     waits = []
-    for _ in range(8):
-        world.fail(FULL)
-        assert world.one.state is SinkState.WAITING
+    for number in range(8):
+        if world.one.state is SinkState.RUNNING:
+            world.fail(FULL)
+        world.refusals = [FULL] if number % 2 else []
         waits.append(world.wait_for_restart())
+    world.wait_for_restart()
 
     assert waits == pytest.approx([1, 2, 4, 8, 16, 32, LONGEST_WAIT_S, LONGEST_WAIT_S])
-    assert (world.one.state, world.restarts) == (SinkState.RUNNING, 8)
+    assert (world.one.state, world.restarts, len(world.started)) == (SinkState.RUNNING, 9, 6)
     assert world.one.last_error == "ValueError: no room"
-
-
-def test_a_start_that_fails_counts_like_a_query_that_fails() -> None:
-    world = World(restarts=3)
-    world.one.start_first()
-    world.fail(FULL)
-    world.refusals = [OSError("no broker"), OSError("no broker")]
-
-    waits = [world.wait_for_restart() for _ in range(3)]
-
-    assert waits == pytest.approx([1, 2, 4])
-    assert (world.one.state, len(world.started)) == (SinkState.RUNNING, 2)
 
 
 def test_only_a_committed_batch_begins_the_count_again() -> None:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from penstock.telemetry.metrics.spark import SparkReading, SparkTelemetry
     from penstock.telemetry.settings import Telemetry
 
-#: Batches of which it is remembered that they were counted; Spark itself keeps the reports of 100 for each query.
-_REMEMBERED = 1_000
+#: Batches of a query of which it is remembered that they were counted; Spark itself keeps the reports of 100.
+_REMEMBERED = 256
 
 
 class ProgressListener(StreamingQueryListener):
@@ -80,13 +80,14 @@ class ProgressListener(StreamingQueryListener):
         self._shown: dict[str, SinkStatistics] = {}
         self._newest: dict[str, StreamingQueryProgress] = {}
         self._metrics: dict[str, SparkTelemetry] = {}
-        self._counted: deque[tuple[UUID, int]] = deque(maxlen=_REMEMBERED)
+        self._counted: dict[str, deque[tuple[UUID, int]]] = {}
         self._is_closed = False
         for name in queries or ():
             self._show(name)
 
     def _show(self, name: str) -> None:
         self._shown[name] = SinkStatistics(name=name, state=SinkState.RUNNING)
+        self._counted[name] = deque(maxlen=_REMEMBERED)
         if self._telemetry is not None:
             from penstock.telemetry.metrics.spark import SparkTelemetry
 
@@ -104,9 +105,8 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
         """Show it no more, unless it is to be shown whether it runs or not."""
-        for name in (
-            [] if self._is_fixed else [name for name, last in self._newest.items() if last.runId == event.runId]
-        ):
+        ended = [name for name, report in self._newest.items() if report.runId == event.runId]
+        for name in () if self._is_fixed else ended:
             del self._newest[name], self._shown[name]
             self._forget_metrics(name)
 
@@ -120,11 +120,11 @@ class ProgressListener(StreamingQueryListener):
         # Else there was nothing to do: Spark says so now and then.
         is_batch = "addBatch" in report.durationMs
         with self._writing:
-            if is_batch and (report.runId, report.batchId) in self._counted:
+            if is_batch and (report.runId, report.batchId) in self._counted[name]:
                 return
             shown = self._shown[name]
             if is_batch:
-                self._counted.append((report.runId, report.batchId))
+                self._counted[name].append((report.runId, report.batchId))
                 shown = replace(shown, batches=shown.batches + 1, rows=shown.rows + (report.numInputRows or 0))
             newest = self._newest.setdefault(name, report)
             if report.timestamp >= newest.timestamp:  # ISO 8601, which sorts as text
@@ -136,9 +136,9 @@ class ProgressListener(StreamingQueryListener):
         if is_batch and name in self._groups:
             self._groups[name].follow({(part.topic, part.partition): part.position for part in shown.partitions})
 
-    def has_batch_of(self, run: str) -> bool:
-        """Return whether one of the last batches was of this start of a query, by Spark's id of that."""
-        return any(str(of_batch) == run for of_batch, _ in list(self._counted))
+    def has_batch_of(self, name: str, run: str) -> bool:
+        """Return whether this start of a query, by Spark's id of it, has committed a batch."""
+        return any(str(of_batch) == run for of_batch, _ in list(self._counted[name]))
 
     def _at(self, report: StreamingQueryProgress, shown: SinkStatistics) -> SinkStatistics:
         """Return where a query is, as its newest report says."""

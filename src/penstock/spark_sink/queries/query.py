@@ -17,12 +17,7 @@ from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, a_callable, names
 from penstock.spark_sink.queries.restarts import lacking_package
 from penstock.spark_sink.queries.sink_specs import SinkSpec
-from penstock.spark_sink.queries.starting_offsets import (
-    beginning,
-    has_progress,
-    is_remembered,
-    refuse_forgetful,
-)
+from penstock.spark_sink.queries.starting_offsets import beginning, has_progress, is_remembered, refuse_forgetful
 from penstock.spark_sink.sinks.sink import OfQuery, begin_ledger
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import OffsetReader

@@ -125,7 +125,7 @@ class SupervisedQuery:
             self.state = SinkState.ENDED
         else:
             cause = (self.gate and self.gate.failure) or error
-            self._failed(cause, has_committed=self._progress.has_batch_of(query.runId))
+            self._failed(cause, has_committed=self._progress.has_batch_of(self.name, query.runId))
 
     def _failed(self, cause: BaseException, *, has_committed: bool = False) -> None:
         """Wait for the next start, or give up."""
@@ -174,8 +174,7 @@ class SupervisedQuery:
 
     def fail(self, text: str, cause: BaseException | None) -> None:
         """Give it up: the app stops for it."""
-        self.failure = SinkError(text)
-        self.failure.__cause__ = cause
+        self.failure = _caused(text, cause)
         self.state = SinkState.FAILED
 
     def close(self) -> None:
@@ -259,10 +258,8 @@ class Supervisor:
         try:
             self._fleet.poll()
         except Exception as error:  # noqa: BLE001 - it is not known any more whose the queries are: all are stopped
-            self._failure = SinkError(
-                f"the app cannot share its sinks out any more: {restarts.summary_of(error)}; start it again"
-            )
-            self._failure.__cause__ = error
+            what = "the app cannot share its sinks out any more"
+            self._failure = _caused(f"{what}: {restarts.summary_of(error)}; start it again", error)
 
     def _poll(self, query: SupervisedQuery) -> None:
         if query.state is SinkState.STANDBY and query.name in (self._fleet.mine or ()):
@@ -337,6 +334,12 @@ class Supervisor:
         if self._thread.is_alive():
             _log.warning("the sinks have not ended in time: Spark does not answer; they end with this process")
         return self._is_finished and not self._thread.is_alive()
+
+
+def _caused(text: str, cause: BaseException | None) -> SinkError:
+    error = SinkError(text)
+    error.__cause__ = cause
+    return error
 
 
 def _is_idle(query: SupervisedQuery) -> bool:
