@@ -28,8 +28,7 @@ from penstock.reports.settings import ReportSettings, report_settings
 from penstock.running import RunningApp, coordinator_of, run_until_signal
 from penstock.settings import effective
 from penstock.spark_sink.queries.app_sinks import AppSinks
-from penstock.spark_sink.queries.sink_registry import SinkRegistry
-from penstock.spark_sink.queries.sink_specs import in_first_process
+from penstock.spark_sink.queries.sink_specs import SinkRegistry, in_first_process
 from penstock.transactions import Coordinator
 from penstock.transactions.wire.topics import StoreTopics
 

@@ -12,7 +12,7 @@ from penstock.consumer.inspection.parked_keys import ParkedMessage
 from penstock.options import ClientConfig
 from penstock.reports.reporter import Reporter, sender_of
 from penstock.reports.settings import ReportSettings
-from penstock.spark_sink.monitoring.progress import SinkStatistics
+from penstock.spark_sink.progress.statistics import SinkStatistics
 from penstock.transactions import Coordinator
 
 #: Parked keys that are shown of one process.

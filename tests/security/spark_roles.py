@@ -19,7 +19,7 @@ from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS
 from penstock.spark_sink.ledger.kafka_producers import SinkPublisher, slot_id
 from penstock.spark_sink.ledger.kafka_publisher import publish as publish_rows
 from penstock.spark_sink.ledger.kafka_target import Row
-from penstock.spark_sink.monitoring.progress import SinkState
+from penstock.spark_sink.progress.statistics import SinkState
 from penstock.spark_sink.sinks.kafka_publication import require_target
 from penstock.spark_sink.sinks.sink import ledger_positions
 from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected

@@ -1,40 +1,78 @@
-"""Supervised queries that are none, and a clock that the test moves."""
+"""Supervised queries that are none, with reports as Spark makes them, a fleet, and a clock that the test moves."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import uuid
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from pyspark.sql.streaming.listener import SourceProgress, StreamingQueryProgress
+
+from penstock.spark_sink.progress.listener import ProgressListener
 from penstock.spark_sink.queries.gate import Gate
-from penstock.spark_sink.queries.restarts import (
-    Restarts,
-)
-from penstock.spark_sink.queries.supervised_query import SupervisedQuery
+from penstock.spark_sink.queries.supervisor import SupervisedQuery
 
 FRAME: Any = object()
+PHASES = {"addBatch": 1433, "latestOffset": 169, "triggerExecution": 1877}
+IDLE = {"latestOffset": 3, "triggerExecution": 3}
 
 
-@dataclass
-class Report:
-    """What Spark's report is to those that ask for its text."""
+def report(  # each part of a report by its name
+    batch_id: int,
+    *,
+    name: str = "orders",
+    run: str = "run-1",
+    minute: int | None = None,
+    rows: int = 10,
+    phases: Mapping[str, int] = PHASES,
+    end: object = None,
+    latest: object = None,
+) -> StreamingQueryProgress:
+    """Return a report as Spark 4.3 makes it; a batch begins in the minute of its number."""
+    source = SourceProgress.fromJson(
+        {
+            "description": "PythonMicroBatchStreamWithTriggerAvailableNow@4255c707",
+            "startOffset": None,
+            "endOffset": {"orders": {"0": 4, "1": 6}} if end is None else end,
+            "latestOffset": {"orders": {"0": 8, "1": 12}} if latest is None else latest,
+            "numInputRows": rows,
+            "inputRowsPerSecond": 0.0,
+            "processedRowsPerSecond": 5.3,
+        }
+    )
+    unused: Any = None
+    return StreamingQueryProgress(
+        id=uuid.UUID(int=7),
+        runId=run_id(run),
+        name=name,
+        timestamp=f"2026-11-26T07:{batch_id if minute is None else minute:02}:00.000Z",
+        batchId=batch_id,
+        batchDuration=0,
+        durationMs=dict(phases),
+        eventTime={},
+        stateOperators=[],
+        sources=[source],
+        sink=unused,
+        numInputRows=rows,
+        inputRowsPerSecond=0.0,
+        processedRowsPerSecond=5.3,
+        observedMetrics={},
+    )
 
-    batch_id: int
-    executed: bool = True
 
-    @property
-    def json(self) -> str:
-        phases = {"addBatch": 100, "triggerExecution": 250} if self.executed else {"latestOffset": 3}
-        return json.dumps({"id": "i", "runId": "r", "name": "q", "batchId": self.batch_id, "durationMs": phases})
+def run_id(run: str) -> uuid.UUID:
+    """Return Spark's id of a start of a query."""
+    return uuid.uuid5(uuid.NAMESPACE_OID, run)
 
 
 class FakeQuery:
     """A query that runs until the test ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: str = "run-1") -> None:
+        self.runId = str(run_id(run))
         self.isActive = True
-        self.lastProgress: Report | None = None
+        self.status = {"isTriggerActive": False}
+        self.lastProgress: StreamingQueryProgress | None = None
         self.error: BaseException | None = None
         self.stops = 0
 
@@ -58,26 +96,35 @@ class World:
         self.started: list[FakeQuery] = []
         self.gates: list[Gate] = []
         self.refusals: list[Exception] = []
-        self.reports: list[str] = []
+        self.progress = ProgressListener(queries=["orders"])
         self._function = function
-        self.one = SupervisedQuery(
-            "orders",
-            self._start,
-            restarts=Restarts(restarts, lambda: 0.0),
-            clock=lambda: self.now,
-            take_progress=self.reports.append,
-        )
+        start: Any = self._start
+        self.one = SupervisedQuery("orders", start, allowed=restarts, progress=self.progress, clock=lambda: self.now)
 
     def _start(self) -> tuple[FakeQuery, Gate]:
         if self.refusals:
             raise self.refusals.pop(0)
-        self.started.append(FakeQuery())
+        self.started.append(FakeQuery(f"run-{len(self.started) + 1}"))
         self.gates.append(Gate(self._function, park=woken))
         return self.started[-1], self.gates[-1]
 
     @property
     def query(self) -> FakeQuery:
         return self.started[-1]
+
+    @property
+    def restarts(self) -> int:
+        return self.progress.statistics("orders").restarts
+
+    def commit(self, batch_id: int) -> None:
+        """Have a batch done and committed."""
+        self.gates[-1](FRAME, batch_id)
+        self.query.lastProgress = report(batch_id, run=f"run-{len(self.started)}")
+
+    def fail(self, error: Exception) -> None:
+        """End the query by an error, and have that seen."""
+        self.query.end(error)
+        self.one.poll()
 
     def wait_for_restart(self) -> float:
         """Move the clock to the next start and return how far that was."""
@@ -90,6 +137,30 @@ class World:
         self.now += 0.002
         self.one.poll()
         return waited
+
+
+class FakeFleet:
+    """A fleet that gives and takes the query when the test says so."""
+
+    def __init__(self, *, begins: bool = True) -> None:
+        self.mine: frozenset[str] | None = None
+        self.on_release: Callable[[Collection[str], bool], None]
+        self.has_left = False
+        self._first = frozenset(["orders"] if begins else [])
+        self.news: list[Callable[[], None]] = []
+
+    def poll(self, _timeout_s: float = 0.0) -> None:
+        self.mine = self._first if self.mine is None else self.mine
+        while self.news:
+            self.news.pop(0)()
+
+    def take(self, *, is_lost: bool) -> None:
+        """Give the query to another replica."""
+        self.mine = frozenset()
+        self.on_release(["orders"], is_lost)
+
+    def leave(self) -> None:
+        self.has_left = True
 
 
 def woken(_batch: object, _milliseconds: int) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Self, cast
 
 import pytest
@@ -20,12 +21,10 @@ from streams import SPARK_S
 from supervised_world import World
 
 from kafka_tools import NewTopic, produce
-from penstock.app import App
 from penstock.dashboard.health import Health, HealthLimits
 from penstock.devbroker import DevBroker
-from penstock.errors import ConfigurationError
 from penstock.running import RunningApp
-from penstock.spark_sink.monitoring.progress import SinkState, SinkStatistics
+from penstock.spark_sink.progress.statistics import SinkState, SinkStatistics
 from penstock.spark_sink.queries.app_sinks import AppSinks
 from penstock.spark_sink.queries.fleet import Fleet
 from penstock.spark_sink.queries.sink_specs import SinkSpec
@@ -39,14 +38,14 @@ class Replica:
     """A supervisor of one query, whose fleet is a member of a real group."""
 
     def __init__(self, servers: str, topic: str) -> None:
-        spec = SinkSpec((topic,), print, None, "1 second", "orders", None, "earliest", {})
+        spec = SinkSpec(topics=(topic,), function=print, name="orders")
         self.fleet = Fleet(topic, [spec], servers, {"topic.metadata.refresh.interval.ms": 200}, 10.0)
         self.world = World()
-        self.supervisor = Supervisor("test", [self.world.one], fleet=self.fleet, release_s=10.0)
+        self.supervisor = Supervisor("test", release_s=10.0)
 
     def __enter__(self) -> Self:
         self.fleet.join()
-        self.supervisor.start()
+        self.supervisor.supervise([self.world.one], self.fleet)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,34 +83,21 @@ def test_a_topic_that_is_deleted_and_comes_back_leaves_its_sink_with_one_replica
         (held,) = (one for one in replicas if one.state is SinkState.RUNNING)
         admin.delete_topics([topic])[topic].result(30)
 
-        wait_until(lambda: held.fleet._kept == {"orders"})
+        wait_until(lambda: held.fleet.kept == {"orders"})
         assert held.state is SinkState.RUNNING, "its query says that the topic is gone"
 
         admin.create_topics([KafkaTopic(topic, 1)])[topic].result(30)
-        wait_until(lambda: not held.fleet._kept)
+        wait_until(lambda: not held.fleet.kept)
         wait_until(lambda: sorted(one.state.value for one in replicas) == ["running", "standby"])
 
 
-def test_a_sink_that_stands_by_says_who_runs_it() -> None:
-    told = SinkStatistics(name="orders", state=SinkState.STANDBY, holder="host-7 at 10.0.0.5")
-
-    assert str(told) == "sink orders: standby, host-7 at 10.0.0.5 runs it"
-
-
-def test_a_replica_whose_sink_stands_by_is_ready() -> None:
-    class Sinks:
-        def statistics(self) -> list[SinkStatistics]:
-            return [SinkStatistics(name="orders", state=SinkState.STANDBY)]
-
+def test_a_sink_that_stands_by_says_who_runs_it_and_leaves_its_replica_ready() -> None:
+    standby = SinkStatistics(name="orders", state=SinkState.STANDBY, holder="host-7 at 10.0.0.5")
     health = Health(HealthLimits())
-    health.running = RunningApp(None, None, [], cast("AppSinks", Sinks()))
+    health.running = RunningApp(None, None, [], cast("AppSinks", SimpleNamespace(statistics=lambda: [standby])))
 
+    assert str(standby) == "sink orders: standby, host-7 at 10.0.0.5 runs it"
     assert health.ready().well
-
-
-def test_the_group_of_the_sinks_cannot_show_a_position() -> None:
-    with pytest.raises(ConfigurationError, match="is the group of all sinks of the app"):
-        App("shop", bootstrap_servers="127.0.0.1:1").sink("orders", group="shop-sinks")(lambda _batch, _id: None)
 
 
 @contextmanager

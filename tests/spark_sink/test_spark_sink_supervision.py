@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import traceback
 
 import pytest
 from pyspark.errors import AnalysisException
-from supervised_world import FRAME, Report, World
+from supervised_world import FRAME, IDLE, World, report
 
 from penstock.clients.rights import MissingRightError, Operation, topic_right
 from penstock.errors import BrokerConnectionError, ConfigurationError, SinkError, TopicNotFoundError
 from penstock.spark_sink.errors import DataLossError, SchemaMismatchError, SessionStoppedError, errors_in
-from penstock.spark_sink.monitoring.progress import SinkState
-from penstock.spark_sink.queries.restarts import (
-    LONGEST_WAIT_S,
-    RIGHT_WAIT_S,
-    lacks_right,
-    summary_of,
-)
+from penstock.spark_sink.progress.statistics import SinkState
+from penstock.spark_sink.queries.restarts import LONGEST_WAIT_S, RIGHT_WAIT_S, summary_of
 
 #: What Spark keeps of an exception of the source, shortened; 4.3.0.
 TOPIC_GONE = """[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python streaming data source perform planPartitions: Traceback (most recent call last):
@@ -35,20 +29,14 @@ Current Available Offsets: {ValueError: none}
 
 
 #: The same of a right that is missing.
-FORBIDDEN = TOPIC_GONE.replace(
-    "penstock.errors.TopicNotFoundError: the option subscribe names topics that do not exist: t; create them first, or "
-    "correct the name",
+FORBIDDEN = re.sub(
+    r"penstock\.errors\.TopicNotFoundError: .*",
     "penstock.clients.rights.MissingRightError: topic t cannot be read: User:a lacks the right Read on topic t; an "
     "administrator gives it with: kafka-acls.sh --topic 't'",
+    TOPIC_GONE,
 )
-
-
 MISSING = MissingRightError("topic t cannot be read", [topic_right(Operation.READ, "t")], "User:a")
-
-
-def fail_at_once(world: World, error: Exception) -> None:
-    world.query.end(error)
-    world.one.poll()
+FULL = ValueError("no room")
 
 
 @pytest.mark.parametrize("failure", [MISSING, RuntimeError(FORBIDDEN)])
@@ -56,81 +44,58 @@ def test_a_query_whose_right_was_taken_away_is_tried_until_it_is_given_and_says_
     failure: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World(restarts=1)
-    world.one.start()
-    world.query.lastProgress = Report(0)
-    world.gates[-1](FRAME, 0)
+    world.one.start_first()
+    world.commit(0)
 
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
-        fail_at_once(world, failure)
-        waits = [world.wait_for_restart()]
+        waits = []
         for _ in range(20):  # more than are allowed for other failures
-            fail_at_once(world, failure)
+            world.fail(failure)
             waits.append(world.wait_for_restart())
 
-    assert waits == pytest.approx([RIGHT_WAIT_S] * 21)
+    assert waits == pytest.approx([RIGHT_WAIT_S] * 20)
     assert world.one.state is SinkState.RUNNING
     assert caplog.text.count("MissingRightError: topic t cannot be read: User:a lacks the right Read on topic t") == 1
-    world.query.lastProgress = Report(1)
-    world.gates[-1](FRAME, 1)
+    world.commit(1)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
-        fail_at_once(world, failure)
-    assert "lacks the right Read on topic t" in caplog.text, "it was taken away anew"
+        world.fail(failure)
+    assert "lacks the right Read on topic t" in caplog.text, "it was taken away again"
 
 
-@pytest.mark.parametrize("failure", [MISSING, RuntimeError(FORBIDDEN)])
-def test_a_query_that_never_had_the_right_ends_the_app_at_once(failure: Exception) -> None:
+def test_a_failed_query_or_start_is_tried_again_after_waits_that_double_up_to_a_minute() -> None:
     world = World()
-    world.one.start()
-
-    fail_at_once(world, failure)
-
-    assert lacks_right(failure)
-    assert world.one.state is SinkState.FAILED
-    assert str(world.one.failure).startswith(
-        "the query orders ended: MissingRightError: topic t cannot be read: User:a"
-    )
-
-
-def test_a_failed_query_is_started_again_after_waits_that_double_up_to_a_minute() -> None:
-    world = World()
-    world.one.start()
+    world.one.start_first()
 
     waits = []
-    for _ in range(8):
-        fail_at_once(world, ValueError("no room"))
-        assert world.one.state is SinkState.WAITING
+    for number in range(8):
+        if world.one.state is SinkState.RUNNING:
+            world.fail(FULL)
+        world.refusals = [FULL] if number % 2 else []
         waits.append(world.wait_for_restart())
+    world.wait_for_restart()
 
     assert waits == pytest.approx([1, 2, 4, 8, 16, 32, LONGEST_WAIT_S, LONGEST_WAIT_S])
-    assert world.one.state is SinkState.RUNNING
-    assert world.one.restarts == 8
+    assert (world.one.state, world.restarts, len(world.started)) == (SinkState.RUNNING, 9, 6)
     assert world.one.last_error == "ValueError: no room"
 
 
-def test_a_committed_batch_begins_the_count_anew() -> None:
+def test_only_a_committed_batch_begins_the_count_again() -> None:
     world = World(restarts=2)
-    world.one.start()
-    for _ in range(5):
-        world.gates[-1](FRAME, 7)
-        world.query.lastProgress = Report(7)
-        fail_at_once(world, ValueError("no room"))
+    world.one.start_first()
+    for batch_id in range(5):
+        world.commit(batch_id)
+        world.fail(FULL)
 
         assert world.wait_for_restart() == pytest.approx(1)
 
-    assert world.one.failure is None
-
-
-def test_a_batch_that_was_not_committed_does_not_begin_it_anew() -> None:
-    world = World(restarts=2)
-    world.one.start()
     for _ in range(2):
-        world.gates[-1](FRAME, 7)
         # Spark was there, with nothing to do, before the batch; the batch itself it never reported.
-        world.query.lastProgress = Report(7, executed=False)
-        fail_at_once(world, ValueError("the commit log is read-only"))
-        world.wait_for_restart()
-    fail_at_once(world, ValueError("the commit log is read-only"))
+        world.gates[-1](FRAME, 7)
+        world.query.lastProgress = report(7, run=f"run-{len(world.started)}", phases=IDLE)
+        world.fail(FULL)
+        if world.one.state is SinkState.WAITING:
+            world.wait_for_restart()
 
     assert world.one.state is SinkState.FAILED
     with pytest.raises(SinkError, match=r"the query orders ended: ValueError.*started again 2 times"):
@@ -138,26 +103,27 @@ def test_a_batch_that_was_not_committed_does_not_begin_it_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    "failure",
+    ("failure", "why"),
     [
-        ConfigurationError("the option subscribe is wrong"),
-        TopicNotFoundError("no such topic"),
-        AnalysisException("[UNRESOLVED_COLUMN] no such column"),
-        RuntimeError(TOPIC_GONE),
-        RuntimeError("Caused by: org.apache.spark.sql.catalyst.ExtendedAnalysisException: [UNRESOLVED_COLUMN] x"),
-        DataLossError("offsets 0 to 9 are gone"),
-        RuntimeError("Traceback\npenstock.spark_sink.errors.DataLossError: offsets 0 to 9 are gone; check the topic"),
-        SessionStoppedError("Spark's session was stopped"),
+        (ConfigurationError("the option subscribe is wrong"), "another start would not fix it"),
+        (AnalysisException("[UNRESOLVED_COLUMN] no such column"), "another start would not fix it"),
+        (RuntimeError(TOPIC_GONE), "another start would not fix it"),
+        (RuntimeError("Caused by: org.apache.spark.sql.catalyst.ExtendedAnalysisException: [X] x"), "would not fix it"),
+        (RuntimeError("Traceback\npenstock.spark_sink.errors.DataLossError: offsets are gone"), "would not fix it"),
+        (DataLossError("offsets 0 to 9 are gone"), "another start would not fix it"),
+        (SessionStoppedError("Spark's session was stopped"), "another start would not fix it"),
+        (TopicNotFoundError("no such topic"), "another start would not fix it"),
+        (MISSING, "User:a lacks the right Read on topic t.*another start would not give it"),
+        (RuntimeError(FORBIDDEN), "User:a lacks the right Read on topic t.*another start would not give it"),
     ],
 )
-def test_what_another_start_cannot_mend_is_not_started_again(failure: Exception) -> None:
+def test_what_another_start_cannot_fix_is_not_started_again(failure: Exception, why: str) -> None:
     world = World()
-    world.one.start()
-    fail_at_once(world, failure)
+    world.one.start_first()
+    world.fail(failure)
 
-    assert world.one.state is SinkState.FAILED
-    assert len(world.started) == 1
-    with pytest.raises(SinkError, match="another start would not mend it") as raised:
+    assert (world.one.state, len(world.started)) == (SinkState.FAILED, 1)
+    with pytest.raises(SinkError, match=f"the query orders ended: .*{why}") as raised:
         raise world.one.failure or AssertionError
     assert raised.value.__cause__ is failure
 
@@ -172,16 +138,25 @@ def test_a_rival_on_the_same_checkpoint_is_outlasted_for_some_starts_and_named_w
     world.one.start_first()
     world.wait_for_restart()
     for batch_id in range(2):
-        world.gates[-1](FRAME, batch_id)
-        world.query.lastProgress = Report(batch_id)  # a batch that both may have committed says nothing
-        fail_at_once(world, rival)
+        world.commit(batch_id)  # a batch that both may have committed says nothing
+        world.fail(rival)
         world.wait_for_restart()
-    fail_at_once(world, rival)
+    world.fail(rival)
 
-    assert (world.one.state, world.one.restarts) == (SinkState.FAILED, 3)
+    assert (world.one.state, world.restarts) == (SinkState.FAILED, 3)
     with pytest.raises(SinkError, match="another query writes to the same checkpoint; stop one of the two") as raised:
         raise world.one.failure or AssertionError
     assert raised.value.__cause__ is None
+
+
+def test_a_query_that_ends_without_a_failure_has_ended_and_its_last_report_is_not_missed() -> None:
+    world = World()
+    world.one.start_first()
+    world.query.lastProgress = report(3)
+    world.query.end()
+    world.one.poll()
+
+    assert (world.one.state, world.progress.statistics("orders").batches) == (SinkState.ENDED, 1)
 
 
 @pytest.mark.parametrize("error", [MISSING, SchemaMismatchError("no column"), BrokerConnectionError("no broker")])
@@ -193,43 +168,15 @@ def test_the_type_of_an_error_is_found_in_the_stack_that_spark_keeps_of_it(error
     assert (type(found), str(found)) == (type(error), str(error))
 
 
-def test_a_start_that_fails_counts_like_a_query_that_fails() -> None:
-    world = World(restarts=3)
-    world.one.start()
-    fail_at_once(world, ValueError("no room"))
-    world.refusals = [OSError("no broker"), OSError("no broker")]
-
-    waits = [world.wait_for_restart() for _ in range(3)]
-
-    assert waits == pytest.approx([1, 2, 4])
-    assert (world.one.state, len(world.started)) == (SinkState.RUNNING, 2)
-
-
-def test_a_query_that_ends_without_a_failure_has_ended() -> None:
-    world = World()
-    world.one.start()
-    world.query.lastProgress = Report(3)
-    world.query.end()
-    world.one.poll()
-
-    assert world.one.state is SinkState.ENDED
-    assert [json.loads(text)["batchId"] for text in world.reports] == [3], "the last report is not missed"
-
-
 def test_an_error_is_told_in_one_line_out_of_sparks_wrapping() -> None:
+    lacking = re.sub(r"penstock\.errors\.T.*", "ModuleNotFoundError: No module named 'penstock'", TOPIC_GONE)
+
     assert summary_of(RuntimeError(TOPIC_GONE)) == (
         "TopicNotFoundError: the option subscribe names topics that do not exist: t; create them first, "
         "or correct the name"
     )
     assert summary_of(ValueError("no room\nfor two")) == "ValueError: no room"
     assert summary_of(ValueError()) == "ValueError: no text"
-
-
-def test_a_worker_that_lacks_a_package_is_told_with_what_to_set() -> None:
-    lacking = re.sub(
-        r"penstock\.errors\.TopicNotFoundError: .*", "ModuleNotFoundError: No module named 'penstock'", TOPIC_GONE
-    )
-
     assert summary_of(RuntimeError(lacking)) == (
         "ModuleNotFoundError: No module named 'penstock'; the Python of Spark's workers has no penstock: set "
         "PYSPARK_PYTHON to one that has it, or ship it (docs/spark-cluster.md)"

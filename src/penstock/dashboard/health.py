@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from penstock import options as check
 from penstock.consumer import ConsumerStatistics, Explanation
 from penstock.running import RunningApp
-from penstock.spark_sink.monitoring.progress import SinkState
+from penstock.spark_sink.progress.statistics import SinkState
 
 #: Reasons that one answer gives, at most.
 _MAX_REASONS = 10

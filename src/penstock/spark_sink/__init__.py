@@ -15,8 +15,8 @@ from penstock.errors import ConfigurationError
 if TYPE_CHECKING:
     from penstock.spark_sink.errors import DataLossError, SchemaMismatchError, SessionStoppedError
     from penstock.spark_sink.ledger.rules import LedgerEntry
-    from penstock.spark_sink.monitoring.progress import SinkPartition, SinkState, SinkStatistics
-    from penstock.spark_sink.monitoring.progress_listener import ProgressListener
+    from penstock.spark_sink.progress.listener import ProgressListener
+    from penstock.spark_sink.progress.statistics import SinkPartition, SinkState, SinkStatistics
     from penstock.spark_sink.queries.query import start_sink
     from penstock.spark_sink.queries.sink_specs import RowsFunction, SinkFunction, SinkSpec
     from penstock.spark_sink.sinks.delta_sink import DeltaSink
@@ -31,34 +31,27 @@ if TYPE_CHECKING:
     from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
     from penstock.spark_sink.source.source import register
 
-#: Public name -> the module that defines it.
+#: Module of this package -> the public names that it defines.
 _HOMES = {
-    "BatchReport": "penstock.spark_sink.sinks.handlers.execution.report",
-    "DataLossError": "penstock.spark_sink.errors",
-    "DeadLetters": "penstock.spark_sink.sinks.sql.rows.dead_letters",
-    "DeltaSink": "penstock.spark_sink.sinks.delta_sink",
-    "HandlerSink": "penstock.spark_sink.sinks.handlers.sink",
-    "IcebergSink": "penstock.spark_sink.sinks.iceberg_sink",
-    "KafkaSink": "penstock.spark_sink.sinks.kafka_sink",
-    "Offsets": "penstock.spark_sink.source.offsets.planning",
-    "ProgressListener": "penstock.spark_sink.monitoring.progress_listener",
-    "Rejected": "penstock.spark_sink.sinks.sql.rows.row_validator",
-    "RowsFunction": "penstock.spark_sink.queries.sink_specs",
-    "SchemaMismatchError": "penstock.spark_sink.errors",
-    "SessionStoppedError": "penstock.spark_sink.errors",
-    "SinkFunction": "penstock.spark_sink.queries.sink_specs",
-    "LedgerEntry": "penstock.spark_sink.ledger.rules",
-    "SinkPartition": "penstock.spark_sink.monitoring.progress",
-    "SinkSpec": "penstock.spark_sink.queries.sink_specs",
-    "SinkState": "penstock.spark_sink.monitoring.progress",
-    "SinkStatistics": "penstock.spark_sink.monitoring.progress",
-    "SqlSink": "penstock.spark_sink.sinks.sql.sink",
-    "TaskReport": "penstock.spark_sink.sinks.handlers.execution.report",
-    "TopicPartition": "penstock.spark_sink.source.offsets.planning",
-    "decode": "penstock.spark_sink.source.decoding.decode",
-    "register": "penstock.spark_sink.source.source",
-    "start_sink": "penstock.spark_sink.queries.query",
+    "errors": ("DataLossError", "SchemaMismatchError", "SessionStoppedError"),
+    "ledger.rules": ("LedgerEntry",),
+    "progress.listener": ("ProgressListener",),
+    "progress.statistics": ("SinkPartition", "SinkState", "SinkStatistics"),
+    "queries.query": ("start_sink",),
+    "queries.sink_specs": ("RowsFunction", "SinkFunction", "SinkSpec"),
+    "sinks.delta_sink": ("DeltaSink",),
+    "sinks.handlers.execution.report": ("BatchReport", "TaskReport"),
+    "sinks.handlers.sink": ("HandlerSink",),
+    "sinks.iceberg_sink": ("IcebergSink",),
+    "sinks.kafka_sink": ("KafkaSink",),
+    "sinks.sql.rows.dead_letters": ("DeadLetters",),
+    "sinks.sql.rows.row_validator": ("Rejected",),
+    "sinks.sql.sink": ("SqlSink",),
+    "source.decoding.decode": ("decode",),
+    "source.offsets.planning": ("Offsets", "TopicPartition"),
+    "source.source": ("register",),
 }
+_HOME_OF = {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
 
 #: Third-party package -> the extra of penstock that brings it.
 _EXTRAS = {
@@ -76,10 +69,10 @@ _EXTRAS = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used; a missing package is answered with the extra to install."""
-    if name not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(_HOME_OF[name]), name)
     except ImportError as error:
         package = (error.name or "").split(".")[0]
         if package not in _EXTRAS:

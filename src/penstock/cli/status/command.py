@@ -248,7 +248,7 @@ def _transaction_text(one: Mapping[str, Any]) -> str:
 
 
 def _sink_lines(sinks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    from penstock.spark_sink.monitoring.progress import SinkState, SinkStatistics
+    from penstock.spark_sink.progress.statistics import SinkState, SinkStatistics
 
     names = {state.value: state for state in SinkState}
     for one in sinks:

@@ -18,11 +18,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from penstock import clients
 from penstock.clients.bounded_calls import CLOSE_S, end_within
@@ -38,10 +36,8 @@ from penstock.spark_sink.queries.sink_specs import SinkSpec, group_of_sinks
 
 _log = logging.getLogger("penstock.spark_sink")
 
-#: Seconds between two questions who holds the sinks that this replica does not.
-_HOLDERS_S = 15.0
-#: Seconds that a broker may take to say whether there is a topic.
-_ANSWER_S = 2.0
+#: Seconds between two questions who holds the sinks, and that brokers may take for an answer.
+_HOLDERS_S, _ANSWER_S = 15.0, 2.0
 #: What brokers say of a topic that is not there for this client.
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
 #: Milliseconds that the group waits for a member which gives its sinks back, beyond the time that these have.
@@ -49,22 +45,23 @@ _MARGIN_MS = 60_000
 #: What of a member's own settings the user's say.
 _SESSION = ("session.timeout.ms", "heartbeat.interval.ms")
 
-#: Takes names of sinks that this replica is to run.
-Given = Callable[[Collection[str]], None]
-#: Takes names of sinks that it is to run no more, and whether another may run them already.
-Taken = Callable[[Collection[str], bool], None]
-
 
 class Fleet:
-    """This replica's membership in the group of an app's sinks. For one thread, save `holder`.
+    """This replica's membership in the group of an app's sinks. For one thread; any may read `mine` and `holder`.
 
-    `release_s` are the seconds in which `taken` returns, at most.
+    `on_release` is called with names of sinks that this replica is to run no more, and whether another may run them
+    already. It returns within `release_s` seconds, when their queries have ended.
     """
 
     def __init__(
         self, app: str, specs: Sequence[SinkSpec], bootstrap_servers: str, config: ClientConfig, release_s: float
     ) -> None:
         self.group = group_of_sinks(app)
+        self.on_release: Callable[[Collection[str], bool], None] = lambda _names, _is_lost: None
+        #: Names of the sinks that the group has given to this replica, and of those that it runs though their topic is
+        #: gone; see above. Replaced as a whole. None until the group has answered.
+        self._given: frozenset[str] | None = None
+        self.kept: frozenset[str] = frozenset()
         self._servers, self._config = bootstrap_servers, config
         self._topics = {spec.name: spec.topics[0] for spec in specs}
         self._settings: dict[str, Any] = {
@@ -82,23 +79,14 @@ class Fleet:
             "auto.offset.reset": "latest",
         }
         self._member: Consumer | None = None
-        self._given: Given = lambda _: None
-        self._taken: Taken = lambda _names, _is_lost: None
-        #: Whether the group has said which sinks are this replica's.
-        self.has_joined = False
-        # With the client of that question, without which it has no answer.
-        self._asked: tuple[AdminClient, Future[Any]] | None = None
-        self._ask_at = 0.0
-        # By topic. Replaced as a whole, for any thread to read.
+        #: By topic, replaced as a whole.
         self._holders: dict[str, str] = {}
-        #: Sinks by a partition that this member has, and those that go on without it: see above.
-        self._mine: set[str] = set()
-        self._kept: set[str] = set()
+        self._ask_at = 0.0
         #: What was logged since the group last took this member.
         self._logged = ""
 
     def join(self) -> None:
-        """Ask to join the group; what comes of it, `poll` hands over.
+        """Ask to join the group; `poll` hears the answer.
 
         Raises:
             MissingRightError: the group may not be joined.
@@ -115,9 +103,10 @@ class Fleet:
             on_lost=lambda member, parts: self._revoked(member, parts, is_lost=True),
         )
 
-    def hand_over_to(self, given: Given, taken: Taken) -> None:
-        """Have sinks that come and go handed to these functions, by `poll`."""
-        self._given, self._taken = given, taken
+    @property
+    def mine(self) -> frozenset[str] | None:
+        """Names of the sinks that this replica runs; None until the group has answered."""
+        return None if self._given is None else self._given | self.kept
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Take part in the group."""
@@ -125,7 +114,8 @@ class Fleet:
         error = None if message is None else message.error()
         if error is not None:
             self._log_refusal(error)
-        self._ask_holders()
+        if self.mine is not None and time.monotonic() >= self._ask_at:
+            self._ask_holders()
 
     def _log_refusal(self, error: KafkaError) -> None:
         text = f"the group {self.group} of the sinks: {reason(error)}"
@@ -138,24 +128,24 @@ class Fleet:
     def _assigned(self, member: Consumer, parts: list[TopicPartition]) -> None:
         member.incremental_assign(parts)
         member.pause(parts)
-        self.has_joined, self._logged, self._ask_at = True, "", 0.0
-        self._mine |= set(self._decided_by(parts))
-        self._given(self._mine)
-        back = {name for name in self._kept if self._is_there(name)}
-        self._kept -= back
-        # Another replica has it now, and may run it already.
-        self._taken(back - self._mine, True)  # noqa: FBT003 - a function's type has no names
+        self._logged, self._ask_at = "", 0.0
+        self._given = (self._given or frozenset()) | self._decided_by(parts)
+        back = {name for name in self.kept if self._is_there(name)}
+        self.kept -= back
+        # Another replica has what came back but was not given to this one, and may run it already.
+        self.on_release(back - self._given, True)  # noqa: FBT003 - a function's type has no names
 
     def _revoked(self, member: Consumer, parts: list[TopicPartition], *, is_lost: bool) -> None:
-        names = set(self._decided_by(parts))
-        self._mine -= names
-        if self._member is not None:  # else it leaves
-            self._kept |= {name for name in names if not self._is_there(name)}
-            self._taken(names - self._kept, is_lost)
+        names = self._decided_by(parts)
+        self._given = (self._given or frozenset()) - names
+        if self._member is not None:  # else it leaves, and the queries have ended
+            gone = {name for name in names if not self._is_there(name)}
+            self.kept |= gone
+            self.on_release(names - gone, is_lost)
         member.incremental_unassign(parts)
 
     def _is_there(self, name: str) -> bool:
-        """Tell whether there is a sink's topic, as far as this client may see; it counts as there where nobody answers.
+        """Return whether this client may see a sink's topic; it counts as there where nobody answers.
 
         The member is not asked: what it calls back may not call it (confluent-kafka 2.16: `assert cs != NULL`).
         """
@@ -163,37 +153,31 @@ class Fleet:
         _, failures = described(clients.admin(self._servers, self._config), [topic], _ANSWER_S)
         return topic not in failures or code_of(failures[topic]) not in _GONE
 
-    def _decided_by(self, parts: Collection[TopicPartition]) -> list[str]:
+    def _decided_by(self, parts: Collection[TopicPartition]) -> frozenset[str]:
         first = {part.topic for part in parts if part.partition == 0}
-        return [name for name, topic in self._topics.items() if topic in first]
+        return frozenset(name for name, topic in self._topics.items() if topic in first)
 
     def _ask_holders(self) -> None:
-        """Ask the group now and then who has what; the answer is taken when it is there."""
-        if self._asked is None:
-            if self.has_joined and time.monotonic() >= self._ask_at:
-                self._ask_at = time.monotonic() + _HOLDERS_S
-                admin = clients.admin(self._servers, self._config)  # for one question: see `group_requests`
-                self._asked = admin, describe_groups(admin, [self.group])[self.group]
-        elif self._asked[1].done():
-            (_, asked), self._asked = self._asked, None
-            try:
-                members = answered(asked, 0).members
-            except KafkaException:
-                return
-            self._holders = {
-                part.topic: f"{member.client_id} at {member.host.lstrip('/')}"
-                for member in members
-                for part in member.assignment.topic_partitions
-                if part.partition == 0
-            }
+        """Ask the group who has what."""
+        self._ask_at = time.monotonic() + _HOLDERS_S
+        admin = clients.admin(self._servers, self._config)  # for one question: see `group_requests`
+        try:
+            members = answered(describe_groups(admin, [self.group])[self.group], _ANSWER_S).members
+        except KafkaException:
+            return  # those of the last answer are shown
+        self._holders = {
+            part.topic: f"{member.client_id} at {member.host.lstrip('/')}"
+            for member in members
+            for part in member.assignment.topic_partitions
+            if part.partition == 0
+        }
 
     def holder(self, name: str) -> str | None:
-        """Return which replica has a sink, by host and process, as far as the group has told."""
+        """Return which replica has a sink, by host and process, as far as the group has said."""
         return self._holders.get(self._topics[name])
 
     def leave(self) -> None:
         """Leave the group, so that another replica takes the sinks over at once. Their queries have ended."""
-        self._asked = None
         member, self._member = self._member, None
         if member is not None:
             end_within(CLOSE_S, "leaving the group of the sinks", member.close)

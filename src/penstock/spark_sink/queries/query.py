@@ -14,15 +14,10 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from penstock.clients import require_travelling
 from penstock.clients.reading import without_membership
 from penstock.errors import ConfigurationError
-from penstock.options import ClientConfig, a_callable, names, not_empty
+from penstock.options import ClientConfig, a_callable, names
 from penstock.spark_sink.queries.restarts import lacking_package
 from penstock.spark_sink.queries.sink_specs import SinkSpec
-from penstock.spark_sink.queries.starting_offsets import (
-    beginning,
-    has_progress,
-    is_remembered,
-    refuse_forgetful,
-)
+from penstock.spark_sink.queries.starting_offsets import beginning, has_progress, is_remembered, refuse_forgetful
 from penstock.spark_sink.sinks.sink import OfQuery, begin_ledger
 from penstock.spark_sink.source.options.options import SourceOptions
 from penstock.spark_sink.source.planning.offset_reader import OffsetReader
@@ -81,8 +76,6 @@ def start_sink(
         DataLossError: the checkpoint speaks of a topic that was created again since.
     """
     a_callable("function", function)
-    if not is_remembered(spark, checkpoint_location):
-        refuse_forgetful(name, function)
     spec = SinkSpec(
         topics=names("topics", topics),
         function=function,
@@ -102,23 +95,17 @@ def start_query(
     spec: SinkSpec,
     bootstrap_servers: str,
     config: ClientConfig,
-    *,
     gate: Callable[[DataFrame, int], None] | None = None,
-    checkpoint_location: str | None = None,
 ) -> StreamingQuery:
-    """Do what `start_sink` does for a declared sink.
-
-    A gate gets the batches in the place of the sink's function; `checkpoint_location` counts where the sink names none.
-    """
-    checkpoint = checkpoint_location if spec.checkpoint_location is None else spec.checkpoint_location
-    if checkpoint is not None:
-        not_empty("checkpoint_location", checkpoint)
+    """Do what `start_sink` does for a declared sink; a gate gets the batches instead of the sink's function."""
+    if not is_remembered(spark, spec.checkpoint_location):
+        refuse_forgetful(spec.name, spec.function)
     when = trigger_arguments(spec.trigger)
     of_source = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": ",".join(spec.topics)}
     of_source |= {f"kafka.{key}": _option_text(key, value) for key, value in config.items()}
-    begins = beginning(spec, of_source, progress=has_progress(spark, checkpoint, spec.name))
+    begins = beginning(spec, of_source, progress=has_progress(spark, spec.checkpoint_location, spec.name))
     if is_classic(spark):
-        # The driver is this process: what is the matter with the topics is raised as it is, not out of Spark's stacks.
+        # The driver is this process: what is wrong with the topics is raised as it is, not out of Spark's stacks.
         OffsetReader(SourceOptions.parse(begins.options).for_stream()).partitions()
     register(spark)
     frame = load(spark.readStream.format("penstock").options(**begins.options))
@@ -133,11 +120,10 @@ def start_query(
     if callable(check):
         check(frame.schema)
     begin_ledger(spec.function, spec.name, begins.entries)
-    function = gate or OfQuery(spec.function, spec.name)
-    writer = frame.writeStream.foreachBatch(function).outputMode(spec.output_mode)
+    writer = frame.writeStream.foreachBatch(gate or OfQuery(spec.function, spec.name)).outputMode(spec.output_mode)
     writer = writer.queryName(spec.name).trigger(**when)
-    if checkpoint is not None:
-        writer = writer.option("checkpointLocation", checkpoint)
+    if spec.checkpoint_location is not None:
+        writer = writer.option("checkpointLocation", spec.checkpoint_location)
     return writer.start()
 
 
@@ -167,11 +153,11 @@ def source_config(config: ClientConfig) -> dict[str, Any]:
 
 def trigger_arguments(trigger: str) -> dict[str, Any]:
     """Return Spark's arguments for `"5 seconds"`, `"once"` or `"available now"`, or raise `ConfigurationError`."""
-    said = trigger.strip().lower()
-    if said in _ONCE:
+    text = trigger.strip().lower()
+    if text in _ONCE:
         return {"availableNow": True}
-    if _INTERVAL.fullmatch(said):
-        return {"processingTime": said}
+    if _INTERVAL.fullmatch(text):
+        return {"processingTime": text}
     raise ConfigurationError(f"trigger must be an interval such as '5 seconds', or 'available now', but is {trigger!r}")
 
 

@@ -1,14 +1,13 @@
-"""What becomes of a query that ended with a failure: whether it is started again, when, and its failure in a line.
+"""What becomes of a query that ended with a failure: whether another start helps, and the failure in one line.
 
-Plain arithmetic and types of errors: it knows neither Spark nor a clock. Of an exception that crossed Spark's JVM only
-the text is left: its type is read there (`spark_sink.errors`), the words of its message decide nothing.
+It judges by the types of errors. Of an exception that crossed Spark's JVM only text is left: penstock's types are read
+there (`spark_sink.errors`), Spark's by class and error condition. The words of a message decide nothing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from penstock.clients.rights import MissingRightError
 from penstock.errors import ConfigurationError, MessageFormatError, TopicNotFoundError, causes
@@ -17,10 +16,7 @@ from penstock.spark_sink.errors import DataLossError, SchemaMismatchError, Sessi
 #: Seconds before the first restart, and at most before any; each wait is twice the one before.
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 
-#: A wait is longer by up to this part of it, so that queries which failed together do not come back together.
-JITTER = 0.25
-
-#: Seconds before another try of a query that lacks a right: somebody gives it, and it goes on soon after.
+#: Seconds before another try of a query that lacks a permission, which somebody may give.
 RIGHT_WAIT_S = 10.0
 
 #: What another start would meet again, or must not be made for.
@@ -33,7 +29,7 @@ _PERMANENT = (
     TopicNotFoundError,
 )
 
-#: The same of Spark's errors, by their class and by their error condition.
+#: The same of Spark's errors, by their class, and by its name in a stack of the JVM.
 _SPARK_KINDS = frozenset({"AnalysisException", "ParseException"})
 _SPARK_NAMES = re.compile(r"\borg\.apache\.spark\.sql\.[\w.]*(?:AnalysisException|ParseException)\b")
 
@@ -46,71 +42,44 @@ _PLAN = "=== Streaming Query ==="
 #: The last line of a Python stack.
 _KIND_AND_TEXT = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Warning)): (.+)$", re.MULTILINE)
 
-
 #: A package that the source, or a sink on executors, is made of.
 _NO_MODULE = re.compile(r"No module named '(penstock|confluent_kafka|pyarrow|xxhash|psycopg|sqlalchemy)\b")
 
 
-@dataclass(slots=True)
-class Restarts:
-    """Counts the restarts of one query and says how long the next one waits. For one thread.
-
-    At most `allowed` come in a row without a committed batch in between; `random` gives a number from 0 up to 1.
-    """
-
-    allowed: int
-    random: Callable[[], float]
-    in_a_row: int = field(default=0, init=False)
-    total: int = field(default=0, init=False)
-
-    def committed(self) -> None:
-        """Begin counting anew: a batch was committed since the last restart."""
-        self.in_a_row = 0
-
-    def next_wait_s(self) -> float | None:
-        """Count a restart and return the seconds it waits; None when no further one is allowed."""
-        if self.in_a_row >= self.allowed:
-            return None
-        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0**self.in_a_row)
-        self.in_a_row += 1
-        self.total += 1
-        return wait_s * (1 + JITTER * self.random())
-
-    def wait_for_right_s(self) -> float:
-        """Count a restart that waits for a right, and return the seconds: however many there are, none is too many."""
-        self.total += 1
-        return RIGHT_WAIT_S * (1 + JITTER * self.random())
+def wait_s(restarts: int) -> float:
+    """Return the seconds before the next restart, after so many in a row."""
+    return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0**restarts)
 
 
 def is_permanent(failure: BaseException) -> bool:
-    """Tell whether another start would meet the same failure, or must not be made."""
+    """Return whether another start would meet the same failure, or must not be made."""
     return any(
-        isinstance(one, _PERMANENT)
-        or any(kind.__name__ in _SPARK_KINDS for kind in type(one).__mro__)
-        or _SPARK_NAMES.search(str(one)) is not None
-        for one in _causes(failure)
+        isinstance(cause, _PERMANENT)
+        or any(kind.__name__ in _SPARK_KINDS for kind in type(cause).__mro__)
+        or _SPARK_NAMES.search(str(cause)) is not None
+        for cause in _causes(failure)
     )
 
 
 def has_rival(failure: BaseException) -> bool:
-    """Tell whether a query ended because another one writes to its checkpoint."""
-    return any(_RIVAL.search(str(one)) for one in _causes(failure))
+    """Return whether a query ended because another one writes to its checkpoint."""
+    return any(_RIVAL.search(str(cause)) for cause in _causes(failure))
 
 
 def lacks_right(failure: BaseException) -> bool:
-    """Tell whether a query ended because its client was refused what it has no right to."""
-    return any(isinstance(one, MissingRightError) for one in _causes(failure))
+    """Return whether a query ended because its client lacks a permission."""
+    return any(isinstance(cause, MissingRightError) for cause in _causes(failure))
 
 
 def _causes(failure: BaseException) -> Iterator[BaseException]:
-    """Yield a failure and its causes, those included that have crossed Spark's JVM as text."""
-    for one in causes(failure):
-        yield one
-        yield from errors_in(str(one))
+    """Yield a failure and its causes, with those that crossed Spark's JVM as text."""
+    for cause in causes(failure):
+        yield cause
+        yield from errors_in(str(cause))
 
 
 def summary_of(failure: BaseException) -> str:
-    """Return a failure in one line: its kind and the first line of its text, out of Spark's wrapping where it is."""
+    """Return a failure in one line: its kind and the first line of its text, without Spark's wrapping."""
     text = str(failure).split(_PLAN, 1)[0].strip()
     within = _KIND_AND_TEXT.findall(text)
     if "\n" in text and within:
@@ -122,7 +91,7 @@ def summary_of(failure: BaseException) -> str:
 
 
 def lacking_package(text: str) -> str | None:
-    """Return what to do about a Python of Spark's workers that lacks what penstock is made of, where a text says so."""
+    """Return what to do where the Python of Spark's workers lacks a package of penstock's, or None."""
     found = _NO_MODULE.search(text)
     if found is None:
         return None

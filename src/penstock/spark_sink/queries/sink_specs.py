@@ -1,12 +1,12 @@
-"""What an app says of its sinks, checked without Spark, and where they run."""
+"""`@app.sink`: what an app declares of its sinks, checked without Spark, and in which process they run."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import options as check
 from penstock.consumer.handlers.context import context_parameters
@@ -19,38 +19,32 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.spark_sink")
 
+FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 #: Stores a micro-batch, whose number is given with it; a batch may come twice.
 SinkFunction = Callable[["DataFrame", int], None]
 #: Makes the rows to store of a frame of messages.
 RowsFunction = Callable[["DataFrame"], "DataFrame"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SinkSpec:
     """A declared sink: what it reads, when, and what gets each batch.
 
     Attributes:
-        topics: names of the topics.
         function: gets each batch.
         rows: makes of the messages the frame whose batches it gets; None for the messages as they are.
-        trigger: an interval, or "available now".
-        name: name of the query.
-        checkpoint_location: where Spark keeps its progress, or None.
-        starting_offsets: where a query without checkpoint begins.
-        options: further options of the source.
-        output_mode: Spark's, of aggregates.
-        restarts: restarts in a row without a committed batch in between, at most.
-        group: consumer group that shows the position, or None.
+
+    The others are those of `App.sink`.
     """
 
     topics: tuple[str, ...]
     function: SinkFunction
-    rows: RowsFunction | None
-    trigger: str
+    rows: RowsFunction | None = None
+    trigger: str = "5 seconds"
     name: str
-    checkpoint_location: str | None
-    starting_offsets: str
-    options: Mapping[str, str]
+    checkpoint_location: str | None = None
+    starting_offsets: str = "earliest"
+    options: Mapping[str, str] = field(default_factory=dict)
     output_mode: str = "append"
     restarts: int = 0
     group: str | None = None
@@ -64,8 +58,9 @@ class SinkSpec:
             raise ConfigurationError(f"output_mode must be append, update or complete, but is {self.output_mode!r}")
         if isinstance(self.restarts, bool) or not isinstance(self.restarts, int) or self.restarts < 0:
             raise ConfigurationError(f"restarts must be a whole number of at least 0, but is {self.restarts!r}")
-        if self.group is not None:
-            check.not_empty("group", self.group)
+        for option in ("group", "checkpoint_location"):
+            if getattr(self, option) is not None:
+                check.not_empty(option, getattr(self, option))
         for function in (self.function, self.rows):
             if function is not None and context_parameters(function):
                 raise ConfigurationError(
@@ -79,19 +74,96 @@ def group_of_sinks(app: str) -> str:
     return f"{app}-sinks"
 
 
-def require_own_names(specs: Sequence[SinkSpec]) -> None:
-    """Raise `ConfigurationError` where two sinks of an app share a name, a group or a checkpoint."""
-    for what in ("name", "group", "checkpoint_location"):
-        given = [value for one in specs if (value := getattr(one, what)) is not None]
-        twice = sorted({value for value in given if given.count(value) > 1})
-        if twice:
-            raise ConfigurationError(
-                f"two sinks have the {what} {twice[0]!r}; each needs its own: give one of them another {what}="
+class SinkRegistry:
+    """What of an app takes sinks. Registering is for one thread."""
+
+    #: Name of the app.
+    name: str
+    _sinks: list[SinkSpec]
+
+    def sink(
+        self,
+        *topics: str,
+        sink: SinkFunction | None = None,
+        trigger: str = "5 seconds",
+        name: str | None = None,
+        checkpoint_location: str | None = None,
+        starting_offsets: str = "earliest",
+        options: Mapping[str, str] | None = None,
+        output_mode: str = "append",
+        restarts: int = 10,
+        group: str | None = None,
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Register what takes Spark's micro-batches of one topic or several: a function `(batch, batch_id)` or a sink.
+
+        The batches hold committed messages only, with the columns of Spark's Kafka source. They run in the process's
+        Spark session, or in a new one that ends with the app; make your own before `start` to configure it. Of several
+        replicas of the app one runs a sink, and of `penstock run --processes N` the first process at most. A query that
+        fails is started again after 1 to 60 seconds; a stop lets the batch under way end, within the app's
+        `stop_timeout`.
+
+        Args:
+            topics: names of the topics.
+            sink: what stores the batches, such as a `SqlSink`. The decorated function then makes the rows: it is
+                called once, with the streaming frame of the messages, and returns the frame to store. A sink with a
+                method `check(schema)` is asked before the query begins.
+            trigger: an interval such as "5 seconds", or "available now" to end when all is read.
+            name: name of the query; the app's and the function's when left out.
+            checkpoint_location: where Spark keeps its progress. A function, and a sink without a ledger such as a
+                `handler_sink` without a name, need one, or a folder of the session's
+                (`spark.sql.streaming.checkpointLocation`). A sink with a ledger, such as `SqlSink`, goes on where that
+                says when there is none, or it is lost.
+            starting_offsets: "earliest" (default), "latest" or Spark's JSON, where neither checkpoint nor ledger know
+                the query yet.
+            options: further options of the source by Spark's names: `maxOffsetsPerTrigger` bounds a batch, without it
+                the first one holds all that is there.
+            output_mode: "append" (default), "update" or "complete": which rows of an aggregate a batch has, as Spark
+                says. Aggregates need a sink such as `SqlSink` with mode="batch".
+            restarts: restarts in a row without a committed batch in between, at most; the next failure stops the app.
+            group: consumer group whose offsets follow the committed batches, for lag tools; for this query alone.
+
+        Raises:
+            ConfigurationError: an option is wrong, the function cannot be called, or another sink has its name.
+        """
+        names = check.names("topic", topics)
+
+        def register(function: FunctionT) -> FunctionT:
+            check.a_callable("sink", function)
+            given: Any = function  # of one signature or the other, by whether there is a sink
+            spec = SinkSpec(
+                topics=names,
+                function=given if sink is None else sink,
+                rows=None if sink is None else given,
+                trigger=trigger,
+                name=name or f"{self.name}-{getattr(function, '__name__', type(function).__name__)}",
+                checkpoint_location=checkpoint_location,
+                starting_offsets=starting_offsets,
+                options=dict(options or {}),
+                output_mode=output_mode,
+                restarts=restarts,
+                group=group,
             )
+            for what in ("name", "group", "checkpoint_location"):
+                value = getattr(spec, what)
+                if value is not None and value in [getattr(other, what) for other in self._sinks]:
+                    raise ConfigurationError(
+                        f"two sinks have the {what} {value!r}; each needs its own: give one of them another {what}="
+                    )
+            if group == group_of_sinks(self.name):
+                raise ConfigurationError(f"group={group!r} is the group of all sinks of the app; give another one")
+            self._sinks.append(spec)
+            return function
+
+        return register
+
+    @property
+    def sinks(self) -> Sequence[SinkSpec]:
+        """The sinks, in the order of their declaration."""
+        return tuple(self._sinks)
 
 
 def in_first_process(name: str, *, alone: bool) -> bool:
-    """Tell whether the sinks run in this process: several queries on one checkpoint would stop one another.
+    """Return whether the sinks run in this process: one of those of `penstock run --processes N` is enough.
 
     An app that is `alone`, with sinks only, has nothing to do in other processes: a `ConfigurationError`.
     """

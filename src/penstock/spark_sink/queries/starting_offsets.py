@@ -133,16 +133,10 @@ def begin_at(
     """
     # A former version's entry says nothing of other partitions: it came with the first row of its own.
     begun = {topic for (topic, _), entry in ledger.items() if (entry.start, entry.topic_id) != (None, None)}
-    first = reader.earliest(new)
     others = {part for part in new if part[0] not in begun}
-    return {part: first[part] for part in new if part not in others} | (
-        resolve(
-            "startingOffsets",
-            restricted(starting, others),
-            {part: first[part] for part in others},
-            reader.latest(others),
-            reader.at_times,
-        )
-        if others
-        else {}
-    )
+    first = reader.earliest(new)
+    if not others:
+        return first
+    of_others = {part: first[part] for part in others}
+    starting = restricted(starting, others)
+    return first | resolve("startingOffsets", starting, of_others, reader.latest(others), reader.at_times)

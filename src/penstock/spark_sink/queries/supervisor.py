@@ -1,162 +1,318 @@
-"""Supervises the queries of an app's sinks: starts failed ones again, and stops all behind a finished batch.
+"""Supervises the queries of an app's sinks on one thread: starts them, starts failed ones again, stops them.
 
-The life of each is in `supervised_query`; here are the thread, the order of starts and stops, and the time they have.
-Which of them are this replica's says the `fleet`, on the same thread: what it takes away is stopped before others may
-have it.
+That thread alone changes their state, and it is this replica's member of the fleet, which says what the replica runs.
+Other threads ask for a stop and wait, within bounds, until the thread has ended.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+from penstock.clients.bounded_calls import CLOSE_S, end_within
 from penstock.errors import SinkError
-from penstock.spark_sink.monitoring.progress import SinkState
-from penstock.spark_sink.queries.restarts import summary_of
-from penstock.spark_sink.queries.supervised_query import SupervisedQuery
+from penstock.spark_sink.progress.statistics import SinkState
+from penstock.spark_sink.queries import restarts
+from penstock.spark_sink.queries.fleet import Fleet
+from penstock.spark_sink.queries.gate import Gate
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from penstock.spark_sink.progress.listener import ProgressListener
 
 _log = logging.getLogger("penstock.spark_sink")
 
-#: Seconds between two polls of the queries.
-POLL_S = 0.2
-#: Seconds between two polls for the end of a batch.
-_IDLE_POLL_S = 0.05
-#: Seconds that Spark may take for the stop of a query, and a restart under way for its end.
-_HALT_S = 10.0
+#: States of a query that runs or is to be started.
+_GOING_ON = (SinkState.RUNNING, SinkState.WAITING, SinkState.STANDBY)
+#: Seconds between two polls of the queries, and of a batch whose end is waited for.
+_POLL_S, _IDLE_POLL_S = 0.2, 0.05
+#: Seconds between two questions for the progress of a query, of which Spark Connect sends no reports.
+_PROGRESS_S = 2.0
 #: Seconds that a start waits for the group. A holder that finishes a batch first keeps it waiting longer; the queries
 #: are started then when the group has answered.
 _JOIN_S = 30.0
-#: Seconds of one look at the group meanwhile.
-_JOIN_POLL_S = 0.1
+#: Seconds that Spark may take for the stop of a query: it waits for a function that does not call Spark.
+_HALT_S = 10.0
 
 
-class Shares(Protocol):
-    """Says which queries are this replica's, as `fleet.Fleet` does."""
+class SupervisedQuery:
+    """The query of one sink, through all its starts.
 
-    has_joined: bool
-
-    def hand_over_to(
-        self, given: Callable[[Collection[str]], None], taken: Callable[[Collection[str], bool], None]
-    ) -> None:
-        """Have queries that come and go handed to these functions, by `poll`."""
-
-    def poll(self, timeout_s: float = ..., /) -> None:
-        """Take part, waiting so long for news."""
-
-    def leave(self) -> None:
-        """Give all to others."""
-
-
-class Supervisor:
-    """Supervises the queries of an app's sinks with one thread. Its methods may be called from any thread.
-
-    Queries start in the order given, and stop in the other. The clock counts seconds that only rise. Without a fleet
-    all queries are this replica's. A batch may take `release_s` seconds when the fleet takes its query away.
+    `start` returns the query with its gate, or with none where the function runs in another process: there a stop
+    interrupts the batch under way. At most `allowed` restarts come in a row without a committed batch in between.
     """
 
     def __init__(
         self,
         name: str,
-        queries: Sequence[SupervisedQuery],
+        start: Callable[[], tuple[StreamingQuery, Gate | None]],
         *,
-        fleet: Shares | None = None,
-        release_s: float = 0.0,
+        allowed: int,
+        progress: ProgressListener,
         clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.queries = tuple(queries)
+        self.name = name
+        # Any thread reads these fields, each for itself.
+        self.state = SinkState.STANDBY
+        self.query: StreamingQuery | None = None
+        self.gate: Gate | None = None
+        self.last_error: str | None = None
+        #: What the app stops for.
+        self.failure: SinkError | None = None
+        self._start = start
+        self._allowed = allowed
+        self._progress = progress
         self._clock = clock
-        self._wait = wait
-        # Plain fields: a signal handler sets them, and the thread it interrupts may hold any lock.
-        self._stopping = False
-        self._leave_now = False
-        self._started: list[SupervisedQuery] = []
-        self._fleet = fleet
-        self._failure: SinkError | None = None
-        self._release_s = release_s
-        if fleet is not None:
-            fleet.hand_over_to(self._given, self._taken)
-        self._thread = threading.Thread(target=self._run, name=f"penstock-sinks-{name}", daemon=True)
+        self._in_a_row = 0
+        self._due = self._progress_due = 0.0
+        #: Whether a batch was committed, in any of its starts.
+        self._ever_committed = False
 
-    def start(self) -> None:
-        """Start this replica's queries and the thread, or raise the first failure; `stop` ends what had started."""
-        if self._fleet is not None:
-            for one in self.queries:
-                one.stand_by()
-            deadline = self._clock() + _JOIN_S
-            while not (self._fleet.has_joined or self._stopping) and self._clock() < deadline:
-                self._fleet.poll(_JOIN_POLL_S)
-        for one in self.queries:
-            if one.state is SinkState.STANDBY:
-                _log.info("the query %s stands by: another replica of the app has it, or the group is late", one.name)
-            else:
-                one.start_first()
-            self._started.append(one)
-        self._thread.start()
+    @property
+    def retry_in(self) -> float | None:
+        """Seconds until it is started again, while it waits."""
+        return max(0.0, self._due - self._clock()) if self.state is SinkState.WAITING else None
 
-    def _given(self, names: Collection[str]) -> None:
-        for one in self.queries:
-            if one.name in names:
-                one.hold()
-
-    def _taken(self, names: Collection[str], is_lost: bool) -> None:
-        """End queries that another replica is to run, behind the batch under way unless that may run them already."""
-        taken = [one for one in self.queries if one.name in names]
-        self._end(taken, self._clock() + (0.0 if is_lost else self._release_s))
-        for one in taken:
-            one.stand_by()
-            _log.info("the query %s is given to another replica of the app", one.name)
+    def start_first(self) -> None:
+        """Start it, or raise what keeps it from starting; a rival on its checkpoint is waited for."""
+        try:
+            self._run()
+        except Exception as error:
+            if not restarts.has_rival(error):
+                raise
+            self._failed(error)
 
     def _run(self) -> None:
-        while not (self._stopping or self._failure):
+        self.query, self.gate = self._start()
+        self.state = SinkState.RUNNING
+
+    def hold(self) -> None:
+        """Start at the next `poll`: another replica had the sink until now."""
+        self._in_a_row = 0
+        self._due = self._clock()
+        self.state = SinkState.WAITING
+
+    def poll(self) -> None:
+        """Look whether it runs, and start it again when that is due."""
+        if self.state is SinkState.WAITING and self._clock() >= self._due:
+            _log.info("the query %s is started", self.name)
+            try:
+                self._run()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it counts like a failure of the query
+                self._failed(error)
+        elif self.state is SinkState.RUNNING and self.query is not None:
+            if not self.query.isActive:
+                self._ended(self.query)
+            elif self._clock() >= self._progress_due:
+                self._report(self.query)
+
+    def _report(self, query: StreamingQuery) -> None:
+        """Hand the report of the last batch on."""
+        self._progress_due = self._clock() + _PROGRESS_S
+        report = query.lastProgress
+        if report is not None:
+            self._progress.take(report)
+
+    def _ended(self, query: StreamingQuery) -> None:
+        error = query.exception()
+        self._report(query)
+        if error is None:
+            self.state = SinkState.ENDED
+        else:
+            cause = (self.gate and self.gate.failure) or error
+            self._failed(cause, has_committed=self._progress.has_batch_of(self.name, query.runId))
+
+    def _failed(self, cause: BaseException, *, has_committed: bool = False) -> None:
+        """Wait for the next start, or give up."""
+        _log.debug("the query %s ended", self.name, exc_info=cause)
+        former, self.last_error = self.last_error, restarts.summary_of(cause)
+        self._ever_committed |= has_committed
+        if restarts.has_rival(cause):
+            # A former holder that was frozen ends it once or twice. Either may have committed the last batch.
+            self.last_error = "another query writes to the same checkpoint"
+            self._restart_or_give_up(None, "stop one of the two, or give each a checkpoint_location of its own")
+            return
+        if has_committed:
+            self._in_a_row = 0
+        if restarts.is_permanent(cause):
+            self._give_up(cause, "another start would not fix it")
+        elif not restarts.lacks_right(cause):
+            times = f"{self._allowed} time{'' if self._allowed == 1 else 's'}"
+            why = f"it was started again {times} without a batch committed, which is all that is allowed"
+            self._restart_or_give_up(cause, why)
+        elif not self._ever_committed:
+            self._give_up(cause, "another start would not give it")
+        else:
+            is_repeated = former == self.last_error and not has_committed
+            text = "the query %s ended: %s. It is tried again every %.0f s, and goes on once the right is given"
+            level = logging.DEBUG if is_repeated else logging.WARNING
+            _log.log(level, text, self.name, self.last_error, restarts.RIGHT_WAIT_S)
+            self._wait(restarts.RIGHT_WAIT_S)
+
+    def _restart_or_give_up(self, cause: BaseException | None, why: str) -> None:
+        if self._in_a_row >= self._allowed:
+            self._give_up(cause, why)
+            return
+        wait_s = restarts.wait_s(self._in_a_row)
+        self._in_a_row += 1
+        _log.warning("the query %s ended: %s; it is started again in %.1f s", self.name, self.last_error, wait_s)
+        self._wait(wait_s)
+
+    def _wait(self, wait_s: float) -> None:
+        self._progress.restarted(self.name)
+        self._due = self._clock() + wait_s
+        self.state = SinkState.WAITING
+
+    def _give_up(self, cause: BaseException | None, why: str) -> None:
+        text = f"the query {self.name} ended: {self.last_error}; {why}"
+        self.fail(f"{text}. What it stored stands, correct the cause and start again", cause)
+
+    def fail(self, text: str, cause: BaseException | None) -> None:
+        """Give it up: the app stops for it."""
+        self.failure = _caused(text, cause)
+        self.state = SinkState.FAILED
+
+    def close(self) -> None:
+        """Begin no further batch. Any thread may call it."""
+        if self.gate is not None:
+            self.gate.close()
+
+    def is_idle(self) -> bool:
+        """Return whether no batch is under way, the last one is committed, and none can begin. After `close`."""
+        query, gate = self.query, self.gate
+        if self.state is not SinkState.RUNNING or query is None or gate is None or not query.isActive:
+            return True
+        return gate.is_parked or not query.status["isTriggerActive"]
+
+    def halt(self, state: SinkState) -> None:
+        """End the query, in the middle of a batch if there is one, unless it has ended by itself; `state` follows."""
+        query = self.query
+        try:
+            if self.state is SinkState.RUNNING and query is not None:
+                if self.gate is not None:
+                    self.gate.leave()
+                end_within(_HALT_S, f"stop of the query {self.name}", query.stop)
+                self._report(query)
+        finally:
+            if self.state in _GOING_ON:
+                self.state = state
+
+
+class Supervisor:
+    """Supervises queries with one thread. Any thread may call its methods; each is for once, save `request_stop`."""
+
+    def __init__(self, name: str, release_s: float) -> None:
+        """Make it without queries; a batch may take `release_s` seconds when another replica gets its query."""
+        self.supervised: tuple[SupervisedQuery, ...] = ()
+        self._release_s = release_s
+        # Plain fields: a signal handler sets them, and the thread it interrupts may hold any lock.
+        self._is_stopping = False
+        self._stop_by = math.inf
+        # Written by the thread, read by others when it has begun or ended.
+        self._refusal: Exception | None = None
+        self._failure: SinkError | None = None
+        self._is_finished = True
+        self._has_begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"penstock-sinks-{name}", daemon=True)
+
+    def supervise(self, queries: Sequence[SupervisedQuery], fleet: Fleet) -> None:
+        """Start this replica's queries, or raise what keeps the first of them from starting; the others stand by."""
+        self.supervised = tuple(queries)
+        self._fleet = fleet
+        fleet.on_release = self._release
+        self._thread.start()
+        self._has_begun.wait()
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _run(self) -> None:
+        try:
+            self._begin()
+        except Exception as error:  # noqa: BLE001 - raised to whoever called `supervise`
+            self._refusal = error
+        self._has_begun.set()
+        while not (self._is_stopping or self._failure or self._refusal):
             self._poll_fleet()
-            for one in self.queries:
-                self._poll(one)
-            self._wait(POLL_S)
-        for one in self.queries:
-            one.close()
+            for query in self.supervised:
+                self._poll(query)
+            time.sleep(_POLL_S)
+        self._is_finished = self._end(self.supervised, SinkState.STOPPED)
+        self._fleet.leave()
+
+    def _begin(self) -> None:
+        deadline = time.monotonic() + _JOIN_S
+        while self._fleet.mine is None and not self._is_stopping and time.monotonic() < deadline:
+            self._fleet.poll(_POLL_S)
+        for query in self.supervised:
+            if query.name in (self._fleet.mine or ()):
+                query.start_first()
+            else:
+                _log.info("the query %s stands by: another replica of the app has it, or the group is late", query.name)
 
     def _poll_fleet(self) -> None:
-        if self._fleet is None:
-            return
         try:
             self._fleet.poll()
-        except Exception as error:  # noqa: BLE001 - whose the queries are is not known any more, so that all are stopped
-            self._failure = SinkError(
-                f"the app cannot share its sinks out any more: {summary_of(error)}; start it again"
-            )
-            self._failure.__cause__ = error
+        except Exception as error:  # noqa: BLE001 - it is not known any more whose the queries are: all are stopped
+            what = "the app cannot share its sinks out any more"
+            self._failure = _caused(f"{what}: {restarts.summary_of(error)}; start it again", error)
 
-    def _poll(self, one: SupervisedQuery) -> None:
+    def _poll(self, query: SupervisedQuery) -> None:
+        if query.state is SinkState.STANDBY and query.name in (self._fleet.mine or ()):
+            query.hold()
         try:
-            one.poll()
+            query.poll()
         except Exception as error:  # noqa: BLE001 - a JVM that ended shows in more than one way
-            failure = SinkError(
-                f"Spark does not answer for the query {one.name}: {summary_of(error)}; its process has ended or its "
-                "session was stopped: see its log, and start again"
+            query.fail(
+                f"Spark does not answer for the query {query.name}: {restarts.summary_of(error)}; its process has "
+                "ended or its session was stopped: see its log, and start again",
+                error,
             )
-            one.fail(failure, error)
+
+    def _release(self, names: Collection[str], is_lost: bool) -> None:
+        """End queries that another replica is to run, behind the batch under way unless that may run them already."""
+        released = [query for query in self.supervised if query.name in names]
+        self._end(released, SinkState.STANDBY, time.monotonic() + (0.0 if is_lost else self._release_s))
+        for query in released:
+            _log.info("the query %s is given to another replica of the app", query.name)
+
+    def _end(self, queries: Sequence[SupervisedQuery], state: SinkState, deadline: float = math.inf) -> bool:
+        """Begin no batch of these queries, wait for those under way until the deadline, and end the queries."""
+        for query in queries:
+            query.close()
+        while waiting := [query for query in queries if not _is_idle(query)]:
+            if time.monotonic() >= min(deadline, self._stop_by):
+                break
+            time.sleep(_IDLE_POLL_S)
+        for query in waiting:
+            _log.warning("a batch of the query %s is interrupted; the next start does it again", query.name)
+        for query in reversed(queries):
+            try:
+                query.halt(state)
+            except Exception:  # noqa: BLE001 - the others are to be stopped, too
+                _log.exception("Spark did not stop the query %s; it ends with Spark's process", query.name)
+        return not waiting
 
     @property
     def ended(self) -> bool:
         """Whether nothing runs and nothing is to be started again."""
-        return not any(one.state in (SinkState.RUNNING, SinkState.WAITING, SinkState.STANDBY) for one in self.queries)
+        return not any(query.state in _GOING_ON for query in self.supervised)
 
     def raise_failure(self) -> None:
         """Raise what the app stops for: the error of a query that failed and is not started again, if there is one."""
-        if self._failure is not None:
-            raise self._failure
-        for one in self.queries:
-            if one.failure is not None:
-                raise one.failure
+        for failure in (self._failure, *(query.failure for query in self.supervised)):
+            if failure is not None:
+                raise failure
 
     def request_stop(self, *, now: bool = False) -> None:
         """Ask for a stop, `now` without the batches under way, and do not wait for it; safe in a signal handler."""
-        self._leave_now = self._leave_now or now
-        self._stopping = True
+        if now:
+            self._stop_by = time.monotonic()
+        self._is_stopping = True
 
     def stop(self, timeout: float) -> bool:
         """Let the batches under way be finished and committed, begin no other, and end the queries.
@@ -164,54 +320,31 @@ class Supervisor:
         Batches that take more than `timeout` seconds are interrupted, and done again at the next start. Returns whether
         none was.
         """
-        begun = self._clock()
-        deadline = begun + timeout
-        self.request_stop()
-        for one in self._started:
-            one.close()
-        # The thread may be about to start a query, or to give one away.
-        while self._thread.is_alive() and self._clock() - begun < (
-            _HALT_S if self._leave_now else max(timeout, _HALT_S)
-        ):
+        if not self._thread.ident:
+            return True
+        self._stop_by = min(self._stop_by, time.monotonic() + timeout)
+        self._is_stopping = True
+        for query in self.supervised:
+            query.close()
+        # Beyond the batches: the stop of each query, a start under way, and leaving the group. A second signal shortens
+        # the time for the batches.
+        halts_s = _HALT_S * (len(self.supervised) + 1) + CLOSE_S
+        while self._thread.is_alive() and time.monotonic() < self._stop_by + halts_s:
             self._thread.join(_IDLE_POLL_S)
-        finished = self._end(self._started, deadline)
-        if self._fleet is not None and not self._thread.is_alive():
-            self._fleet.leave()
-        return finished
-
-    def _end(self, queries: Sequence[SupervisedQuery], deadline: float) -> bool:
-        """Begin no batch of these queries, wait for those under way until the deadline, and end the queries."""
-        for one in queries:
-            one.close()
-        waiting = [one for one in queries if not _answer(one.is_idle)]
-        while waiting and not self._leave_now and self._clock() < deadline:
-            self._wait(_IDLE_POLL_S)
-            waiting = [one for one in waiting if not _answer(one.is_idle)]
-        for one in waiting:
-            _log.warning("a batch of the query %s is interrupted; the next start does it again", one.name)
-        for one in reversed(queries):
-            self._halt(one)
-        return not waiting
-
-    def _halt(self, one: SupervisedQuery) -> None:
-        # Spark's stop waits for the function, which cannot be interrupted while it does not call Spark.
-        thread = threading.Thread(target=_halt, args=(one,), name=f"penstock-halt-{one.name}", daemon=True)
-        thread.start()
-        thread.join(_HALT_S)
-        if thread.is_alive():
-            _log.warning("the function of the query %s goes on; its batch ends with this process", one.name)
+        if self._thread.is_alive():
+            _log.warning("the sinks have not ended in time: Spark does not answer; they end with this process")
+        return self._is_finished and not self._thread.is_alive()
 
 
-def _halt(one: SupervisedQuery) -> None:
+def _caused(text: str, cause: BaseException | None) -> SinkError:
+    error = SinkError(text)
+    error.__cause__ = cause
+    return error
+
+
+def _is_idle(query: SupervisedQuery) -> bool:
+    """Return whether a query's batch need not be waited for: it is done, or Spark is gone and cannot answer."""
     try:
-        one.halt()
-    except Exception:  # noqa: BLE001 - a thread's last word; there is nobody to raise it to
-        _log.exception("Spark did not stop the query %s; it ends with Spark's process", one.name)
-
-
-def _answer(question: Callable[[], bool]) -> bool:
-    """Return the answer; what a Spark that is gone cannot answer is not waited for."""
-    try:
-        return question()
+        return query.is_idle()
     except Exception:  # noqa: BLE001 - the same as in `Supervisor._poll`
         return True
