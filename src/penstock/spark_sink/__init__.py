@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from penstock.spark_sink.sinks.handlers.sink import HandlerSink
     from penstock.spark_sink.sinks.iceberg_sink import IcebergSink
     from penstock.spark_sink.sinks.kafka_sink import KafkaSink
-    from penstock.spark_sink.sinks.sql.rows.dead_letters import DeadLetters
-    from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
+    from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
+    from penstock.spark_sink.sinks.sql.rows import Rejected
     from penstock.spark_sink.sinks.sql.sink import SqlSink
     from penstock.spark_sink.source.decoding.decode import decode
     from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "BatchReport": "penstock.spark_sink.sinks.handlers.execution.report",
     "DataLossError": "penstock.spark_sink.errors",
-    "DeadLetters": "penstock.spark_sink.sinks.sql.rows.dead_letters",
+    "DeadLetters": "penstock.spark_sink.sinks.sql.dead_letters",
     "DeltaSink": "penstock.spark_sink.sinks.delta_sink",
     "HandlerSink": "penstock.spark_sink.sinks.handlers.sink",
     "IcebergSink": "penstock.spark_sink.sinks.iceberg_sink",
     "KafkaSink": "penstock.spark_sink.sinks.kafka_sink",
     "Offsets": "penstock.spark_sink.source.offsets.planning",
     "ProgressListener": "penstock.spark_sink.monitoring.progress_listener",
-    "Rejected": "penstock.spark_sink.sinks.sql.rows.row_validator",
+    "Rejected": "penstock.spark_sink.sinks.sql.rows",
     "RowsFunction": "penstock.spark_sink.queries.sink_specs",
     "SchemaMismatchError": "penstock.spark_sink.errors",
     "SessionStoppedError": "penstock.spark_sink.errors",
