@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from typing import Any
 
 import psycopg
@@ -148,3 +149,12 @@ def test_what_is_transient_is_told_by_sqlstate_or_number(state: str | int, trans
     assert is_transient(database, sa.exc.DBAPIError("", None, error)) is transient
     assert not is_transient(database, sa.exc.ProgrammingError("", None, psycopg.ProgrammingError("no state")))
     assert not is_transient(database, SinkError("the connection is lost"))
+
+
+@pytest.mark.parametrize("driver", ["mysql+pymysql", "postgresql+psycopg"])
+def test_a_server_that_never_answers_ends_the_batch_within_the_bound(driver: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"{driver}://user@127.0.0.1:{silent.getsockname()[1]}/shop?connect_timeout=2"
+
+        with pytest.raises(SinkError, match=r"batch 0 was refused by table prices at .*: (Operational|Connection)"):
+            SqlSink(address, "prices", tries=1)(frame(PRICES, BATCH), 0)
