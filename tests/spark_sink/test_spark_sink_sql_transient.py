@@ -151,10 +151,10 @@ def test_what_is_transient_is_told_by_sqlstate_or_number(state: str | int, trans
     assert not is_transient(database, SinkError("the connection is lost"))
 
 
-@pytest.mark.parametrize("driver", ["mysql+pymysql", "postgresql+psycopg"])
-def test_a_server_that_never_answers_ends_the_batch_within_the_bound(driver: str) -> None:
+@pytest.mark.parametrize(("driver", "more"), [("mysql+pymysql", "&read_timeout=2"), ("postgresql+psycopg", "")])
+def test_a_server_that_never_answers_ends_the_batch_within_the_bound(driver: str, more: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"{driver}://user@127.0.0.1:{silent.getsockname()[1]}/shop?connect_timeout=2"
+        address = f"{driver}://user@127.0.0.1:{silent.getsockname()[1]}/shop?connect_timeout=2{more}"
 
         with pytest.raises(SinkError, match=r"batch 0 was refused by table prices at .*: (Operational|Connection)"):
             SqlSink(address, "prices", tries=1)(frame(PRICES, BATCH), 0)
