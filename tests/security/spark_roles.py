@@ -22,7 +22,7 @@ from penstock.spark_sink.ledger.kafka_target import Row
 from penstock.spark_sink.progress.statistics import SinkState
 from penstock.spark_sink.sinks.kafka_publication import require_target
 from penstock.spark_sink.sinks.sink import ledger_positions
-from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
+from penstock.spark_sink.sinks.sql.rows import Rejected
 from penstock.spark_sink.source.batch_reader import BatchReader
 from penstock.spark_sink.source.options.options import SourceOptions
 from waiting import wait_until

@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.spark_sink import DeadLetters
-from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
+from penstock.spark_sink.sinks.sql.rows import Rejected
 from penstock.spark_sink.source.offsets.planning import TopicPartition, to_json
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from penstock.clients import factory as making
 from penstock.clients.reading import PartitionReader
 from penstock.clients.rights import MissingRightError
 from penstock.errors import MessageFormatError, SinkError, SourceError
-from penstock.spark_sink.sinks.sql.rows import dead_letters
+from penstock.spark_sink.sinks.sql import dead_letters
 from penstock.spark_sink.source import partition_reader as reading
 from penstock.spark_sink.source.offsets.planning import OffsetRange
 from penstock.spark_sink.source.options.options import SourceOptions

@@ -182,7 +182,7 @@ def test_a_refusal_of_the_database_keeps_values_to_itself(database: TestDatabase
         ({"delete": "gone"}, "delete needs a key"),
         ({"key": ["id"], "delete": "gone", "sum_columns": ["n"]}, "goes with no sum_columns"),
         ({"key": ["id"], "delete": "id"}, "delete names id"),
-        ({"schema": "other"}, "an SQLite file has none"),
+        ({"schema": "other"}, "a file of SQLite has none"),
         ({"max_rejects": 0}, "max_rejects"),
         ({"staging": "nowhere"}, "staging must be"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from arrow_frames import PRICES, frame
@@ -15,17 +14,20 @@ from databases import TestDatabase
 from penstock.database_url import parse_database_url
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.sinks.sql import kept_stage
 from penstock.spark_sink.sinks.sql import stages as ways
-from penstock.spark_sink.sinks.sql.kept_stage import KeptStages
-from penstock.spark_sink.sinks.sql.rows import staging
+from penstock.spark_sink.sinks.sql.databases import database_of
+from penstock.spark_sink.sinks.sql.staging_task import in_tasks
+from penstock.spark_sink.source import worker_pool
+from penstock.spark_sink.source.worker_pool import WorkerPool
 from waiting import wait_until
+
+Kept = WorkerPool[ways.ExecutorStage]
 
 
 @pytest.fixture(autouse=True)
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptStages]:
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     """Return what is kept by a test, which ends with it."""
-    made = KeptStages()
+    made = Kept(closes_idle=True)
     monkeypatch.setattr(ways, "_kept_stages", made)
     yield made
     made.close()
@@ -33,8 +35,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptStages]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Return how often tables were checked and staging tables made and emptied."""
-    found = {"prepare": 0, "create": 0, "empty": 0}
+    """Return how often tables were checked and staging tables emptied."""
+    found = {"prepare": 0, "empty": 0}
 
     def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*given: Any) -> Any:
@@ -43,9 +45,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         return counted
 
-    monkeypatch.setattr(kept_stage, "prepare", counting("prepare", kept_stage.prepare))
-    monkeypatch.setattr(staging, "create_stage", counting("create", staging.create_stage))
-    monkeypatch.setattr(staging, "empty_stage", counting("empty", staging.empty_stage))
+    monkeypatch.setattr(ways, "prepare", counting("prepare", ways.prepare))
+    monkeypatch.setattr(ways.ExecutorStage, "release", counting("empty", ways.ExecutorStage.release))
     return found
 
 
@@ -88,14 +89,16 @@ def totals_sink(database: TestDatabase, **options: Any) -> SqlSink:
 def test_tables_are_checked_and_the_staging_table_is_made_once_a_query(
     server: TestDatabase, calls: dict[str, int]
 ) -> None:
-    sink = totals_sink(server)
+    sink, made = totals_sink(server), set()
 
     for number in range(4):
         sink(batch(number), number)
         (stage,) = stages(server)
+        made.add(stage)
         assert server.rows(f"SELECT count(*) FROM {stage}") == [(0,)]  # noqa: S608 - the sink's own name
 
-    assert calls == {"prepare": 1, "create": 1, "empty": 4}
+    assert calls == {"prepare": 1, "empty": 4}
+    assert len(made) == 1
     assert totals(server) == expected(4)
 
 
@@ -184,28 +187,17 @@ def test_a_staging_table_into_which_a_lost_task_still_copies_is_left_behind(serv
 
 
 def test_what_no_batch_asks_for_is_removed_after_a_while_and_with_the_process(
-    server: TestDatabase, monkeypatch: pytest.MonkeyPatch
+    server: TestDatabase, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink, (sessions, _) = totals_sink(server), SESSIONS[server.kind]
-    hasty = KeptStages(idle_s=0.05)
-    monkeypatch.setattr(ways, "_kept_stages", hasty)
     sink(batch(0), 0)
-    wait_until(lambda: stages(server) == [] and server.rows(sessions) == [])
-
-    lasting = KeptStages()
-    monkeypatch.setattr(ways, "_kept_stages", lasting)
-    sink(batch(1), 1)
     assert len(stages(server)) == 1
-    lasting.close()
+    kept.close()
     assert stages(server) == []
 
-    sink(batch(2), 2)
-    lasting._process = -1  # as in a process that was forked
-    lasting.close()
-    assert len(stages(server)) == 1
-    for one in lasting._of_parent[0].values():
-        one.timer.cancel()
-        one.opened.close()
+    monkeypatch.setattr(worker_pool, "MOST_IDLE_S", 0.05)
+    sink(batch(1), 1)
+    wait_until(lambda: stages(server) == [] and server.rows(sessions) == [])
 
 
 @pytest.mark.thorough
@@ -219,7 +211,7 @@ def test_connections_are_bounded_and_what_reads_and_transforms_is_not(
     assert cores > 1
 
     def plan(most: int) -> tuple[int, bool]:
-        spread = staging.in_tasks(many, most)
+        spread = in_tasks(many, most)
         return spread.rdd.getNumPartitions(), "Exchange" in spread._jdf.queryExecution().toString()  # type: ignore[attr-defined] # to look at the plan
 
     assert plan(1) == (1, True)
@@ -246,16 +238,15 @@ def test_a_staging_table_that_a_crash_has_emptied_is_noticed(server: TestDatabas
 def test_staging_tables_of_a_driver_that_is_gone_are_removed_and_those_of_a_live_one_stay(
     server: TestDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    columns = pa.schema([("id", pa.string())])
-    prefix = staging.stage_prefix("events", "penstock_ledger")
+    prefix = ways.stage_prefix("events", "penstock_ledger")
+    left, alive = f"{prefix}left", f"{prefix}alive"
+    server.execute(*(f"CREATE TABLE {name} (id INT)" for name in (left, alive)))
     url = parse_database_url(server.url)
-    engine = sa.create_engine(url, poolclass=sa.NullPool)
-    with engine.connect() as gone:
-        left = staging.create_stage(gone, prefix, None, columns)
-    with engine.connect() as living:
-        alive = staging.create_stage(living, prefix, None, columns)
+    database: Any = database_of(url)
+    with database.session(url) as living:
+        assert database.take_lock(living, alive)
         SqlSink(server.url, "events")(frame(PRICES, [(0, 0, "a", 1)]), 0)
         found = stages(server)
 
-    assert found == [alive.name]
-    assert f"the staging table {left.name} was left by a driver that is gone" in caplog.text
+    assert found == [alive]
+    assert f"the staging table {left} was left by a driver that is gone" in caplog.text

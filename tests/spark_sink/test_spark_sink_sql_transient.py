@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from typing import Any
 
 import psycopg
@@ -16,6 +17,7 @@ from databases import LOST, TestDatabase
 from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.sinks.sql import sink as sql_sink
+from penstock.spark_sink.sinks.sql.databases import DATABASES
 from penstock.spark_sink.sinks.sql.databases.errors import is_transient, refused
 
 
@@ -112,22 +114,24 @@ def test_a_key_that_no_index_holds_is_a_dead_letter(server: TestDatabase, staged
     sink(frame(PRICES, [(0, 0, "a", 1), (0, 1, long, 2), (0, 2, "b", 3)]), 0)
 
     assert server.rows("SELECT id, price FROM prices ORDER BY id") == [("a", 1), ("b", 3)]
-    reason = {"postgresql": "54000", "mariadb": "id kept as varchar(255)"}[server.kind]
+    reason = {"postgresql": "54000", "mariadb": "id would not be kept as varchar(255)"}[server.kind]
     assert [(one.offset, reason in one.reason) for one in letters.written] == [(1, True)]
 
 
 def test_a_server_s_answer_does_not_tell_who_the_user_is(postgresql: TestDatabase) -> None:
-    address = sa.make_url(postgresql.url).set(username="canary_4711").render_as_string(hide_password=False)
+    unknown = sa.make_url(postgresql.url).set(username="canary_4711").render_as_string(hide_password=False)
 
     with pytest.raises(SinkError, match=r'role "..." does not exist') as caught:
-        SqlSink(address, "prices").check(frame(PRICES, []).schema)
+        SqlSink(unknown, "prices").check(frame(PRICES, []).schema)
 
     assert "canary" not in str(caught.value)
     denied = pymysql.err.OperationalError(1045, "Access denied for user 'canary'@'10.0.0.1' (using password: YES)")
-    told = refused(sa.exc.OperationalError("", None, denied), "t", sa.make_url("mysql://h/d"), None)
+    address = sa.make_url("mysql://h/d")
+    told = refused(DATABASES["mysql"], sa.exc.OperationalError("", None, denied), "t", address, None)
     assert "1045, Access denied for user '...' (using password: YES)" in str(told)
     other = psycopg.OperationalError("FATALE : l'authentification de « canary-4711 » a échoué")  # another language
-    told = refused(sa.exc.OperationalError("", None, other), "t", sa.make_url("postgresql:///d?user=canary-4711"), None)
+    address = sa.make_url("postgresql:///d?user=canary-4711")
+    told = refused(DATABASES["postgresql"], sa.exc.OperationalError("", None, other), "t", address, None)
     assert "l'authentification de « ... » a échoué" in str(told)
 
 
@@ -141,6 +145,16 @@ def test_a_server_s_answer_does_not_tell_who_the_user_is(postgresql: TestDatabas
 def test_what_is_transient_is_told_by_sqlstate_or_number(state: str | int, transient: bool) -> None:
     error = psycopg.errors.lookup(state)() if isinstance(state, str) else pymysql.err.OperationalError(state, "40001")
 
-    assert is_transient(sa.exc.DBAPIError("", None, error)) is transient
-    assert not is_transient(sa.exc.ProgrammingError("", None, psycopg.ProgrammingError("no state")))
-    assert not is_transient(SinkError("the connection is lost"))
+    database = DATABASES["postgresql" if isinstance(state, str) else "mysql"]
+    assert is_transient(database, sa.exc.DBAPIError("", None, error)) is transient
+    assert not is_transient(database, sa.exc.ProgrammingError("", None, psycopg.ProgrammingError("no state")))
+    assert not is_transient(database, SinkError("the connection is lost"))
+
+
+@pytest.mark.parametrize(("driver", "more"), [("mysql+pymysql", "&read_timeout=2"), ("postgresql+psycopg", "")])
+def test_a_server_that_never_answers_ends_the_batch_within_the_bound(driver: str, more: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"{driver}://user@127.0.0.1:{silent.getsockname()[1]}/shop?connect_timeout=2{more}"
+
+        with pytest.raises(SinkError, match=r"batch 0 was refused by table prices at .*: (Operational|Connection)"):
+            SqlSink(address, "prices", tries=1)(frame(PRICES, BATCH), 0)

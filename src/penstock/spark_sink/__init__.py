@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from penstock.spark_sink.sinks.handlers.sink import HandlerSink
     from penstock.spark_sink.sinks.iceberg_sink import IcebergSink
     from penstock.spark_sink.sinks.kafka_sink import KafkaSink
-    from penstock.spark_sink.sinks.sql.rows.dead_letters import DeadLetters
-    from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
+    from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
+    from penstock.spark_sink.sinks.sql.rows import Rejected
     from penstock.spark_sink.sinks.sql.sink import SqlSink
     from penstock.spark_sink.source.decoding.decode import decode
     from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
@@ -44,8 +44,8 @@ _HOMES = {
     "sinks.handlers.sink": ("HandlerSink",),
     "sinks.iceberg_sink": ("IcebergSink",),
     "sinks.kafka_sink": ("KafkaSink",),
-    "sinks.sql.rows.dead_letters": ("DeadLetters",),
-    "sinks.sql.rows.row_validator": ("Rejected",),
+    "sinks.sql.dead_letters": ("DeadLetters",),
+    "sinks.sql.rows": ("Rejected",),
     "sinks.sql.sink": ("SqlSink",),
     "source.decoding.decode": ("decode",),
     "source.offsets.planning": ("Offsets", "TopicPartition"),

@@ -31,7 +31,7 @@ from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.sinks import kafka_publication, lake_sink
 from penstock.spark_sink.sinks.sink import begin_ledger, ledger_positions
-from penstock.spark_sink.sinks.sql import batch_transaction
+from penstock.spark_sink.sinks.sql import batch_write
 from penstock.spark_sink.source.worker_pool import WorkerPool
 
 Place = tuple[str, int, int]
@@ -151,7 +151,7 @@ class Sql(SinkUnderTest):
     @contextmanager
     def before_commit(self, act: Act) -> Iterator[None]:
         if self.staging == "driver":
-            with once_before(batch_transaction, "write_ledger", act):
+            with once_before(batch_write, "write_ledger", act):
                 yield
         else:
             self._between.append(act)
@@ -165,14 +165,14 @@ class Sql(SinkUnderTest):
             moved.append(True)
             raise sa.exc.DBAPIError("COMMIT", None, LOST[self.database.kind])
 
-        advance = batch_transaction.write_ledger
+        advance = batch_write.write_ledger
 
         def advanced(*given: Any) -> None:
             advance(*given)
             if not moved:  # the next commit is that of the batch
                 stack.enter_context(once_before(sa.RootTransaction, "_do_commit", lose, or_after=True))
 
-        with ExitStack() as stack, mock.patch.object(batch_transaction, "write_ledger", advanced):
+        with ExitStack() as stack, mock.patch.object(batch_write, "write_ledger", advanced):
             yield
         assert moved
 

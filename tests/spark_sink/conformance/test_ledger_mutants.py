@@ -21,8 +21,7 @@ from penstock.spark_sink.ledger import kafka_ledger, kafka_publisher, rules, sql
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, Rule
 from penstock.spark_sink.sinks import iceberg_sink, kafka_publication, planned_offsets
 from penstock.spark_sink.sinks.sink import StoredBatches
-from penstock.spark_sink.sinks.sql import batch_write
-from penstock.spark_sink.sinks.sql.rows import staging
+from penstock.spark_sink.sinks.sql import batch_write, stages
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 Parts = Mapping[tuple[str, int], Any]
@@ -132,7 +131,7 @@ def does_not_compare(patch: pytest.MonkeyPatch) -> None:
     apply = batch_write.BatchWrite.apply
 
     def blind(self: Any, stage: Any, plan: Any, staged: Any) -> Any:
-        now = sql_ledger.read_ledger(stage.connection, stage.tables.ledger, self.transaction.owner)
+        now = sql_ledger.read_ledger(stage.connection, stage.tables.ledger, self.owner)
         return apply(self, stage, replace(plan, ledger=now), staged)
 
     patch.setattr(batch_write.BatchWrite, "apply", blind)
@@ -140,8 +139,8 @@ def does_not_compare(patch: pytest.MonkeyPatch) -> None:
 
 def counts_lost_tasks(patch: pytest.MonkeyPatch) -> None:
     """What a task has copied that was given up for lost counts."""
-    patch.setattr(staging, "staged_rows", lambda stage, attempts: sa.select(stage).subquery())
-    patch.setattr(staging, "require_copied", lambda *given: None)
+    patch.setattr(stages, "staged_rows", lambda stage, attempts: sa.select(stage).subquery())
+    patch.setattr(stages, "require_copied", lambda *given: None)
 
 
 #: Each defect, a sink that has it, and the scenario that shows it.

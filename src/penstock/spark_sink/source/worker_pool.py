@@ -1,4 +1,4 @@
-"""What a Python worker of Spark keeps from one task to the next: connections that would be made anew for each.
+"""What a process of Spark keeps from one task or batch to the next: connections that would be made again for each.
 
 Lent to one task at a time, bounded in number and in age, and never used by a process that was forked since. Closed
 where a task fails or is given up, and at the end of the process.
@@ -46,16 +46,21 @@ class _Idle(Generic[KeptT]):
 class WorkerPool(Generic[KeptT]):
     """Keeps things of one kind, each by a key. Any thread may use it; a forked process begins with none.
 
-    `most` are kept at most; of 0 none is.
+    `most` are kept at most; of 0 none is. What is too old is closed when something is lent, and in a process that lives
+    on without, such as Spark's driver, by a timer: with `closes_idle`.
     """
 
-    def __init__(self, most: int = MOST_KEPT, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, most: int = MOST_KEPT, clock: Callable[[], float] = time.monotonic, *, closes_idle: bool = False
+    ) -> None:
         self._most = most
         self._clock = clock
+        self._closes_idle = closes_idle
         #: Guards what follows: tasks borrow and return, the process's end closes.
         self._lock = threading.Lock()
         self._idle: list[_Idle[KeptT]] = []
         self._process = os.getpid()
+        self._timer: threading.Timer | None = None
         #: Those of the process that this one was forked from. Their threads are not here, so they are never touched.
         self._of_parent: list[_Idle[KeptT]] = []
 
@@ -83,16 +88,20 @@ class WorkerPool(Generic[KeptT]):
 
     def _taken(self, key: Hashable, now: float) -> _Idle[KeptT] | None:
         """Return what was returned last by this key, which is kept no longer; close what is too old."""
+        self._close_old(now)
+        with self._lock:
+            found = next((one for one in reversed(self._idle) if one.key == key), None)
+            if found is not None:
+                self._idle.remove(found)
+        return found
+
+    def _close_old(self, now: float) -> None:
         with self._lock:
             self._leave_to_parent()
             old = [one for one in self._idle if self._is_old(one, now)]
             self._idle = [one for one in self._idle if not self._is_old(one, now)]
-            found = next((one for one in reversed(self._idle) if one.key == key), None)
-            if found is not None:
-                self._idle.remove(found)
         for one in old:
             one.kept.close()
-        return found
 
     def _returned(self, key: Hashable, kept: KeptT, made_at: float) -> bool:
         """Keep something, and close what has waited longest where there is too much."""
@@ -105,9 +114,18 @@ class WorkerPool(Generic[KeptT]):
             self._idle.append(_Idle(key, kept, made_at, self._clock()))
             surplus = self._idle[: -self._most]
             self._idle = self._idle[-self._most :]
+            if self._closes_idle:
+                self._restart_timer()
         for one in surplus:
             one.kept.close()
         return True
+
+    def _restart_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(MOST_IDLE_S, lambda: self._close_old(self._clock()))
+        self._timer.daemon = True
+        self._timer.start()
 
     @staticmethod
     def _is_old(one: _Idle[KeptT], now: float) -> bool:

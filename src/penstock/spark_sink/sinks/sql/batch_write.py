@@ -4,10 +4,10 @@
     stage:  put the others into a staging table, through the driver or from executors (`stages`)
     apply:  { lock the ledger and compare it with the plan, upsert, dead letters, advance the ledger }
 
-What stands in braces is one transaction (`batch_transaction`). Where another writer has moved the ledger meanwhile, all
-three are done again. A batch is applied as a whole first. Where the database refuses that for the sake of a row, the
-batch comes again with every row of it, to be applied in pieces until the refused rows are alone: then it ends as if row
-after row had been applied in the order of offsets, without the messages of which a row was refused.
+What stands in braces is one transaction. Where another writer has moved the ledger meanwhile, all three are done again.
+A batch is applied as a whole first. Where the database refuses that for the sake of a row, the batch comes again with
+every row of it, to be applied in pieces until the refused messages are alone: then it ends as if message after message
+had been applied in the order of offsets, without those of which a row was refused.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from penstock.errors import SinkError
-from penstock.spark_sink.ledger.sql_ledger import Entries, lock_ledger, read_ledger
-from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction
-from penstock.spark_sink.sinks.sql.rows.deduplication import Deduplication, staged_schema
-from penstock.spark_sink.sinks.sql.rows.row_validator import RowValidator
-from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, warn_left_out
+from penstock.spark_sink.ledger.sql_ledger import Entries, Owner, lock_ledger, read_ledger, write_ledger
+from penstock.spark_sink.sinks.position import POSITION
+from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_row, facts_of
+from penstock.spark_sink.sinks.sql.rows import Deduplication, Rejected, staged_schema
+from penstock.spark_sink.sinks.sql.settings import ORDERED, SqlSinkSettings
 from penstock.spark_sink.sinks.sql.stages import Stage, Staged, open_stage
+from penstock.spark_sink.sinks.sql.upsert import NUMBER, Upsert, numbered, remove_messages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,6 +37,9 @@ _log = logging.getLogger("penstock.spark_sink")
 
 #: How often a batch is staged, where another writer has moved the ledger in between or rows are refused.
 _TRIES = 6
+
+#: A partition that no topic has.
+_NOWHERE = ("(check)", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,74 +62,182 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BatchWrite:
-    """One micro-batch, of frames with these columns, on its way into a table."""
+    """One micro-batch, of frames with these columns, on its way into a table.
 
+    `owner` says whose rows of the ledger it moves; `run` is None where the query's run is not known.
+    """
+
+    settings: SqlSinkSettings
     url: sa.URL
     frame: pa.Schema
-    transaction: BatchTransaction
+    owner: Owner
+    batch: Batch
+    run: str | None
 
-    @property
-    def settings(self) -> SqlSinkSettings:
-        """Those of the sink."""
-        return self.transaction.settings
-
-    def store(self, batch: DataFrame) -> None:
+    def store(self, rows: DataFrame) -> None:
         """Store the batch; may be called again where it failed, and then finds what it has stored.
 
         After a `SinkError` nothing was stored; after a `LostTaskError` neither, and another try may help. Nor was it
         after an error of SQLAlchemy's, unless that came at the commit: then it is not known.
         """
-        settings, batch_id, exact = self.settings, self.transaction.batch.batch_id, False
-        with open_stage(self.transaction, self.url, self.frame, batch) as stage:
+        table, batch_id, exact = self.settings.table, self.batch.batch_id, False
+        kept_for = None if self.run is None else (self.run, self.owner)
+        with open_stage(self.settings, self.url, self.frame, kept_for) as stage:
             for _ in range(_TRIES):
                 plan = self.plan(stage, exact=exact)
-                with stage.staged(plan.deduplication) as staged:
+                with stage.staged(rows, batch_id, plan.deduplication) as staged:
                     outcome = self.apply(stage, plan, staged)
                     if outcome is Outcome.STORED:
                         return
                     staged.transaction.rollback()
-                stage.clear()
                 exact = exact or outcome is Outcome.REFUSED
                 if outcome is Outcome.MOVED:
                     _log.warning(
                         "batch %d for table %s is staged again: another writer has moved its ledger in between",
                         batch_id,
-                        settings.table,
+                        table,
                     )
         raise SinkError(
-            f"batch {batch_id} for table {settings.table} met another writer {_TRIES - 1} times; is a second copy of "
+            f"batch {batch_id} for table {table} met another writer {_TRIES - 1} times; is a second copy of "
             "the query running? stop one, or give each a name of its own; nothing of the batch was stored"
         )
 
     def plan(self, stage: Stage, *, exact: bool) -> Plan:
         """Read the ledger and decide which rows are left out; a `SinkError` refuses a batch that does not fit it."""
-        settings, database = self.settings, self.settings.database
+        settings = self.settings
         with stage.connection.begin():
-            ledger = read_ledger(stage.connection, stage.tables.ledger, self.transaction.owner)
-        validator = RowValidator(
-            settings.key,
-            no_nan=() if database.knows_nan else self.frame.names,
-            no_infinity=not database.knows_infinity,
-            no_nul=not database.takes_nul,
+            ledger = read_ledger(stage.connection, stage.tables.ledger, self.owner)
+        deduplication = Deduplication(
+            target=settings.table,
+            schema=staged_schema(self.frame, settings.sum_columns),
+            key=settings.key,
+            sum_columns=settings.sum_columns,
+            unknown=settings.database.unknown,
+            ledger=self.batch.applied_below(ledger),
+            exact=exact or settings.mode == "batch",  # where no row of a key is newer than another one
         )
-        schema = staged_schema(self.frame, settings.sum_columns)
-        below = self.transaction.batch.applied_below(ledger)
-        exact |= settings.mode == "batch"  # where no row of a key is newer than another one
-        summed = settings.sum_columns
-        return Plan(ledger, Deduplication(settings.table, schema, validator, settings.key, summed, below, exact))
+        return Plan(ledger, deduplication)
 
     def apply(self, stage: Stage, plan: Plan, staged: Staged) -> Outcome:
-        """Apply what was staged, in its transaction."""
-        if staged.rows is None:
-            return Outcome.REFUSED
-        transaction, connection, ledger = self.transaction, stage.connection, stage.tables.ledger
-        parts = staged.statistics.offsets.spans.keys() | transaction.batch.moves(plan.ledger)
+        """Apply what was staged, in its transaction.
+
+        Raises `SinkError` where more rows were refused than may be, or dead letters could not be written.
+        """
+        settings, connection, ledger = self.settings, stage.connection, stage.tables.ledger
+        spans = staged.statistics.offsets.spans
+        parts = spans.keys() | self.batch.moves(plan.ledger)
         if not parts:
             return Outcome.STORED
-        locked = lock_ledger(connection, self.settings.database.insert_new, ledger, transaction.owner, parts)
+        locked = lock_ledger(connection, settings.database.insert_new, ledger, self.owner, parts)
         if any(locked.get(part) != plan.ledger.get(part) for part in parts):
             return Outcome.MOVED
-        is_applied = transaction.apply(
-            connection, stage.tables, plan.ledger, staged.rows, staged.statistics, exact=plan.deduplication.exact
+        entries = self.batch.entries_after(plan.ledger, spans)
+        warn_left_out(self.batch.batch_id, self.batch.target, staged.statistics.offsets)
+        if settings.mode == "batch" and settings.key:
+            self._refuse_twins(connection, staged.rows)
+        rejected = self._upsert(connection, stage.tables.upsert, plan, staged)
+        if rejected is None:
+            return Outcome.REFUSED
+        if rejected:
+            self._write_dead_letters(sorted(rejected))
+        if entries:
+            write_ledger(connection, ledger, self.owner, entries)
+        return Outcome.STORED
+
+    def _upsert(self, connection: sa.Connection, upsert: Upsert, plan: Plan, staged: Staged) -> list[Rejected] | None:
+        """Upsert what is staged, and return the refused messages; None where that takes all rows of the batch."""
+        rejected = staged.statistics.rejected
+        if len(rejected) > self.settings.most_rejects:
+            return rejected
+        if plan.deduplication.exact:
+            return rejected + self._upsert_in_pieces(connection, upsert, staged.rows, rejected)
+        if rejected:
+            return None  # other rows of their messages may be in what was deduplicated
+        try:
+            upsert.apply(connection, staged.rows)
+        except sa.exc.SQLAlchemyError as error:
+            if not concerns_a_row(upsert.database, error):
+                raise
+            return None
+        return []
+
+    def _upsert_in_pieces(
+        self, connection: sa.Connection, upsert: Upsert, staged: sa.FromClause, before: list[Rejected]
+    ) -> list[Rejected]:
+        """Upsert all messages but those that were refused before; return what is refused now.
+
+        A message is stored whole or not at all: its dead letter may be sent again. Pieces are as large as the database
+        takes them, each in a savepoint.
+        """
+        ordered, count = numbered(upsert.database, connection, staged, ORDERED)
+        remove_messages(connection, ordered, {one.place for one in before})
+        number, most = ordered.c[NUMBER], self.settings.most_rejects - len(before)
+        rejected: list[Rejected] = []
+        pieces = [(1, count)] if count else []
+        while pieces and len(rejected) <= most:
+            first, last = pieces.pop()
+            piece = sa.select(ordered).where(number.between(first, last))
+            try:
+                with connection.begin_nested():
+                    upsert.apply(connection, piece.subquery())
+            except sa.exc.SQLAlchemyError as error:
+                if not concerns_a_row(upsert.database, error):
+                    raise
+                if first < last:
+                    middle = (first + last) // 2
+                    pieces += [(middle + 1, last), (first, middle)]
+                    continue
+                places = piece.with_only_columns(*(ordered.c[name] for name in POSITION)).limit(1)
+                topic, partition, offset = connection.execute(places).one()
+                rejected.append(Rejected(topic, partition, offset, ", ".join(facts_of(upsert.database, error))))
+        return rejected
+
+    def _refuse_twins(self, connection: sa.Connection, staged: sa.FromClause) -> None:
+        """Raise `SinkError` for several rows of one key, of which none is newer than the others."""
+        keys = [staged.c[name] for name in self.settings.key]
+        twins = sa.select(sa.func.count()).select_from(staged).group_by(*keys).having(sa.func.count() > 1).limit(1)
+        if connection.execute(twins).first():
+            raise SinkError(
+                f"batch {self.batch.batch_id} has several rows of one key for {self.batch.target}, of which none is "
+                "the newest; have all columns that the query groups by in the key; nothing of the batch was stored"
+            )
+
+    def _write_dead_letters(self, rejected: list[Rejected]) -> None:
+        """Write refused rows to the dead letters, or refuse the batch for their sake."""
+        settings, batch_id = self.settings, self.batch.batch_id
+        if len(rejected) > settings.most_rejects or settings.dead_letters is None:
+            remedy = (
+                "filter such rows out"
+                if settings.mode == "batch"
+                else "give the sink dead_letters=DeadLetters(...) to let batches go on without such rows"
+                if settings.dead_letters is None
+                else f"more than max_rejects={settings.max_rejects} in one batch hint at a table that does not fit"
+            )
+            raise SinkError(
+                f"batch {batch_id} was refused by table {settings.table}: a row from {rejected[0]}; nothing "
+                f"of the batch was stored; correct the query or the table, or {remedy}"
+            )
+        settings.dead_letters.write(rejected)
+        _log.warning(
+            "batch %d: %d rows were refused by table %s and are dead letters, the first from %s",
+            batch_id,
+            len(rejected),
+            settings.table,
+            rejected[0],
         )
-        return Outcome.STORED if is_applied else Outcome.REFUSED
+
+
+def rehearse(settings: SqlSinkSettings, url: sa.URL, frame: pa.Schema) -> None:
+    """Check the tables, and run every statement of a batch on no rows: what is missing for one shows before the first.
+
+    Nothing of it stands afterwards but tables, and columns, that did not exist.
+    """
+    database = settings.database
+    with open_stage(settings, url, frame, None) as stage, stage.nothing_staged() as staged:
+        connection, tables, owner = stage.connection, stage.tables, Owner("", settings.table)
+        lock_ledger(connection, database.insert_new, tables.ledger, owner, [_NOWHERE])
+        tables.upsert.apply(connection, staged.rows)
+        if settings.dead_letters is not None:
+            numbered(database, connection, staged.rows, ORDERED)
+        write_ledger(connection, tables.ledger, owner, {_NOWHERE: LedgerEntry(0)})
+        staged.transaction.rollback()

@@ -15,11 +15,9 @@ from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES
 from penstock.spark_sink.sinks.position import POSITION, require_columns, require_position_types
 from penstock.spark_sink.sinks.sink import arrow_schema
-from penstock.spark_sink.sinks.sql.databases.database import Database
-from penstock.spark_sink.sinks.sql.databases.databases import database_of
-from penstock.spark_sink.sinks.sql.databases.rights import NeededRights
-from penstock.spark_sink.sinks.sql.rows.dead_letters import DeadLetters
-from penstock.spark_sink.sinks.sql.rows.staging import ATTEMPT
+from penstock.spark_sink.sinks.sql.databases import database_of
+from penstock.spark_sink.sinks.sql.databases.database import Database, Needs
+from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -29,7 +27,7 @@ STAGING = "penstock_stage"
 ORDERED = "penstock_ordered"
 
 #: Beginning of the names of columns and tables that the sink makes for itself.
-_OWN = ATTEMPT.partition("_")[0] + "_"
+_OWN = "penstock_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +111,8 @@ class SqlSinkSettings:
         self._check_delete()
         if self.schema is not None:
             not_empty("schema", self.schema)
-            if database.without_schemas is not None:
-                raise ConfigurationError(f"schema is set, but {database.without_schemas} has none; leave it out")
+            if not database.has_schemas:
+                raise ConfigurationError(f"schema is set, but a file of {database.title} has none; leave it out")
         for option in ("max_rejects", "max_connections", "tries", "max_batch_bytes"):
             positive_int(option, getattr(self, option))
         if self.staging not in ("executors", "driver"):
@@ -126,7 +124,7 @@ class SqlSinkSettings:
         if self.schema is not None or "." not in self.table:
             return
         schema, _, table = self.table.partition(".")
-        if database.without_schemas is not None or not schema or not table or "." in table:
+        if not database.has_schemas or not schema or not table or "." in table:
             raise ConfigurationError(
                 f"table is {self.table!r}, which is no name of a table and a schema; for a server give schema and "
                 "table apart, for SQLite a name without a dot"
@@ -179,15 +177,16 @@ class SqlSinkSettings:
         self.database.require_storable(frame, self.table, names_of_tables, self.sum_columns)
         return frame
 
-    def needed_rights(self) -> NeededRights:
-        """Return what the sink needs to be allowed in the database."""
-        of_target = ["INSERT"] if not self.key else ["SELECT", "INSERT", "UPDATE"]
+    @property
+    def needs(self) -> Needs:
+        """What the sink needs to be allowed in the database."""
+        of_target = ["SELECT", "INSERT", "UPDATE"] if self.key else ["INSERT"]
         if self.delete is not None:
             of_target.append("DELETE")
-        return NeededRights(
+        return Needs(
             schema=self.schema,
-            tables=[(self.table, tuple(of_target)), (self.ledger_table, ("SELECT", "INSERT", "UPDATE"))],
-            creates=self.staging == "executors",
+            tables={self.table: of_target, self.ledger_table: ["SELECT", "INSERT", "UPDATE"]},
+            staging=self.staging == "executors",
             temporary=self.staging == "driver" or self.dead_letters is not None,
             adds_columns=self.evolve,
         )

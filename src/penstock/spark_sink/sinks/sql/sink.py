@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -33,8 +34,7 @@ from penstock.spark_sink.ledger.sql_ledger import (
 from penstock.spark_sink.sinks.frames import numbered
 from penstock.spark_sink.sinks.planned_offsets import micro_batch, numbered_batch
 from penstock.spark_sink.sinks.sink import origin_of, stored_batches
-from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction
-from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
+from penstock.spark_sink.sinks.sql.batch_write import BatchWrite, rehearse
 from penstock.spark_sink.sinks.sql.databases.errors import (
     LostTaskError,
     facts_of,
@@ -44,7 +44,7 @@ from penstock.spark_sink.sinks.sql.databases.errors import (
     shown,
 )
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
-from penstock.spark_sink.sinks.sql.tables import carry_over, prepare
+from penstock.spark_sink.sinks.sql.tables import carry_over
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
 
 if TYPE_CHECKING:
@@ -101,9 +101,7 @@ class SqlSink(SqlSinkSettings):
         """
         frame, url = self.arrow_frame(schema), parse_database_url(self.url)
         try:
-            with self.database.session(url) as connection, connection.begin():
-                prepare(self, frame, connection)
-                self.database.require_rights(connection, f"table {self.table} cannot be written", self.needed_rights())
+            rehearse(self, url, frame)
         except sa.exc.SQLAlchemyError as error:
             # Not chained: drivers quote keys and values in their texts, which end in Spark's log.
             raise self._refused(error, self.table, None) from None
@@ -124,8 +122,8 @@ class SqlSink(SqlSinkSettings):
             what = numbered_batch(batch_id, origin, target, ledger)
         else:
             what = micro_batch(batch, batch_id, origin, target, ledger)
-        transaction = BatchTransaction(self, Owner(origin.query, self.table), what, origin.run)
-        write = BatchWrite(parse_database_url(self.url), self.arrow_frame(batch.schema), transaction)
+        url, owner = parse_database_url(self.url), Owner(origin.query, self.table)
+        write = BatchWrite(self, url, self.arrow_frame(batch.schema), owner, what, origin.run)
         try:
             with stored_batches.one_call(self.ledger_key, origin, what):
                 self._tries(batch_id)(write.store, numbered(batch, batch_id) if self.mode == "batch" else batch)
@@ -135,15 +133,17 @@ class SqlSink(SqlSinkSettings):
             raise self._refused(error, self.table, batch_id) from None  # not chained, as above
 
     def _tries(self, batch_id: int) -> tenacity.Retrying:
+        database = self.database
+
         def log_retry(state: tenacity.RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome is not None else None
-            facts = facts_of(error) if isinstance(error, sa.exc.SQLAlchemyError) else [str(error)]
+            facts = facts_of(database, error) if isinstance(error, sa.exc.SQLAlchemyError) else [str(error)]
             _log.warning("batch %d for table %s is tried again: %s", batch_id, self.table, ", ".join(facts))
 
         return tenacity.Retrying(
             stop=tenacity.stop_after_attempt(self.tries),
             wait=_WAIT,
-            retry=tenacity.retry_if_exception(is_transient),
+            retry=tenacity.retry_if_exception(partial(is_transient, database)),
             before_sleep=log_retry,
             reraise=True,
         )
@@ -227,20 +227,20 @@ class SqlSink(SqlSinkSettings):
         return sa.inspect(connection).has_table(self.ledger_table, schema=self.schema)
 
     def _refused(self, error: sa.exc.SQLAlchemyError, table: str, batch_id: int | None) -> PenstockError:
-        """Return the text of an error of the database; where rights are missing, all of them."""
-        url = parse_database_url(self.url)
-        if is_forbidden(error):
-            what = f"table {self.table} cannot be written"
-            if batch_id is not None:
-                what = f"batch {batch_id} cannot be stored in table {self.table}, and nothing of it was"
-            try:
-                with self.database.session(url) as connection, connection.begin():
-                    self.database.require_rights(connection, what, self.needed_rights(), refused=True)
-            except MissingRightError as missing:
-                return missing
-            except sa.exc.SQLAlchemyError:
-                _log.debug("which rights are missing could not be asked", exc_info=True)
-        return refused(error, table, url, batch_id)
+        """Return the text of an error of the database; where a right is missing, with what gives all that it needs."""
+        database, url = self.database, parse_database_url(self.url)
+        text = refused(database, error, table, url, batch_id)
+        if not is_forbidden(database, error):
+            return text
+        try:
+            with database.session(url) as connection:
+                grants = database.grants(connection, self.needs)
+        except sa.exc.SQLAlchemyError:
+            _log.debug("who the user of the database is could not be asked", exc_info=True)
+            grants = ["GRANT ..."]
+        return MissingRightError.from_text(
+            f"{text}; an administrator gives all that the sink needs with: {'; '.join(grants)}"
+        )
 
     @property
     def ledger_key(self) -> Hashable:

@@ -1,26 +1,35 @@
 """The seam between databases: all that a SQL sink does differently in one and in another.
 
-A new database is a file beside this one with a subclass, and its line in `databases`. Everything else that a sink says
-is SQLAlchemy Core and the same everywhere (`upsert`, `schema`).
+A new database is a file beside this one with a subclass, and its line in this package. Everything else that a sink says
+is SQLAlchemy Core and the same everywhere (`tables`, `upsert`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql as pg_dialect
-from sqlalchemy.dialects import sqlite as sqlite_dialect
-
-from penstock.spark_sink.sinks.sql.databases.rights import NeededRights
+from sqlalchemy.pool import NullPool
 
 #: Returns new values of the row that stands, by column; it is given what finds a value of the arriving row by column.
 Changes = Callable[[Callable[[str], sa.ColumnElement[Any]]], Mapping[str, sa.ColumnElement[Any]]]
+
+#: What a column of the frame, or of the table, holds.
+Type = sa.types.TypeEngine[Any]
+
+#: A staged row's number among those of its task.
+ROW = "penstock_row"
+
+#: Digits of the widest decimal.
+DIGITS = 38
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,64 +47,94 @@ class Conversion:
     kept: sa.ColumnElement[bool] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a sink does in a database.
+
+    Attributes:
+        schema: schema of its tables; None for the connection's own.
+        tables: what it does with each table.
+        staging: whether it makes staging tables in the schema.
+        temporary: whether it makes temporary tables.
+        adds_columns: whether it adds columns to the first of the tables.
+    """
+
+    schema: str | None
+    tables: Mapping[str, Sequence[str]]
+    staging: bool
+    temporary: bool
+    adds_columns: bool
+
+
 class Database(ABC):
-    """One kind of database. It has no state: connections are the caller's."""
+    """One kind of database. It has no state but its engines: connections are the caller's."""
 
     #: Its name, as SQLAlchemy has it.
     name: ClassVar[str]
     #: Its name in a sentence.
     title: ClassVar[str]
-    #: What has no schemas, in a sentence; None where tables stand in schemas.
-    without_schemas: ClassVar[str | None] = None
-    #: Whether tasks on executors fill a staging table: `rows.staging` says what that asks of it.
-    stages_on_executors: ClassVar[bool] = False
-    #: What stands before TABLE in the statement that makes that staging table.
-    stage_prefixes: ClassVar[Sequence[str]] = ()
-    #: Whether NaN, and whether infinity, is a number there.
-    knows_nan: ClassVar[bool] = True
-    knows_infinity: ClassVar[bool] = True
-    #: Whether a text may hold a NUL character.
-    takes_nul: ClassVar[bool] = True
+    #: Whether tables stand in schemas.
+    has_schemas: ClassVar[bool] = True
+    #: Of "NaN", "infinity" and "NUL", a character of texts, those that it does not know.
+    unknown: ClassVar[frozenset[str]] = frozenset()
     #: Whether truth values are numbers there.
     booleans_are_numbers: ClassVar[bool] = False
     #: Digits that a number keeps; decimals of more are texts there. None: as many as its column has.
     digits: ClassVar[int | None] = None
-    #: Codes of its errors, or the first two characters of a SQLSTATE: those of a row, those of which another try may
-    #: help, those of a missing right, and those whose texts never quote a value.
+    #: Codes of its errors, or the first two characters of a SQLSTATE: those of a row beside what DB-API calls data and
+    #: integrity errors, those of which another try may help, those of a missing right, those of a table that does not
+    #: fit the frame, and those whose texts never quote a value.
     row_codes: ClassVar[frozenset[str]] = frozenset()
     transient_codes: ClassVar[frozenset[str]] = frozenset()
     forbidden_codes: ClassVar[frozenset[str]] = frozenset()
+    misfit_codes: ClassVar[frozenset[str]] = frozenset()
     plain_codes: ClassVar[frozenset[str]] = frozenset()
-    #: What its driver raises without a code, by module and class: for a row, and where a connection cannot be made or
-    #: is lost.
-    row_errors: ClassVar[frozenset[str]] = frozenset()
-    connection_errors: ClassVar[frozenset[str]] = frozenset()
+    #: Whether an error of its driver without a code is a connection that cannot be made or is lost.
+    connection_errors_have_no_code: ClassVar[bool] = False
 
     @abstractmethod
-    def session(self, url: sa.URL) -> AbstractContextManager[sa.Connection]:
+    def engine(self, url: sa.URL) -> sa.Engine:
+        """Return an engine whose connections keep what a sink relies on, whatever the server's defaults."""
+
+    @contextmanager
+    def session(self, url: sa.URL) -> Iterator[sa.Connection]:
         """Open a connection of its own; transactions are begun on it, and leaving it ends what is open."""
+        with _engine_of(self, url).connect() as connection:
+            yield connection
 
     @abstractmethod
     def schema_lock(self, connection: sa.Connection) -> AbstractContextManager[None]:
         """Keep others from creating the same tables meanwhile. After an error the session must end."""
 
     @abstractmethod
+    def insert(self, table: sa.Table) -> Any:
+        """Return an `INSERT` of its dialect."""
+
     def insert_new(self, table: sa.Table) -> sa.Insert:
         """Return an `INSERT` that leaves a row alone whose primary key is there already."""
+        statement: sa.Insert = self.insert(table).on_conflict_do_nothing()
+        return statement
 
-    @abstractmethod
     def insert_or_update(
         self, table: sa.Table, names: Sequence[str], rows: sa.Select[Any], key: Sequence[str], changes: Changes
     ) -> sa.Insert:
         """Return an `INSERT` of the named columns of `rows` that changes a row instead whose key is there already."""
-
-    @abstractmethod
-    def stage(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
-        """Put rows into an existing staging table."""
+        statement: Any = self.insert(table).from_select(names, rows)
+        conflict = [table.c[name] for name in key]
+        found: sa.Insert
+        if changed := changes(statement.excluded.__getitem__):
+            found = statement.on_conflict_do_update(index_elements=conflict, set_=changed)
+        else:
+            found = statement.on_conflict_do_nothing(index_elements=conflict)
+        return found
 
     def delete_keys(self, table: sa.Table, key: Sequence[str], keys: sa.Select[Any]) -> sa.Delete:
         """Return a `DELETE` of the rows that have one of some keys."""
         return sa.delete(table).where(sa.tuple_(*(table.c[name] for name in key)).in_(keys))
+
+    @abstractmethod
+    def stage(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
+        """Put rows into an existing staging table, whose columns take every value of the frame's types."""
 
     def create_temporary(self, connection: sa.Connection, name: str, *items: sa.schema.SchemaItem) -> sa.Table:
         """Make a table that ends with the transaction, or with the connection."""
@@ -104,13 +143,9 @@ class Database(ABC):
         table.create(connection, checkfirst=False)
         return table
 
-    def column_type(self, kind: sa.types.TypeEngine[Any], _key_columns: int = 0) -> sa.types.TypeEngine[Any]:
+    def column_type(self, kind: Type, _key_columns: int = 0) -> Type:
         """Return the type of a column that is made, of a key with so many columns if any."""
         return kind
-
-    def check_name(self, said: str) -> str:
-        """Return the name of a CHECK of a staging table."""
-        return said.encode()[:63].decode(errors="ignore")
 
     def require_storable(self, frame: pa.Schema, table: str, names: Sequence[str], summed: Collection[str]) -> None:
         """Raise `SchemaMismatchError` where it cannot store such frames whatever the table is.
@@ -122,17 +157,35 @@ class Database(ABC):
         """Return what a table that is made needs beside its columns, of which `summed` are added up."""
         return ()
 
+    def fits(self, stored: Type, arriving: Type, *, is_sum: bool) -> bool:
+        """Tell whether a column of one type takes values of another; single ones may be refused by a `Conversion`.
+
+        Within a family of types the database converts, across it must not. What is neither number nor time nor bytes,
+        such as JSON, a UUID or an address, is read from a text.
+        """
+        found, given = self._family(stored), self._family(arriving)
+        if found == given == "number":
+            return self.keeps(stored, arriving, is_sum=is_sum)
+        return found == given or (given == "str" and found == "read from text")
+
+    def keeps(self, stored: Type, arriving: Type, *, is_sum: bool) -> bool:
+        """Tell whether a column of numbers may keep those of another type."""
+        return is_whole(arriving) or not is_whole(stored)  # others would be rounded, and nothing said
+
+    def _family(self, kind: Type) -> str:
+        try:
+            python_type = kind.python_type
+        except NotImplementedError:  # SQLAlchemy's word for a type without a Python type of its own
+            return "read from text"
+        if python_type is bool and not self.booleans_are_numbers:
+            return "boolean"
+        if issubclass(python_type, int | float | Decimal):
+            return "number"
+        return python_type.__name__ if python_type in (str, bytes, date, datetime) else "read from text"
+
     def conversions(self, connection: sa.Connection, table: sa.Table) -> Mapping[str, Conversion]:
         """Return how values of the frame get into the columns of an existing table, where that is not plain."""
         return {}
-
-    def takes(self, _stored: sa.types.TypeEngine[Any], _arriving: sa.types.TypeEngine[Any]) -> bool | None:
-        """Tell whether a column of one type takes values of another; None where the kinds of their values tell."""
-        return None
-
-    def keeps(self, stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any], *, is_sum: bool) -> bool:
-        """Tell whether a number of one type is kept as it is in a column of another."""
-        return is_whole(arriving) or not is_whole(stored)  # others would be rounded, and nothing said
 
     def numbered_column(self, connection: sa.Connection, inspector: sa.Inspector, table: sa.Table) -> str | None:
         """Return a column that it fills by itself though the table does not say so."""
@@ -142,15 +195,19 @@ class Database(ABC):
         self, connection: sa.Connection, inspector: sa.Inspector, table: sa.Table
     ) -> list[set[str | None]]:
         """Return the sets of columns of which the table holds each combination once, at any moment."""
-        unique: list[set[str | None]] = [set(inspector.get_pk_constraint(table.name)["constrained_columns"])]
-        # A unique index on a part of the rows does not tell rows of one key apart.
-        unique += [
-            set(index["column_names"])
-            for index in inspector.get_indexes(table.name)
-            if index["unique"] and f"{self.name}_where" not in index.get("dialect_options", {})
+        primary: list[str | None] = list(
+            inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]
+        )
+        # A unique index on a part of the rows, or of a text, does not tell rows of one key apart.
+        partial = {f"{self.name}_where", f"{self.name}_length"}
+        unique = [
+            set() if partial & set(index.get("dialect_options", {})) else set(index["column_names"])
+            for index in inspector.get_indexes(table.name, schema=table.schema)
+            if index["unique"]
         ]
-        unique += [set(constraint["column_names"]) for constraint in inspector.get_unique_constraints(table.name)]
-        return unique
+        constraints = inspector.get_unique_constraints(table.name, schema=table.schema)
+        unique += [set(one["column_names"]) for one in constraints if "duplicates_index" not in one]
+        return [set(primary), *unique] if primary else unique
 
     def differences(
         self, connection: sa.Connection, inspector: sa.Inspector, table: sa.Table, key: Sequence[str]
@@ -164,46 +221,48 @@ class Database(ABC):
     def check_constraints(self, connection: sa.Connection) -> None:
         """Have refused now what would be refused at the commit, where it can be found which row it was."""
 
-    def require_rights(
-        self, connection: sa.Connection, what: str, needed: NeededRights, *, refused: bool = False
-    ) -> None:
-        """Raise `MissingRightError` naming all rights that a sink lacks; where it knows none, do nothing.
+    def grants(self, connection: sa.Connection, needs: Needs) -> Sequence[str]:
+        """Return the statements that give the user of a session all that a sink needs."""
+        return ()
 
-        The transaction is the caller's. `what` cannot be done without, as the beginning of a sentence. Where the server
-        has `refused` something, what is needed only now and then is looked at, too.
-        """
 
-    # What follows is asked where tasks on executors stage.
+class Server(Database):
+    """A database in which tasks on executors fill a staging table, which a session of the driver holds."""
 
+    #: What stands before TABLE in the statement that makes it.
+    stage_prefixes: ClassVar[Sequence[str]] = ()
+
+    @abstractmethod
     def take_lock(self, connection: sa.Connection, name: str) -> bool:
         """Take a lock by name that the session holds until it ends or `release_lock`; False where another has it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def release_lock(self, connection: sa.Connection, name: str) -> None:
         """Give back a lock of this session."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lock_waits(self, connection: sa.Connection, seconds: int) -> AbstractContextManager[None]:
         """Wait for a table's lock no longer than that, within a transaction."""
-        raise NotImplementedError
 
-    def fingerprint(
-        self, connection: sa.Connection, target: sa.Table, ledger: sa.Table, stage: sa.Table | None
-    ) -> str | None:
-        """Return all that was looked at when the tables were checked: columns and indexes, as they are now."""
-        raise NotImplementedError
+    @abstractmethod
+    def fingerprint(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> str:
+        """Return the versions of all that was looked at when tables were checked: their columns and indexes."""
 
 
-def is_whole(kind: sa.types.TypeEngine[Any]) -> bool:
+@lru_cache(maxsize=16)
+def _engine_of(database: Database, url: sa.URL) -> sa.Engine:
+    """Return the engine of an address, which knows the server and the statements that it has compiled.
+
+    It has no connections: each session is its own. So it may be used by a forked process, too.
+    """
+    return database.engine(url)
+
+
+def new_engine(url: sa.URL, connect_args: Mapping[str, Any], **options: Any) -> sa.Engine:
+    """Return an engine whose sessions end with their blocks, and whose errors do not quote parameters."""
+    return sa.create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=dict(connect_args), **options)
+
+
+def is_whole(kind: Type) -> bool:
     """Tell whether a type of numbers has no fractions."""
     return isinstance(kind, sa.Integer) or (isinstance(kind, sa.Numeric) and kind.scale is not None and kind.scale <= 0)
-
-
-def on_conflict(
-    statement: sqlite_dialect.Insert | pg_dialect.Insert, key: Sequence[str], changes: Changes
-) -> sqlite_dialect.Insert | pg_dialect.Insert:
-    """Return an `INSERT` that changes the row of the same key, or leaves it where there are no changes."""
-    conflict = [statement.table.c[name] for name in key]
-    if found := changes(statement.excluded.__getitem__):
-        return statement.on_conflict_do_update(index_elements=conflict, set_=found)
-    return statement.on_conflict_do_nothing(index_elements=conflict)

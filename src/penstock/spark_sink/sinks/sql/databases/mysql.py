@@ -7,7 +7,6 @@ name belong to a session, not to a transaction. `mysql_types` says which values 
 from __future__ import annotations
 
 import re
-import secrets
 import ssl
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,14 +16,11 @@ from typing import Any
 import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
-from sqlalchemy.pool import NullPool
 
-from penstock.clients.rights import MissingRightError
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.sql_ledger import ExactText
-from penstock.spark_sink.sinks.sql.databases.database import Changes, Conversion, Database
-from penstock.spark_sink.sinks.sql.databases.mysql_types import conversions, keeps, takes
-from penstock.spark_sink.sinks.sql.databases.rights import NeededRights, SqlRight
+from penstock.spark_sink.sinks.sql.databases.database import Changes, Conversion, Needs, Server, Type, new_engine
+from penstock.spark_sink.sinks.sql.databases.mysql_types import conversions, keeps
 
 #: Seconds to wait for a connection, and for the server's answer to one statement; an address may set others.
 _BOUNDS = {"connect_timeout": 15, "read_timeout": 600, "write_timeout": 600}
@@ -71,38 +67,19 @@ FROM information_schema.statistics WHERE table_schema = COALESCE(:schema, DATABA
 ORDER BY 1
 """
 
-#: Statements that fail whoever asks, and before that for want of a right.
-_NOTHING = "penstock_probe"
-_PROBES = {
-    "SELECT": "SELECT {nothing} FROM {table}",
-    "INSERT": "INSERT INTO {table} ({nothing}) VALUES (1)",
-    "UPDATE": "UPDATE {table} SET {nothing} = 1",
-    "DELETE": "DELETE FROM {table} WHERE {nothing} = 1",
-    "ALTER": "ALTER TABLE {table} DROP COLUMN {nothing}",
-    "CREATE": "CREATE TABLE {table} (n INT, n INT)",
-    "DROP": "DROP TABLE {table}",
-    "CREATE TEMPORARY TABLES": "CREATE TEMPORARY TABLE {table} (n INT, n INT)",
-}
-#: What they fail with for want of a right: on a table, and on a database. Rights on single columns are another error.
-_DENIED = frozenset({1142, 1044})
-_NO_SUCH_TABLE = 1146
 
-
-class MySql(Database):
+class MySql(Server):
     """MySQL and MariaDB, by PyMySQL."""
 
     name = "mysql"
     title = "MySQL"
-    stages_on_executors = True
-    knows_nan = False
-    knows_infinity = False
+    unknown = frozenset({"NaN", "infinity"})
     booleans_are_numbers = True
-    #: NULL, duplicates, foreign keys, values out of range, too long or unreadable, a view's or a column's check, no
-    #: partition for a row, a trigger's SIGNAL, bad JSON, and a row that is too long for the table.
+    #: Other duplicates, values that are unreadable or divided by zero, a view's or a column's check, no partition for a
+    #: row, a trigger's SIGNAL, bad JSON, and a row that is too long for the table.
     row_codes = frozenset({
-        "1022", "1048", "1062", "1118", "1216", "1217", "1263", "1264", "1265", "1292", "1365", "1366", "1367", "1369",
-        "1406", "1411", "1441", "1451", "1452", "1525", "1526", "1557", "1586", "1644", "1690", "1748", "1761", "1762",
-        "1916", "1918", "1977", "3140", "3141", "3156", "3157", "3819", "3854", "4025",
+        "1022", "1118", "1292", "1365", "1369", "1411", "1525", "1526", "1557", "1586", "1644", "1690", "1748", "1761",
+        "1762", "1916", "1918", "1977", "3140", "3141", "3156", "3157", "3819", "3854", "4025",
     })  # fmt: skip
     #: Connections (2xxx, and 0 where one is closed), too many of them, a server that goes or cannot answer, locks and
     #: deadlocks (1305: a savepoint that a deadlock took along), a table or row that has changed, and servers that take
@@ -120,20 +97,13 @@ class MySql(Database):
         *(transient_codes - {"1203"}), *forbidden_codes,
     })  # fmt: skip
 
-    @contextmanager
-    def session(self, url: sa.URL) -> Iterator[sa.Connection]:
-        """Open a connection whose transactions are at READ COMMITTED, see `PostgreSql.session`."""
+    def engine(self, url: sa.URL) -> sa.Engine:
+        """Return an engine whose transactions are at READ COMMITTED, see `PostgreSql.engine`."""
         bounds = {name: seconds for name, seconds in _BOUNDS.items() if name not in url.query}
-        engine = sa.create_engine(
-            url,
-            poolclass=NullPool,
-            hide_parameters=True,
-            isolation_level="READ COMMITTED",
-            connect_args={**bounds, "charset": "utf8mb4", "init_command": _SESSION},
-        )
+        session = {"charset": "utf8mb4", "init_command": _SESSION}
+        engine = new_engine(url, {**bounds, **session}, isolation_level="READ COMMITTED")
         sa.event.listen(engine, "do_connect", lambda _dialect, _record, given, named: _connection()(*given, **named))
-        with engine.connect() as connection:
-            yield connection
+        return engine
 
     @contextmanager
     def schema_lock(self, connection: sa.Connection) -> Iterator[None]:
@@ -144,6 +114,10 @@ class MySql(Database):
             raise sa.exc.DBAPIError("GET_LOCK", None, late, hide_parameters=True)
         yield
         self.release_lock(connection, "penstock schema")
+
+    def insert(self, table: sa.Table) -> mysql.Insert:
+        """Return an `INSERT` that may have `ON DUPLICATE KEY UPDATE`."""
+        return mysql.insert(table)
 
     def insert_new(self, table: sa.Table) -> mysql.Insert:
         """Return an `INSERT` that changes nothing of a row that is there; IGNORE would let bad values pass as well."""
@@ -178,7 +152,7 @@ class MySql(Database):
         connection.exec_driver_sql(f"DROP TEMPORARY TABLE IF EXISTS {name}")
         return super().create_temporary(connection, name, *items)
 
-    def column_type(self, kind: sa.types.TypeEngine[Any], key_columns: int = 0) -> sa.types.TypeEngine[Any]:
+    def column_type(self, kind: Type, key_columns: int = 0) -> Type:
         """Return a type that is not bounded at 64 KiB or whole seconds; of a key, one that fits into an index."""
         size = min(_KEY_SIZE, _INDEX_BYTES // _CHARACTER_BYTES // key_columns) if key_columns else None
         if isinstance(kind, sa.Text):
@@ -186,10 +160,6 @@ class MySql(Database):
         if isinstance(kind, sa.LargeBinary):
             return mysql.LONGBLOB() if size is None else sa.VARBINARY(size * _CHARACTER_BYTES)
         return mysql.DATETIME(timezone=kind.timezone, fsp=6) if isinstance(kind, sa.DateTime) else kind
-
-    def check_name(self, said: str) -> str:
-        """Return a name of its own: in MySQL those of a database differ."""
-        return f"{said[: _LONGEST_NAME - 9]} {secrets.token_hex(4)}"
 
     def require_storable(self, frame: pa.Schema, table: str, names: Sequence[str], _summed: Collection[str]) -> None:
         """Refuse names that it does not have, and decimals of more digits behind the point than it has."""
@@ -210,11 +180,17 @@ class MySql(Database):
         """Return how values of the frame get into the columns of a table."""
         return conversions(connection, table)
 
-    def takes(self, stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any]) -> bool | None:
-        """Tell whether a column takes values of a type, where the kinds of values do not."""
-        return takes(stored, arriving)
+    def fits(self, stored: Type, arriving: Type, *, is_sum: bool) -> bool:
+        """Tell whether a column takes values of a type: a truth value also into BIT.
 
-    def keeps(self, stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any], *, is_sum: bool) -> bool:
+        A set is put in order, and what SQLAlchemy does not know, such as a geometry, has texts of many spellings.
+        """
+        if isinstance(stored, mysql.BIT):
+            return isinstance(arriving, sa.Boolean)
+        is_known = not isinstance(stored, mysql.SET | sa.types.NullType)
+        return is_known and super().fits(stored, arriving, is_sum=is_sum)
+
+    def keeps(self, stored: Type, arriving: Type, *, is_sum: bool) -> bool:
         """Tell whether a number may be kept; of single values that would be rounded, a CHECK tells."""
         return keeps(stored, arriving, is_sum=is_sum)
 
@@ -222,18 +198,6 @@ class MySql(Database):
         """Return the column that is AUTO_INCREMENT."""
         columns = inspector.get_columns(table.name, schema=table.schema)
         return next((column["name"] for column in columns if column.get("autoincrement") is True), None)
-
-    def unique_columns(
-        self, _connection: sa.Connection, inspector: sa.Inspector, table: sa.Table
-    ) -> list[set[str | None]]:
-        """Return the columns of unique indexes; of one on the beginning of texts, none."""
-        primary = inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]
-        unique: list[set[str | None]] = [set(primary)] if primary else []
-        for index in inspector.get_indexes(table.name, schema=table.schema):
-            if index["unique"]:
-                is_prefix = index.get("dialect_options", {}).get("mysql_length")
-                unique.append(set() if is_prefix else set(index["column_names"]))
-        return unique
 
     def differences(
         self, connection: sa.Connection, inspector: sa.Inspector, table: sa.Table, key: Sequence[str]
@@ -273,28 +237,19 @@ class MySql(Database):
                 f"transaction; ALTER TABLE {table.name} ENGINE=InnoDB"
             )
 
-    def require_rights(
-        self, connection: sa.Connection, what: str, needed: NeededRights, *, refused: bool = False
-    ) -> None:
-        """Try a statement for each right that a sink needs, which does nothing, and raise `MissingRightError`."""
-        default = connection.execute(sa.select(sa.func.database())).scalar_one()
-        database = needed.schema or default
-        creates = ["SELECT", "INSERT", "CREATE", "DROP"] if needed.creates else []
-        missing: list[SqlRight] = []
-        for number, (table, operations) in enumerate(needed.tables):
-            alters = ["ALTER"] if refused and needed.adds_columns and number == 0 else []
-            denied = _denied(connection, database, table, ["SELECT", *operations, *alters])
-            if denied is None:
-                creates = creates or ["CREATE"]
-            elif denied:
-                missing.append(SqlRight(denied, "TABLE", f"{_quoted(database)}.{_quoted(table)}"))
-        temporary = ["CREATE TEMPORARY TABLES"] if needed.temporary else []
-        for name, of_database in ((database, creates), (default, temporary)):
-            if denied := _denied(connection, name, _NOTHING, of_database):
-                missing.append(SqlRight(denied, "TABLE", f"{_quoted(name)}.*"))
-        if missing:
-            user, _, host = connection.execute(sa.select(sa.func.current_user())).scalar_one().rpartition("@")
-            raise MissingRightError(what, missing, f"'{user}'@'{host}'")
+    def grants(self, connection: sa.Connection, needs: Needs) -> list[str]:
+        """Return the statements: what it makes for the staging is of the database, or of that of the connection."""
+        user, _, host = connection.execute(sa.select(sa.func.current_user())).scalar_one().rpartition("@")
+        own = _quoted(connection.engine.url.database or "")
+        schema, role = own if needs.schema is None else _quoted(needs.schema), f"'{user}'@'{host}'"
+        found = [f"GRANT SELECT, INSERT, CREATE, DROP ON {schema}.* TO {role}"] * needs.staging
+        found += [f"GRANT CREATE TEMPORARY TABLES ON {own}.* TO {role}"] * needs.temporary
+        alter = ["ALTER"] * needs.adds_columns
+        return found + [
+            f"GRANT {', '.join(dict.fromkeys(['SELECT', *operations, 'CREATE', *alter]))} "
+            f"ON {schema}.{_quoted(name)} TO {role}"
+            for name, operations in needs.tables.items()
+        ]
 
     def take_lock(self, connection: sa.Connection, name: str) -> bool:
         """Take a lock by name, which is the server's and not of one database."""
@@ -313,13 +268,11 @@ class MySql(Database):
         finally:
             connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {_LOCK_WAIT_S}")
 
-    def fingerprint(
-        self, connection: sa.Connection, target: sa.Table, ledger: sa.Table, stage: sa.Table | None
-    ) -> str | None:
+    def fingerprint(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> str:
         """Ask the catalogue, in one question."""
         statement = sa.text(_FINGERPRINT).bindparams(sa.bindparam("names", expanding=True))
-        names = [table.name for table in (target, ledger, stage) if table is not None]
-        return str(connection.execute(statement, {"schema": target.schema, "names": names}).all())
+        named = {"schema": tables[0].schema, "names": [table.name for table in tables]}
+        return str(connection.execute(statement, named).all())
 
 
 @cache
@@ -345,22 +298,6 @@ def _without_zone(column: pa.Array) -> pa.Array:
     """Return times as they are in UTC."""
     kind = column.type
     return column.cast(pa.timestamp("us", kind.tz)).cast(pa.timestamp("us")) if pa.types.is_timestamp(kind) else column
-
-
-def _denied(connection: sa.Connection, database: str, table: str, operations: Sequence[str]) -> tuple[str, ...] | None:
-    """Return those operations for which a right is missing; None where there is no such table."""
-    where = f"{_quoted(database)}.{_quoted(table)}".replace("%", "%%")
-    denied = []
-    for operation in dict.fromkeys(operations):
-        try:
-            connection.exec_driver_sql(_PROBES[operation].format(table=where, nothing=_NOTHING))
-        except sa.exc.DBAPIError as error:
-            number = error.orig.args[0] if error.orig is not None else None
-            if number in _DENIED:
-                denied.append(operation)
-            elif number == _NO_SUCH_TABLE and table != _NOTHING:
-                return None
-    return tuple(denied)
 
 
 def _quoted(name: str) -> str:

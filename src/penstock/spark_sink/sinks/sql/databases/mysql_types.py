@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from penstock.spark_sink.sinks.sql.databases.database import Conversion, is_whole
+from penstock.spark_sink.sinks.sql.databases.database import Conversion, Type, is_whole
 
 _COLUMNS = """
 SELECT column_name, data_type, column_type, character_maximum_length, character_set_name, collation_name,
@@ -53,15 +53,7 @@ class _Held:
         return self.collation is not None and not re.search("nopad|_0900_", self.collation)
 
 
-def takes(stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any]) -> bool | None:
-    """Tell whether a column takes values of a type, where the kinds of their values do not tell."""
-    if isinstance(stored, mysql.BIT):
-        return isinstance(arriving, sa.Boolean)
-    # A set is put in order, and what SQLAlchemy does not know, such as a geometry, has texts of many spellings.
-    return False if isinstance(stored, mysql.SET | sa.types.NullType) else None
-
-
-def keeps(stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any], *, is_sum: bool) -> bool:
+def keeps(stored: Type, arriving: Type, *, is_sum: bool) -> bool:
     """Tell whether a column of numbers may keep those of a type; of single values a CHECK tells."""
     if isinstance(arriving, sa.Boolean):
         return isinstance(stored, sa.Integer)
@@ -102,7 +94,7 @@ def _in_charset(value: sa.ColumnElement[Any], charset: str | None) -> sa.ColumnE
     return value if charset == "utf8mb4" else sa.cast(value, mysql.CHAR(charset=charset))
 
 
-def _keeps(kind: sa.types.TypeEngine[Any], value: sa.ColumnElement[Any], held: _Held) -> sa.ColumnElement[bool] | None:
+def _keeps(kind: Type, value: sa.ColumnElement[Any], held: _Held) -> sa.ColumnElement[bool] | None:
     """Return the condition under which a number, a time or bytes stay as they are; None where each does."""
     if held.kind == "decimal" and isinstance(kind, sa.Float):
         return sa.cast(value, sa.Numeric(held.precision, held.scale)) == value

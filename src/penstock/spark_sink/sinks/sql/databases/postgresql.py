@@ -1,6 +1,6 @@
 """What a sink does differently on PostgreSQL: `COPY` into the staging table, from CSV that Arrow writes.
 
-Casts, unique indexes and rights are asked of its catalogue.
+Casts and unique indexes are asked of its catalogue.
 """
 
 from __future__ import annotations
@@ -8,25 +8,25 @@ from __future__ import annotations
 import io
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.pool import NullPool
 
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.sinks.sql.databases.database import Changes, Conversion, Database, on_conflict
+from penstock.spark_sink.sinks.sql.databases.database import Conversion, Needs, Server, Type, new_engine
 from penstock.spark_sink.sinks.sql.databases.postgresql_types import conversions
-from penstock.spark_sink.sinks.sql.databases.rights import NeededRights, require_rights
 
 #: Rows that are CSV text at one time.
 _ROWS_AT_ONCE = 20_000
 
-#: Seconds to wait for a connection.
+#: Seconds to wait for a connection, unless the address sets others, and for another transaction's lock.
 _CONNECT_TIMEOUT_S = 15
+_LOCK_WAIT_S = 60
 
+#: Of each transaction: a pooler may give the next one another session.
+_TRANSACTION = f"SET LOCAL TIME ZONE 'UTC'; SET LOCAL lock_timeout = '{_LOCK_WAIT_S}s'"
 
 #: Bytes of a name.
 _LONGEST_NAME = 63
@@ -34,17 +34,13 @@ _LONGEST_NAME = 63
 #: Columns that each of its tables has already.
 _SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "cmin", "xmax", "cmax", "tableoid"})
 
-#: All that was looked at when the tables were checked: columns and indexes, by what PostgreSQL knows each relation by.
+#: Which rows of the catalogue tell of the columns and indexes of tables, and which version of each.
 _FINGERPRINT = """
-SELECT md5(string_agg(said, ',' ORDER BY said)) FROM (
-    SELECT concat_ws(' ', attrelid, attnum, attname, atttypid, atttypmod, attnotnull, atthasdef, attidentity,
-        attgenerated, attisdropped) AS said
-    FROM pg_attribute WHERE attnum > 0 AND attrelid IN (to_regclass(:target), to_regclass(:ledger), to_regclass(:stage))
+SELECT string_agg(concat_ws(' ', relation, part, version), ',' ORDER BY relation, part) FROM (
+    SELECT attrelid AS relation, attnum::bigint AS part, xmin::text AS version FROM pg_attribute WHERE attnum > 0
     UNION ALL
-    SELECT concat_ws(' ', indrelid, indexrelid, indisunique, indimmediate, indisvalid, indnkeyatts, indkey,
-        indpred IS NULL, indexprs IS NULL)
-    FROM pg_index WHERE indrelid IN (to_regclass(:target), to_regclass(:ledger))
-) AS looked_at
+    SELECT indrelid, indexrelid::bigint, xmin::text FROM pg_index
+) AS looked_at WHERE relation = ANY (ARRAY(SELECT to_regclass(name)::oid FROM unnest(CAST(:names AS text[])) AS name))
 """
 
 #: Unique indexes that it takes for `ON CONFLICT (columns)`: of all rows, of columns, and checked at once.
@@ -58,64 +54,53 @@ WHERE indrelid = to_regclass(:name) AND indisunique AND indimmediate AND indisva
 """
 
 
-class PostgreSql(Database):
+class PostgreSql(Server):
     """PostgreSQL, by psycopg."""
 
     name = "postgresql"
     title = "PostgreSQL"
-    stages_on_executors = True
     #: An UNLOGGED table is empty after a crash of the server; the rows are counted before they are merged.
     stage_prefixes = ("UNLOGGED",)
-    takes_nul = False
-    #: Data, constraints, a view's check, a trigger's RAISE, two rows that the table holds for one key though the frame
-    #: does not, which pass one by one, and a row that is too long for the table or for an index.
-    row_codes = frozenset({"22", "23", "44", "P0001", "21000", "54000"})
+    unknown = frozenset({"NUL"})
+    #: A view's check, a trigger's RAISE, two rows that the table holds for one key though the frame does not, which
+    #: pass one by one, and a row that is too long for the table or for an index.
+    row_codes = frozenset({"44", "P0001", "21000", "54000"})
     #: Connections, serialization failure, deadlock, a lock not to be had, too many connections, a server that goes,
     #: fell or is not ready yet, and one that takes no changes, as it is in the middle of a failover.
     transient_codes = frozenset({"08", "40001", "40P01", "55P03", "53300", "57P01", "57P02", "57P03", "25006"})
     forbidden_codes = frozenset({"42501"})
-    connection_errors = frozenset({"psycopg.OperationalError", "psycopg.InterfaceError"})
+    #: A column of another type, and a key without a constraint, where a table was altered since it was looked at.
+    misfit_codes = frozenset({"42804", "42P10"})
+    plain_codes = forbidden_codes | misfit_codes
+    connection_errors_have_no_code = True
 
-    @contextmanager
-    def session(self, url: sa.URL) -> Iterator[sa.Connection]:
-        """Open a connection whose transactions are at READ COMMITTED and in UTC, whatever the server's defaults.
+    def engine(self, url: sa.URL) -> sa.Engine:
+        """Return an engine whose transactions are at READ COMMITTED and in UTC, and wait for no lock for ever.
 
         The ledger's rows are locked before they are read; a stricter level would show them as they were before
         the lock and refuse the change instead of letting the second writer go on behind the first. By the time zone
         PostgreSQL turns instants into times without a zone, and back.
         """
-        engine = sa.create_engine(
-            url,
-            poolclass=NullPool,
-            hide_parameters=True,
-            isolation_level="READ COMMITTED",
-            connect_args={"connect_timeout": _CONNECT_TIMEOUT_S},
-        )
-        sa.event.listen(engine, "begin", _in_utc)
-        with engine.connect() as connection:
-            yield connection
+        bounds = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
+        engine = new_engine(url, bounds, isolation_level="READ COMMITTED")
+        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(_TRANSACTION))
+        return engine
 
     @contextmanager
     def schema_lock(self, connection: sa.Connection) -> Iterator[None]:
         """Let one transaction at a time create tables: CREATE TABLE IF NOT EXISTS fails when two race."""
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended("penstock schema", 0))))
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_lock_number("penstock schema"))))
         yield
 
-    def insert_new(self, table: sa.Table) -> sa.Insert:
-        """Return an `INSERT ... ON CONFLICT DO NOTHING`."""
-        return postgresql.insert(table).on_conflict_do_nothing()
-
-    def insert_or_update(
-        self, table: sa.Table, names: Sequence[str], rows: sa.Select[Any], key: Sequence[str], changes: Changes
-    ) -> sa.Insert:
-        """Return an `INSERT ... ON CONFLICT`."""
-        return on_conflict(postgresql.insert(table).from_select(names, rows), key, changes)
+    def insert(self, table: sa.Table) -> postgresql.Insert:
+        """Return an `INSERT` that may have `ON CONFLICT`."""
+        return postgresql.insert(table)
 
     def stage(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
         """Copy rows into the table. Only Arrow and the server look at the values, so nothing in them is SQL."""
         names = [str(column.name) for column in table.columns]
         columns = ", ".join(map(_quoted, names))
-        statement = f"COPY {name_of(table)} ({columns}) FROM STDIN (FORMAT csv)"
+        statement = f"COPY {_name_of(table)} ({columns}) FROM STDIN (FORMAT csv)"
         driver = connection.connection.driver_connection
         if driver is None:
             raise sa.exc.ResourceClosedError("the connection was closed before COPY")
@@ -147,37 +132,45 @@ class PostgreSql(Database):
 
     def conversions(self, connection: sa.Connection, table: sa.Table) -> dict[str, Conversion]:
         """Return how values of the frame get into the columns of a table."""
-        return conversions(connection, name_of(table), table)
+        return conversions(connection, _name_of(table), table)
 
-    def keeps(self, stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any], *, is_sum: bool) -> bool:
-        """Tell whether a number may be kept; of single values that would be rounded, a CHECK tells.
+    def keeps(self, stored: Type, arriving: Type, *, is_sum: bool) -> bool:
+        """Tell whether a number may be kept: a double in REAL hardly ever is.
 
         A sum of whole numbers or decimals would lose digits in floats, and one of floats in decimals.
         """
-        if is_sum:
-            return isinstance(stored, sa.Float) == isinstance(arriving, sa.Float) and super().keeps(
-                stored, arriving, is_sum=True
-            )
-        if isinstance(stored, sa.REAL) and isinstance(arriving, sa.Double):
+        if is_sum and isinstance(stored, sa.Float) != isinstance(arriving, sa.Float):
             return False
-        return super().keeps(stored, arriving, is_sum=False)
+        is_narrower = isinstance(stored, sa.REAL) and isinstance(arriving, sa.Double) and not is_sum
+        return not is_narrower and super().keeps(stored, arriving, is_sum=is_sum)
 
     def unique_columns(
         self, connection: sa.Connection, _inspector: sa.Inspector, table: sa.Table
     ) -> list[set[str | None]]:
         """Return the columns of the indexes that `ON CONFLICT` takes."""
-        found = connection.execute(sa.text(_CONFLICT_TARGETS), {"name": name_of(table)})
+        found = connection.execute(sa.text(_CONFLICT_TARGETS), {"name": _name_of(table)})
         return [set(columns) for (columns,) in found]
 
     def check_constraints(self, connection: sa.Connection) -> None:
         """Check constraints that are deferred to the commit."""
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
 
-    def require_rights(
-        self, connection: sa.Connection, what: str, needed: NeededRights, *, refused: bool = False
-    ) -> None:
-        """Ask the server for all rights that a sink needs, and raise `MissingRightError` naming those that it lacks."""
-        require_rights(connection, what, needed, refused=refused)
+    def grants(self, connection: sa.Connection, needs: Needs) -> list[str]:
+        """Return the statements; on tables those that there are, since the sink owns what it makes."""
+        role = _quoted(connection.execute(sa.select(sa.func.current_user())).scalar_one())
+        schema = needs.schema or connection.dialect.default_schema_name or "public"
+        tables = [
+            (f"{_quoted(schema)}.{_quoted(name)}", operations)
+            for name, operations in needs.tables.items()
+            if sa.inspect(connection).has_table(name, schema=schema)
+        ]
+        found = [f"GRANT USAGE, CREATE ON SCHEMA {_quoted(schema)} TO {role}"]
+        if needs.temporary:
+            found.append(f"GRANT TEMPORARY ON DATABASE {_quoted(connection.engine.url.database or '')} TO {role}")
+        found += [f"GRANT {', '.join(operations)} ON TABLE {name} TO {role}" for name, operations in tables]
+        if needs.adds_columns:
+            found += [f"ALTER TABLE {name} OWNER TO {role}" for name, _ in tables]
+        return found
 
     def take_lock(self, connection: sa.Connection, name: str) -> bool:
         """Take an advisory lock."""
@@ -193,27 +186,18 @@ class PostgreSql(Database):
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{seconds}s'")
         yield
 
-    def fingerprint(
-        self, connection: sa.Connection, target: sa.Table, ledger: sa.Table, stage: sa.Table | None
-    ) -> str | None:
+    def fingerprint(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> str:
         """Ask the catalogue, in one question."""
-        names = {"target": name_of(target), "ledger": name_of(ledger), "stage": "" if stage is None else name_of(stage)}
-        found: str | None = connection.execute(sa.text(_FINGERPRINT), names).scalar_one()
-        return found
+        return str(connection.execute(sa.text(_FINGERPRINT), {"names": [*map(_name_of, tables)]}).scalar_one())
 
 
 def _lock_number(name: str) -> sa.ColumnElement[int]:
     return sa.func.hashtextextended(name, 0)
 
 
-def name_of(table: sa.Table) -> str:
+def _name_of(table: sa.Table) -> str:
     """Return the name of a table as `to_regclass` and COPY read it; SQLAlchemy would double `%`."""
     return ".".join(_quoted(name) for name in (table.schema, table.name) if name is not None)
-
-
-def _in_utc(connection: sa.Connection) -> None:
-    # For the transaction only: a pooler may give the next one another session.
-    connection.exec_driver_sql("SET LOCAL TIME ZONE 'UTC'")
 
 
 def _quoted(name: str) -> str:

@@ -7,24 +7,22 @@ rows are refused before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.pool import NullPool
 
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.sinks.sql.databases.database import Changes, Database, on_conflict
+from penstock.spark_sink.sinks.sql.databases.database import Database, Type, new_engine
 
 #: Seconds to wait for another writer's transaction to end.
 LOCK_TIMEOUT_S = 60.0
 
 #: Rows that are Python objects at one time.
 _ROWS_AT_ONCE = 10_000
-
 
 #: Digits that a number keeps, which is a float. Decimals of more are texts.
 _DIGITS = 15
@@ -35,43 +33,29 @@ class Sqlite(Database):
 
     name = "sqlite"
     title = "SQLite"
-    without_schemas = "an SQLite file"
-    knows_nan = False
+    has_schemas = False
+    unknown = frozenset({"NaN"})
     booleans_are_numbers = True
     digits = _DIGITS
-    row_errors = frozenset({"sqlite3.IntegrityError", "sqlite3.DataError"})
 
-    @contextmanager
-    def session(self, url: sa.URL) -> Iterator[sa.Connection]:
-        """Open a connection whose transactions take the write lock at once.
+    def engine(self, url: sa.URL) -> sa.Engine:
+        """Return an engine whose transactions take the write lock at once.
 
         A transaction that reads first and writes later can be refused its lock at the first write, when another
         has written in between; one that begins IMMEDIATE waits for the lock before it reads the ledger.
         """
         # isolation_level None keeps the driver from opening transactions by its own rules.
-        engine = sa.create_engine(
-            url,
-            poolclass=NullPool,
-            hide_parameters=True,
-            connect_args={"timeout": LOCK_TIMEOUT_S, "isolation_level": None},
-        )
-        sa.event.listen(engine, "begin", _begin_immediate)
-        with engine.connect() as connection:
-            yield connection
+        engine = new_engine(url, {"timeout": LOCK_TIMEOUT_S, "isolation_level": None})
+        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        return engine
 
     def schema_lock(self, _connection: sa.Connection) -> AbstractContextManager[None]:
         """Do nothing: the write lock is the whole file's, and tables are part of the transaction."""
         return nullcontext()
 
-    def insert_new(self, table: sa.Table) -> sa.Insert:
-        """Return an `INSERT ... ON CONFLICT DO NOTHING`."""
-        return sqlite.insert(table).on_conflict_do_nothing()
-
-    def insert_or_update(
-        self, table: sa.Table, names: Sequence[str], rows: sa.Select[Any], key: Sequence[str], changes: Changes
-    ) -> sa.Insert:
-        """Return an `INSERT ... ON CONFLICT`."""
-        return on_conflict(sqlite.insert(table).from_select(names, rows), key, changes)
+    def insert(self, table: sa.Table) -> sqlite.Insert:
+        """Return an `INSERT` that may have `ON CONFLICT`."""
+        return sqlite.insert(table)
 
     def stage(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
         """Insert rows through the driver's `executemany`, a bounded number of them at a time."""
@@ -94,7 +78,7 @@ class Sqlite(Database):
         whole = [name for name in summed if pa.types.is_integer(frame.field(name).type)]
         return [sa.CheckConstraint(sa.func.typeof(sa.column(name)).in_(["integer", "null"])) for name in whole]
 
-    def keeps(self, stored: sa.types.TypeEngine[Any], arriving: sa.types.TypeEngine[Any], *, is_sum: bool) -> bool:
+    def keeps(self, stored: Type, arriving: Type, *, is_sum: bool) -> bool:
         """Tell whether a number is kept: any is, a fraction in an integer column too, save in a column of floats.
 
         That would keep 53 bits of a whole number, and say nothing.
@@ -109,10 +93,6 @@ class Sqlite(Database):
             sa.text("SELECT name, type FROM pragma_table_info(:name) WHERE pk > 0"), {"name": table.name}
         ).all()
         return found[0][0] if len(found) == 1 and found[0][1].upper() == "INTEGER" else None
-
-
-def _begin_immediate(connection: sa.Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _storable(column: pa.Array) -> list[Any]:

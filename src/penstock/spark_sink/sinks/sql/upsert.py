@@ -9,11 +9,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.spark_sink.sinks.position import POSITION
-from penstock.spark_sink.sinks.sql.databases.database import Conversion, Database
-from penstock.spark_sink.sinks.sql.databases.schema import ROW
+from penstock.spark_sink.sinks.sql.databases.database import ROW, Conversion, Database
+from penstock.spark_sink.sinks.sql.databases.errors import ChangedValueError
 
-#: Number of a staged row in the order in which a plain loop would apply it.
-NUMBER = "penstock_number"
+#: Number of a staged message in the order in which a plain loop would apply it, and that of each of its rows.
+NUMBER, _PLACE = "penstock_number", "penstock_place"
 
 _RANK = "penstock_rank"
 
@@ -35,22 +35,31 @@ class Upsert:
     delete: str | None
     conversions: Mapping[str, Conversion] = field(default_factory=dict)
 
-    def checks(self) -> list[sa.CheckConstraint]:
-        """Return what keeps values out of the staging table that the target would change."""
-        return [
-            sa.CheckConstraint(one.kept, self.database.check_name(f"{name} kept as {one.written}"))
-            for name, one in self.conversions.items()
-            if one.kept is not None
-        ]
-
     def apply(self, connection: sa.Connection, staged: sa.FromClause) -> None:
-        """Apply staged rows: append them, or of each key the newest."""
+        """Apply staged rows: append them, or of each key the newest.
+
+        Raises `ChangedValueError` for one whose value a column would change, and what the database says of others.
+        """
+        self._require_kept(connection, staged)
         if self.key:
             self._upsert(connection, staged)
         else:
             names = _names(self.target)
             rows = sa.select(*(self._value(staged, name) for name in names))
             connection.execute(sa.insert(self.target).from_select(names, rows))
+        self.database.check_constraints(connection)
+
+    def _require_kept(self, connection: sa.Connection, staged: sa.FromClause) -> None:
+        changes = [
+            (sa.not_(conversion.kept), f"column {name} would not be kept as {conversion.written}")
+            for name, conversion in self.conversions.items()
+            if conversion.kept is not None
+        ]
+        if changes:
+            reason = sa.case(*changes)
+            first = sa.select(reason).select_from(staged).where(reason.is_not(None)).limit(1)
+            if (found := connection.execute(first).scalar()) is not None:
+                raise ChangedValueError(found)
 
     def _upsert(self, connection: sa.Connection, staged: sa.FromClause) -> None:
         """Insert one row per key, change the one that stands there, or delete it.
@@ -101,26 +110,27 @@ class Upsert:
 def numbered(database: Database, connection: sa.Connection, staged: sa.FromClause, name: str) -> tuple[sa.Table, int]:
     """Put staged rows into a temporary table in the order in which a plain loop would apply them.
 
-    Returns it, with the rows numbered from 1 on in the column `NUMBER`, and the number of rows.
+    Returns it, with the messages of the rows numbered from 1 on in the column `NUMBER`, and the last number.
     """
     ordered = database.create_temporary(
         connection,
         name,
-        sa.Column(NUMBER, sa.BigInteger, primary_key=True, autoincrement=False),
+        *(sa.Column(own, sa.BigInteger, primary_key=True, autoincrement=False) for own in (NUMBER, _PLACE)),
         *(sa.Column(column.name, column.type) for column in staged.c),
     )
-    number = sa.func.row_number().over(order_by=[staged.c[one] for one in ("offset", "partition", "topic", ROW)])
-    rows = sa.select(number, *staged.c)
+    message = [staged.c[part] for part in ("offset", "partition", "topic")]
+    number = sa.func.dense_rank().over(order_by=message)
+    place = sa.func.row_number().over(order_by=[*message, staged.c[ROW]])
+    rows = sa.select(number, place, *staged.c)
     connection.execute(sa.insert(ordered).from_select(_names(ordered), rows))
-    return ordered, connection.execute(sa.select(sa.func.count()).select_from(ordered)).scalar_one()
+    return ordered, connection.execute(sa.select(sa.func.coalesce(sa.func.max(ordered.c[NUMBER]), 0))).scalar_one()
 
 
-def remove_messages(connection: sa.Connection, ordered: sa.Table, places: Collection[tuple[str, int, int]]) -> int:
-    """Remove all rows of some messages, by topic, partition and offset, and return how many there were."""
-    if not places:
-        return 0
-    message = sa.tuple_(*(ordered.c[name] for name in POSITION))
-    return connection.execute(sa.delete(ordered).where(message.in_(list(places)))).rowcount
+def remove_messages(connection: sa.Connection, ordered: sa.Table, places: Collection[tuple[str, int, int]]) -> None:
+    """Remove all rows of some messages, by topic, partition and offset."""
+    if places:
+        message = sa.tuple_(*(ordered.c[name] for name in POSITION))
+        connection.execute(sa.delete(ordered).where(message.in_(list(places))))
 
 
 def _sum(held: sa.ColumnElement[Any], arriving: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:

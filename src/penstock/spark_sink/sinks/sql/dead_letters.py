@@ -25,7 +25,7 @@ from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, de
 from penstock.errors import PenstockError, SinkError
 from penstock.message import FixedRecord, Record
 from penstock.options import ClientConfig, not_empty
-from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
+from penstock.spark_sink.sinks.sql.rows import Rejected
 
 #: Seconds for the reading of one message, and for the acknowledgement of all.
 _READ_S = 30.0

@@ -1,0 +1,232 @@
+"""What becomes of a batch's rows before they reach the database: on executors as on the driver, in Arrow.
+
+Rows below the ledger are left out, rows that no table can hold are set aside, and of each key only what the merge
+needs is kept: the newest row of each partition, with the sums of columns that are added. Arrow holds two keys for
+one only where the database does too, so the merge still finds the newest of a key: what is left here is less, never
+something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.spark_sink.ledger.rules import OffsetStatistics
+from penstock.spark_sink.sinks.position import POSITION, null_counts, offset_spans, require_position, unapplied
+from penstock.spark_sink.sinks.sql.databases.database import DIGITS, ROW
+from penstock.spark_sink.source.offsets.planning import Offsets
+
+#: Rows, and bytes of Arrow, that are gathered before they are reduced and handed on.
+_PIECE_ROWS = 256_000
+_PIECE_BYTES = 64 * 1024 * 1024
+
+#: Days from 1970 to the first and the last day of the years 1 to 9999, and microseconds of a day.
+_FIRST_DAY, _LAST_DAY = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
+_DAY_US = 24 * 60 * 60 * 1_000_000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rejected:
+    """A message of which a row was refused.
+
+    Attributes:
+        topic: its topic.
+        partition: its partition.
+        offset: its offset.
+        reason: kind of the refusal, with its SQLSTATE and column where they are known.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Topic, partition and offset."""
+        return self.topic, self.partition, self.offset
+
+    def __str__(self) -> str:
+        """Return place and reason."""
+        return f"{self.topic}[{self.partition}] offset {self.offset} ({self.reason})"
+
+
+@dataclass(slots=True)
+class BatchStatistics:
+    """What was seen of a batch: its offsets, and the rows that no table can hold."""
+
+    offsets: OffsetStatistics = field(default_factory=OffsetStatistics)
+    rejected: list[Rejected] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Deduplication:
+    """What is done to the rows of a batch before they reach the database. Picklable.
+
+    Attributes:
+        target: name of the table, for errors.
+        schema: the frame's columns as they are staged, see `staged_schema`.
+        key: columns that identify a row; empty to append.
+        unknown: values that the database does not know, see `Database.unknown`.
+        ledger: the offsets below which rows are applied already.
+        exact: whether every row is kept, so that one that is refused can be left out without the ones it replaced.
+    """
+
+    target: str
+    schema: pa.Schema
+    key: Sequence[str]
+    sum_columns: Sequence[str]
+    unknown: Collection[str]
+    ledger: Offsets
+    exact: bool
+
+    def pieces(self, batches: Iterable[pa.RecordBatch], statistics: BatchStatistics) -> Iterator[pa.Table]:
+        """Return a frame's rows in the form in which they are staged, in pieces of a bounded size.
+
+        The statistics are complete when the pieces are at their end. A row without a position, which can neither be
+        stored once nor be named, is a `SchemaMismatchError`.
+        """
+        pending: list[pa.Table] = []
+        size = rows = numbered = 0
+        keep_all = self.exact or not self.key
+        for batch in batches:
+            fresh = self._storable(self._unapplied(pa.Table.from_batches([batch]), statistics.offsets), statistics)
+            if not fresh.num_rows:
+                continue
+            # Where rows are equal in everything else, the one that came later is the newer.
+            numbers = pa.array(range(numbered, numbered + fresh.num_rows), pa.int64())
+            numbered += fresh.num_rows
+            pending.append(fresh.append_column(ROW, numbers).cast(self.schema))
+            size, rows = size + fresh.nbytes, rows + fresh.num_rows
+            if rows >= _PIECE_ROWS or size >= _PIECE_BYTES:
+                piece = self._reduced(pending)
+                # Few keys: what is left of them takes in the next rows as well.
+                if keep_all or piece.num_rows > _PIECE_ROWS // 2 or piece.nbytes > _PIECE_BYTES // 2:
+                    yield piece
+                    pending, size, rows = [], 0, 0
+                else:
+                    pending, size, rows = [piece], piece.nbytes, piece.num_rows
+        if pending:
+            yield self._reduced(pending)
+
+    def _unapplied(self, rows: pa.Table, offsets: OffsetStatistics) -> pa.Table:
+        """Count the offsets and return the rows at or above the ledger."""
+        require_position(null_counts(rows), f"table {self.target}")
+        spans = offset_spans(rows)
+        left, applied = unapplied(rows, spans, self.ledger)
+        offsets.rows += rows.num_rows
+        for part, span in spans.items():
+            offsets.add(part, span, applied.get(part, 0))
+        return left
+
+    def _storable(self, rows: pa.Table, statistics: BatchStatistics) -> pa.Table:
+        """Return the rows that a table can hold, and set the others aside."""
+        reasons: dict[int, str] = {}
+        for name in rows.schema.names:
+            for reason, found in self._unstorable(name, rows[name].combine_chunks()):
+                for index in found:
+                    reasons.setdefault(index, f"column {name} {reason}")
+        if not reasons:
+            return rows
+        places = rows.select(POSITION).take(pa.array(list(reasons), pa.int64())).to_pylist()
+        statistics.rejected += [
+            Rejected(**place, reason=reason) for place, reason in zip(places, reasons.values(), strict=True)
+        ]
+        return rows.filter(pa.array([index not in reasons for index in range(rows.num_rows)], pa.bool_()))
+
+    def _unstorable(self, name: str, column: pa.Array) -> Iterator[tuple[str, list[int]]]:
+        kind = column.type
+        if name in self.key and column.null_count:
+            # Databases hold any two NULL for different, so rows would pile up.
+            yield "is part of the key and is NULL", _where(column.is_null())
+        if pa.types.is_floating(kind):
+            if "NaN" in self.unknown:
+                yield "is NaN, which the database does not know", _where(pc.is_nan(column))
+            if "infinity" in self.unknown:
+                yield "is infinite, which the database does not know", _where(pc.is_inf(column))
+        if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
+            yield "is out of the years 1 to 9999", _out_of_calendar(column)
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            wrong = _not_utf8(column)
+            if wrong:
+                yield "is not UTF-8", wrong
+            elif "NUL" in self.unknown:
+                yield "holds a NUL character", _where(pc.match_substring(column, "\0"))
+
+    def _reduced(self, tables: list[pa.Table]) -> pa.Table:
+        """Return of each key and partition the newest row, with the sums of `sum_columns` (NULL adds nothing)."""
+        rows = pa.concat_tables(tables)
+        if self.exact or not self.key:
+            return rows
+        order = pc.sort_indices(rows, sort_keys=[("offset", "ascending"), (ROW, "ascending")])
+        grouped = rows.select([*self.key, "topic", "partition", *self.sum_columns])
+        # By number, because a column of the user's may have any name.
+        groups = [str(index) for index in range(len(self.key) + 2)]
+        sums = [str(index) for index in range(len(groups), grouped.num_columns)]
+        grouped = (
+            grouped.rename_columns([*groups, *sums])
+            .take(order)
+            .append_column("place", pa.array(range(rows.num_rows), pa.int64()))
+            # One thread: an executor has one core for this task, and sums of floating numbers stay the same.
+            .group_by(groups, use_threads=False)
+            .aggregate([("place", "max"), *((name, "sum") for name in sums)])
+        )
+        kept = rows.take(order.take(grouped["place_max"].combine_chunks()))
+        for name, number in zip(self.sum_columns, sums, strict=True):
+            index = rows.schema.get_field_index(name)
+            column = rows.schema.field(index)
+            kept = kept.set_column(index, column, grouped[f"{number}_sum"].cast(column.type))
+        return kept
+
+
+def staged_schema(schema: pa.Schema, sum_columns: Sequence[str]) -> pa.Schema:
+    """Return a frame's columns as they are staged: those that are summed in a type that holds the sum."""
+    fields = [
+        pa.field(column.name, _of_sums(column.type) if column.name in sum_columns else column.type, nullable=True)
+        for column in schema
+    ]
+    return pa.schema([*fields, pa.field(ROW, pa.int64())])
+
+
+def _of_sums(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(DIGITS, kind.scale)
+    # A sum of 64 bits would wrap around in silence.
+    return pa.decimal128(DIGITS, 0) if pa.types.is_int64(kind) else pa.int64()
+
+
+def _where(condition: pa.Array) -> list[int]:
+    found: list[int] = pc.indices_nonzero(condition).to_pylist()
+    return found
+
+
+def _out_of_calendar(column: pa.Array) -> list[int]:
+    """Return where a time lies out of the years that Spark, and texts of Arrow, have."""
+    kind, day = (pa.int32(), 1) if pa.types.is_date32(column.type) else (pa.int64(), _DAY_US)
+    numbers = column.view(kind)
+    return _where(pc.or_(pc.less(numbers, _FIRST_DAY * day), pc.greater_equal(numbers, (_LAST_DAY + 1) * day)))
+
+
+def _not_utf8(column: pa.Array) -> list[int]:
+    """Return where a text is not UTF-8: Spark makes texts of any bytes that are cast to one."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        wide = pa.types.is_large_string(column.type)
+        values = column.view(pa.large_binary() if wide else pa.binary()).to_pylist()
+        return [index for index, value in enumerate(values) if value is not None and not _is_utf8(value)]
+    return []
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
