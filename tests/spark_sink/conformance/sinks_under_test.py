@@ -25,11 +25,10 @@ from databases import LOST, TestDatabase, new_database
 from kafka_tools import read_all
 from penstock.clients import factory
 from penstock.spark_sink import KafkaSink, SqlSink
-from penstock.spark_sink.ledger import kafka_publisher
-from penstock.spark_sink.ledger.kafka_producers import PublisherPool, SinkPublisher
-from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
-from penstock.spark_sink.sinks import kafka_publication, lake_sink
+from penstock.spark_sink.sinks import kafka_publication, kafka_publisher, lake_sink
+from penstock.spark_sink.sinks.kafka_ledger import Target
+from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher
 from penstock.spark_sink.sinks.sink import begin_ledger, ledger_positions
 from penstock.spark_sink.sinks.sql import batch_transaction
 from penstock.spark_sink.source.worker_pool import WorkerPool
@@ -225,7 +224,7 @@ class Kafka(SinkUnderTest):
         kept = WorkerPool[SinkPublisher]()
         try:
             target = replace(self.target, batch=Batch("sink one", batch, known.get("checkpoint", "kept"), plan))
-            told = list(kafka_publication.publish_by_source(target, ordered, PublisherPool(kept)))
+            told = list(kafka_publication.publish_rows(target, ordered, kept))
         finally:
             kept.close()
         kafka_publication.conclude(batch, self.target.name, told)

@@ -17,9 +17,10 @@ import sqlalchemy as sa
 from sinks_under_test import SinkUnderTest
 
 from penstock.errors import SinkError
-from penstock.spark_sink.ledger import kafka_ledger, kafka_publisher, rules, sql_ledger
+from penstock.spark_sink.ledger import rules, sql_ledger
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, Rule
-from penstock.spark_sink.sinks import iceberg_sink, kafka_publication, planned_offsets
+from penstock.spark_sink.sinks import iceberg_sink, kafka_ledger, kafka_publisher, planned_offsets
+from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.sink import StoredBatches
 from penstock.spark_sink.sinks.sql import batch_write
 from penstock.spark_sink.sinks.sql.rows import staging
@@ -124,7 +125,7 @@ def commits_behind_another_writer(patch: pytest.MonkeyPatch) -> None:
 def shuts_nobody_out(patch: pytest.MonkeyPatch) -> None:
     """Fencing is left out: each task publishes by an id of its own."""
     numbers = itertools.count()
-    patch.setattr(kafka_publication, "slot_id", lambda name, source: f"{name}/own-{next(numbers)}")
+    patch.setattr(Target, "transactional_id", lambda self, source: f"{self.name}/own-{next(numbers)}")
 
 
 def does_not_compare(patch: pytest.MonkeyPatch) -> None:

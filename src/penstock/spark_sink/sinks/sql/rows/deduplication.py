@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.spark_sink.ledger.rules import OffsetStatistics
-from penstock.spark_sink.sinks.position import null_counts, offset_spans, require_position, unapplied
+from penstock.spark_sink.sinks.position import offset_spans, require_position, unapplied
 from penstock.spark_sink.sinks.sql.databases.schema import DIGITS, ROW
 from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected, RowValidator
 from penstock.spark_sink.source.offsets.planning import Offsets
@@ -109,7 +109,7 @@ def deduplicated(
 
 def _unapplied(deduplication: Deduplication, rows: pa.Table, statistics: OffsetStatistics) -> pa.Table:
     """Count the offsets and return the rows at or above the ledger."""
-    require_position(null_counts(rows), f"table {deduplication.target}")
+    require_position(rows, f"table {deduplication.target}")
     spans = offset_spans(rows)
     left, applied = unapplied(rows, spans, deduplication.ledger)
     statistics.rows += rows.num_rows
