@@ -109,7 +109,7 @@ class DeltaSink(LakeSink[DeltaTable]):
         return found
 
     def _entries(
-        self, table: DeltaTable, query: str, partitions: Iterable[TopicPartition], query_id: str | None
+        self, table: DeltaTable, query: str, partitions: Iterable[TopicPartition], query_id: str | None = None
     ) -> dict[TopicPartition, LedgerEntry]:
         """Return the entries of partitions; whose batch it was is known where it was of this query."""
         self._refuse_restored(table, query)

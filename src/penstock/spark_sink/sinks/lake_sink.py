@@ -23,7 +23,6 @@ from penstock.spark_sink.sinks.frames import collected
 from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.position import (
     POSITION,
-    null_counts,
     offset_spans,
     require_columns,
     require_position,
@@ -110,11 +109,12 @@ class LakeSink(ABC, Generic[TableT]):
     def _read(self, table: TableT) -> Ledger:
         """Return the whole ledger."""
 
-    @abstractmethod
     def _entries(
-        self, table: TableT, query: str, partitions: Iterable[TopicPartition], query_id: str | None
+        self, table: TableT, query: str, partitions: Iterable[TopicPartition], _query_id: str | None = None
     ) -> dict[TopicPartition, LedgerEntry]:
         """Return the entries of partitions for a batch of Spark's query of this id."""
+        ledger = self._read(table).get(query, {})
+        return {part: ledger[part] for part in partitions if part in ledger}
 
     @abstractmethod
     def _commit(self, table: TableT, query: str, changes: Changes, rows: pa.Table | None, more: pa.Schema) -> None:
@@ -147,15 +147,14 @@ class LakeSink(ABC, Generic[TableT]):
         what = micro_batch(batch, batch_id, origin, self._target, self._command_options)
         if rows.num_rows == 0 and not what.planned:
             return
-        require_position(null_counts(rows), self._target)
+        require_position(rows, self._target)
         self._refuse_null(rows, self.key, "is part of the key of")
-        with (
-            self._failing(f"batch {batch_id} was refused by {self._target}"),
-            stored_batches.one_call(self.ledger_key, origin, what),
-        ):
-            for attempt in self._retrying():
-                with attempt, self._opened(rows.select(stored).schema) as table:
-                    self._store(table, rows, stored, what)
+        with stored_batches.one_call(self.ledger_key, origin, what):
+            self._commit_upon(
+                f"batch {batch_id} was refused by {self._target}",
+                lambda table: self._store(table, rows, stored, what),
+                rows.select(stored).schema,
+            )
 
     def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
         """Return what the ledger has of some partitions. The sink's own name counts.
@@ -163,7 +162,7 @@ class LakeSink(ABC, Generic[TableT]):
         Raises `SinkError` if the table cannot be read.
         """
         with self._failing(f"the ledger of {self._target} cannot be read"), self._opened() as table:
-            return {} if table is None else self._entries(table, self.name, partitions, None)
+            return {} if table is None else self._entries(table, self.name, partitions)
 
     def ledger(self) -> Ledger:
         """Return the entries of all queries that fill the table. Raises as `ledger_entries` does."""
@@ -172,7 +171,7 @@ class LakeSink(ABC, Generic[TableT]):
 
     def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
         """Write where a query begins, in partitions that the ledger does not know. Raises as `ledger_entries` does."""
-        self._change(self.name, lambda table: unknown(self._entries(table, self.name, entries, None), entries))
+        self._change(self.name, lambda table: unknown(self._entries(table, self.name, entries), entries))
 
     def write_ledger(self, query: str, entries: Changes) -> None:
         """Set entries of a query on purpose, or remove them where they are None, in a commit of its own.
@@ -182,13 +181,13 @@ class LakeSink(ABC, Generic[TableT]):
         self._change(query, lambda _table: entries)
 
     def _change(self, query: str, changes: Callable[[TableT], Changes]) -> None:
-        with self._failing(f"the ledger of {self._target} cannot be written"):
-            for attempt in self._retrying():
-                with attempt, self._opened() as table:
-                    if table is None:
-                        raise SinkError(f"there is no {self._target}, and so no ledger; the sink's check makes it")
-                    if changed := changes(table):
-                        self._commit(table, query, changed, None, pa.schema([]))
+        def change(table: TableT | None) -> None:
+            if table is None:
+                raise SinkError(f"there is no {self._target}, and so no ledger; the sink's check makes it")
+            if changed := changes(table):
+                self._commit(table, query, changed, None, pa.schema([]))
+
+        self._commit_upon(f"the ledger of {self._target} cannot be written", change)
 
     def _check_settings(self) -> None:
         """Check what the sinks of all formats have; a `ConfigurationError` names a wrong setting."""
@@ -199,13 +198,17 @@ class LakeSink(ABC, Generic[TableT]):
         if not self.keep_position and set(self.key) & set(POSITION):
             raise ConfigurationError("key names a column of the position, which is not stored; set keep_position")
 
-    def _retrying(self) -> tenacity.Retrying:
-        return tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(_TRIES),
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
-            retry=tenacity.retry_if_exception_type(self._CONFLICTS),
-            reraise=True,
-        )
+    def _commit_upon(self, what: str, commit: Callable[[Any], object], schema: pa.Schema | None = None) -> None:
+        """Make a commit upon the table as it is now, and again where another writer was first."""
+        with self._failing(what):
+            for attempt in tenacity.Retrying(
+                stop=tenacity.stop_after_attempt(_TRIES),
+                wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
+                retry=tenacity.retry_if_exception_type(self._CONFLICTS),
+                reraise=True,
+            ):
+                with attempt, self._opened(schema) as table:
+                    commit(table)
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
