@@ -65,12 +65,10 @@ def has_ledger(sink: object) -> bool:
     """Tell whether a sink remembers what it stored.
 
     It has `ledger_entries(query, partitions)`, or as a sink of a user's own `position(query)`, which returns the next
-    offsets of all partitions, or `position_of(query, partitions)`. One of mode "batch" remembers batches by their
-    numbers, from which no query can begin.
+    offsets of all partitions. One of mode "batch" remembers batches by their numbers, from which no query can begin.
     """
-    return getattr(sink, "mode", None) != "batch" and any(
-        callable(getattr(sink, method, None)) for method in ("ledger_entries", "position_of", "position")
-    )
+    methods = (getattr(sink, name, None) for name in ("ledger_entries", "position"))
+    return getattr(sink, "mode", None) != "batch" and any(map(callable, methods))
 
 
 def ledger_entries(sink: object, query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
@@ -78,10 +76,10 @@ def ledger_entries(sink: object, query: str, partitions: Iterable[TopicPartition
 
     A sink that has a name of its own goes by that. Raises `SinkError` where the ledger cannot be read.
     """
-    entries, of_some, of_all = (getattr(sink, name, None) for name in ("ledger_entries", "position_of", "position"))
+    entries, positions = (getattr(sink, name, None) for name in ("ledger_entries", "position"))
     if callable(entries):
         return dict(entries(query, partitions))
-    known = dict(of_some(query, partitions) if callable(of_some) else of_all(query) if callable(of_all) else {})
+    known = dict(positions(query)) if callable(positions) else {}
     return {part: LedgerEntry(known[part]) for part in partitions if part in known}
 
 
