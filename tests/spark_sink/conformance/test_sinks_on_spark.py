@@ -32,9 +32,10 @@ def in_lake(lake: Lake) -> Made:
     return lake.sink(name="copy"), lambda: [int(value) for value in lake.rows()["value"].to_pylist()]
 
 
-def kafka(servers: str, topic: str, ledger: str) -> Made:
-    sink = KafkaSink(servers, topic, name=topic, ledger_topic=ledger)
-    return sink, lambda: [int(one.value() or b"") for one in read_all(servers, topic)]
+def kafka(given: Callable[[str], Any], **options: Any) -> Made:
+    servers, topic = given("broker").bootstrap_servers, given("new_topic")()
+    sink = KafkaSink(servers, topic, name=topic, ledger_topic=given("ledger_topic"), **options)
+    return sink, lambda: [int(message.value() or b"") for message in read_all(servers, topic)]
 
 
 def as_text(messages: DataFrame) -> DataFrame:
@@ -45,7 +46,8 @@ SINKS: dict[str, Callable[[Callable[[str], Any], Path], Made]] = {
     "sqlite": lambda _given, folder: sql(TestDatabase("sqlite", f"sqlite:///{folder / 'test.db'}")),
     "postgresql": lambda given, _: sql(new_database(given("postgresql_url"))),
     "mariadb": lambda given, _: sql(new_database(given("mariadb_url"))),
-    "kafka": lambda given, _: kafka(given("broker").bootstrap_servers, given("new_topic")(), given("ledger_topic")),
+    "kafka": lambda given, _: kafka(given),
+    "kafka by whole batches": lambda given, _: kafka(given, atomic_batches=True),
     "delta": lambda _given, folder: in_lake(DeltaLake(folder)),
     "iceberg": lambda _given, folder: in_lake(IcebergLake(folder)),
 }

@@ -26,7 +26,7 @@ def tasks_of(batch: DataFrame) -> int | None:
     So under Connect, and behind a shuffle of the user's.
     """
     try:
-        java: Any = batch._jdf  # noqa: SLF001 - `batch.rdd` would have the plan made anew, with every row as an object
+        java: Any = batch._jdf  # noqa: SLF001 - `batch.rdd` would plan again, with every row as an object
         plan = java.queryExecution().executedPlan()
         if plan.getClass().getSimpleName() == "AdaptiveSparkPlanExec":
             return None

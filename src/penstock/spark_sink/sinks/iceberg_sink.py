@@ -42,7 +42,6 @@ from penstock.clients.bounded_calls import BackgroundCall, LeftBehind, NotAnswer
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import not_empty, positive
 from penstock.spark_sink.ledger.rules import LedgerEntry
-from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES
 from penstock.spark_sink.sinks.lake_sink import Changes, LakeSink, Ledger, one_zero
 
 #: The ledger in the summary of a snapshot, and the table's property that says that there is one.
@@ -73,12 +72,6 @@ class IcebergSink(LakeSink[Table]):
         catalog: properties of the catalogue as pyiceberg takes them, with its `name` where that counts; or the name of
             one in pyiceberg's own configuration. May hold secrets and is never shown.
         key: columns that identify a row, never NULL; empty to append.
-        name: of the query, in the ledger. It is the memory of what was stored: under another name all of it is stored
-            again. Queries that fill one table need one each.
-        keep_position: whether `topic`, `partition` and `offset` are stored as well.
-        evolve: whether columns that the table lacks are added to it, empty in the rows that are there; those of the key
-            never are.
-        max_batch_bytes: most bytes of a batch, in Arrow; a larger one is refused.
         call_timeout_s: most seconds of one call into the catalogue or its storage, as to write the files of a batch.
             The batch fails where one takes longer, and the call is left behind: a commit that succeeds all the same is
             found in the ledger when the batch comes again.
@@ -87,10 +80,6 @@ class IcebergSink(LakeSink[Table]):
     table: str
     catalog: Mapping[str, str] | str = field(repr=False)
     key: Sequence[str] = ()
-    name: str = field(kw_only=True)
-    keep_position: bool = field(default=False, kw_only=True)
-    evolve: bool = field(default=False, kw_only=True)
-    max_batch_bytes: int = field(default=MAX_BATCH_BYTES, kw_only=True)
     call_timeout_s: float = field(default=600.0, kw_only=True)
 
     _CONFLICTS = (refusals.CommitFailedException, refusals.CommitStateUnknownException)
@@ -157,8 +146,8 @@ class IcebergSink(LakeSink[Table]):
         if _LEDGER not in table.properties:
             transaction.set_properties({_LEDGER: "in the summaries of snapshots"})
         if len(more):
-            with transaction.update_schema() as update:
-                update.union_by_name(more)
+            with transaction.update_schema() as columns_update:
+                columns_update.union_by_name(more)
         metadata = transaction.table_metadata
         columns = files.schema_to_pyarrow(metadata.schema(), include_field_ids=False)
         rows = columns.empty_table() if rows is None else rows.select(columns.names).cast(columns)
@@ -217,11 +206,14 @@ class IcebergSink(LakeSink[Table]):
 
     def _versions(self, table: Table) -> Iterator[TableMetadata]:
         """Yield the table's metadata and the former versions of it that are still there, the newest first."""
+
+        def read(location: str) -> TableMetadata:
+            return FromInputFile.table_metadata(table.io.new_input(location))
+
         yield table.metadata
         for entry in reversed(table.metadata.metadata_log):
-            file = table.io.new_input(entry.metadata_file)
             with suppress(FileNotFoundError):
-                yield self._call("to read the metadata", functools.partial(FromInputFile.table_metadata, file))
+                yield self._call("to read the metadata", functools.partial(read, entry.metadata_file))
 
     @staticmethod
     def _columns(table: Table) -> pa.Schema:

@@ -256,7 +256,7 @@ def _may_pass(target: Target, topics: Collection[str], error: BaseException) -> 
 
 
 def _missing_rights(target: Target, topics: Collection[str], error: BaseException) -> Sequence[Right]:
-    """Return the rights for want of which nothing was written; none where something else is the matter.
+    """Return the rights for want of which nothing was written; none where something else is wrong.
 
     The client library reports a topic's missing WRITE as INVALID_TXN_STATE or as purged records, by chance: so the
     brokers are asked wherever an error is none that passes.
@@ -310,7 +310,7 @@ def begin_ledger(target: Target, entries: Entries, *, overwrite: bool = False) -
             def changes(
                 held: Ledger, begun: Ledger = begun, removed: Entries = removed
             ) -> tuple[Sequence[Row], Entries]:
-                return [], unknown({} if overwrite else held, begun) | removed
+                return [], {**unknown({} if overwrite else held, begun), **removed}
 
             publisher.write([], list(of_id), changes)
 

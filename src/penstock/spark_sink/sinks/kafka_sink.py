@@ -239,5 +239,5 @@ def _row_of(cells: tuple[Any, ...], target: Target) -> Row:
 def _are_headers(kind: Any) -> bool:
     if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
         return False
-    fields = [(one.name, type(one.dataType)) for one in kind.elementType.fields]
+    fields = [(header.name, type(header.dataType)) for header in kind.elementType.fields]
     return fields == [("key", StringType), ("value", BinaryType)]

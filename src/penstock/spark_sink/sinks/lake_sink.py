@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from penstock.errors import ConfigurationError, PenstockError, SinkError
 from penstock.options import names, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, OffsetStatistics, unknown, warn_left_out
-from penstock.spark_sink.sinks.frames import collected
+from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES, collected
 from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.position import (
     POSITION,
@@ -48,12 +49,13 @@ Ledger = dict[str, dict[TopicPartition, LedgerEntry]]
 Changes = Mapping[TopicPartition, LedgerEntry | None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LakeSink(ABC, Generic[TableT]):
-    """A sink whose rows and ledger change in one commit; its settings are fields of the sink of each format.
+    """A sink whose rows and ledger change in one commit.
 
     Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is an
     error, and so are rows that an operator with state (a window, a join of streams) holds back. The frame carries
-    `topic`, `partition` and `offset` beside its own columns. The table is made from the frame's columns if it does not
+    `topic`, `partition` and `offset` besides its own columns. The table is made from the frame's columns if it does not
     exist; any of its columns may be NULL. The batch is collected on the driver as Arrow columns, up to
     `max_batch_bytes`: keep it below with the source's `maxOffsetsPerTrigger`. Readers see all of a batch or nothing.
 
@@ -62,19 +64,30 @@ class LakeSink(ABC, Generic[TableT]):
     higher offset wins within a batch, and the later batch across batches.
 
     A second copy of the query, started by mistake, stores nothing twice. A sink holds nothing open and can be pickled.
+
+    Attributes:
+        name: of the query, in the ledger. It is the memory of what was stored: under another name all of it is stored
+            again. Queries that fill one table need one each.
+        keep_position: whether `topic`, `partition` and `offset` are stored as well.
+        evolve: whether columns that the table lacks are added to it, empty in the rows that are there; those of the key
+            never are.
+        max_batch_bytes: most bytes of a batch, in Arrow; a larger one is refused.
     """
 
-    __slots__ = ()
-    key: Sequence[str]
     name: str
-    keep_position: bool
-    evolve: bool
-    max_batch_bytes: int
+    keep_position: bool = False
+    evolve: bool = False
+    max_batch_bytes: int = MAX_BATCH_BYTES
 
     #: Errors of a commit before which another writer was, or whose answer was lost: the batch begins again.
     _CONFLICTS: ClassVar[tuple[type[Exception], ...]]
     #: Other errors whose text holds neither values of rows nor credentials.
     _PLAIN: ClassVar[tuple[type[Exception], ...]]
+
+    @property
+    @abstractmethod
+    def key(self) -> Sequence[str]:
+        """Columns that identify a row, never NULL; empty to append."""
 
     @property
     @abstractmethod
@@ -264,24 +277,26 @@ class LakeSink(ABC, Generic[TableT]):
 
     def _missing(self, table: TableT, schema: pa.Schema) -> pa.Schema:
         """Return the frame's columns that are to be added to the table, or raise `SinkError` where it does not fit."""
-        held, given = ({one.name: one.type for one in self._types(some)} for some in (self._columns(table), schema))
-        twins = {name.lower(): f", and has {name}, which differs only in case" for name in held}
+        held, given = self._types(self._columns(table)), self._types(schema)
+        new = [column for column in given if column.name not in held.names]
+        both = [column.name for column in given if column.name in held.names]
+        twins = {name.lower(): f", and has {name}, which differs only in case" for name in held.names}
         wrong = [
             f"the table lacks the frame's column {name}{twins.get(name.lower(), '')}"
-            for name in given
-            if name not in held and (not self.evolve or name in self.key or name.lower() in twins)
+            for name in (column.name for column in new)
+            if not self.evolve or name in self.key or name.lower() in twins
         ]
-        wrong += [f"the frame lacks the table's column {name}" for name in held if name not in given]
+        wrong += [f"the frame lacks the table's column {name}" for name in held.names if name not in given.names]
         wrong += [
-            f"column {name} is {held[name]} in the table and {given[name]} in the frame"
-            for name in given
-            if name in held and held[name] != given[name]
+            f"column {name} is {held.field(name).type} in the table and {given.field(name).type} in the frame"
+            for name in both
+            if held.field(name).type != given.field(name).type
         ]
         if wrong:
             raise SchemaMismatchError(
                 f"{self._target} does not fit the frame: {'; '.join(wrong)}; change the query's select, or the table"
             )
-        return pa.schema([(name, kind) for name, kind in given.items() if name not in held])
+        return pa.schema(new)
 
     def _types(self, schema: pa.Schema) -> pa.Schema:
         """Return columns as a table holds them, any of which may be NULL, or raise `SchemaMismatchError`."""
@@ -332,7 +347,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _newest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return the newest row of each key by offset; topic and partition tell apart what has one offset."""
+    """Return the newest row of each key by offset; of one offset, that of the highest partition and topic."""
     ordered = rows.sort_by([(name, "ascending") for name in ("offset", "partition", "topic")])
     numbered = ordered.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
     last = numbered.group_by(list(key)).aggregate([(_ROW, "max")])

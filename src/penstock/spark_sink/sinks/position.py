@@ -69,7 +69,7 @@ def require_position(rows: pa.Table | pa.RecordBatch | Mapping[str, pa.Array], t
 def offset_spans(rows: pa.Table) -> dict[TopicPartition, Span]:
     """Return the lowest and the highest offset of each partition."""
     found = rows.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
-    return {(one["topic"], one["partition"]): Span(one["offset_min"], one["offset_max"]) for one in found.to_pylist()}
+    return {(row["topic"], row["partition"]): Span(row["offset_min"], row["offset_max"]) for row in found.to_pylist()}
 
 
 def unapplied(
