@@ -224,17 +224,17 @@ class Kafka(SinkUnderTest):
         kept = WorkerPool[SinkPublisher]()
         try:
             target = replace(self.target, batch=Batch("sink one", batch, known.get("checkpoint", "kept"), plan))
-            told = list(kafka_publication.publish_rows(target, ordered, kept))
+            reports = list(kafka_publication.publish_rows(target, ordered, kept))
         finally:
             kept.close()
-        kafka_publication.conclude(batch, self.target.name, told)
+        kafka_publication.conclude(batch, self.target.name, reports)
 
     def store_by_two_tries(self, rows: Sequence[Place], batch: int = 0, run: str = "first") -> None:
         self.store(rows, batch, run)
         self.store(rows, batch, run)
 
     def stored(self) -> list[Place]:
-        found = [(one.value() or b"").decode().split("/") for one in read_all(self.target.servers, self.topic)]
+        found = [(message.value() or b"").decode().split("/") for message in read_all(self.target.servers, self.topic)]
         return sorted((topic, int(partition), int(offset)) for topic, partition, offset in found)
 
     def another_query(self) -> SinkUnderTest:

@@ -150,7 +150,7 @@ DEFECTS: list[tuple[Plant, str, Callable[[SinkUnderTest], None]]] = [
     (does_not_advance, "sqlite", scenarios.a_batch_is_repeated_by_a_new_run),
     (advances_to_its_last_row, "sqlite", scenarios.a_checkpoint_is_lost),
     (goes_back, "sqlite", scenarios.another_copy_is_behind),
-    (counts_rows, "sqlite", scenarios.offsets_have_holes),
+    (counts_rows, "sqlite", scenarios.offsets_have_holes_and_a_batch_has_no_rows),
     (drops_late_rows, "sqlite", scenarios.rows_come_below_a_later_batch),
     (drops_second_frames, "delta", scenarios.a_sink_is_called_twice_in_a_batch),
     (takes_another_query_for_its_own, "sqlite", scenarios.another_copy_is_ahead),
