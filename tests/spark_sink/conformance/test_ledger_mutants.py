@@ -17,12 +17,13 @@ import sqlalchemy as sa
 from sinks_under_test import SinkUnderTest
 
 from penstock.errors import SinkError
-from penstock.spark_sink.ledger import rules, sql_ledger
+from penstock.spark_sink.ledger import rules
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, Rule
 from penstock.spark_sink.sinks import iceberg_sink, kafka_ledger, kafka_publisher, planned_offsets
 from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.sink import StoredBatches
 from penstock.spark_sink.sinks.sql import batch_write
+from penstock.spark_sink.sinks.sql import ledger as sql_ledger
 from penstock.spark_sink.sinks.sql.rows import staging
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -9,10 +9,10 @@ import sqlalchemy as sa
 
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger.rules import Batch, warn_left_out
-from penstock.spark_sink.ledger.sql_ledger import Entries, Owner, write_ledger
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_row
 from penstock.spark_sink.sinks.sql.databases.upsert import NUMBER, Upsert, numbered, remove_messages
+from penstock.spark_sink.sinks.sql.ledger import Entries, Owner, write_ledger
 from penstock.spark_sink.sinks.sql.rows.deduplication import BatchStatistics
 from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected, in_halves
 from penstock.spark_sink.sinks.sql.settings import ORDERED, SqlSinkSettings

@@ -21,8 +21,8 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from penstock.errors import SinkError
-from penstock.spark_sink.ledger.sql_ledger import Entries, lock_ledger, read_ledger
 from penstock.spark_sink.sinks.sql.batch_transaction import BatchTransaction
+from penstock.spark_sink.sinks.sql.ledger import Entries, lock_ledger, read_ledger
 from penstock.spark_sink.sinks.sql.rows.deduplication import Deduplication, staged_schema
 from penstock.spark_sink.sinks.sql.rows.row_validator import RowValidator
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings

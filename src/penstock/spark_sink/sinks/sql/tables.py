@@ -8,11 +8,11 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.sql.elements import quoted_name
 
-from penstock.spark_sink.ledger.sql_ledger import is_former, ledger_table
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sql.databases.database import Database
 from penstock.spark_sink.sinks.sql.databases.schema import add_columns, columns_of, lacks_columns, require_fitting
 from penstock.spark_sink.sinks.sql.databases.upsert import Upsert
+from penstock.spark_sink.sinks.sql.ledger import is_former, ledger_table
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
 
 

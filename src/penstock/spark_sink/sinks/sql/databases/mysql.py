@@ -21,10 +21,10 @@ from sqlalchemy.pool import NullPool
 
 from penstock.clients.rights import MissingRightError
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.sql_ledger import ExactText
 from penstock.spark_sink.sinks.sql.databases.database import Changes, Conversion, Database
 from penstock.spark_sink.sinks.sql.databases.mysql_types import conversions, keeps, takes
 from penstock.spark_sink.sinks.sql.databases.rights import NeededRights, SqlRight
+from penstock.spark_sink.sinks.sql.ledger import ExactText
 
 #: Seconds to wait for a connection, and for the server's answer to one statement; an address may set others.
 _BOUNDS = {"connect_timeout": 15, "read_timeout": 600, "write_timeout": 600}
