@@ -109,7 +109,7 @@ def test_too_many_that_hang_are_told_in_a_sentence() -> None:
         assert hanging.acquire(timeout=10)
         thread.leave(lambda: None)
 
-    with pytest.raises(TooManyLeftBehindError, match="2 calls of the store into the Kafka client hang"):
+    with pytest.raises(TooManyLeftBehindError, match="2 calls of the store hang"):
         left.require_few()
     gate.set()
     wait_until(lambda: left.hanging == 0)

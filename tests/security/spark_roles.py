@@ -15,12 +15,10 @@ from canary import MESSAGE
 from databases import TestDatabase
 from penstock.errors import PenstockError, SinkError
 from penstock.spark_sink import DeadLetters, DeltaSink, KafkaSink, SqlSink
-from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS
-from penstock.spark_sink.ledger.kafka_producers import SinkPublisher, slot_id
-from penstock.spark_sink.ledger.kafka_publisher import publish as publish_rows
-from penstock.spark_sink.ledger.kafka_target import Row
 from penstock.spark_sink.progress.statistics import SinkState
-from penstock.spark_sink.sinks.kafka_publication import require_target
+from penstock.spark_sink.sinks.kafka_ledger import PARTITIONS, require_target
+from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher
+from penstock.spark_sink.sinks.kafka_publisher import publish as publish_rows
 from penstock.spark_sink.sinks.sink import ledger_positions
 from penstock.spark_sink.sinks.sql.rows import Rejected
 from penstock.spark_sink.source.batch_reader import BatchReader
@@ -180,7 +178,7 @@ def publish(world: World) -> None:
         publisher = SinkPublisher(target)
         row = Row(source, len(world.sent), copies, MESSAGE, world.sent[-1], [])
         try:
-            return publish_rows(target, slot_id(name, source), [row], publisher)
+            return publish_rows(target, [row], publisher)
         finally:
             publisher.close()
 

@@ -93,12 +93,12 @@ class ArrowFrame:
             "streaming.sql.batchId": number,
             "spark.jobGroup.id": run,
             "sql.streaming.queryId": query_id,
-            "spark.job.description": f"{self.query}\nid = {query_id}\nrunId = {run}\nbatch = {number}",
         }
         if not self.run and not self.query:
             properties = {}
         session = mock.Mock(**{"sparkContext.getLocalProperty.side_effect": properties.get})
         running = session._jsparkSession.sharedState().activeStreamingQueries().get
+        running.return_value.name.return_value = self.query
         if self.plan is not None:
             running.return_value.getLatestExecutionContext.return_value = execution(self.batch, self.plan)
         return session

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pyarrow as pa
 import pytest
 from arrow_frames import frame
 from lakes import IcebergLake
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
@@ -157,3 +160,41 @@ def test_a_catalogue_that_is_not_reached_is_reported_without_its_properties(uri:
             asked()
         assert "canary" not in str(caught.value)
         assert caught.value.__cause__ is None
+
+
+def test_a_catalogue_that_never_answers_is_named_and_left_behind() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        catalog = {"type": "rest", "uri": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        sink = IcebergSink("db.orders", catalog, name="q", call_timeout_s=0.2)
+
+        for asked in (lambda: sink.check(frame(NUMBER, []).schema), lambda: sink(batch(0), 0), sink.ledger):
+            with pytest.raises(
+                SinkError, match=r"table db\.orders: to open the catalogue did not return in 0\.2 s.*raise"
+            ):
+                asked()
+
+
+def test_a_commit_that_was_left_behind_and_succeeds_later_is_stored_once(
+    lake: IcebergLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = lake.sink()
+    sink(batch(0), 0)
+    answered, committed, commit_table = threading.Event(), threading.Event(), SqlCatalog.commit_table
+
+    def hanging(*given: Any) -> Any:
+        assert answered.wait(60)
+        response = commit_table(*given)
+        committed.set()
+        return response
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqlCatalog, "commit_table", hanging)
+        with pytest.raises(SinkError, match="to commit to the catalogue did not return in 3 s, and was left behind"):
+            lake.sink(call_timeout_s=3)(batch(1), 1)
+        before = lake.found("n")
+        answered.set()
+        assert committed.wait(60)
+    sink(batch(1, "again"), 1)
+
+    assert before == [(0,), (1,)]
+    assert lake.found("n") == [(n,) for n in range(4)]

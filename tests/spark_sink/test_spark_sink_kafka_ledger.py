@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,25 +19,27 @@ from penstock import clients
 from penstock.clients import factory as making
 from penstock.clients.reading import PartitionReader, partition_reader
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
-from penstock.spark_sink.ledger import kafka_ledger
-from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, KafkaLedger, ledger_key, ledger_partition
-from penstock.spark_sink.ledger.kafka_producers import PublisherPool, SinkPublisher, slot_id, slot_of
-from penstock.spark_sink.ledger.kafka_publisher import publish
-from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
-from penstock.spark_sink.sinks.frames import slot_column
-from penstock.spark_sink.sinks.kafka_publication import (
-    WriterCommitMessage,
-    begin_ledger,
+from penstock.spark_sink.sinks.kafka_ledger import (
+    PARTITIONS,
+    TOPIC_CONFIG,
+    KafkaLedger,
+    Target,
+    ledger_key,
+    ledger_of,
+    ledger_partition,
     ledgers_of,
-    publish_by_source,
+    slot_of,
 )
+from penstock.spark_sink.sinks.kafka_publication import publish_rows, slot_column
+from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher, begin_ledger
 from penstock.spark_sink.source.worker_pool import WorkerPool
 from waiting import wait_until
 
-SOURCES = [("orders", 0), ("orders", 1)]
+SOURCE, OTHER = SOURCES = [("orders", 0), ("orders", 1)]
 
 
 class Worker:
@@ -46,40 +48,50 @@ class Worker:
     def __init__(self, target: Target, topic: str) -> None:
         self.target = target
         self._topic = topic
-        self._kept: WorkerPool[SinkPublisher] = WorkerPool()
-        self._pool = PublisherPool(self._kept)
+        self.kept: WorkerPool[SinkPublisher] = WorkerPool()
 
-    def publish(self, first: int, last: int, batch: int = 0) -> list[WriterCommitMessage]:
-        """Publish rows of both source partitions, whose values are their places."""
-        rows = [
-            Row(source, n, self._topic, b"k", b"%d-%d" % (source[1], n), ())
-            for source in SOURCES
-            for n in range(first, last + 1)
-        ]
-        return list(publish_by_source(replace(self.target, batch=Batch("sink", batch, "query")), rows, self._pool))
+    def row(self, offset: int, source: tuple[str, int] = SOURCE) -> Row:
+        """Return a row whose value is its place."""
+        return Row(source, offset, self._topic, b"k", b"%d-%d" % (source[1], offset), ())
+
+    def publish(self, rows: list[Row], batch: int = 0) -> list[int]:
+        """Publish rows in a task, and return how many of each transaction had been published before."""
+        target = replace(self.target, batch=Batch("sink", batch, "query"))
+        reports = list(publish_rows(target, rows, self.kept))
+        for report in reports:
+            if report.failure:
+                raise SinkError(report.failure)
+        return [report.applied for report in reports]
 
     def applied(self, first: int, last: int, batch: int = 0) -> list[int]:
-        """Publish, and return how many rows of each source partition had been published before."""
-        told = self.publish(first, last, batch)
-        assert [one.failure for one in told] == [None, None]
-        return [one.applied for one in told]
+        """Publish offsets of both source partitions; returns as `publish`."""
+        return self.publish([self.row(n, source) for source in SOURCES for n in range(first, last + 1)], batch)
 
-    def end(self) -> None:
-        self._kept.close()
+    def seen(self) -> dict[int, list[int]]:
+        """Return what a reader of the topic sees, by source partition, in its order."""
+        found: dict[int, list[int]] = {0: [], 1: []}
+        for message in read_all(self.target.servers, self._topic):
+            partition, number = (message.value() or b"").split(b"-")
+            found[int(partition)].append(int(number))
+        return found
+
+    def writers(self) -> list[TransactionalWriter]:
+        """Return the producers that it keeps."""
+        return [writer for idle in self.kept._idle for writer, _ in idle.kept._idle.values()]
 
 
 @pytest.fixture
 def worker(broker: DevBroker, ledger_topic: str, new_topic: Callable[..., str]) -> Iterator[Callable[[], Worker]]:
     """Return a function that makes workers for one sink, which publishes to one topic."""
-    topic, made = new_topic(), list[Worker]()
+    topic, made = new_topic(1), list[Worker]()
 
     def make() -> Worker:
         made.append(Worker(Target(broker.bootstrap_servers, {}, topic, ledger_topic), topic))
         return made[-1]
 
     yield make
-    for one in made:
-        one.end()
+    for done in made:
+        done.kept.close()
 
 
 @pytest.fixture
@@ -109,15 +121,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return found
 
 
-def seen(worker: Worker, **how: bool) -> dict[int, list[int]]:
-    """Return what a reader of the topic sees, by source partition, in its order."""
-    found: dict[int, list[int]] = {0: [], 1: []}
-    for one in read_all(worker.target.servers, worker.target.name, **how):
-        partition, number = (one.value() or b"").split(b"-")
-        found[int(partition)].append(int(number))
-    return found
-
-
 def once(last: int) -> dict[int, list[int]]:
     return {0: list(range(last + 1)), 1: list(range(last + 1))}
 
@@ -132,7 +135,7 @@ def test_batch_after_batch_a_worker_takes_its_ids_once_and_reads_the_ledger_on(
     assert one.applied(50, 64, 5) == [10, 10]  # tried again, with more
 
     assert calls == {"init": 2, "commit": 14, "consumers": 1, "admins": 1}
-    assert seen(one) == once(64)
+    assert one.seen() == once(64)
 
 
 @pytest.mark.thorough
@@ -157,39 +160,12 @@ def test_a_kept_producer_whose_id_another_has_taken_is_shut_out_and_its_rows_are
                 overtaken[0] = other.applied(10, 16, 2)
             super().commit_transaction(timeout)
 
-    for kept in one._kept._idle:
-        for producer in kept.kept._idle.values():
-            producer.writer.producer.__class__ = Late  # type: ignore[assignment]
+    for writer in one.writers():
+        writer.producer.__class__ = Late  # type: ignore[assignment]
     assert one.applied(10, 14, 2) == [5, 5]
 
     assert overtaken == [[0, 0]]
-    assert seen(one) == once(16)
-
-
-@pytest.mark.parametrize("is_committed", [False, True])
-def test_the_end_of_a_kept_producers_transaction_that_is_not_heard_is_looked_up(
-    worker: Callable[[], Worker], calls: dict[str, int], monkeypatch: pytest.MonkeyPatch, *, is_committed: bool
-) -> None:
-    one, lost = worker(), list[int]()
-    assert one.applied(0, 4, 0) == [0, 0]
-    counted: Any = making.Producer
-
-    class Unheard(counted):
-        def commit_transaction(self, timeout: float = -1) -> None:
-            if not lost:
-                lost.append(1)
-                if is_committed:
-                    super().commit_transaction(timeout)
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-            super().commit_transaction(timeout)
-
-    monkeypatch.setattr(making, "Producer", Unheard)
-    for producer in one._kept._idle[0].kept._idle.values():
-        producer.writer.producer.__class__ = Unheard  # type: ignore[assignment]
-    assert one.applied(5, 9, 1) == [5 if is_committed else 0, 0]
-
-    assert calls["init"] == 3  # the one that was not heard is followed by a new one
-    assert seen(one) == once(9)
+    assert one.seen() == once(16)
 
 
 def test_a_producer_whose_commit_was_repeated_serves_no_more(
@@ -197,21 +173,21 @@ def test_a_producer_whose_commit_was_repeated_serves_no_more(
 ) -> None:
     one = worker()
     assert one.applied(0, 4, 0) == [0, 0]
-    for producer in one._kept._idle[0].kept._idle.values():
-        begin = producer.writer._ends.begin
+    for writer in one.writers():
+        begin = writer._ends.begin
 
-        def repeated(begin: Callable[[], None] = begin, watch: Any = producer.writer._ends) -> None:
+        def repeated(begin: Callable[[], None] = begin, watch: Any = writer._ends) -> None:
             begin()
             # What the client library logs where the answer to an EndTxn was lost, and it asks again by itself.
             watch.log(10, "", "ENDTXN", "producer", "EndTxn returned _TRANSPORT (retriable)")
 
-        producer.writer._ends.begin = repeated  # type: ignore[method-assign]
+        writer._ends.begin = repeated  # type: ignore[method-assign]
     assert one.applied(5, 9, 1) == [0, 0]
     assert calls["init"] == 2
     assert one.applied(10, 14, 2) == [0, 0]
 
     assert calls["init"] == 4
-    assert seen(one) == once(14)
+    assert one.seen() == once(14)
 
 
 #: A worker that is killed in its second task, when all of it is written and nothing is committed.
@@ -219,9 +195,10 @@ KILLED = """
 import os, signal, sys
 from confluent_kafka import Producer
 from penstock.clients import factory
-from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.ledger.rules import Batch
-from penstock.spark_sink.sinks.kafka_publication import publish_by_source
+from penstock.spark_sink.sinks.kafka_ledger import Target
+from penstock.spark_sink.sinks.kafka_publication import publish_rows
+from penstock.spark_sink.sinks.kafka_publisher import Row
 class Killed(Producer):
     commits = 0
     def commit_transaction(self, timeout=-1):
@@ -238,7 +215,7 @@ for batch in range(2):
         Row(("orders", p), n, name, b"k", b"%d-%d" % (p, n), ())
         for p in range(2) for n in range(5 * batch, 5 * batch + 5)
     ]
-    list(publish_by_source(Target(servers, {}, name, ledger, Batch("sink", batch, "query")), rows))
+    list(publish_rows(Target(servers, {}, name, ledger, Batch("sink", batch, "query")), rows))
 """
 
 
@@ -257,7 +234,7 @@ def test_a_worker_killed_at_a_commit_of_a_kept_producer_loses_and_doubles_nothin
 
     assert child.returncode == -signal.SIGKILL
     assert one.applied(5, 9, 1) == [5 if done > 0 else 0, 5 if done > 1 else 0]
-    assert seen(one) == once(9)
+    assert one.seen() == once(9)
 
 
 def test_what_an_operator_takes_back_and_a_ledger_made_anew_are_seen_by_a_kept_reader(
@@ -275,7 +252,7 @@ def test_what_an_operator_takes_back_and_a_ledger_made_anew_are_seen_by_a_kept_r
         producer.produce(ledger_topic, None, key, ledger_partition(key))
     assert producer.flush(30) == 0
     assert one.applied(0, 4, 0) == [0, 0]
-    assert seen(one) == {0: [*range(5)] * 2, 1: [*range(5)] * 2}
+    assert one.seen() == {0: [*range(5)] * 2, 1: [*range(5)] * 2}
 
     own = new_topic(PARTITIONS)
     one.target = replace(one.target, ledger=own, name=f"{one.target.name}-again")
@@ -292,64 +269,29 @@ def test_a_source_partition_has_one_slot_for_ever_and_spark_finds_the_same(spark
     found = spark.createDataFrame(sources, "topic STRING, partition INT").select(slot_column().alias("slot")).collect()
 
     assert [row.slot for row in found] == [slot_of(source) for source in sources]
-    assert [slot_id("sink", source) for source in SOURCES] == ["sink/18", "sink/4"]
+    assert [Target("", {}, "sink", "").transactional_id(source) for source in SOURCES] == ["sink/18", "sink/4"]
     nowhere = spark.createDataFrame([(None, None)], "topic STRING, partition INT").select(slot_column().alias("slot"))
     assert nowhere.collect()[0].slot is not None
 
 
-SOURCE = ("orders", 0)
+def test_a_row_without_a_topic_moves_the_ledger_and_one_may_name_its_partition(worker: Callable[[], Worker]) -> None:
+    one = worker()
+    row, mark = one.row(3), one.row(9)._replace(target_topic=None, key=None, value=None)
 
-
-@dataclass
-class Bench:
-    """A ledger and a topic of one test."""
-
-    target: Target
-    topic: str
-    open: list[SinkPublisher] = field(default_factory=list)
-
-    def rows(self, first: int, last: int, size: int = 0) -> list[Row]:
-        """Return rows whose value is their offset, and so many bytes more."""
-        return [Row(SOURCE, n, self.topic, b"k", b"%d" % n + b" " * size, ()) for n in range(first, last + 1)]
-
-    def publish(self, rows: list[Row]) -> int:
-        """Publish with nothing that is kept, as a task that was started anew does."""
-        self.open.append(SinkPublisher(self.target))
-        return publish(self.target, slot_id(self.target.name, SOURCE), rows, self.open[-1])
-
-    def seen(self, **how: bool) -> list[int]:
-        """Return what a reader of the topic sees, in its order."""
-        return [int(one.value() or b"") for one in read_all(self.target.servers, self.topic, **how)]
-
-
-@pytest.fixture
-def bench(broker: DevBroker, ledger_topic: str, new_topic: Callable[..., str]) -> Any:
-    """A sink of its own with a topic."""
-    topic = new_topic(1)
-    made = Bench(Target(broker.bootstrap_servers, {}, topic, ledger_topic), topic)
-    yield made
-    for publisher in made.open:
-        publisher.close()
-
-
-def test_a_row_without_a_topic_moves_the_ledger_and_one_may_name_its_partition(bench: Bench) -> None:
-    (row,) = bench.rows(3, 3)
-    mark = row._replace(target_topic=None, key=None, value=None)
-
-    assert bench.publish([row._replace(target_partition=0), mark._replace(offset=9)]) == 0
-    assert bench.publish([row, mark._replace(offset=9)]) == 1  # of those that publish something
-    assert bench.publish([mark._replace(offset=20)]) == 0
+    assert one.publish([row._replace(target_partition=0), mark]) == [0]
+    assert one.publish([row, mark]) == [1]  # of those that publish something
+    assert one.publish([mark._replace(offset=20)], 1) == [0]
     with pytest.raises(SinkError, match="offset 21 were not published to"):
-        bench.publish([row._replace(offset=21, target_partition=7)])
+        one.publish([row._replace(offset=21, target_partition=7)], 2)
 
-    assert bench.seen() == [3]
-    assert bench.open[-1].ledger.read([SOURCE])[SOURCE].end == 21
+    assert one.seen()[0] == [3]
+    assert ledger_of(one.target, [SOURCE])[SOURCE].end == 21
 
 
 def test_where_a_query_begins_is_written_though_the_ledger_has_no_leader_at_first(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    worker: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    errors = [KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))]
+    target, errors = worker().target, [KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))]
 
     def read(ledger: KafkaLedger, sources: Any, real: Any = KafkaLedger.read) -> Any:
         if errors:
@@ -357,21 +299,24 @@ def test_where_a_query_begins_is_written_though_the_ledger_has_no_leader_at_firs
         return real(ledger, sources)
 
     monkeypatch.setattr(KafkaLedger, "read", read)
-    begin_ledger(bench.target, {("orders", 0): LedgerEntry(7, 7)}, whole=False)
+    begin_ledger(target, {SOURCE: LedgerEntry(7, 7)})
 
     assert not errors
-    assert ledgers_of(bench.target)[bench.target.name] == {("orders", 0): LedgerEntry(7, 7)}
+    assert ledgers_of(target)[target.name] == {SOURCE: LedgerEntry(7, 7)}
 
 
-def test_the_ledger_is_read_past_what_others_have_open_in_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = kafka_ledger.ledger_key(bench.target.name, SOURCE)
-    other = transactional(bench.target.servers)
+def test_the_ledger_is_read_past_what_others_have_open_in_it(
+    worker: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = worker()
+    key = ledger_key(one.target.name, SOURCE)
+    other = transactional(one.target.servers)
     other.begin_transaction()
-    other.produce(bench.target.ledger, b'{"next_offset": 1}', b"another's", kafka_ledger.ledger_partition(key))
+    other.produce(one.target.ledger, b'{"next_offset": 1}', b"another's", ledger_partition(key))
     assert other.flush(30) == 0
     # A committed record behind the open transaction: readers do not see it yet.
-    own = Producer({"bootstrap.servers": bench.target.servers})
-    own.produce(bench.target.ledger, b'{"next_offset": 9}', key, kafka_ledger.ledger_partition(key))
+    own = Producer({"bootstrap.servers": one.target.servers})
+    own.produce(one.target.ledger, b'{"next_offset": 9}', key, ledger_partition(key))
     assert own.flush(30) == 0
     looks, poll = [0], PartitionReader.poll
 
@@ -382,34 +327,33 @@ def test_the_ledger_is_read_past_what_others_have_open_in_it(bench: Bench, monke
         return poll(self, *how)
 
     monkeypatch.setattr(PartitionReader, "poll", look)
-    applied = bench.publish(bench.rows(5, 10))
+    applied = one.publish([one.row(n) for n in range(5, 11)])
 
     assert looks[0] >= 8  # it waited
-    assert applied == 4
-    assert bench.seen() == [9, 10]
+    assert applied == [4]
+    assert one.seen()[0] == [9, 10]
 
 
-def test_what_a_topic_refuses_is_told_without_its_value_and_holds_no_reader_back(
-    bench: Bench, new_topic: Callable[..., str]
+def test_what_a_topic_refuses_is_named_without_its_value_and_holds_no_reader_back(
+    worker: Callable[[], Worker], new_topic: Callable[..., str]
 ) -> None:
-    topic = new_topic(1, {"max.message.bytes": "500"})
-    row = Row(SOURCE, 7, topic, b"k", b"canary-4711" * 100, ())
+    one, topic = worker(), new_topic(1, {"max.message.bytes": "500"})
 
     with pytest.raises(SinkError, match=r"rows from orders\[0\] offset 7 .*MSG_SIZE_TOO_LARGE.*tries: 1;") as caught:
-        bench.publish([row])
+        one.publish([Row(SOURCE, 7, topic, b"k", b"canary-4711" * 100, ())])
 
     assert "4711" not in str(caught.value)
-    assert read_all(bench.target.servers, topic) == []
-    assert bench.publish(bench.rows(7, 8)) == 0
+    assert read_all(one.target.servers, topic) == []
+    assert one.publish([one.row(7), one.row(8)]) == [0]
 
 
-def test_a_record_that_is_no_ledger_is_told(bench: Bench, broker: DevBroker, new_topic: Callable[..., str]) -> None:
-    bench.target = Target(broker.bootstrap_servers, {}, "sink", new_topic(PARTITIONS))
-    key = kafka_ledger.ledger_key(bench.target.name, SOURCE)
-    home = kafka_ledger.ledger_partition(key)
-    producer = Producer({"bootstrap.servers": bench.target.servers})
-    producer.produce(bench.target.ledger, b"nonsense", key, home)
+def test_a_record_that_is_no_ledger_is_named(worker: Callable[[], Worker], new_topic: Callable[..., str]) -> None:
+    one = worker()
+    one.target = replace(one.target, name="sink", ledger=new_topic(PARTITIONS))
+    key = ledger_key("sink", SOURCE)
+    producer = Producer({"bootstrap.servers": one.target.servers})
+    producer.produce(one.target.ledger, b"nonsense", key, ledger_partition(key))
     assert producer.flush(30) == 0
 
-    with pytest.raises(SinkError, match=rf"\[{home}\] offset \d+ is no record of a ledger"):
-        bench.publish(bench.rows(0, 1))
+    with pytest.raises(SinkError, match=rf"\[{ledger_partition(key)}\] offset \d+ is no record of a ledger"):
+        one.publish([one.row(0)])

@@ -15,8 +15,9 @@ from penstock.clients import factory as making
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
 from penstock.spark_sink import KafkaSink
-from penstock.spark_sink.ledger.kafka_target import Row
+from penstock.spark_sink.sinks import kafka_publication
 from penstock.spark_sink.sinks.kafka_publication import PIECE_BYTES, PIECE_ROWS, pieces
+from penstock.spark_sink.sinks.kafka_publisher import Row
 
 FrameOf = Callable[..., DataFrame]
 
@@ -40,12 +41,11 @@ def values(broker: DevBroker, topic: str, **how: bool) -> list[bytes | None]:
 def test_a_batch_that_shall_be_whole_is_seen_whole_or_not_at_all(
     broker: DevBroker,
     new_topic: Callable[..., str],
-    frame_of: FrameOf,
     sink_to: Callable[..., KafkaSink],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topics = [new_topic(), new_topic()]
-    sink = sink_to(topics[0], topic=None, atomic_batches=True)
+    target = sink_to(topics[0], topic=None, atomic_batches=True)._target()
     looks: list[tuple[int, int]] = []
 
     class Looking(Producer):
@@ -55,32 +55,23 @@ def test_a_batch_that_shall_be_whole_is_seen_whole_or_not_at_all(
             super().commit_transaction(timeout)
 
     monkeypatch.setattr(making, "Producer", Looking)
-    frame = frame_of("value STRING, target_topic STRING", [(n % 3, n, f"{n}", topics[n % 2]) for n in range(30)])
-    sink(frame, 0)
-    sink(frame, 0)
+    monkeypatch.setattr(kafka_publication, "PIECE_ROWS", 5)
+    rows = [Row(("orders", n // 10), n, topics[n % 2], None, b"%d" % n, ()) for n in range(30)]
+    reports = [report for _ in range(2) for report in kafka_publication.publish_rows(target, rows)]
 
     assert looks == [(30, 0)]  # all of it was on the broker, and no reader saw any; the second time nothing was written
+    assert [(report.rows, report.applied, report.failure) for report in reports] == [(30, 0, None), (30, 30, None)]
     assert [len(values(broker, topic)) for topic in topics] == [15, 15]
 
 
 @pytest.mark.thorough
-def test_what_cannot_be_published_is_told_without_its_value_and_comes_again(
-    broker: DevBroker, new_topic: Callable[..., str], frame_of: FrameOf, sink_to: Callable[..., KafkaSink]
+def test_a_row_without_a_topic_ends_its_batch_and_is_named(
+    new_topic: Callable[..., str], frame_of: FrameOf, sink_to: Callable[..., KafkaSink]
 ) -> None:
-    topic = new_topic(1, {"max.message.bytes": "500"})
-    sink = sink_to(topic)
-    named = sink_to(topic, topic=None)
+    sink = sink_to(new_topic(), topic=None)
 
-    with pytest.raises(SinkError, match=r"batch 3: .* orders\[0\] offset 1 .*MSG_SIZE_TOO_LARGE") as caught:
-        sink(frame_of("value STRING", [(0, 1, "canary-4711" * 100), (1, 0, "b")]), 3)
-    assert "4711" not in str(caught.value)
-    assert values(broker, topic) == [b"b"]
-    with pytest.raises(SinkError, match=r"target_topic is NULL in a row from orders\[0\] offset 1"):
-        named(frame_of("value STRING, target_topic STRING", [(0, 1, "a", None)]), 3)
-
-    sink(frame_of("value STRING", [(0, 1, "shorter"), (1, 0, "b")]), 3)
-
-    assert values(broker, topic) == [b"b", b"shorter"]
+    with pytest.raises(SinkError, match=r"batch 3: target_topic is NULL in a row from orders\[0\] offset 1 for sink"):
+        sink(frame_of("value STRING, target_topic STRING", [(0, 1, "a", None)]), 3)
 
 
 def schema_of(**columns: str) -> StructType:

@@ -50,11 +50,8 @@ def test_the_newest_row_of_a_key_wins_within_and_across_batches(lake: Lake) -> N
     ]
 
 
-@pytest.mark.parametrize("key", [(), ("n",)])
-def test_a_foreign_writer_in_between_makes_a_batch_begin_again(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...]
-) -> None:
-    sink = lake.sink(key)
+def test_a_foreign_writer_in_between_makes_an_upsert_begin_again(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = lake.sink(("n",))
     sink(frame(NUMBER, numbers(0, 4)), 0)
     looks: list[list[tuple[int]]] = []
     ledger_read = lake_sink.warn_left_out

@@ -44,7 +44,7 @@ def test_a_query_s_name_and_run_are_what_spark_says(
 ) -> None:
     topic, found = new_topic(), list[Origin]()
     write(topic, 0, [(None, b"x")])
-    name = "id = 1\nrunId = 2<br/>\nbatch = 3"  # the worst of names
+    name = "id = 1\nrunId = 2<br/>\nbatch = 3"
 
     def look(batch: DataFrame, _batch_id: int) -> None:
         found.append(origin_of(batch))
@@ -69,25 +69,18 @@ def test_a_query_that_start_sink_started_is_known_by_its_name_there() -> None:
     assert found == [Origin("named"), Origin("named", "run", "7"), Origin()]
 
 
-@pytest.mark.parametrize(
-    ("said", "name"),
-    [
-        ("by Spark 4.3\nid = 7\nrunId = run\nbatch = 0", "by Spark 4.3"),
-        ("before it<br/>id = 7<br/>runId = run<br/>batch = 0", "before it"),
-    ],
-)
-def test_a_name_that_spark_tells_in_another_way_is_an_error_unless_the_sink_has_one(said: str, name: str) -> None:
-    assert origin_of(batch_of(**RUNNING | {"spark.job.description": said})).query == name
+def test_a_name_that_spark_does_not_tell_is_an_error_unless_the_sink_has_one() -> None:
+    changed = batch_of(**RUNNING)
+    changed.sparkSession._jsparkSession.sharedState.side_effect = AttributeError
 
-    changed = batch_of(**RUNNING | {"spark.job.description": f"query {said}."})
     with pytest.raises(SinkError, match=r"does not tell the name of the query.*give the sink name="):
         origin_of(changed)
     assert origin_of(changed, "own") == Origin("own", "run", "7")
 
 
-@pytest.mark.parametrize("said", ["\nid = 7\nrunId = run\nbatch = 0", "id = 7<br/>runId = run<br/>batch = 0"])
-def test_a_query_without_a_name_is_refused_with_what_to_write(said: str) -> None:
-    unnamed = batch_of(**RUNNING | {"spark.job.description": said})
+def test_a_query_without_a_name_is_refused_with_what_to_write() -> None:
+    unnamed = batch_of(**RUNNING)
+    unnamed.sparkSession._jsparkSession.sharedState().activeStreamingQueries().get().name.return_value = None
 
     with pytest.raises(SinkError, match=r'the query has no name.*write \.queryName\("orders"\) before \.start\(\), or'):
         SqlSink("sqlite:///never-made.db", "orders")(unnamed, 0)

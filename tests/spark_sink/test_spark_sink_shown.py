@@ -8,9 +8,10 @@ import pytest
 
 from penstock.consumer import handler
 from penstock.spark_sink import DeadLetters, DeltaSink, IcebergSink, KafkaSink, SqlSink
-from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
+from penstock.spark_sink.sinks.kafka_ledger import Target
+from penstock.spark_sink.sinks.kafka_publisher import Row
 from penstock.spark_sink.sinks.sql.rows import Rejected
 from penstock.spark_sink.source.options.options import SourceOptions
 

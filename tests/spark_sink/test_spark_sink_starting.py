@@ -35,9 +35,8 @@ class Kept:
     def __init__(self, **offsets: Offsets) -> None:
         self._offsets = offsets
 
-    def position_of(self, query: str, partitions: Iterable[TopicPartition]) -> Offsets:
-        known = self._offsets.get(query, {})
-        return {part: known[part] for part in partitions if part in known}
+    def position(self, query: str) -> Offsets:
+        return self._offsets.get(query, {})
 
     def __call__(self, _batch: object, _batch_id: int) -> None: ...
 

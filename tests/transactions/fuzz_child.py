@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, cast
 
 from penstock.errors import MessageFormatError
 from penstock.message import FixedRecord
-from penstock.spark_sink.ledger.kafka_ledger import decode_entry
+from penstock.spark_sink.sinks.kafka_ledger import decode_entry
 from penstock.telemetry.spans import propagation
 from penstock.transactions.coordinator.recovery.fencing import decode_claim
 from penstock.transactions.operator.audit import _audited

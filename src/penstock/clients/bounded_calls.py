@@ -58,7 +58,7 @@ class LeftBehind:
         """Raise `TooManyLeftBehindError` where too many hang."""
         if self._hanging > self._most:
             raise TooManyLeftBehindError(
-                f"{self._hanging} calls of {self._owner} into the Kafka client hang, and {self._most} may: each holds "
+                f"{self._hanging} calls of {self._owner} hang, and {self._most} may: each holds "
                 "a thread and a client; start the process anew, and see whether the brokers answer"
             )
 

@@ -25,11 +25,10 @@ from databases import LOST, TestDatabase, new_database
 from kafka_tools import read_all
 from penstock.clients import factory
 from penstock.spark_sink import KafkaSink, SqlSink
-from penstock.spark_sink.ledger import kafka_publisher
-from penstock.spark_sink.ledger.kafka_producers import PublisherPool, SinkPublisher
-from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
-from penstock.spark_sink.sinks import kafka_publication, lake_sink
+from penstock.spark_sink.sinks import kafka_publication, kafka_publisher, lake_sink
+from penstock.spark_sink.sinks.kafka_ledger import Target
+from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher
 from penstock.spark_sink.sinks.sink import begin_ledger, ledger_positions
 from penstock.spark_sink.sinks.sql import batch_write
 from penstock.spark_sink.source.worker_pool import WorkerPool
@@ -225,17 +224,17 @@ class Kafka(SinkUnderTest):
         kept = WorkerPool[SinkPublisher]()
         try:
             target = replace(self.target, batch=Batch("sink one", batch, known.get("checkpoint", "kept"), plan))
-            told = list(kafka_publication.publish_by_source(target, ordered, PublisherPool(kept)))
+            reports = list(kafka_publication.publish_rows(target, ordered, kept))
         finally:
             kept.close()
-        kafka_publication.conclude(batch, self.target.name, told)
+        kafka_publication.conclude(batch, self.target.name, reports)
 
     def store_by_two_tries(self, rows: Sequence[Place], batch: int = 0, run: str = "first") -> None:
         self.store(rows, batch, run)
         self.store(rows, batch, run)
 
     def stored(self) -> list[Place]:
-        found = [(one.value() or b"").decode().split("/") for one in read_all(self.target.servers, self.topic)]
+        found = [(message.value() or b"").decode().split("/") for message in read_all(self.target.servers, self.topic)]
         return sorted((topic, int(partition), int(offset)) for topic, partition, offset in found)
 
     def another_query(self) -> SinkUnderTest:

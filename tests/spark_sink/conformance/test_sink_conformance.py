@@ -41,6 +41,6 @@ def test_rows_that_are_left_out_are_reported(
     sink.store(rows(0, 1, 2))
     sink.store(rows(1, 2, 3, 4), 5, "second", checkpoint="new")
 
-    (told,) = (line for line in caplog.messages if "left out" in line)
-    assert told.startswith("batch 5: 2 of 4 rows for ")
-    assert "orders[0]" in told
+    (line,) = (line for line in caplog.messages if "left out" in line)
+    assert line.startswith("batch 5: 2 of 4 rows for ")
+    assert "orders[0]" in line

@@ -32,9 +32,10 @@ def in_lake(lake: Lake) -> Made:
     return lake.sink(name="copy"), lambda: [int(value) for value in lake.rows()["value"].to_pylist()]
 
 
-def kafka(servers: str, topic: str, ledger: str) -> Made:
-    sink = KafkaSink(servers, topic, name=topic, ledger_topic=ledger)
-    return sink, lambda: [int(one.value() or b"") for one in read_all(servers, topic)]
+def kafka(given: Callable[[str], Any], **options: Any) -> Made:
+    servers, topic = given("broker").bootstrap_servers, given("new_topic")()
+    sink = KafkaSink(servers, topic, name=topic, ledger_topic=given("ledger_topic"), **options)
+    return sink, lambda: [int(message.value() or b"") for message in read_all(servers, topic)]
 
 
 def as_text(messages: DataFrame) -> DataFrame:
@@ -45,7 +46,8 @@ SINKS: dict[str, Callable[[Callable[[str], Any], Path], Made]] = {
     "sqlite": lambda _given, folder: sql(TestDatabase("sqlite", f"sqlite:///{folder / 'test.db'}")),
     "postgresql": lambda given, _: sql(new_database(given("postgresql_url"))),
     "mariadb": lambda given, _: sql(new_database(given("mariadb_url"))),
-    "kafka": lambda given, _: kafka(given("broker").bootstrap_servers, given("new_topic")(), given("ledger_topic")),
+    "kafka": lambda given, _: kafka(given),
+    "kafka by whole batches": lambda given, _: kafka(given, atomic_batches=True),
     "delta": lambda _given, folder: in_lake(DeltaLake(folder)),
     "iceberg": lambda _given, folder: in_lake(IcebergLake(folder)),
 }
@@ -84,26 +86,6 @@ def test_a_repeated_batch_and_a_lost_checkpoint_store_nothing_twice(  # noqa: PL
 
     assert begun == [0, 1, 1, 0, 1]  # the batches really came twice
     assert after_repetition == sorted(stored()) == list(range(120))
-
-
-def test_a_query_that_lost_its_checkpoint_begins_where_the_ledger_says_and_not_at_a_default(
-    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
-) -> None:
-    topic = new_topic(partitions=2)
-    sink, stored = sql(TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}"))
-
-    def run(checkpoint: str, starting_offsets: str) -> int:
-        given = {"rows": as_text, "starting_offsets": starting_offsets}
-        query = run_sink(spark, broker.bootstrap_servers, topic, sink, tmp_path / checkpoint, **given)
-        return sum(report.numInputRows for report in query.recentProgress)
-
-    write(topic, 0, [(None, b"1")] * 4)
-    assert run("kept", "earliest") == 4
-    write(topic, 0, [(None, b"2")] * 6)
-    write(topic, 1, [(None, b"3")] * 2)  # in a partition that had none
-
-    assert run("lost", "latest") == 8, "neither less than the ledger lacks, nor what it has"
-    assert len(stored()) == 12
 
 
 @pytest.mark.thorough
@@ -148,30 +130,6 @@ def test_what_a_restored_database_lacks_is_named_and_read_again_from_its_ledger_
     assert read_again == list(range(0, 30, 2))
     assert left_out == [*range(0, 10, 2), *range(20, 30, 2)]
     assert sorted(stored()) == sorted([*left_out, *range(4, 30, 2)])
-
-
-def test_a_sink_that_a_function_calls_twice_in_a_batch_refuses_the_second_frame_whenever_it_comes(
-    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
-) -> None:
-    topic, second = new_topic(), "offset % 2 = 1"
-    sink, stored = sql(TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}"))
-    other, stored_by_other = sql(TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}"), name="second")
-
-    def run(for_second: Callable[[DataFrame, int], None]) -> None:
-        def store(batch: DataFrame, batch_id: int) -> None:
-            sink(as_text(batch).where(f"NOT {second}"), batch_id)
-            for_second(as_text(batch).where(second), batch_id)
-
-        run_sink(spark, broker.bootstrap_servers, topic, store, tmp_path / "checkpoint")
-
-    write(topic, 0, [(None, b"%d" % n) for n in range(6)])
-    for _ in range(2):
-        with pytest.raises(StreamingQueryException, match="batch 0 was given to table events twice"):
-            run(sink)
-        assert sorted(stored()) == [0, 2, 4]
-    run(other)  # as the error says
-
-    assert sorted(stored_by_other()) == list(range(6))
 
 
 def test_what_comes_between_a_first_start_at_the_end_and_the_next_is_read(

@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from penstock.consumer import DeadLetterLimit, Handler, retry
 from penstock.message import Message
-from penstock.spark_sink.ledger.kafka_target import Row as Published
 from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings
 from penstock.spark_sink.sinks.handlers.execution.report import TaskReport
 from penstock.spark_sink.sinks.handlers.execution.rows import LANE
 from penstock.spark_sink.sinks.handlers.publishing.result_rows import ORDER, ResultRows, published_rows, report_of
 from penstock.spark_sink.sinks.handlers.task import TaskWork
+from penstock.spark_sink.sinks.kafka_publisher import Row as Published
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(

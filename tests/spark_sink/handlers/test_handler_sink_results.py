@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from handler_rows import Row, publish_task, run_task
@@ -16,10 +17,11 @@ from penstock.consumer import handler, retry
 from penstock.consumer.handlers.handler import Handler
 from penstock.errors import BatchError, ConfigurationError, SinkError
 from penstock.message import Message
-from penstock.spark_sink.ledger.kafka_target import Row as Published
-from penstock.spark_sink.ledger.kafka_target import Target, publishing
 from penstock.spark_sink.sinks import kafka_publication
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
+from penstock.spark_sink.sinks.kafka_ledger import Target
+from penstock.spark_sink.sinks.kafka_publisher import Row as Published
+from penstock.spark_sink.sinks.kafka_publisher import publishing
 from penstock.spark_sink.sinks.sink import has_ledger
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 
@@ -133,7 +135,7 @@ class Ledger:
         self.next: dict[TopicPartition, int] = {}
         self.faults = faults
 
-    def publish(self, _target: Target, _id: str, rows: Sequence[Published], _ledger: object) -> int:
+    def publish(self, _target: Target, rows: Sequence[Published], _publisher: object) -> int:
         fault = next(self.faults, "")
         left = [row for row in rows if row.offset >= self.next.get(row.source, 0)]
         if fault != "before":
@@ -164,6 +166,7 @@ def test_whatever_fails_each_message_has_the_results_of_one_call_whole_once_and_
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(kafka_publication, "publish", ledger.publish)
+        patched.setattr(kafka_publication, "SinkPublisher", MagicMock())
         patched.setattr(kafka_publication, "PIECE_ROWS", piece)
         while True:
             # Two tasks, each with some keys; what they return is brought together by source partition.
@@ -172,7 +175,7 @@ def test_whatever_fails_each_message_has_the_results_of_one_call_whole_once_and_
                 for mine in (True, False)
             ]
             together = sorted((row for rows in tasks for row in rows), key=lambda row: (row.source, row.offset))
-            told = list(kafka_publication.publish_by_source(target, together))
+            told = list(kafka_publication.publish_rows(target, together))
             if not any(one.failure for one in told):
                 break
             runs += 1

@@ -1,1 +1,1 @@
-"""Ledgers: the next offsets that a sink has yet to apply, changed together with its rows."""
+"""What every ledger holds, and the rules by which a batch is judged; each sink reads and writes its own ledger."""

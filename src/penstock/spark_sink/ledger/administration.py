@@ -58,31 +58,33 @@ def queries(ledgers: Mapping[str, Ledger]) -> list[QueryLedger]:
         for query, entries in ledger.ledger().items()
         if entries
     ]
-    return sorted(found, key=lambda one: (one.query, one.target))
+    return sorted(found, key=lambda held: (held.query, held.target))
 
 
 def of_query(found: Iterable[QueryLedger], query: str) -> list[QueryLedger]:
     """Return what there is of a query, or raise `PenstockError`."""
-    names = sorted({one.query for one in found})
+    names = sorted({held.query for held in found})
     if query not in names:
         known = f"it has {', '.join(map(repr, names))}" if names else "it is empty"
         raise PenstockError(f"the ledger has no query {query!r}: {known}")
-    return [one for one in found if one.query == query]
+    return [held for held in found if held.query == query]
 
 
 def chosen(found: Iterable[QueryLedger], topics: Sequence[str]) -> list[QueryLedger]:
     """Return only the entries of topics, or of `TOPIC:PARTITIONS`; all without any. None chosen: `PenstockError`."""
     choices = [topic_choice(text) for text in topics]
 
-    def is_chosen(part: TopicPartition) -> bool:
+    def is_chosen(topic: str, partition: int) -> bool:
         return not choices or any(
-            one.topic == part[0] and (one.partitions is None or part[1] in one.partitions) for one in choices
+            choice.topic == topic and (choice.partitions is None or partition in choice.partitions)
+            for choice in choices
         )
 
     kept = [
-        replace(one, entries={part: entry for part, entry in one.entries.items() if is_chosen(part)}) for one in found
+        replace(held, entries={part: entry for part, entry in held.entries.items() if is_chosen(*part)})
+        for held in found
     ]
-    if not any(one.entries for one in kept):
+    if not any(held.entries for held in kept):
         raise PenstockError(
             f"the ledger has no entry of {', '.join(topics)}; see those it has with `penstock sink show`"
         )
@@ -111,7 +113,7 @@ def positions(
     if _OFFSET.fullmatch(text):
         offsets: Offsets = dict.fromkeys(parts, int(text))
     else:
-        places = [_PLACE.fullmatch(one) for one in text.split(",")]
+        places = [_PLACE.fullmatch(place) for place in text.split(",")]
         offsets = {(place[1], int(place[2])): int(place[3]) for place in places if place is not None}
         if None in places:
             raise ConfigurationError(
@@ -146,26 +148,23 @@ class Change:
 
 def changes(found: Iterable[QueryLedger], to: Mapping[TopicPartition, LedgerEntry] | None) -> list[Change]:
     """Return what changes where entries become these, or are all removed. An entry keeps the topic id that it has."""
-    return [
-        Change(
-            one.query,
-            one.target,
-            part,
-            held,
-            None if to is None else replace(to[part], topic_id=to[part].topic_id or held.topic_id),
-        )
-        for one in found
-        for part, held in sorted(one.entries.items())
-        if to is None or part in to
-    ]
+    made = []
+    for held in found:
+        for part, before in sorted(held.entries.items()):
+            if to is None:
+                made.append(Change(held.query, held.target, part, before, None))
+            elif part in to:
+                after = replace(to[part], topic_id=to[part].topic_id or before.topic_id)
+                made.append(Change(held.query, held.target, part, before, after))
+    return made
 
 
 def write(found: Iterable[QueryLedger], made: Sequence[Change]) -> None:
     """Make changes, target by target."""
-    for one in found:
-        mine = {change.part: change.after for change in made if change.target == one.target}
-        if mine:
-            one.ledger.write_ledger(one.query, mine)
+    for held in found:
+        changed = {change.part: change.after for change in made if change.target == held.target}
+        if changed:
+            held.ledger.write_ledger(held.query, changed)
 
 
 def rename(found: Iterable[QueryLedger], old: str, new: str, *, dry_run: bool) -> list[QueryLedger]:
@@ -176,12 +175,12 @@ def rename(found: Iterable[QueryLedger], old: str, new: str, *, dry_run: bool) -
     moving = of_query(found, old)
     if not new:
         raise ConfigurationError("the new name is empty; name the query")
-    if any(one.ledger.ledger().get(new) for one in moving):
+    if any(held.ledger.ledger().get(new) for held in moving):
         raise PenstockError(
             f"the ledger has entries of {new!r}, and those of {old!r} would replace them; choose another name, or "
             f"remove them by `penstock sink reset {new} --forget`"
         )
-    for one in () if dry_run else moving:
-        one.ledger.write_ledger(new, one.entries)
-        one.ledger.write_ledger(old, dict.fromkeys(one.entries))
+    for held in () if dry_run else moving:
+        held.ledger.write_ledger(new, held.entries)
+        held.ledger.write_ledger(old, dict.fromkeys(held.entries))
     return moving

@@ -28,7 +28,6 @@ from deltalake.fs import DeltaStorageHandler
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import not_empty
 from penstock.spark_sink.ledger.rules import LedgerEntry
-from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES
 from penstock.spark_sink.sinks.lake_sink import Changes, LakeSink, Ledger, plain
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 
@@ -54,22 +53,12 @@ class DeltaSink(LakeSink[DeltaTable]):
     Attributes:
         path: folder or address of the table, as delta-rs takes it.
         key: columns that identify a row, never NULL; empty to append.
-        name: of the query, in the application ids `<name>/<topic>/<partition>`. It is the memory of what was stored:
-            under another name all of it is stored again. Queries that fill one table need one each.
-        keep_position: whether `topic`, `partition` and `offset` are stored as well.
-        evolve: whether columns that the table lacks are added to it, empty in the rows that are there, in a commit of
-            their own; those of the key never are.
         storage_options: settings of the storage as delta-rs takes them; may hold secrets and is never shown.
-        max_batch_bytes: most bytes of a batch, in Arrow; a larger one is refused.
     """
 
     path: str
     key: Sequence[str] = ()
-    name: str = field(kw_only=True)
-    keep_position: bool = field(default=False, kw_only=True)
-    evolve: bool = field(default=False, kw_only=True)
     storage_options: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
-    max_batch_bytes: int = field(default=MAX_BATCH_BYTES, kw_only=True)
 
     _CONFLICTS = (CommitFailedError,)
     _PLAIN = (TableNotFoundError, DeltaProtocolError, OSError)
@@ -109,7 +98,7 @@ class DeltaSink(LakeSink[DeltaTable]):
         return found
 
     def _entries(
-        self, table: DeltaTable, query: str, partitions: Iterable[TopicPartition], query_id: str | None
+        self, table: DeltaTable, query: str, partitions: Iterable[TopicPartition], query_id: str | None = None
     ) -> dict[TopicPartition, LedgerEntry]:
         """Return the entries of partitions; whose batch it was is known where it was of this query."""
         self._refuse_restored(table, query)
@@ -176,7 +165,7 @@ class DeltaSink(LakeSink[DeltaTable]):
             if schema is None:
                 yield None
                 return
-            # Another writer may have made it in the meantime; if not, opening it tells what is the matter.
+            # Another writer may have made it in the meantime; if not, opening it says what is wrong.
             with suppress(DeltaError):
                 # No column is NOT NULL: a literal has a value in this batch, and its column may have none in the next.
                 columns = Schema.from_arrow(self._types(schema))

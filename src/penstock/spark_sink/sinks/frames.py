@@ -7,11 +7,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 
 from penstock.errors import SinkError
-from penstock.spark_sink.ledger.kafka_producers import SLOTS
 from penstock.spark_sink.ledger.rules import BATCHES
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.source.tasks import SourceTask
@@ -27,7 +26,7 @@ def tasks_of(batch: DataFrame) -> int | None:
     So under Connect, and behind a shuffle of the user's.
     """
     try:
-        java: Any = batch._jdf  # noqa: SLF001 - `batch.rdd` would have the plan made anew, with every row as an object
+        java: Any = batch._jdf  # noqa: SLF001 - `batch.rdd` would plan again, with every row as an object
         plan = java.queryExecution().executedPlan()
         if plan.getClass().getSimpleName() == "AdaptiveSparkPlanExec":
             return None
@@ -84,9 +83,3 @@ def numbered(batch: DataFrame, batch_id: int) -> DataFrame:
     topic, partition = BATCHES
     position = (F.lit(topic), F.lit(partition), F.lit(batch_id).cast("bigint"))
     return batch.withColumns(dict(zip(POSITION, position, strict=True)))
-
-
-def slot_column() -> Column:
-    """Return the slot of a row's source partition, as `kafka_producers.slot_of`; some slot where it has none."""
-    place = F.concat_ws("/", F.col("topic"), F.col("partition").cast("string"))
-    return F.pmod(F.crc32(place.cast("binary")), F.lit(SLOTS)).cast("int")

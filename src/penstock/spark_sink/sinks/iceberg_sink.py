@@ -18,19 +18,18 @@ The ledger stands in the summary of the snapshot that adds the rows. pyiceberg w
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import shlex
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg import exceptions as refusals
 from pyiceberg import expressions as ex
-from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.io import pyarrow as files
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
@@ -39,12 +38,11 @@ from pyiceberg.table import FileScanTask, Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
+from penstock.clients.bounded_calls import BackgroundCall, LeftBehind, NotAnsweredError
 from penstock.errors import ConfigurationError, SinkError
-from penstock.options import not_empty
+from penstock.options import not_empty, positive
 from penstock.spark_sink.ledger.rules import LedgerEntry
-from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES
 from penstock.spark_sink.sinks.lake_sink import Changes, LakeSink, Ledger, one_zero
-from penstock.spark_sink.source.offsets.planning import TopicPartition
 
 #: The ledger in the summary of a snapshot, and the table's property that says that there is one.
 _LEDGER = "penstock.ledger"
@@ -55,6 +53,10 @@ _to_data_files, _to_schema = files._dataframe_to_data_files, files._pyarrow_to_s
 _OWN_TRIES = "commit.retry.num-retries"
 #: Values up to which pyiceberg compares each with the bounds of a file.
 _MOST_VALUES = 200
+#: Calls of this process that were left behind.
+_left = LeftBehind("IcebergSink")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +72,15 @@ class IcebergSink(LakeSink[Table]):
         catalog: properties of the catalogue as pyiceberg takes them, with its `name` where that counts; or the name of
             one in pyiceberg's own configuration. May hold secrets and is never shown.
         key: columns that identify a row, never NULL; empty to append.
-        name: of the query, in the ledger. It is the memory of what was stored: under another name all of it is stored
-            again. Queries that fill one table need one each.
-        keep_position: whether `topic`, `partition` and `offset` are stored as well.
-        evolve: whether columns that the table lacks are added to it, empty in the rows that are there; those of the key
-            never are.
-        max_batch_bytes: most bytes of a batch, in Arrow; a larger one is refused.
+        call_timeout_s: most seconds of one call into the catalogue or its storage, as to write the files of a batch.
+            The batch fails where one takes longer, and the call is left behind: a commit that succeeds all the same is
+            found in the ledger when the batch comes again.
     """
 
     table: str
     catalog: Mapping[str, str] | str = field(repr=False)
     key: Sequence[str] = ()
-    name: str = field(kw_only=True)
-    keep_position: bool = field(default=False, kw_only=True)
-    evolve: bool = field(default=False, kw_only=True)
-    max_batch_bytes: int = field(default=MAX_BATCH_BYTES, kw_only=True)
+    call_timeout_s: float = field(default=600.0, kw_only=True)
 
     _CONFLICTS = (refusals.CommitFailedException, refusals.CommitStateUnknownException)
     _PLAIN = (refusals.NoSuchNamespaceError, refusals.NoSuchPropertyException, refusals.RESTError, OSError)
@@ -98,18 +94,24 @@ class IcebergSink(LakeSink[Table]):
             raise ConfigurationError("catalog is empty; give pyiceberg's properties of a catalogue, or the name of one")
         if not isinstance(self.catalog, str):
             object.__setattr__(self, "catalog", dict(self.catalog))
+        positive("call_timeout_s", self.call_timeout_s)
         self._check_settings()
 
-    def _entries(
-        self, table: Table, query: str, partitions: Iterable[TopicPartition], _query_id: str | None
-    ) -> dict[TopicPartition, LedgerEntry]:
-        ledger = self._read(table).get(query, {})
-        return {part: ledger[part] for part in partitions if part in ledger}
+    def _call(self, what: str, function: Callable[[], T]) -> T:
+        """Make a call into the catalogue or its storage; `SinkError` where it does not return in time."""
+        try:
+            return BackgroundCall(what, function, self.call_timeout_s, _left).wait()
+        except NotAnsweredError:
+            raise SinkError(
+                f"{self._target}: {what} did not return in {self.call_timeout_s:g} s, and was left behind; see whether "
+                "the catalogue and its storage answer, and start the query again; raise call_timeout_s where it only "
+                "takes long"
+            ) from None
 
     def _read(self, table: Table) -> Ledger:
         """Return the ledger of the newest ancestor of the current snapshot that has one."""
         snapshots: dict[int | None, Snapshot] = {}
-        for metadata in _versions(table):
+        for metadata in self._versions(table):
             # Those of former versions count: who expires snapshots may also remove them as parents from the others.
             snapshots |= {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
             at = snapshots.get(table.metadata.current_snapshot_id)
@@ -144,36 +146,43 @@ class IcebergSink(LakeSink[Table]):
         if _LEDGER not in table.properties:
             transaction.set_properties({_LEDGER: "in the summaries of snapshots"})
         if len(more):
-            with transaction.update_schema() as update:
-                update.union_by_name(more)
+            with transaction.update_schema() as columns_update:
+                columns_update.union_by_name(more)
         metadata = transaction.table_metadata
         columns = files.schema_to_pyarrow(metadata.schema(), include_field_ids=False)
         rows = columns.empty_table() if rows is None else rows.select(columns.names).cast(columns)
-        replaced = self._replaced(table, metadata.schema(), rows)
-        first = next(replaced, None)
-        if first is None:
-            transaction.append(rows, snapshot_properties=summary)
-        else:
-            with transaction.update_snapshot(snapshot_properties=summary).overwrite() as snapshot:
-                for file, others in itertools.chain([(None, rows), first], replaced):
-                    if file is not None:
-                        snapshot.delete_data_file(file)
-                    if others.num_rows:
-                        for added in _to_data_files(metadata, others, table.io):
-                            snapshot.append_data_file(added)
-        transaction.commit_transaction()
+        added, removed = self._written(table, metadata, rows), list[DataFile]()
+        for file, others in self._replaced(table, metadata.schema(), rows):
+            removed.append(file)
+            added += self._written(table, metadata, others)
+        update = transaction.update_snapshot(snapshot_properties=summary)
+        snapshot = update.overwrite() if removed else update.merge_append()
+        for file in removed:
+            snapshot.delete_data_file(file)
+        for file in added:
+            snapshot.append_data_file(file)
+        self._call("to write the manifests of a snapshot", snapshot.commit)
+        self._call("to commit to the catalogue", transaction.commit_transaction)
 
-    def _replaced(self, table: Table, schema: Schema, rows: pa.Table) -> Iterator[tuple[DataFile | None, pa.Table]]:
+    def _written(self, table: Table, metadata: TableMetadata, rows: pa.Table) -> list[DataFile]:
+        """Write rows into new data files, which no snapshot has yet."""
+        if not rows.num_rows:
+            return []
+        return self._call("to write data files", lambda: list(_to_data_files(metadata, rows, table.io)))
+
+    def _replaced(self, table: Table, schema: Schema, rows: pa.Table) -> Iterator[tuple[DataFile, pa.Table]]:
         """Yield the data files that hold keys of these rows, each with its other rows."""
         # The library's upsert makes several snapshots, and a filter of all keys, which takes their number squared.
         if not self.key or not rows.num_rows:
             return
 
         def read(task: FileScanTask, columns: Schema) -> pa.Table:
-            return files.ArrowScan(table.metadata, table.io, columns, ex.AlwaysTrue()).to_table([task])
+            scan = files.ArrowScan(table.metadata, table.io, columns, ex.AlwaysTrue())
+            return self._call("to read a data file", lambda: scan.to_table([task]))
 
         keys = one_zero(rows.select(self.key), self.key)
-        for task in table.scan(row_filter=_may_hold(keys)).plan_files():
+        scan = table.scan(row_filter=_may_hold(keys))
+        for task in self._call("to read the manifests", lambda: list(scan.plan_files())):
             # Of most files the columns of the key are all that is read.
             held = read(task, schema.select(*self.key))
             if _without(held, keys).num_rows < held.num_rows:
@@ -182,16 +191,29 @@ class IcebergSink(LakeSink[Table]):
     @contextmanager
     def _opened(self, schema: pa.Schema | None = None) -> Iterator[Table | None]:
         name: dict[str, Any] = {"name": self.catalog} if isinstance(self.catalog, str) else {**self.catalog}
-        with load_catalog(**name) as catalog:
-            table = None
-            with suppress(refusals.NoSuchTableError):
-                table = catalog.load_table(self.table)
-            if table is None and schema is not None:
-                catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
-                # Unless manifests are merged, each batch adds one that every reader opens.
-                merged = {TableProperties.MANIFEST_MERGE_ENABLED: "true"}
-                table = catalog.create_table_if_not_exists(self.table, self._types(schema), properties=merged)
-            yield table
+        with self._call("to open the catalogue", lambda: load_catalog(**name)) as catalog:
+            yield self._call("to load the table", lambda: self._loaded(catalog, schema))
+
+    def _loaded(self, catalog: Catalog, schema: pa.Schema | None) -> Table | None:
+        with suppress(refusals.NoSuchTableError):
+            return catalog.load_table(self.table)
+        if schema is None:
+            return None
+        catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
+        # Unless manifests are merged, each batch adds one that every reader opens.
+        merged = {TableProperties.MANIFEST_MERGE_ENABLED: "true"}
+        return catalog.create_table_if_not_exists(self.table, self._types(schema), properties=merged)
+
+    def _versions(self, table: Table) -> Iterator[TableMetadata]:
+        """Yield the table's metadata and the former versions of it that are still there, the newest first."""
+
+        def read(location: str) -> TableMetadata:
+            return FromInputFile.table_metadata(table.io.new_input(location))
+
+        yield table.metadata
+        for entry in reversed(table.metadata.metadata_log):
+            with suppress(FileNotFoundError):
+                yield self._call("to read the metadata", functools.partial(read, entry.metadata_file))
 
     @staticmethod
     def _columns(table: Table) -> pa.Schema:
@@ -214,14 +236,6 @@ class IcebergSink(LakeSink[Table]):
     def ledger_key(self) -> Hashable:
         """What tells its ledger from those of others in this process."""
         return self.table, hash(str(self.catalog)), self.name
-
-
-def _versions(table: Table) -> Iterator[TableMetadata]:
-    """Yield the table's metadata and the former versions of it that are still there, the newest first."""
-    yield table.metadata
-    for entry in reversed(table.metadata.metadata_log):
-        with suppress(FileNotFoundError):
-            yield FromInputFile.table_metadata(table.io.new_input(entry.metadata_file))
 
 
 def _text_of(ledger: Ledger) -> str:

@@ -1,36 +1,21 @@
-"""What sinks that publish to Kafka share: rows and the ledger in transactions of a source partition, or of a batch."""
+"""How a batch is published to Kafka by Spark's tasks: rows in, a report of each transaction out."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from confluent_kafka import KafkaException
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 
-from penstock import clients
-from penstock.clients import require_travelling
-from penstock.clients.kafka_errors import reason
-from penstock.clients.requests.granted_rights import require_rights
-from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts, require_topics, topic_setting
-from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.clients.rights import MissingRightError
 from penstock.errors import ConfigurationError, SinkError
-from penstock.options import ClientConfig, not_empty, reserved
-from penstock.spark_sink.ledger.kafka_ledger import PARTITIONS, TOPIC_CONFIG, KafkaLedger
-from penstock.spark_sink.ledger.kafka_producers import PublisherPool, SinkPublisher, slot_id
-from penstock.spark_sink.ledger.kafka_publisher import Failure, begin, publish
-from penstock.spark_sink.ledger.kafka_target import Row, Target, missing_for, publishing
-from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, OffsetStatistics, warn_left_out
+from penstock.spark_sink.ledger.rules import Batch, OffsetStatistics, warn_left_out
+from penstock.spark_sink.sinks.kafka_ledger import SLOTS, Target
+from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher, publish, publishing
 from penstock.spark_sink.sinks.position import POSITION
-from penstock.spark_sink.source.offsets.planning import TopicPartition
-
-T = TypeVar("T")
-
-#: Topic of the ledger, where a sink names none.
-LEDGER_TOPIC = "penstock.spark-ledger"
+from penstock.spark_sink.source.worker_pool import WorkerPool
 
 #: A transaction takes rows of one source partition up to so many, or so many bytes of keys and values.
 PIECE_ROWS = 10_000
@@ -40,206 +25,33 @@ PIECE_BYTES = 8 * 1024 * 1024
 IS_END = "penstock_end"
 _MARK = (*POSITION, IS_END)
 
-#: What this process's tasks publish by.
-_publishers = PublisherPool()
-
-_OWNED = {
-    "transactional.id": "it is made of the sink's name; give the sink another name",
-    "transaction.timeout.ms": "it is part of how the ledger is read",
-    "message.timeout.ms": "it follows the transaction's",
-    "enable.idempotence": "a transaction needs it",
-    "isolation.level": "the ledger is read as committed",
-}
-
 
 class WriterCommitMessage(NamedTuple):
-    """What a task tells the driver of the rows of one source partition."""
+    """What a task reports to the driver of a transaction: rows of one source partition, or of a whole batch."""
 
     topic: str
     partition: int
     rows: int
     applied: int
-    last: int
     failure: str | None
     lacks_right: bool = False
 
 
 #: Its columns, as Spark's DDL.
-COMMIT_MESSAGE_DDL = (
-    "topic string, partition int, rows bigint, applied bigint, last bigint, failure string, lacks_right boolean"
-)
+COMMIT_MESSAGE_DDL = "topic string, partition int, rows bigint, applied bigint, failure string, lacks_right boolean"
 
 
-def require_settings(sink: str, bootstrap_servers: str, name: str, ledger_topic: str, config: ClientConfig) -> None:
-    """Raise `ConfigurationError` where settings cannot be those of a sink of this kind."""
-    not_empty("bootstrap_servers", bootstrap_servers)
-    not_empty("name", name)
-    not_empty("ledger_topic", ledger_topic)
-    reserved(config, _OWNED, sink)
-    for key, value in config.items():
-        require_travelling(key, value)
+def pieces(rows: Iterable[Row], *, whole: bool = False) -> Iterator[Sequence[Row]]:
+    """Cut sorted rows into what one transaction takes: of one source partition, and never between rows of one offset.
 
-
-def require_target(target: Target, topics: Sequence[str]) -> None:
-    """Check rights and topics; make the ledger's.
-
-    Raises:
-        MissingRightError: the client may not publish to a topic, or not keep the ledger.
-        TopicNotFoundError: a topic does not exist.
-        BrokerConnectionError: no broker answered.
-        ConfigurationError: the ledger's topic cannot be used, or the client library refuses the settings.
+    A `whole` batch is one piece.
     """
-    admin = clients.admin(target.servers, target.config)
-    principal = principal_of(target.config)
-    require_rights(admin, f"sink {target.name} cannot publish", target.rights(topics), principal)
-    spec = TopicSpec(target.ledger, PARTITIONS, TOPIC_CONFIG)
-    count = ensure_topics(admin, target.servers, [spec], principal=principal)[target.ledger]
-    if count < PARTITIONS:
-        raise ConfigurationError(
-            f"topic {target.ledger} has {count} partitions, a ledger needs {PARTITIONS}; give another "
-            "ledger_topic, which is made as it has to be"
-        )
-    policy = topic_setting(admin, [target.ledger], "cleanup.policy").get(target.ledger, "compact")
-    if policy != "compact":
-        raise ConfigurationError(
-            f"topic {target.ledger} has cleanup.policy={policy}: Kafka deletes the ledger with time, and all is "
-            "published again; set it to compact, or give another ledger_topic, which is made as it has to be"
-        )
-    if topics:
-        require_topics(admin, target.servers, topics, principal=principal)
-
-
-def ledger_of(target: Target, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
-    """Return the entry of each partition that the ledger of a sink knows. Raises as `ledgers_of`."""
-    found = list(partitions)
-    return _read(target, lambda ledger: ledger.read(found))
-
-
-def ledgers_of(target: Target) -> dict[str, dict[TopicPartition, LedgerEntry]]:
-    """Return the entries of all sinks that keep theirs in the same topic, by the sinks' names.
-
-    Raises:
-        MissingRightError: the client may not read the ledger.
-        SinkError: the ledger cannot be read.
-        BrokerConnectionError: no broker answered.
-    """
-    return _read(target, KafkaLedger.read_all)
-
-
-def _read(target: Target, read: Callable[[KafkaLedger], dict[T, Any]]) -> dict[T, Any]:
-    admin = clients.admin(target.servers, target.config)
-    # A topic that may not be seen looks like one that is not there, and the query would begin anew.
-    reading = [topic_right(Operation.READ, target.ledger)]
-    require_rights(admin, f"the ledger of sink {target.name} cannot be read", reading, principal_of(target.config))
-    if target.ledger not in partition_counts(admin, target.servers):
-        return {}
-    ledger = KafkaLedger(target)
-    try:
-        return read(ledger)
-    except KafkaException as error:
-        raise SinkError(
-            f"the ledger {target.ledger} of sink {target.name} could not be read: {reason(error)}; check the brokers"
-        ) from error
-    finally:
-        ledger.close()
-
-
-def begin_ledger(
-    target: Target,
-    entries: Mapping[TopicPartition, LedgerEntry | None],
-    *,
-    whole: bool,
-    overwrite: bool = False,
-) -> None:
-    """Write where a query begins, in partitions that the ledger does not know, or in all. Its topic exists.
-
-    Raises `SinkError` or `MissingRightError` where the ledger cannot be read or written. `whole` is whether a batch is
-    one transaction.
-    """
-    ids = {part: whole_id(target.name) if whole else slot_id(target.name, part) for part in entries}
-    try:
-        begin(target, ids, entries, overwrite=overwrite)
-    except Failure as error:
-        of_kafka = error if isinstance(error, KafkaException) else None
-        if missing := missing_for(target, (), of_kafka) if of_kafka else getattr(error, "rights", ()):
-            what = f"the ledger of sink {target.name} cannot be written"
-            raise MissingRightError(what, missing, principal_of(target.config)) from error
-        raise SinkError(
-            f"the ledger {target.ledger} of sink {target.name} could not be written: "
-            f"{reason(of_kafka) if of_kafka else error}; check the brokers, and whether another query of this name runs"
-        ) from error
-
-
-def whole_id(name: str) -> str:
-    """Return the transactional id by which a sink publishes batches as a whole."""
-    return f"{name}/whole"
-
-
-def ledger_options(topic: str) -> str:
-    """Return the options by which `penstock sink` finds a ledger."""
-    return f"--kafka --ledger-topic {shlex.quote(topic)}"
-
-
-def with_ends(rows: DataFrame, batch: Batch) -> DataFrame:
-    """Return rows to publish, and one for each partition where Spark has planned the batch to end.
-
-    That one publishes nothing: the ledger moves there, whatever a filter has dropped.
-    """
-    ends = [
-        F.struct(*(F.lit(value).alias(name) for name, value in zip(_MARK, (*part, end - 1, True), strict=True)))
-        for part, (start, end) in sorted(batch.planned.items())
-        if start != end
-    ]
-    if not ends:
-        return rows
-    marks = rows.sparkSession.range(0, 1, 1, 1).select(F.inline(F.array(*ends)))
-    columns = [
-        (F.col(one.name) if one.name in _MARK else F.lit(None)).cast(one.dataType).alias(one.name)
-        for one in rows.schema.fields
-    ]
-    return rows.unionByName(marks.select(*columns))
-
-
-def publish_by_source(
-    target: Target, rows: Iterable[Row], publishers: PublisherPool | None = None
-) -> Iterator[WriterCommitMessage]:
-    """Publish rows, sorted by source partition and offset; tell what came of each partition.
-
-    By a publisher of `publishers`, or of what this process keeps. No two tasks at a time have rows of one slot.
-    A failure is in the commit message: an exception would reach the driver as the text of a worker's stack.
-    """
-    with (_publishers if publishers is None else publishers).lend(target) as publisher:
-        try:
-            for source, of_source in groupby(rows, key=lambda row: row.source):
-                yield _published(target, source, of_source, publisher)
-        except SinkError as error:
-            publisher.has_failed = True
-            yield WriterCommitMessage("", -1, 0, 0, -1, str(error))
-
-
-def _published(
-    target: Target, source: TopicPartition, rows: Iterable[Row], publisher: SinkPublisher
-) -> WriterCommitMessage:
-    """Publish the rows of one source partition, piece by piece, up to the first that fails."""
-    count = applied = 0
-    last = -1
-    try:
-        for piece in pieces(rows):
-            applied += publish(target, slot_id(target.name, source), piece, publisher)
-            count += publishing(piece)
-            last = piece[-1].offset
-    except (SinkError, ConfigurationError, MissingRightError) as error:
-        publisher.has_failed = True
-        return WriterCommitMessage(*source, count, applied, last, str(error), isinstance(error, MissingRightError))
-    return WriterCommitMessage(*source, count, applied, last, None)
-
-
-def pieces(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Cut rows of one source partition into what one transaction takes, never between rows of one offset."""
     piece: list[Row] = []
     size = 0
     for row in rows:
-        if piece and row.offset != piece[-1].offset and (len(piece) >= PIECE_ROWS or size >= PIECE_BYTES):
+        is_full = len(piece) >= PIECE_ROWS or size >= PIECE_BYTES
+        last = piece[-1] if piece and not whole else row
+        if row.source != last.source or (is_full and row.offset != last.offset):
             yield piece
             piece, size = [], 0
         piece.append(row)
@@ -248,25 +60,65 @@ def pieces(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield piece
 
 
-def publish_whole(target: Target, rows: Sequence[Row]) -> list[WriterCommitMessage]:
-    """Publish a batch in one transaction, its rows sorted by source partition and offset. Raises as `publish`."""
-    if not rows:
-        return []
-    with _publishers.lend(target) as publisher:
-        applied = publish(target, whole_id(target.name), rows, publisher)
-    return [WriterCommitMessage(*rows[0].source, publishing(rows), applied, rows[-1].offset, None)]
+#: What this process's tasks publish by.
+_publishers = WorkerPool[SinkPublisher]()
+
+
+def publish_rows(
+    target: Target, rows: Iterable[Row], publishers: WorkerPool[SinkPublisher] = _publishers
+) -> Iterator[WriterCommitMessage]:
+    """Publish rows, sorted by source partition and offset, transaction by transaction up to the first that fails.
+
+    By a publisher of `publishers`, or of what this process keeps. No two tasks at a time have rows of one slot.
+    A failure is in the commit message: an exception would reach the driver as the text of a worker's stack.
+    """
+    sink = replace(target, batch=Batch("", -1))
+    key = (sink.servers, frozenset(sink.config.items()), sink.name, sink.ledger, sink.whole)
+    try:
+        with publishers.lend(key, lambda: SinkPublisher(sink)) as publisher:
+            for piece in pieces(rows, whole=target.whole):
+                applied = publish(target, piece, publisher)
+                yield WriterCommitMessage(*piece[0].source, publishing(piece), applied, None)
+    except (SinkError, ConfigurationError, MissingRightError) as error:
+        yield WriterCommitMessage("", -1, 0, 0, str(error), isinstance(error, MissingRightError))
+
+
+def in_lanes(rows: DataFrame, target: Target, parallelism: int) -> DataFrame:
+    """Return the rows of a batch in tasks that publish: those of a slot in one task, those of a `whole` batch in one.
+
+    With a row for each partition where Spark has planned the batch to end: it publishes nothing, and the ledger moves
+    there, whatever a filter has dropped.
+    """
+    ends = [
+        F.struct(*(F.lit(value).alias(name) for name, value in zip(_MARK, (*part, end - 1, True), strict=True)))
+        for part, (start, end) in sorted(target.batch.planned.items())
+        if start != end
+    ]
+    if ends:
+        marks = rows.sparkSession.range(0, 1, 1, 1).select(F.inline(F.array(*ends)))
+        columns = [
+            (F.col(column.name) if column.name in _MARK else F.lit(None)).cast(column.dataType).alias(column.name)
+            for column in rows.schema.fields
+        ]
+        rows = rows.unionByName(marks.select(*columns))
+    return rows.repartitionById(1 if target.whole else parallelism, slot_column())
+
+
+def slot_column() -> Column:
+    """Return the slot of a row's source partition, as `kafka_ledger.slot_of`; some slot where it has none."""
+    place = F.concat_ws("/", F.col("topic"), F.col("partition").cast("string"))
+    return F.pmod(F.crc32(place.cast("binary")), F.lit(SLOTS)).cast("int")
 
 
 def conclude(batch_id: int, name: str, messages: Sequence[WriterCommitMessage]) -> None:
     """Warn of rows that were left out, and raise `SinkError` or `MissingRightError` where some were not published."""
-    failures = [one.failure for one in messages if one.failure]
-    statistics = OffsetStatistics(rows=sum(one.rows for one in messages))
-    for one in messages:
-        if one.applied:
-            part = one.topic, one.partition
-            statistics.applied[part] = statistics.applied.get(part, 0) + one.applied
+    statistics = OffsetStatistics(rows=sum(message.rows for message in messages))
+    for message in messages:
+        if message.applied:
+            part = message.topic, message.partition
+            statistics.applied[part] = statistics.applied.get(part, 0) + message.applied
     warn_left_out(batch_id, f"sink {name}", statistics)
+    failures = sorted((message for message in messages if message.failure), key=lambda failed: not failed.lacks_right)
     if failures:
-        forbidden = [one.failure for one in messages if one.failure and one.lacks_right]
-        text = f"batch {batch_id}: {(forbidden or failures)[0]} ({len(failures)} of {len(messages)} parts failed)"
-        raise MissingRightError.from_text(text) if forbidden else SinkError(text)
+        text = f"batch {batch_id}: {failures[0].failure} (tasks that failed: {len(failures)})"
+        raise MissingRightError.from_text(text) if failures[0].lacks_right else SinkError(text)

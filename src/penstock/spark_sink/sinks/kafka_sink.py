@@ -19,28 +19,28 @@ from penstock.clients.rights import Right
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.kafka_target import Row, Target, least_rights
 from penstock.spark_sink.ledger.rules import LedgerEntry
-from penstock.spark_sink.sinks.frames import slot_column
 from penstock.spark_sink.sinks.handlers.execution.rows import steps
-from penstock.spark_sink.sinks.kafka_publication import (
-    COMMIT_MESSAGE_DDL,
-    IS_END,
+from penstock.spark_sink.sinks.kafka_ledger import (
     LEDGER_TOPIC,
-    WriterCommitMessage,
-    begin_ledger,
-    conclude,
+    Target,
     ledger_of,
     ledger_options,
     ledgers_of,
-    publish_by_source,
-    publish_whole,
     require_settings,
     require_target,
-    with_ends,
 )
+from penstock.spark_sink.sinks.kafka_publication import (
+    COMMIT_MESSAGE_DDL,
+    IS_END,
+    WriterCommitMessage,
+    conclude,
+    in_lanes,
+    publish_rows,
+)
+from penstock.spark_sink.sinks.kafka_publisher import Row, begin_ledger
 from penstock.spark_sink.sinks.planned_offsets import micro_batch
-from penstock.spark_sink.sinks.position import POSITION, null_counts, require_columns, require_position
+from penstock.spark_sink.sinks.position import POSITION, require_columns, require_position
 from penstock.spark_sink.sinks.reports import report_schema
 from penstock.spark_sink.sinks.sink import origin_of, stored_batches
 from penstock.spark_sink.source.offsets.planning import TopicPartition
@@ -77,8 +77,8 @@ class KafkaSink:
             published: under another name all of it is published again.
         config: client settings by librdkafka's names; may hold secrets and is never shown.
         parallelism: number of tasks that publish; 64 at most have something to do.
-        atomic_batches: whether a batch is one transaction. Its rows go through the driver, which has to hold them, and
-            through one producer, within 30 seconds. Change it only when the query has stopped for good.
+        atomic_batches: whether a batch is one transaction. Its rows go through one task, which has to hold them,
+            within 30 seconds. Change it only when the query has stopped for good.
         ledger_topic: topic of the ledger, made if it does not exist; many sinks may share it.
     """
 
@@ -126,17 +126,11 @@ class KafkaSink:
         if not stored_batches.has_any_of(self.ledger_key, origin):
             self.check(batch.schema)
         what = micro_batch(batch, batch_id, origin, f"sink {self.name}", ledger_options(self.ledger_topic))
-        rows = with_ends(self._as_messages(batch), what)
         target = replace(self._target(), batch=what)
         with stored_batches.one_call(self.ledger_key, origin, what):
-            if self.atomic_batches:
-                table = rows.toArrow().sort_by([(name, "ascending") for name in POSITION])
-                messages = publish_whole(target, [row for part in table.to_batches() for row in _rows_of(part, target)])
-            else:
-                lanes = rows.repartitionById(self.parallelism, slot_column())
-                found = lanes.sortWithinPartitions(*POSITION).mapInArrow(_Task(target), COMMIT_MESSAGE_DDL).collect()
-                messages = [WriterCommitMessage(*one) for one in found]
-            conclude(batch_id, self.name, messages)
+            lanes = in_lanes(self._as_messages(batch), target, self.parallelism).sortWithinPartitions(*POSITION)
+            found = lanes.mapInArrow(_Task(target), COMMIT_MESSAGE_DDL).collect()
+            conclude(batch_id, self.name, [WriterCommitMessage(*message) for message in found])
 
     def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
         """Return what the ledger has of some partitions. The sink's own name counts.
@@ -150,7 +144,7 @@ class KafkaSink:
 
     def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
         """Write where a query begins, in partitions that the ledger does not know; `SinkError` where it cannot."""
-        begin_ledger(self._target(), entries, whole=self.atomic_batches)
+        begin_ledger(self._target(), entries)
 
     @property
     def ledger_key(self) -> Hashable:
@@ -167,14 +161,15 @@ class KafkaSink:
         What a query of that name publishes at the moment is refused and tried again, by the new entries.
         """
         for whole in (True, False):  # a sink goes by either kind of transactional ids
-            begin_ledger(replace(self._target(), name=query), entries, whole=whole, overwrite=True)
+            begin_ledger(replace(self._target(), name=query, whole=whole), entries, overwrite=True)
 
     def least_rights(self, _topics: Iterable[str]) -> list[Right]:
         """Return the rights that its client needs, save those on topics that the rows name."""
-        return least_rights(self._target(), [] if self.topic is None else [self.topic])
+        return self._target().least_rights([] if self.topic is None else [self.topic])
 
     def _target(self) -> Target:
-        return Target(self.bootstrap_servers, self.config, self.name, self.ledger_topic)
+        where = self.bootstrap_servers, self.config, self.name, self.ledger_topic
+        return Target(*where, whole=self.atomic_batches)
 
     def _as_messages(self, batch: DataFrame) -> DataFrame:
         """Return the frame with the columns of `_rows_of`, whatever it had."""
@@ -215,13 +210,13 @@ class _Task:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = (row for batch in batches for row in _rows_of(batch, self.target))
-        for message in publish_by_source(self.target, rows):
+        for message in publish_rows(self.target, rows):
             yield pa.RecordBatch.from_pylist([message._asdict()], schema=report_schema(COMMIT_MESSAGE_DDL))
         imports_set_aside("publishing")
 
 
 def _rows_of(batch: pa.RecordBatch, target: Target) -> Iterator[Row]:
-    require_position(null_counts(batch), f"sink {target.name}")
+    require_position(batch, f"sink {target.name}")
     for part in steps(batch):
         for cells in zip(*(part.column(name).to_pylist() for name in _MESSAGE), strict=True):
             yield _row_of(cells, target)
@@ -244,5 +239,5 @@ def _row_of(cells: tuple[Any, ...], target: Target) -> Row:
 def _are_headers(kind: Any) -> bool:
     if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
         return False
-    fields = [(one.name, type(one.dataType)) for one in kind.elementType.fields]
+    fields = [(header.name, type(header.dataType)) for header in kind.elementType.fields]
     return fields == [("key", StringType), ("value", BinaryType)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
@@ -19,11 +20,10 @@ from penstock.errors import ConfigurationError, PenstockError, SinkError
 from penstock.options import names, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, OffsetStatistics, unknown, warn_left_out
-from penstock.spark_sink.sinks.frames import collected
+from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES, collected
 from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.position import (
     POSITION,
-    null_counts,
     offset_spans,
     require_columns,
     require_position,
@@ -49,12 +49,13 @@ Ledger = dict[str, dict[TopicPartition, LedgerEntry]]
 Changes = Mapping[TopicPartition, LedgerEntry | None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LakeSink(ABC, Generic[TableT]):
-    """A sink whose rows and ledger change in one commit; its settings are fields of the sink of each format.
+    """A sink whose rows and ledger change in one commit.
 
     Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is an
     error, and so are rows that an operator with state (a window, a join of streams) holds back. The frame carries
-    `topic`, `partition` and `offset` beside its own columns. The table is made from the frame's columns if it does not
+    `topic`, `partition` and `offset` besides its own columns. The table is made from the frame's columns if it does not
     exist; any of its columns may be NULL. The batch is collected on the driver as Arrow columns, up to
     `max_batch_bytes`: keep it below with the source's `maxOffsetsPerTrigger`. Readers see all of a batch or nothing.
 
@@ -63,19 +64,30 @@ class LakeSink(ABC, Generic[TableT]):
     higher offset wins within a batch, and the later batch across batches.
 
     A second copy of the query, started by mistake, stores nothing twice. A sink holds nothing open and can be pickled.
+
+    Attributes:
+        name: of the query, in the ledger. It is the memory of what was stored: under another name all of it is stored
+            again. Queries that fill one table need one each.
+        keep_position: whether `topic`, `partition` and `offset` are stored as well.
+        evolve: whether columns that the table lacks are added to it, empty in the rows that are there; those of the key
+            never are.
+        max_batch_bytes: most bytes of a batch, in Arrow; a larger one is refused.
     """
 
-    __slots__ = ()
-    key: Sequence[str]
     name: str
-    keep_position: bool
-    evolve: bool
-    max_batch_bytes: int
+    keep_position: bool = False
+    evolve: bool = False
+    max_batch_bytes: int = MAX_BATCH_BYTES
 
     #: Errors of a commit before which another writer was, or whose answer was lost: the batch begins again.
     _CONFLICTS: ClassVar[tuple[type[Exception], ...]]
     #: Other errors whose text holds neither values of rows nor credentials.
     _PLAIN: ClassVar[tuple[type[Exception], ...]]
+
+    @property
+    @abstractmethod
+    def key(self) -> Sequence[str]:
+        """Columns that identify a row, never NULL; empty to append."""
 
     @property
     @abstractmethod
@@ -110,11 +122,12 @@ class LakeSink(ABC, Generic[TableT]):
     def _read(self, table: TableT) -> Ledger:
         """Return the whole ledger."""
 
-    @abstractmethod
     def _entries(
-        self, table: TableT, query: str, partitions: Iterable[TopicPartition], query_id: str | None
+        self, table: TableT, query: str, partitions: Iterable[TopicPartition], _query_id: str | None = None
     ) -> dict[TopicPartition, LedgerEntry]:
         """Return the entries of partitions for a batch of Spark's query of this id."""
+        ledger = self._read(table).get(query, {})
+        return {part: ledger[part] for part in partitions if part in ledger}
 
     @abstractmethod
     def _commit(self, table: TableT, query: str, changes: Changes, rows: pa.Table | None, more: pa.Schema) -> None:
@@ -147,15 +160,14 @@ class LakeSink(ABC, Generic[TableT]):
         what = micro_batch(batch, batch_id, origin, self._target, self._command_options)
         if rows.num_rows == 0 and not what.planned:
             return
-        require_position(null_counts(rows), self._target)
+        require_position(rows, self._target)
         self._refuse_null(rows, self.key, "is part of the key of")
-        with (
-            self._failing(f"batch {batch_id} was refused by {self._target}"),
-            stored_batches.one_call(self.ledger_key, origin, what),
-        ):
-            for attempt in self._retrying():
-                with attempt, self._opened(rows.select(stored).schema) as table:
-                    self._store(table, rows, stored, what)
+        with stored_batches.one_call(self.ledger_key, origin, what):
+            self._commit_upon(
+                f"batch {batch_id} was refused by {self._target}",
+                lambda table: self._store(table, rows, stored, what),
+                rows.select(stored).schema,
+            )
 
     def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
         """Return what the ledger has of some partitions. The sink's own name counts.
@@ -163,7 +175,7 @@ class LakeSink(ABC, Generic[TableT]):
         Raises `SinkError` if the table cannot be read.
         """
         with self._failing(f"the ledger of {self._target} cannot be read"), self._opened() as table:
-            return {} if table is None else self._entries(table, self.name, partitions, None)
+            return {} if table is None else self._entries(table, self.name, partitions)
 
     def ledger(self) -> Ledger:
         """Return the entries of all queries that fill the table. Raises as `ledger_entries` does."""
@@ -172,7 +184,7 @@ class LakeSink(ABC, Generic[TableT]):
 
     def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
         """Write where a query begins, in partitions that the ledger does not know. Raises as `ledger_entries` does."""
-        self._change(self.name, lambda table: unknown(self._entries(table, self.name, entries, None), entries))
+        self._change(self.name, lambda table: unknown(self._entries(table, self.name, entries), entries))
 
     def write_ledger(self, query: str, entries: Changes) -> None:
         """Set entries of a query on purpose, or remove them where they are None, in a commit of its own.
@@ -182,13 +194,13 @@ class LakeSink(ABC, Generic[TableT]):
         self._change(query, lambda _table: entries)
 
     def _change(self, query: str, changes: Callable[[TableT], Changes]) -> None:
-        with self._failing(f"the ledger of {self._target} cannot be written"):
-            for attempt in self._retrying():
-                with attempt, self._opened() as table:
-                    if table is None:
-                        raise SinkError(f"there is no {self._target}, and so no ledger; the sink's check makes it")
-                    if changed := changes(table):
-                        self._commit(table, query, changed, None, pa.schema([]))
+        def change(table: TableT | None) -> None:
+            if table is None:
+                raise SinkError(f"there is no {self._target}, and so no ledger; the sink's check makes it")
+            if changed := changes(table):
+                self._commit(table, query, changed, None, pa.schema([]))
+
+        self._commit_upon(f"the ledger of {self._target} cannot be written", change)
 
     def _check_settings(self) -> None:
         """Check what the sinks of all formats have; a `ConfigurationError` names a wrong setting."""
@@ -199,13 +211,17 @@ class LakeSink(ABC, Generic[TableT]):
         if not self.keep_position and set(self.key) & set(POSITION):
             raise ConfigurationError("key names a column of the position, which is not stored; set keep_position")
 
-    def _retrying(self) -> tenacity.Retrying:
-        return tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(_TRIES),
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
-            retry=tenacity.retry_if_exception_type(self._CONFLICTS),
-            reraise=True,
-        )
+    def _commit_upon(self, what: str, commit: Callable[[Any], object], schema: pa.Schema | None = None) -> None:
+        """Make a commit upon the table as it is now, and again where another writer was first."""
+        with self._failing(what):
+            for attempt in tenacity.Retrying(
+                stop=tenacity.stop_after_attempt(_TRIES),
+                wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
+                retry=tenacity.retry_if_exception_type(self._CONFLICTS),
+                reraise=True,
+            ):
+                with attempt, self._opened(schema) as table:
+                    commit(table)
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
@@ -261,24 +277,26 @@ class LakeSink(ABC, Generic[TableT]):
 
     def _missing(self, table: TableT, schema: pa.Schema) -> pa.Schema:
         """Return the frame's columns that are to be added to the table, or raise `SinkError` where it does not fit."""
-        held, given = ({one.name: one.type for one in self._types(some)} for some in (self._columns(table), schema))
-        twins = {name.lower(): f", and has {name}, which differs only in case" for name in held}
+        held, given = self._types(self._columns(table)), self._types(schema)
+        new = [column for column in given if column.name not in held.names]
+        both = [column.name for column in given if column.name in held.names]
+        twins = {name.lower(): f", and has {name}, which differs only in case" for name in held.names}
         wrong = [
             f"the table lacks the frame's column {name}{twins.get(name.lower(), '')}"
-            for name in given
-            if name not in held and (not self.evolve or name in self.key or name.lower() in twins)
+            for name in (column.name for column in new)
+            if not self.evolve or name in self.key or name.lower() in twins
         ]
-        wrong += [f"the frame lacks the table's column {name}" for name in held if name not in given]
+        wrong += [f"the frame lacks the table's column {name}" for name in held.names if name not in given.names]
         wrong += [
-            f"column {name} is {held[name]} in the table and {given[name]} in the frame"
-            for name in given
-            if name in held and held[name] != given[name]
+            f"column {name} is {held.field(name).type} in the table and {given.field(name).type} in the frame"
+            for name in both
+            if held.field(name).type != given.field(name).type
         ]
         if wrong:
             raise SchemaMismatchError(
                 f"{self._target} does not fit the frame: {'; '.join(wrong)}; change the query's select, or the table"
             )
-        return pa.schema([(name, kind) for name, kind in given.items() if name not in held])
+        return pa.schema(new)
 
     def _types(self, schema: pa.Schema) -> pa.Schema:
         """Return columns as a table holds them, any of which may be NULL, or raise `SchemaMismatchError`."""
@@ -329,7 +347,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _newest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return the newest row of each key by offset; topic and partition tell apart what has one offset."""
+    """Return the newest row of each key by offset; of one offset, that of the highest partition and topic."""
     ordered = rows.sort_by([(name, "ascending") for name in ("offset", "partition", "topic")])
     numbered = ordered.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
     last = numbered.group_by(list(key)).aggregate([(_ROW, "max")])

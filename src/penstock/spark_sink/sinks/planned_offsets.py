@@ -1,22 +1,20 @@
 """Which offsets Spark has planned for a micro-batch, as the sink that is handed its frame finds them.
 
 A frame says nothing of what a filter has dropped. Spark's own object of the running query does: it has the offsets of
-each source before and after the batch, in the JSON of the source, whose shape is that of Spark's Kafka source. There is
-no public way to it: the session's shared state knows the running queries by id
-(`SharedState.activeStreamingQueries`, `StreamExecution.getLatestExecutionContext`, 4.2 to 4.3).
+each source before and after the batch (`StreamExecution.getLatestExecutionContext`, 4.2 to 4.3), in the JSON of the
+source, whose shape is that of Spark's Kafka source.
 """
 
 from __future__ import annotations
 
 import logging
 import shlex
-import uuid
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MessageFormatError, SinkError
 from penstock.spark_sink.ledger.rules import BATCHES, Batch
-from penstock.spark_sink.sinks.sink import Origin
+from penstock.spark_sink.sinks.sink import Origin, running_query
 from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition, parse_offsets
 
 if TYPE_CHECKING:
@@ -61,10 +59,7 @@ def planned_offsets(frame: DataFrame, batch_id: int, origin: Origin) -> Planned:
     if origin.query_id is None or origin.query_id == origin.run:
         return {}
     try:
-        session: Any = frame.sparkSession
-        running = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001 - see above
-        query_id = session.sparkContext._jvm.java.util.UUID.fromString(str(uuid.UUID(origin.query_id)))  # noqa: SLF001 - the same
-        context = running.get(query_id).getLatestExecutionContext()
+        context = running_query(frame, origin.query_id).getLatestExecutionContext()
         if context.batchId() != batch_id:
             return {}
         starts = {source.toString(): planned.start().json() for source, planned in _pairs(context.newData())}

@@ -56,28 +56,20 @@ def require_position_types(schema: pa.Schema, target: str) -> None:
             )
 
 
-def require_position(nulls: Mapping[str, int], target: str) -> None:
-    """Raise `SchemaMismatchError` where rows have no position: they could neither be stored once nor be named.
-
-    `nulls` says in how many rows each column of the position is NULL.
-    """
+def require_position(rows: pa.Table | pa.RecordBatch | Mapping[str, pa.Array], target: str) -> None:
+    """Raise `SchemaMismatchError` where rows have no position: they could neither be stored once nor be named."""
     for name in POSITION:
-        if nulls[name]:
+        if nulls := rows[name].null_count:
             raise SchemaMismatchError(
-                f"column {name} of the frame for {target} is NULL in {nulls[name]} rows; it must come from the source "
+                f"column {name} of the frame for {target} is NULL in {nulls} rows; it must come from the source "
                 "as it is"
             )
-
-
-def null_counts(rows: pa.Table | pa.RecordBatch | Mapping[str, pa.Array]) -> dict[str, int]:
-    """Return in how many rows each column of the position is NULL."""
-    return {name: rows[name].null_count for name in POSITION}
 
 
 def offset_spans(rows: pa.Table) -> dict[TopicPartition, Span]:
     """Return the lowest and the highest offset of each partition."""
     found = rows.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
-    return {(one["topic"], one["partition"]): Span(one["offset_min"], one["offset_max"]) for one in found.to_pylist()}
+    return {(row["topic"], row["partition"]): Span(row["offset_min"], row["offset_max"]) for row in found.to_pylist()}
 
 
 def unapplied(

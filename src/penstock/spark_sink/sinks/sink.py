@@ -6,14 +6,13 @@ A sink is a foreachBatch function. It may have `check(schema)`, called before th
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from penstock.errors import SinkError
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 #: Spark's names for the number of a micro-batch and for the group of its jobs, which is the id of the run
 #: (`MicroBatchExecution.BATCH_ID_KEY`, `StreamExecution`: the job group is `runId`).
 _BATCH_ID, _RUN = "streaming.sql.batchId", "spark.jobGroup.id"
-#: And for the description of those jobs, which begins with the query's name where it has one; and for the query's id.
-_DESCRIPTION, _QUERY_ID = "spark.job.description", "sql.streaming.queryId"
+#: And for the query's id.
+_QUERY_ID = "sql.streaming.queryId"
 
 #: What Spark Connect's server tells the processes that call functions of batches (`foreach_batch_worker.py`).
 _CONNECT_WORKER = "SPARK_CONNECT_LOCAL_URL"
@@ -65,12 +64,10 @@ def has_ledger(sink: object) -> bool:
     """Tell whether a sink remembers what it stored.
 
     It has `ledger_entries(query, partitions)`, or as a sink of a user's own `position(query)`, which returns the next
-    offsets of all partitions, or `position_of(query, partitions)`. One of mode "batch" remembers batches by their
-    numbers, from which no query can begin.
+    offsets of all partitions. One of mode "batch" remembers batches by their numbers, from which no query can begin.
     """
-    return getattr(sink, "mode", None) != "batch" and any(
-        callable(getattr(sink, method, None)) for method in ("ledger_entries", "position_of", "position")
-    )
+    methods = (getattr(sink, name, None) for name in ("ledger_entries", "position"))
+    return getattr(sink, "mode", None) != "batch" and any(map(callable, methods))
 
 
 def ledger_entries(sink: object, query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
@@ -78,10 +75,10 @@ def ledger_entries(sink: object, query: str, partitions: Iterable[TopicPartition
 
     A sink that has a name of its own goes by that. Raises `SinkError` where the ledger cannot be read.
     """
-    entries, of_some, of_all = (getattr(sink, name, None) for name in ("ledger_entries", "position_of", "position"))
+    entries, positions = (getattr(sink, name, None) for name in ("ledger_entries", "position"))
     if callable(entries):
         return dict(entries(query, partitions))
-    known = dict(of_some(query, partitions) if callable(of_some) else of_all(query) if callable(of_all) else {})
+    known = dict(positions(query)) if callable(positions) else {}
     return {part: LedgerEntry(known[part]) for part in partitions if part in known}
 
 
@@ -153,8 +150,13 @@ def origin_of(batch: DataFrame, named: str | None = None) -> Origin:
         return Origin(name or "")
     query_id = context.getLocalProperty(_QUERY_ID)
     if name is None:
-        said = context.getLocalProperty(_DESCRIPTION) or ""
-        name = _name_in(said, f"id = {query_id}", f"runId = {run}", f"batch = {number}")
+        try:
+            name = running_query(batch, query_id).name()
+        except Exception:  # noqa: BLE001 - another version of Spark
+            raise SinkError(
+                "Spark does not tell the name of the query, to which the ledger belongs, in a way that is known; give "
+                "the sink name=..."
+            ) from None
     if not name:
         raise SinkError(
             "the query has no name, to which the ledger belongs, and would share the ledger of all queries without "
@@ -163,20 +165,16 @@ def origin_of(batch: DataFrame, named: str | None = None) -> Origin:
     return Origin(name, run, query_id)
 
 
-def _name_in(description: str, *facts: str) -> str:
-    """Return the name before the facts that Spark's description of a batch's jobs ends with; it may hold anything.
+def running_query(batch: DataFrame, query_id: str | None) -> Any:
+    """Return Spark's object of the query that handed a batch over (`StreamExecution`).
 
-    Spark 4.3 puts each on a line, those before it put `<br/>` between them
-    (`StreamExecution.getBatchDescriptionString`).
+    There is no public way to it: the batch's session is not the one that the query was started in, and the state that
+    sessions share knows the running queries by id (`SharedState.activeStreamingQueries`, 4.2 to 4.3). Whatever py4j
+    raises in another version is raised.
     """
-    lines = r"(?:\n|<br/>)".join(map(re.escape, facts))
-    found = re.fullmatch(rf"(?:(.*)(?:\n|<br/>))?{lines}", description, re.DOTALL)
-    if found is None:
-        raise SinkError(
-            "Spark does not tell the name of the query, to which the ledger belongs, in a way that is known; give the "
-            "sink name=..."
-        )
-    return found[1] or ""
+    session: Any = batch.sparkSession
+    running = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001 - see above
+    return running.get(session.sparkContext._jvm.java.util.UUID.fromString(query_id))  # noqa: SLF001 - the same
 
 
 @cache

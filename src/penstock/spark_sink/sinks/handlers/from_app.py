@@ -8,7 +8,7 @@ from typing import Any, Literal
 from penstock.consumer import ConsumerSettings, Handler, MiddlewareSpec, WorkerResource
 from penstock.errors import ConfigurationError
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
-from penstock.spark_sink.sinks.kafka_publication import LEDGER_TOPIC
+from penstock.spark_sink.sinks.kafka_ledger import LEDGER_TOPIC
 
 #: What runs around an app's handlers: its middlewares, lifespans and worker resources.
 HandlerEnvironment = tuple[Sequence[MiddlewareSpec], Sequence[Callable[[], Any]], Sequence[WorkerResource[Any]]]

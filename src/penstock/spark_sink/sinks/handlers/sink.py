@@ -31,7 +31,6 @@ from penstock.consumer.handlers.handler import Kind, orderings_of, require_own_t
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
-from penstock.spark_sink.ledger.kafka_target import Target, least_rights
 from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks.frames import tasks_of, whole_partitions
 from penstock.spark_sink.sinks.handlers import kill_timeout
@@ -47,13 +46,8 @@ from penstock.spark_sink.sinks.handlers.publishing.result_rows import RESULT_DDL
 from penstock.spark_sink.sinks.handlers.publishing.target import portable, require_publishing, target_of
 from penstock.spark_sink.sinks.handlers.spark_settings import refuse_double_runs
 from penstock.spark_sink.sinks.handlers.task import REPORT_DDL, TaskWork, handling, routing
-from penstock.spark_sink.sinks.kafka_publication import (
-    LEDGER_TOPIC,
-    begin_ledger,
-    ledger_of,
-    ledger_options,
-    require_target,
-)
+from penstock.spark_sink.sinks.kafka_ledger import LEDGER_TOPIC, Target, ledger_of, ledger_options, require_target
+from penstock.spark_sink.sinks.kafka_publisher import begin_ledger
 from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sink import Origin, origin_of, stored_batches
@@ -242,7 +236,7 @@ class HandlerSink:
         else:
             what = micro_batch(batch, batch_id, origin, f"sink {target.name}", ledger_options(target.ledger))
             target = replace(target, batch=what)
-            publication = Publication(target, self.parallelism, whole=self.atomic_batches)
+            publication = Publication(target, self.parallelism)
             tasks = rows.mapInArrow(handling(packed, publishes=True, whole=self.atomic_batches), RESULT_DDL)
             with stored_batches.one_call(self.ledger_key, origin, what):
                 done = self._run(lambda: publication.run(tasks), batch_id, kill_delay_s)
@@ -279,8 +273,7 @@ class HandlerSink:
     def begin_ledger(self) -> Callable[[str, Mapping[TopicPartition, LedgerEntry]], None] | None:
         """Writes where a query begins, in partitions that the ledger does not know; None where the sink has none."""
         target = self._target()
-        whole = self.atomic_batches
-        return None if target is None else lambda _query, entries: begin_ledger(target, entries, whole=whole)
+        return None if target is None else lambda _query, entries: begin_ledger(target, entries)
 
     @property
     def ledger_key(self) -> Hashable:
@@ -319,7 +312,8 @@ class HandlerSink:
         """Return where results are published; None where the sink publishes nothing."""
         if self.name is None or self.bootstrap_servers is None:
             return None
-        return target_of(self.bootstrap_servers, self.config, self.name, self.ledger_topic)
+        target = target_of(self.bootstrap_servers, self.config, self.name, self.ledger_topic)
+        return replace(target, whole=self.atomic_batches)
 
     def _lanes(self, columns: Sequence[str]) -> Column:
         """Return the column of rows' lanes."""
@@ -360,7 +354,7 @@ class HandlerSink:
         rights = [topic_right(operation, name) for name in letters for operation in (Operation.WRITE, Operation.CREATE)]
         target = self._target()
         if target is not None:
-            rights += least_rights(target, {one.to for one in self.handlers.values() if one.to is not None})
+            rights += target.least_rights({one.to for one in self.handlers.values() if one.to is not None})
         return list(dict.fromkeys(rights))
 
     def _ensure_dead_letter_topics(self) -> None:

@@ -22,9 +22,9 @@ import sqlalchemy as sa
 
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, warn_left_out
-from penstock.spark_sink.ledger.sql_ledger import Entries, Owner, lock_ledger, read_ledger, write_ledger
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_row, facts_of
+from penstock.spark_sink.sinks.sql.ledger import Entries, Owner, lock_ledger, read_ledger, write_ledger
 from penstock.spark_sink.sinks.sql.rows import Deduplication, Rejected, staged_schema
 from penstock.spark_sink.sinks.sql.settings import ORDERED, SqlSinkSettings
 from penstock.spark_sink.sinks.sql.stages import Stage, Staged, open_stage

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.spark_sink.ledger.rules import OffsetStatistics
-from penstock.spark_sink.sinks.position import POSITION, null_counts, offset_spans, require_position, unapplied
+from penstock.spark_sink.sinks.position import POSITION, offset_spans, require_position, unapplied
 from penstock.spark_sink.sinks.sql.databases.database import DIGITS, ROW
 from penstock.spark_sink.source.offsets.planning import Offsets
 
@@ -115,7 +115,7 @@ class Deduplication:
 
     def _unapplied(self, rows: pa.Table, offsets: OffsetStatistics) -> pa.Table:
         """Count the offsets and return the rows at or above the ledger."""
-        require_position(null_counts(rows), f"table {self.target}")
+        require_position(rows, f"table {self.target}")
         spans = offset_spans(rows)
         left, applied = unapplied(rows, spans, self.ledger)
         offsets.rows += rows.num_rows

@@ -1,7 +1,7 @@
 """`SqlSink`: a foreachBatch function whose effect on a table is exactly-once.
 
 Spark may hand a batch over again: after a crash, a lost checkpoint, a retried task. The sink keeps the last batch of
-each partition in the database itself (`ledger.sql_ledger`), in the same transaction as the rows (`batch_write`).
+each partition in the database itself (`sql.ledger`), in the same transaction as the rows (`batch_write`).
 """
 
 from __future__ import annotations
@@ -21,16 +21,6 @@ from penstock.clients.rights import MissingRightError, Right
 from penstock.database_url import parse_database_url
 from penstock.errors import PenstockError, SinkError
 from penstock.spark_sink.ledger.rules import LedgerEntry, unknown
-from penstock.spark_sink.ledger.sql_ledger import (
-    Entries,
-    Owner,
-    is_former,
-    ledger_table,
-    lock_ledger,
-    read_all,
-    read_ledger,
-    write_ledger,
-)
 from penstock.spark_sink.sinks.frames import numbered
 from penstock.spark_sink.sinks.planned_offsets import micro_batch, numbered_batch
 from penstock.spark_sink.sinks.sink import origin_of, stored_batches
@@ -42,6 +32,16 @@ from penstock.spark_sink.sinks.sql.databases.errors import (
     is_transient,
     refused,
     shown,
+)
+from penstock.spark_sink.sinks.sql.ledger import (
+    Entries,
+    Owner,
+    is_former,
+    ledger_table,
+    lock_ledger,
+    read_all,
+    read_ledger,
+    write_ledger,
 )
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
 from penstock.spark_sink.sinks.sql.tables import carry_over

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from sqlalchemy.sql.elements import quoted_name
 
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.sql_ledger import is_former, ledger_table
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sql.databases.database import DIGITS, Database, Type
+from penstock.spark_sink.sinks.sql.ledger import is_former, ledger_table
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
 from penstock.spark_sink.sinks.sql.upsert import Upsert
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from penstock.consumer.handlers.options.ordering import Ordering
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.sinks.position import POSITION, null_counts, require_position
+from penstock.spark_sink.sinks.position import POSITION, require_position
 
 #: The column that names a row's lane.
 LANE = "penstock_lane"
@@ -97,7 +97,7 @@ def records(batches: Iterator[pa.RecordBatch], lanes: Counter[int], topics: Coll
 
 def require_handled(columns: Mapping[str, pa.Array], topics: Collection[str]) -> None:
     """Raise `SchemaMismatchError` where a row has no position, or is of a topic without a handler."""
-    require_position(null_counts(columns), "handlers")
+    require_position(columns, "handlers")
     for topic in pc.unique(columns["topic"]).to_pylist():
         if topic not in topics:
             raise SchemaMismatchError(

@@ -14,17 +14,15 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from penstock.clients.gc_pause import imports_set_aside
-from penstock.spark_sink.ledger.kafka_target import Target
-from penstock.spark_sink.sinks.frames import slot_column
 from penstock.spark_sink.sinks.handlers.execution.report import TaskReport
 from penstock.spark_sink.sinks.handlers.publishing.result_rows import ORDER, published_rows, report_of
+from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.kafka_publication import (
     COMMIT_MESSAGE_DDL,
     WriterCommitMessage,
     conclude,
-    publish_by_source,
-    publish_whole,
-    with_ends,
+    in_lanes,
+    publish_rows,
 )
 from penstock.spark_sink.sinks.reports import report_schema
 
@@ -41,7 +39,7 @@ class _PublishTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         reports: list[str] = []
         schema = report_schema(_PUBLISHED_DDL)
-        for message in publish_by_source(self.target, published_rows(batches, reports)):
+        for message in publish_rows(self.target, published_rows(batches, reports)):
             yield pa.RecordBatch.from_pylist([message._asdict()], schema=schema)
         yield pa.RecordBatch.from_pylist([{"report": one} for one in reports], schema=schema)
         imports_set_aside("publishing")
@@ -49,18 +47,14 @@ class _PublishTask:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """Publishes the results of a batch: by source partition on executors, or `whole` on the driver."""
+    """Publishes the results of a batch on executors."""
 
     target: Target
     parallelism: int
-    whole: bool
 
     def run(self, handled: DataFrame) -> pa.Table:
         """Run the job over the rows of the batch's tasks; what it returns is for `conclude`."""
-        handled = with_ends(handled, self.target.batch)
-        if self.whole:
-            return handled.toArrow()
-        lanes = handled.repartitionById(self.parallelism, slot_column()).sortWithinPartitions(*ORDER)
+        lanes = in_lanes(handled, self.target, self.parallelism).sortWithinPartitions(*ORDER)
         return lanes.mapInArrow(_PublishTask(self.target), _PUBLISHED_DDL).toArrow()
 
     def conclude(self, batch_id: int, found: pa.Table) -> list[TaskReport]:
@@ -70,15 +64,9 @@ class Publication:
             SinkError: some were not; others may be, and are left out when the batch comes again.
             MissingRightError: the same, for want of a right.
         """
-        reports: list[str] = []
-        if self.whole:
-            table = found.sort_by([(name, "ascending") for name in ORDER])
-            rows = list(published_rows(iter(table.to_batches()), reports))
-            messages = publish_whole(self.target, rows)
-        else:
-            rows = found.to_pylist()
-            reports += [cast("str", one["report"]) for one in rows if one["report"] is not None]
-            fields = WriterCommitMessage._fields
-            messages = [WriterCommitMessage(*(one[name] for name in fields)) for one in rows if one["report"] is None]
+        rows = found.to_pylist()
+        reports = [cast("str", one["report"]) for one in rows if one["report"] is not None]
+        fields = WriterCommitMessage._fields
+        messages = [WriterCommitMessage(*(one[name] for name in fields)) for one in rows if one["report"] is None]
         conclude(batch_id, self.target.name, messages)
         return [report_of(one) for one in reports]

@@ -18,10 +18,10 @@ import pyarrow as pa
 from penstock.consumer.handlers.results import Result, Results
 from penstock.errors import SinkError
 from penstock.message import Record
-from penstock.spark_sink.ledger.kafka_target import Row
 from penstock.spark_sink.sinks.handlers.execution.key_queues import HandlerCall
 from penstock.spark_sink.sinks.handlers.execution.report import TaskReport
 from penstock.spark_sink.sinks.handlers.execution.rows import steps
+from penstock.spark_sink.sinks.kafka_publisher import Row
 from penstock.spark_sink.sinks.position import offset_spans
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 

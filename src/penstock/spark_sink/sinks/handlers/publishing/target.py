@@ -10,8 +10,7 @@ from penstock.clients.reading import without_membership
 from penstock.consumer import Handler
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, not_empty
-from penstock.spark_sink.ledger.kafka_target import Target
-from penstock.spark_sink.sinks.kafka_publication import require_settings
+from penstock.spark_sink.sinks.kafka_ledger import Target, require_settings
 
 
 def portable(config: ClientConfig) -> dict[str, Any]:

@@ -18,9 +18,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.ledger.sql_ledger import ExactText
 from penstock.spark_sink.sinks.sql.databases.database import Changes, Conversion, Needs, Server, Type, new_engine
 from penstock.spark_sink.sinks.sql.databases.mysql_types import conversions, keeps
+from penstock.spark_sink.sinks.sql.ledger import ExactText
 
 #: Seconds to wait for a connection, and for the server's answer to one statement; an address may set others.
 _BOUNDS = {"connect_timeout": 15, "read_timeout": 600, "write_timeout": 600}

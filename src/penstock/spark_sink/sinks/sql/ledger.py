@@ -74,7 +74,7 @@ def is_former(connection: sa.Connection, ledger: sa.Table) -> bool:
     if "query" not in found:
         raise SchemaMismatchError(
             f"table {ledger.name} lacks the column query, so it is no ledger, or that of an earlier version, and does "
-            "not fit what the frame needs; name another ledger_table, or make this one anew: rename it, let a sink's "
+            "not fit what the frame needs; name another ledger_table, or make this one again: rename it, let a sink's "
             "check make the new one, and insert the old rows with the name of the query that they belong to"
         )
     return any(column.name not in found for column in ledger.columns)

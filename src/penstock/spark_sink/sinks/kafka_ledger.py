@@ -1,0 +1,301 @@
+"""A ledger in Kafka: a compacted topic with, of each sink, source topic and partition, a record of the next offset.
+
+Rows and the records of their sources change in one Kafka transaction (`kafka_publication`).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaError, KafkaException, Message
+from xxhash import xxh3_64_intdigest
+
+from penstock import clients
+from penstock.clients import require_travelling
+from penstock.clients.kafka_errors import ErrorKind, reason
+from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
+from penstock.clients.requests.granted_rights import require_rights
+from penstock.clients.requests.log_ends import log_ends
+from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts, require_topics, topic_setting
+from penstock.clients.rights import Operation, Right, principal_of, topic_right, transactional_right
+from penstock.errors import ConfigurationError, MessageFormatError, SinkError
+from penstock.options import ClientConfig, not_empty, reserved
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
+from penstock.spark_sink.source.offsets.planning import TopicPartition
+from penstock.spark_sink.source.options.options import GROUP
+
+T = TypeVar("T")
+
+#: Topic of the ledger, where a sink names none.
+LEDGER_TOPIC = "penstock.spark-ledger"
+#: Partitions of the ledger that are used. A number for ever: it says where a record is found.
+PARTITIONS = 16
+#: One record of each key is needed. Segments are small, because the one being written is never compacted.
+TOPIC_CONFIG = {"cleanup.policy": "compact", "segment.bytes": str(1 << 20), "min.cleanable.dirty.ratio": "0.1"}
+
+#: Transactional ids of a sink. A number for ever: with another one a task that was given up for lost would go by
+#: another id than its successor, and be shut out by nobody.
+SLOTS = 64
+
+#: Seconds after which the broker ends the transaction of a process that died and has no successor.
+TRANSACTION_TIMEOUT_S = 30.0
+#: Seconds to wait for others' transactions in the ledger: such a one, and the broker's look at it every ten seconds.
+_LEDGER_TIMEOUT_S = TRANSACTION_TIMEOUT_S + 30.0
+ANSWER_S = 30.0
+#: What a record holds besides the next offset; one of a former version has none of it.
+_OTHERS = ("start", "topic_id", "query_id", "batch_id")
+
+_OWNED = {
+    "transactional.id": "it is made of the sink's name; give the sink another name",
+    "transaction.timeout.ms": "it is part of how the ledger is read",
+    "message.timeout.ms": "it follows the transaction's",
+    "enable.idempotence": "a transaction needs it",
+    "isolation.level": "the ledger is read as committed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a sink publishes, and which rights that takes. Can be pickled.
+
+    `batch` is what is published; a task writes the entries of the partitions whose rows it has. If it is `whole`, all
+    of it is one transaction.
+    """
+
+    servers: str
+    config: ClientConfig = field(repr=False)
+    name: str
+    ledger: str
+    batch: Batch = field(default_factory=lambda: Batch("", -1))
+    whole: bool = False
+
+    def transactional_id(self, source: TopicPartition) -> str:
+        """Return the id by which rows of a source partition are published.
+
+        It never changes: who publishes rows of a source partition has taken it, and has shut out who had it before.
+        """
+        return f"{self.name}/{'whole' if self.whole else slot_of(source)}"
+
+    @property
+    def ids_right(self) -> Right:
+        """The right that its transactional ids take."""
+        return transactional_right(f"{self.name}/")
+
+    def rights(self, topics: Iterable[str]) -> list[Right]:
+        """Return the rights on topics that it takes to publish to some, and to keep the ledger."""
+        on_ledger = [topic_right(operation, self.ledger) for operation in (Operation.READ, Operation.WRITE)]
+        return [topic_right(Operation.WRITE, topic) for topic in sorted(set(topics))] + on_ledger
+
+    def least_rights(self, topics: Iterable[str]) -> list[Right]:
+        """Return all that it takes to publish to some topics: the ledger is made by whoever starts first."""
+        making = topic_right(Operation.CREATE, self.ledger)
+        return [*self.rights(topics), making, self.ids_right]
+
+
+def slot_of(source: TopicPartition) -> int:
+    """Return the slot of a source partition; `kafka_publication.slot_column` is the same for Spark."""
+    return zlib.crc32(f"{source[0]}/{source[1]}".encode()) % SLOTS
+
+
+def ledger_options(topic: str) -> str:
+    """Return the options by which `penstock sink` finds a ledger."""
+    return f"--kafka --ledger-topic {shlex.quote(topic)}"
+
+
+def require_settings(sink: str, bootstrap_servers: str, name: str, ledger_topic: str, config: ClientConfig) -> None:
+    """Raise `ConfigurationError` where settings cannot be those of a sink of this kind."""
+    not_empty("bootstrap_servers", bootstrap_servers)
+    not_empty("name", name)
+    not_empty("ledger_topic", ledger_topic)
+    reserved(config, _OWNED, sink)
+    for key, value in config.items():
+        require_travelling(key, value)
+
+
+def require_target(target: Target, topics: Sequence[str]) -> None:
+    """Check rights and topics; make the ledger's.
+
+    Raises:
+        MissingRightError: the client may not publish to a topic, or not keep the ledger.
+        TopicNotFoundError: a topic does not exist.
+        BrokerConnectionError: no broker answered.
+        ConfigurationError: the ledger's topic cannot be used, or the client library refuses the settings.
+    """
+    admin = clients.admin(target.servers, target.config)
+    principal = principal_of(target.config)
+    require_rights(admin, f"sink {target.name} cannot publish", target.rights(topics), principal)
+    spec = TopicSpec(target.ledger, PARTITIONS, TOPIC_CONFIG)
+    count = ensure_topics(admin, target.servers, [spec], principal=principal)[target.ledger]
+    if count < PARTITIONS:
+        raise ConfigurationError(
+            f"topic {target.ledger} has {count} partitions, a ledger needs {PARTITIONS}; give another "
+            "ledger_topic, which is made as it has to be"
+        )
+    policy = topic_setting(admin, [target.ledger], "cleanup.policy").get(target.ledger, "compact")
+    if policy != "compact":
+        raise ConfigurationError(
+            f"topic {target.ledger} has cleanup.policy={policy}: Kafka deletes the ledger with time, and all is "
+            "published again; set it to compact, or give another ledger_topic, which is made as it has to be"
+        )
+    if topics:
+        require_topics(admin, target.servers, topics, principal=principal)
+
+
+def ledger_of(target: Target, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
+    """Return the entry of each partition that the ledger of a sink knows. Raises as `ledgers_of`."""
+    found = list(partitions)
+    return _read(target, lambda ledger: ledger.read(found))
+
+
+def ledgers_of(target: Target) -> dict[str, dict[TopicPartition, LedgerEntry]]:
+    """Return the entries of all sinks that keep theirs in the same topic, by the sinks' names.
+
+    Raises:
+        MissingRightError: the client may not read the ledger.
+        SinkError: the ledger cannot be read.
+        BrokerConnectionError: no broker answered.
+    """
+    return _read(target, KafkaLedger.read_all)
+
+
+def _read(target: Target, read: Callable[[KafkaLedger], dict[T, Any]]) -> dict[T, Any]:
+    admin = clients.admin(target.servers, target.config)
+    # A topic that may not be seen looks like one that is not there, and the query would begin again.
+    reading = [topic_right(Operation.READ, target.ledger)]
+    require_rights(admin, f"the ledger of sink {target.name} cannot be read", reading, principal_of(target.config))
+    if target.ledger not in partition_counts(admin, target.servers):
+        return {}
+    with closing(KafkaLedger(target)) as ledger:
+        try:
+            return read(ledger)
+        except KafkaException as error:
+            raise SinkError(
+                f"the ledger {target.ledger} of sink {target.name} could not be read: {reason(error)}; check the "
+                "brokers"
+            ) from error
+
+
+class KafkaLedger:
+    """Reads the ledger of one sink; what was read once is not read again. One thread at a time uses it.
+
+    Whoever has used it closes it.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._admin = clients.admin(target.servers, target.config)
+        self._reader = PartitionReader(target.servers, target.config, GROUP, _not_read)
+        self._positions: dict[int, int] = {}
+        self._known: dict[bytes, LedgerEntry] = {}
+
+    def read(self, sources: Sequence[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
+        """Return the entries of those source partitions that the ledger knows.
+
+        Waits for transactions that others have open in the same partitions of the ledger: behind them may be what is
+        looked for. After a `KafkaException` trying again may help; a `SinkError` says that the ledger could not be read
+        to its end, or holds what is no ledger.
+        """
+        keys = {source: ledger_key(self._target.name, source) for source in sources}
+        for partition in sorted({ledger_partition(key) for key in keys.values()}):
+            self._catch_up(partition)
+        return {source: self._known[key] for source, key in keys.items() if key in self._known}
+
+    def read_all(self) -> dict[str, dict[TopicPartition, LedgerEntry]]:
+        """Return the entries of all sinks, by their names. Records by other keys than a ledger's are passed over.
+
+        Raises as `read`.
+        """
+        for partition in range(PARTITIONS):
+            self._catch_up(partition)
+        found: dict[str, dict[TopicPartition, LedgerEntry]] = {}
+        for key, entry in self._known.items():
+            with suppress(ValueError, TypeError):
+                name, topic, partition = json.loads(key)
+                found.setdefault(name, {})[topic, partition] = entry
+        return found
+
+    def close(self) -> None:
+        """Close the consumer."""
+        self._reader.close()
+
+    def _catch_up(self, partition: int) -> None:
+        place, position = (self._target.ledger, partition), self._positions.get(partition, 0)
+        # Behind what is open in it, too: before the last stable offset may lie all but the record that is looked for.
+        end = log_ends(self._admin, [place], ANSWER_S, IsolationLevel.READ_UNCOMMITTED)[place]
+        if position > end:
+            # Another topic of that name: what was read of the one before is gone.
+            self._known = {key: entry for key, entry in self._known.items() if ledger_partition(key) != partition}
+            position = self._positions[partition] = 0
+        if position == end:
+            return
+        starts = {place: position or OFFSET_BEGINNING}
+        try:
+            for records in self._reader.read(starts, {place: end}, limit_s=_LEDGER_TIMEOUT_S):
+                for record in records:
+                    self._take(record)
+        except NotReadInTimeError as late:
+            raise SinkError(
+                f"the ledger {self._target.ledger}[{partition}] was not read to offset {end} within "
+                f"{_LEDGER_TIMEOUT_S:g} s: a transaction holds it back at {self._reader.positions[place]}; find its "
+                "producer and stop it"
+            ) from late
+        self._positions[partition] = self._reader.positions[place]
+
+    def _take(self, record: Message) -> None:
+        key, value = record.key(), record.value()
+        if key is not None and value is None:
+            self._known.pop(key, None)  # somebody has removed it: all of that partition applies again
+        elif key is not None:
+            try:
+                self._known[key] = decode_entry(value)
+            except MessageFormatError as bad:
+                raise SinkError(
+                    f"{self._target.ledger}[{record.partition()}] offset {record.offset()} is no record of a ledger; "
+                    "give the sink a ledger_topic of its own"
+                ) from bad
+
+
+def _not_read(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
+    if kind in {ErrorKind.MISSING_RIGHT, ErrorKind.FATAL}:
+        raise KafkaException(error)
+    # The client tries again by itself, or the deadline tells.
+
+
+def decode_entry(value: bytes | None) -> LedgerEntry:
+    """Read the value of a ledger's record, or raise `MessageFormatError`."""
+    try:
+        held = json.loads(value or b"")
+        start, topic_id, query_id, batch_id = (held.get(name) for name in _OTHERS)
+        return LedgerEntry(
+            int(held["next_offset"]),
+            None if start is None else int(start),
+            None if topic_id is None else str(topic_id),
+            None if query_id is None else str(query_id),
+            None if batch_id is None else int(batch_id),
+        )
+    # A number may be infinite, and lists may nest too deep to be read.
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise MessageFormatError(f"no record of a ledger: {type(error).__name__}") from error
+
+
+def encode_entry(entry: LedgerEntry | None) -> bytes | None:
+    """Return the value of a ledger's record; None, which Kafka's compaction takes for a removal, for no entry."""
+    if entry is None:
+        return None
+    return json.dumps({"next_offset": entry.end} | {name: getattr(entry, name) for name in _OTHERS}).encode()
+
+
+def ledger_key(name: str, source: TopicPartition) -> bytes:
+    """Return the key of the record of a source partition, in the ledger of a sink."""
+    return json.dumps([name, *source], separators=(",", ":")).encode()
+
+
+def ledger_partition(key: bytes) -> int:
+    """Return the partition of the ledger that a record stands in."""
+    return xxh3_64_intdigest(key) % PARTITIONS

@@ -1,0 +1,348 @@
+"""Publishes rows and the next offsets of their sources in one Kafka transaction, for the sinks that publish to Kafka.
+
+Whoever publishes takes these steps, and starts again at 1 whenever one of them fails or its outcome is not known:
+
+1. A new producer takes the transactional id. Whoever had it before is fenced, and what it left open is ended.
+2. The ledger is read, up to where it ended after step 1; rows below it are left out.
+3. Rows and new ledger records are written and committed, in one transaction.
+
+After a commit that is known to have ended the producer is kept, and the next rows of its id begin at step 2: whoever
+else publishes these rows has taken the id in the meantime, before it read the ledger. So either what it has published
+stands in the ledger that is read here, or this producer is fenced, and step 3 fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import tenacity
+from confluent_kafka import KafkaError, KafkaException
+
+from penstock import clients
+from penstock.clients.kafka_errors import code_of, is_missing_right, is_transient, reason
+from penstock.clients.requests.granted_rights import missing_rights
+from penstock.clients.rights import MissingRightError, Operation, Resource, Right, principal_of
+from penstock.clients.transactional.end_watch import UnknownEndError
+from penstock.clients.transactional.errors import IdLostError, NotOpenedError
+from penstock.clients.transactional.faults import Blamed, blamed
+from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.writer import TransactionalWriter
+from penstock.errors import PenstockError, SinkError
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, Span, unknown
+from penstock.spark_sink.sinks.kafka_ledger import (
+    ANSWER_S,
+    TRANSACTION_TIMEOUT_S,
+    KafkaLedger,
+    Target,
+    encode_entry,
+    ledger_key,
+    ledger_partition,
+)
+from penstock.spark_sink.source.offsets.planning import TopicPartition
+
+_log = logging.getLogger("penstock.spark_sink")
+
+#: Producers that a sink keeps in a process at most: each has threads and connections.
+MOST_PRODUCERS = 16
+
+_TRIES = 6
+#: Seconds to wait after the first failure, twice as many after each other; by chance between a half and the whole, for
+#: two that fence each other shall not do so in step.
+_WAIT = tenacity.wait_exponential(multiplier=0.1) + tenacity.wait_random_exponential(multiplier=0.1)
+#: Seconds in which some record has to be stored: less than a transaction may take.
+_DELIVERY_S = TRANSACTION_TIMEOUT_S - 5.0
+
+#: Trying again does not help against these, nor against what is a record's own fault.
+_FINAL = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client library's public constants look so
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the same
+    }
+)
+#: What a transaction fails with, and the next try may not.
+Failure = (KafkaException, UnknownEndError, NotOpenedError, IdLostError)
+
+Ledger = dict[TopicPartition, LedgerEntry]
+#: Entries that a transaction sets; None removes one.
+Entries = Mapping[TopicPartition, LedgerEntry | None]
+
+
+class Row(NamedTuple):
+    """A row as it is published, and where it comes from. What it holds is never shown.
+
+    One without a target topic publishes nothing: it moves the ledger past its offset. A partition of -1 is left to the
+    partitioner.
+    """
+
+    source: TopicPartition
+    offset: int
+    target_topic: str | None
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+    target_partition: int = -1
+
+    def __repr__(self) -> str:
+        return f"Row({self.source[0]}[{self.source[1]}] offset {self.offset} to {self.target_topic})"
+
+
+def topics_of(rows: Iterable[Row]) -> set[str]:
+    """Return the topics that rows are published to."""
+    return {row.target_topic for row in rows if row.target_topic is not None}
+
+
+def publishing(rows: Iterable[Row]) -> int:
+    """Return how many rows publish something."""
+    return sum(1 for row in rows if row.target_topic is not None)
+
+
+#: Makes of the ledger's entries what a transaction writes.
+Changes = Callable[[Ledger], tuple[Sequence[Row], Entries]]
+
+
+class SinkPublisher:
+    """What a task publishes by: the reader of its sink's ledger, and producers that have taken an id.
+
+    One task uses it at a time. Another one of the same sink may have it afterwards: then the ledger is read on from
+    where it was read to, and a producer serves again whose id nobody else has taken.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.ledger = KafkaLedger(target)
+        #: By transactional id: a producer without an open transaction, whose last one is known to have ended, and the
+        #: ledger's entries as it has last read or written them.
+        self._idle: dict[str, tuple[TransactionalWriter, Entries]] = {}
+
+    def release(self) -> bool:
+        """Tell whether another task may use it."""
+        return True
+
+    def close(self) -> None:
+        """Close the ledger's reader and the producers."""
+        self.ledger.close()
+        while self._idle:
+            self._idle.popitem()[1][0].close()
+
+    def write(self, rows: Sequence[Row], sources: Sequence[TopicPartition], changes: Changes) -> Sequence[Row]:
+        """Write what `changes` makes of the ledger's entries: some of the rows, which are returned, and entries.
+
+        The source partitions are of one transactional id. Raises `SinkError` or `MissingRightError`.
+        """
+        target, topics = self._target, topics_of(rows)
+        transactional_id = target.transactional_id(sources[0])
+        try:
+            for attempt in tenacity.Retrying(
+                stop=tenacity.stop_after_attempt(_TRIES),
+                wait=_WAIT,
+                retry=tenacity.retry_if_exception(lambda error: _may_pass(target, topics, error)),
+                before_sleep=partial(_warn_retry, transactional_id),
+                reraise=True,
+            ):
+                with attempt:
+                    return self._write(transactional_id, sources, changes)
+        except Failure as error:
+            missing = _missing_rights(target, topics, error)
+            if not any(right.resource is Resource.TRANSACTIONAL_ID for right in missing):
+                _end_what_is_open(target, transactional_id)
+            what = f"sink {target.name}: {_places(rows) if rows else f'the ledger {target.ledger} was not written'}"
+            if missing:
+                raise MissingRightError(what, missing, principal_of(target.config)) from error
+            raise SinkError(
+                f"{what}: {_why(error)}, tries: {attempt.retry_state.attempt_number}; fix the topic or the row, or "
+                "stop the other query of this name, and start the query again"
+            ) from error
+        raise AssertionError("tenacity ends with a result or an error")
+
+    def _write(self, transactional_id: str, sources: Sequence[TopicPartition], changes: Changes) -> Sequence[Row]:
+        writer, known = self._idle.pop(transactional_id, (None, {}))
+        is_known = False
+        try:
+            held = {} if writer is None else self.ledger.read(sources)
+            if writer is not None and any(known.get(source, entry) != entry for source, entry in held.items()):
+                # Somebody has published by this id since, so that the broker would refuse the commit.
+                writer.close()
+                writer = None
+            if writer is None:
+                writer = _take_id(self._target, transactional_id)
+                held = self.ledger.read(sources)
+            rows, entries = changes(held)
+            is_known = not (rows or entries) or _in_one_transaction(writer, self._target, rows, entries)
+        finally:
+            if writer is not None and not is_known:
+                writer.close()
+        if is_known:
+            self._idle[transactional_id] = writer, {**known, **held, **entries}
+            if len(self._idle) > MOST_PRODUCERS:
+                self._idle.pop(next(iter(self._idle)))[0].close()
+        return rows
+
+
+def _take_id(target: Target, transactional_id: str) -> TransactionalWriter:
+    """Return a new producer that has taken an id: whoever had it is fenced, and what it left open is ended.
+
+    Raises `NotOpenedError` or `IdLostError`.
+    """
+    # Java's partitioner: keys go to the partitions in which Spark's own sink and Java's producers put them.
+    config = {"partitioner": "murmur2_random", **target.config}
+    writer = TransactionalWriter(
+        target.servers,
+        config,
+        transactional_id,
+        log_topic=target.ledger,
+        ids_right=target.ids_right,
+        rights=MissingRights(config),
+        apart=False,
+        reports_all=False,
+        step=lambda _call: None,
+        transaction_s=TRANSACTION_TIMEOUT_S,
+    )
+    try:
+        writer.open(ANSWER_S, ANSWER_S)
+    except PenstockError:
+        writer.close()
+        raise
+    return writer
+
+
+def _in_one_transaction(writer: TransactionalWriter, target: Target, rows: Sequence[Row], entries: Entries) -> bool:
+    """Publish rows and the ledger after them; tell whether the producer may serve again. Raises as `Failure` says."""
+    writer.begin()
+    written = (
+        (row.target_topic, row.target_partition, row.key, row.value, row.headers)
+        for row in rows
+        if row.target_topic is not None
+    )
+    writer.produce("rows", written, room_s=_DELIVERY_S)
+    keys = {ledger_key(target.name, source): entry for source, entry in entries.items()}
+    ledger = ((target.ledger, ledger_partition(key), key, encode_entry(entry), ()) for key, entry in keys.items())
+    writer.produce("ledger", ledger, room_s=_DELIVERY_S)
+    if not writer.deliver(_DELIVERY_S):
+        raise KafkaException(next(iter(writer.blame.errors.values()), KafkaError(KafkaError._FAIL, writer.blame.cause)))  # noqa: SLF001 - the client library's public constants look so
+    try:
+        writer.commit()
+    except UnknownEndError as error:
+        # An order to commit that arrives late, because the client library has repeated it, would end the next one.
+        if not error.is_committed:
+            raise
+        return False
+    return True
+
+
+def _end_what_is_open(target: Target, transactional_id: str) -> None:
+    """End a transaction that was given up, so that readers do not wait for its timeout. As far as possible."""
+    try:
+        _take_id(target, transactional_id).close()
+    except PenstockError as error:
+        _log.warning("%s: what is open ends by its timeout: %s", transactional_id, error)
+
+
+def _may_pass(target: Target, topics: Collection[str], error: BaseException) -> bool:
+    """Tell whether another try may help: not where a right is missing, nor against an error that stays."""
+    if not isinstance(error, Failure):
+        return False
+    if isinstance(error, KafkaException):
+        cause = error.args[0]
+        if cause.code() in _FINAL or blamed(cause) is Blamed.MESSAGE:
+            return False
+    return not _missing_rights(target, topics, error)
+
+
+def _missing_rights(target: Target, topics: Collection[str], error: BaseException) -> Sequence[Right]:
+    """Return the rights for want of which nothing was written; none where something else is wrong.
+
+    The client library reports a topic's missing WRITE as INVALID_TXN_STATE or as purged records, by chance: so the
+    brokers are asked wherever an error is none that passes.
+    """
+    if isinstance(error, NotOpenedError):
+        return error.rights
+    if not isinstance(error, KafkaException) or is_transient(error):
+        return []
+    code = code_of(error)
+    if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        return [target.ids_right]
+    if code == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+        return [Right(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)]
+    needed = target.rights(topics)
+    missing = missing_rights(clients.admin(target.servers, target.config), needed)
+    # Refused a moment ago, and given by now or not known: then any of them may have been meant.
+    return missing or (needed if is_missing_right(error) else [])
+
+
+def _why(error: BaseException | None) -> str:
+    return reason(error) if isinstance(error, KafkaException) else str(error)
+
+
+def _warn_retry(transactional_id: str, state: tenacity.RetryCallState) -> None:
+    error = None if state.outcome is None else state.outcome.exception()
+    _log.warning("%s: publishing failed and is tried again: %s", transactional_id, _why(error))
+
+
+def _places(rows: Sequence[Row]) -> str:
+    first, last = rows[0], rows[-1]
+    return (
+        f"rows from {first.source[0]}[{first.source[1]}] offset {first.offset} to {last.source[0]}[{last.source[1]}] "
+        f"offset {last.offset} were not published to {', '.join(sorted(topics_of(rows))) or 'the ledger'}"
+    )
+
+
+def begin_ledger(target: Target, entries: Entries, *, overwrite: bool = False) -> None:
+    """Write where a query begins, in partitions that the ledger does not know; `overwrite` those it knows, too.
+
+    By the transactional ids that the partitions' rows are published by, so that no copy of the query publishes
+    meanwhile. Its topic exists. Raises `SinkError` or `MissingRightError` where the ledger cannot be read or written.
+    """
+    by_id: dict[str, dict[TopicPartition, LedgerEntry | None]] = {}
+    for part, entry in entries.items():
+        by_id.setdefault(target.transactional_id(part), {})[part] = entry
+    with closing(SinkPublisher(target)) as publisher:
+        for of_id in by_id.values():
+            begun = {part: entry for part, entry in of_id.items() if entry is not None}
+            removed: Entries = {part: None for part, entry in of_id.items() if entry is None}
+
+            def changes(
+                held: Ledger, begun: Ledger = begun, removed: Entries = removed
+            ) -> tuple[Sequence[Row], Entries]:
+                return [], {**unknown({} if overwrite else held, begun), **removed}
+
+            publisher.write([], list(of_id), changes)
+
+
+def publish(target: Target, rows: Sequence[Row], publisher: SinkPublisher) -> int:
+    """Publish rows and the ledger after them in one transaction.
+
+    Returns how many of the rows were applied before, of those that publish something.
+    All rows of an offset come in one call, and per source partition in the order of their offsets. Of rows that end in
+    a `SinkError` or a `MissingRightError` none that was not applied before is visible.
+    """
+    spans: dict[TopicPartition, Span] = {}
+    for row in rows:
+        if row.offset >= 0:  # others are ends of an empty batch
+            spans[row.source] = Span(spans.get(row.source, Span(row.offset, row.offset)).first, row.offset)
+    sources = list(dict.fromkeys(row.source for row in rows))
+    batch = _part_of(target.batch, rows)
+
+    def changes(held: Ledger) -> tuple[Sequence[Row], Entries]:
+        below = batch.applied_below(held)
+        left = [row for row in rows if row.offset >= below.get(row.source, 0)]
+        return left, batch.entries_after(held, spans)
+
+    return publishing(rows) - publishing(publisher.write(rows, sources, changes))
+
+
+def _part_of(batch: Batch, rows: Iterable[Row]) -> Batch:
+    """Return the part of a batch that these rows are: it ends behind the last of them, or where the batch does."""
+    ends = {row.source: row.offset + 1 for row in rows}
+    planned = {
+        source: (batch.planned[source][0], min(end, batch.planned[source][1]))
+        for source, end in ends.items()
+        if source in batch.planned
+    }
+    return replace(batch, planned=planned)
