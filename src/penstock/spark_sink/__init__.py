@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.spark_sink.queries.query import start_sink
     from penstock.spark_sink.queries.sink_specs import RowsFunction, SinkFunction, SinkSpec
     from penstock.spark_sink.sinks.delta_sink import DeltaSink
-    from penstock.spark_sink.sinks.handlers.execution.report import BatchReport, TaskReport
+    from penstock.spark_sink.sinks.handlers.report import BatchReport, TaskReport
     from penstock.spark_sink.sinks.handlers.sink import HandlerSink
     from penstock.spark_sink.sinks.iceberg_sink import IcebergSink
     from penstock.spark_sink.sinks.kafka_sink import KafkaSink
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: Public name -> the module that defines it.
 _HOMES = {
-    "BatchReport": "penstock.spark_sink.sinks.handlers.execution.report",
+    "BatchReport": "penstock.spark_sink.sinks.handlers.report",
     "DataLossError": "penstock.spark_sink.errors",
     "DeadLetters": "penstock.spark_sink.sinks.sql.rows.dead_letters",
     "DeltaSink": "penstock.spark_sink.sinks.delta_sink",
@@ -53,7 +53,7 @@ _HOMES = {
     "SinkState": "penstock.spark_sink.monitoring.progress",
     "SinkStatistics": "penstock.spark_sink.monitoring.progress",
     "SqlSink": "penstock.spark_sink.sinks.sql.sink",
-    "TaskReport": "penstock.spark_sink.sinks.handlers.execution.report",
+    "TaskReport": "penstock.spark_sink.sinks.handlers.report",
     "TopicPartition": "penstock.spark_sink.source.offsets.planning",
     "decode": "penstock.spark_sink.source.decoding.decode",
     "register": "penstock.spark_sink.source.source",

@@ -22,7 +22,7 @@ from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.kafka_target import Row, Target, least_rights
 from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks.frames import slot_column
-from penstock.spark_sink.sinks.handlers.execution.rows import steps
+from penstock.spark_sink.sinks.handlers.rows import steps
 from penstock.spark_sink.sinks.kafka_publication import (
     COMMIT_MESSAGE_DDL,
     IS_END,
