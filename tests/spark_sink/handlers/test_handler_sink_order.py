@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import Counter
 from collections.abc import Hashable
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.consumer import DeferredCompletion, Handler, handler, retry
 from penstock.consumer.handlers.handler import orderings_of
-from penstock.errors import BatchError, RetryLater
+from penstock.errors import BatchError, RetryLater, SinkError
 from penstock.message import FixedRecord, Message
 
 Place = tuple[str, int]
@@ -204,6 +205,20 @@ def test_retry_later_says_when_and_the_policy_says_how_often() -> None:
 
     assert tried == [0, 1, 2]
     assert (report.failed, report.retried, report.dropped) == (3, 2, 1)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_wait_without_end_fails_the_task(*, is_async: bool) -> None:
+    def work(_: Message) -> None:
+        raise RuntimeError("no")
+
+    async def later(message: Message) -> None:
+        work(message)
+
+    one = handler(later if is_async else work, retry=retry(9, wait=lambda _: math.inf))
+
+    with pytest.raises(SinkError, match="of 2 messages of a task 0 are accounted for: a retry policy has no end"):
+        run_task([Row(b"a", 0), Row(b"a", 1)], {"orders": one})
 
 
 def test_a_handler_may_put_its_completion_off_and_what_is_behind_it_of_its_key_waits() -> None:

@@ -138,6 +138,8 @@ class TaskEngine:
         self._results = results
         self._failure: BaseException | None = None
         self._arrival = 0
+        #: Whether nothing was under way, or to come, at the last look.
+        self._was_idle = False
         self._progress = Progress()
         self._timers = Timers()
         limits = DeadLetterLimits(work.dead_letter_limit, lambda: self._counts().handled, ENDS)
@@ -296,12 +298,13 @@ class TaskEngine:
         due = self._timers.next_due() or math.inf
         if self._publisher.waiting:
             self._publisher.flush(_LOOK_S)
-        elif (
-            math.isinf(due) and self._executor is None and not (self._processor.deferred or self._scheduler.waiting(0))
-        ):
+            return True
+        is_idle = math.isinf(due) and not self._processor.deferred and not progress.under_way and self._scheduler.idle
+        if is_idle and self._was_idle:
+            # Twice: a lane that is given back looks idle before it is queued again.
             return False
-        else:
-            progress.changed.wait(min(_LOOK_S, max(0.0, due - time.monotonic())))
+        self._was_idle = is_idle
+        progress.changed.wait(min(_LOOK_S, max(0.0, due - time.monotonic())))
         return True
 
     def _wake(self, queues: Sequence[int]) -> None:
