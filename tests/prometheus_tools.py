@@ -7,8 +7,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client.registry import CollectorRegistry
 
 from penstock import App, Message, Telemetry, retry
-from penstock.spark_sink.sinks.handlers.execution.report import BatchReport, TaskReport
-from penstock.spark_sink.sinks.handlers.metrics import HandlerMetrics
+from penstock.spark_sink.sinks.handlers.report import BatchReport, HandlerMetrics, TaskReport
 from penstock.telemetry import CoordinatorTelemetry
 from penstock.telemetry.metrics.spark import SparkReading, SparkTelemetry
 from penstock.testing import TestApp

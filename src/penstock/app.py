@@ -174,17 +174,33 @@ class App(HandlerRegistry, SinkRegistry):
         Raises:
             ConfigurationError: a topic has no handler, or a handler cannot be kept on executors: see `HandlerSink`.
         """
-        from penstock.spark_sink.sinks.handlers.from_app import sink_of
+        from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 
-        chosen = {topic: self._handlers.get(topic) for topic in check.names("topic", topics or self._handlers)}
-        around = (self._middlewares, self._lifespans, self._resources)
-        made_of = (self.name, chosen, self._settings, self.bootstrap_servers, around)
-        sink = sink_of(
-            *made_of,
+        wanted = check.names("topic", topics or self._handlers)
+        missing = sorted(set(wanted) - self._handlers.keys())
+        if missing:
+            raise ConfigurationError(
+                f"app {self.name} has no handler for {', '.join(missing)}; register it with @app.handler before the "
+                "sink is made"
+            )
+        chosen, settings = {topic: self._handlers[topic] for topic in wanted}, self._settings
+        sink = HandlerSink(
+            chosen,
+            group=self.name,
             parallelism=parallelism,
+            bootstrap_servers=self.bootstrap_servers,
+            config=settings.config,
+            middlewares=self._middlewares,
+            lifespans=self._lifespans,
+            resources=self._resources,
+            max_concurrency=settings.max_concurrency,
+            max_parked=settings.max_parked,
+            max_parked_bytes=settings.max_parked_bytes,
+            dead_letter_limit=settings.dead_letter_limit,
             headers=headers,
+            telemetry=settings.telemetry,
             name=name,
-            ledger_topic=ledger_topic,
+            **({} if ledger_topic is None else {"ledger_topic": ledger_topic}),
             atomic_batches=atomic_batches,
             overlap=overlap,
         )

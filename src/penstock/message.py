@@ -60,6 +60,11 @@ def column(records: Sequence[Record], method: str) -> list[Any]:
     return list(map(getattr(type(records[0]), method), records)) if records else []
 
 
+def position_of(record: Record) -> str:
+    """Return the topic, partition and offset of a record, as errors and logs name them."""
+    return f"{record.topic()}[{record.partition()}]@{record.offset()}"
+
+
 def headers_of(record: Record) -> list[tuple[str, bytes | None]] | None:
     """Return a record's headers. Read them by this only.
 

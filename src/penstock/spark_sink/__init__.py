@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.spark_sink.queries.query import start_sink
     from penstock.spark_sink.queries.sink_specs import RowsFunction, SinkFunction, SinkSpec
     from penstock.spark_sink.sinks.delta_sink import DeltaSink
-    from penstock.spark_sink.sinks.handlers.execution.report import BatchReport, TaskReport
+    from penstock.spark_sink.sinks.handlers.report import BatchReport, TaskReport
     from penstock.spark_sink.sinks.handlers.sink import HandlerSink
     from penstock.spark_sink.sinks.iceberg_sink import IcebergSink
     from penstock.spark_sink.sinks.kafka_sink import KafkaSink
@@ -40,7 +40,7 @@ _HOMES = {
     "queries.query": ("start_sink",),
     "queries.sink_specs": ("RowsFunction", "SinkFunction", "SinkSpec"),
     "sinks.delta_sink": ("DeltaSink",),
-    "sinks.handlers.execution.report": ("BatchReport", "TaskReport"),
+    "sinks.handlers.report": ("BatchReport", "TaskReport"),
     "sinks.handlers.sink": ("HandlerSink",),
     "sinks.iceberg_sink": ("IcebergSink",),
     "sinks.kafka_sink": ("KafkaSink",),

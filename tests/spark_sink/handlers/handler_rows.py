@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from penstock.consumer import DeadLetterLimit, Handler, retry
+from penstock.consumer import Handler, retry
 from penstock.message import Message
-from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings
-from penstock.spark_sink.sinks.handlers.execution.report import TaskReport
-from penstock.spark_sink.sinks.handlers.execution.rows import LANE
-from penstock.spark_sink.sinks.handlers.publishing.result_rows import ORDER, ResultRows, published_rows, report_of
-from penstock.spark_sink.sinks.handlers.task import TaskWork
+from penstock.spark_sink.sinks.handlers import task
+from penstock.spark_sink.sinks.handlers.engine import TaskWork
+from penstock.spark_sink.sinks.handlers.report import TaskReport
+from penstock.spark_sink.sinks.handlers.results import ORDER, published_rows, report_of
+from penstock.spark_sink.sinks.handlers.rows import LANE
 from penstock.spark_sink.sinks.kafka_publisher import Row as Published
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -72,42 +71,21 @@ def batches_of(rows: Sequence[Row], size: int = 3) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist([one.columns() for one in part], schema=SCHEMA)
 
 
-def run_task(
-    rows: Sequence[Row],
-    handlers: Mapping[str, Handler],
-    *,
-    producer: Mapping[str, Any] | None = None,
-    limit: DeadLetterLimit | None = None,
-    results: ResultRows | None = None,
-    **options: Any,
-) -> TaskReport:
+def run_task(rows: Sequence[Row], handlers: Mapping[str, Handler], **options: Any) -> TaskReport:
     """Run a task over rows in this thread."""
-    work = {
-        "middlewares": (),
-        "lifespans": (),
-        "resources": (),
-        "max_parked": 1000,
-        "max_parked_bytes": 1 << 25,
-        "max_concurrency": 100,
-        **options,
-    }
-    letters = DeadLetterSettings("billing", dict(producer or {}), limit)
-    made = TaskWork(handlers=handlers, dead_letters=letters, **work)
-    return made.run(batches_of(rows), task=2, attempt=1, results=results)
+    return publish_task(rows, handlers, publishes=False, **options)[1]
 
 
 def publish_task(
-    rows: Sequence[Row], handlers: Mapping[str, Handler], *, whole: bool = False, **options: Any
+    rows: Sequence[Row], handlers: Mapping[str, Handler], *, publishes: bool = True, **options: Any
 ) -> tuple[list[Published], TaskReport]:
     """Run a task whose sink publishes; return what it gives, in the order in which that is published."""
     reports: list[str] = []
-    with closing(ResultRows(whole=whole)) as results:
-        report = run_task(rows, handlers, results=results, **options)
-        table = pa.Table.from_batches(list(results.batches(report)))
+    work = TaskWork("billing", handlers, publishes=publishes, **options)
+    table = pa.Table.from_batches(list(task.run_task(work, batches_of(rows), task=2, attempt=1)))
     table = table.sort_by([(name, "ascending") for name in ORDER])
     found = list(published_rows(iter(table.to_batches()), reports))
-    assert [report_of(one) for one in reports] == [report]
-    return found, report
+    return found, report_of(*reports)
 
 
 ONCE = retry(1)

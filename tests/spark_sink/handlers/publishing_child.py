@@ -23,7 +23,7 @@ from penstock.consumer import handler
 from penstock.devbroker import spark_environment
 from penstock.message import Message
 from penstock.spark_sink import HandlerSink, start_sink
-from penstock.spark_sink.sinks.handlers.publishing import publication
+from penstock.spark_sink.sinks.handlers import publication
 
 #: Results of each message, and the offset at which a handler dies.
 RESULTS, FATAL = 3, 50

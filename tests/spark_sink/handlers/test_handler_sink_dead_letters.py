@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import KafkaError
 from handler_rows import ONCE, Row, failing, quickly, run_task
 
+from penstock.clients.rights import MissingRightError
 from penstock.consumer import DeadLetterLimit, handler
 from penstock.errors import SinkError
 from penstock.spark_sink.sinks.handlers import task as task_module
@@ -18,18 +19,13 @@ from penstock.spark_sink.sinks.handlers import task as task_module
 class FakeProducer:
     """Takes what is produced; refuses what it is told to."""
 
-    def __init__(self, *, full_for: int = 0, error: KafkaError | None = None) -> None:
+    def __init__(self) -> None:
         self.config: dict[str, Any] = {}
         self.sent: list[tuple[str, bytes | None, bytes | None, dict[str, Any]]] = []
-        self.full_for = full_for
-        self.error = error
-        self.flushed = 0
+        self.error: KafkaError | None = None
         self._told: list[Callable[..., None]] = []
 
     def produce(self, topic: str, value: bytes, key: bytes, *, headers: Any, on_delivery: Callable[..., None]) -> None:
-        if self.full_for > 0:
-            self.full_for -= 1
-            raise BufferError("full")
         self.sent.append((topic, key, value, dict(headers)))
         self._told.append(on_delivery)
 
@@ -37,9 +33,8 @@ class FakeProducer:
         return 0
 
     def flush(self, _timeout: float) -> int:
-        self.flushed += 1
-        for told in self._told:
-            told(self.error, None)
+        while self._told:
+            self._told.pop()(self.error, None)
         return 0
 
 
@@ -58,8 +53,6 @@ def producer(monkeypatch: pytest.MonkeyPatch) -> FakeProducer:
 def test_dead_letters_are_on_the_broker_before_the_task_reports_and_tell_where_they_come_from(
     producer: FakeProducer,
 ) -> None:
-    producer.full_for = 2
-
     report = run_task(
         [Row(b"a", 5, headers=[("trace", b"1")], value=b"body"), Row(b"a", 6)],
         {"orders": handler(failing, retry_policy=quickly(2), on_failure="dead_letter")},
@@ -68,7 +61,6 @@ def test_dead_letters_are_on_the_broker_before_the_task_reports_and_tell_where_t
 
     (topic, key, value, headers), second = producer.sent
     assert report.dead_letters == 2
-    assert producer.flushed == 1
     assert (topic, key, value) == ("dlq.orders", b"a", b"body")
     assert headers["trace"] == b"1"
     assert [
@@ -77,13 +69,28 @@ def test_dead_letters_are_on_the_broker_before_the_task_reports_and_tell_where_t
     assert headers["__dlq.errors.message"] == b"no use for 5"
     assert headers["penstock-exception-class"] == b"builtins.ValueError"
     assert second[3]["__dlq.errors.offset"] == b"6"
-    assert (producer.config["bootstrap.servers"], producer.config["message.timeout.ms"]) == ("there", 60_000)
+    assert producer.config == {"bootstrap.servers": "there"}
 
 
-def test_a_dead_letter_that_the_broker_refuses_fails_the_task_so_that_nothing_is_lost(producer: FakeProducer) -> None:
-    producer.error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+@pytest.mark.parametrize(
+    ("code", "kind", "sentence"),
+    [
+        (
+            KafkaError._MSG_TIMED_OUT,
+            SinkError,
+            "dead letters could not be written: dlq.orders: .*the batch comes again",
+        ),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, MissingRightError, "dlq.orders.*--operation Write"),
+        # Once it was written with less.
+        (KafkaError.MSG_SIZE_TOO_LARGE, SinkError, "dlq.orders does not take it.*the batch comes again: raise max"),
+    ],
+)
+def test_a_dead_letter_that_the_broker_refuses_fails_the_task_so_that_nothing_is_lost(
+    producer: FakeProducer, code: int, kind: type[Exception], sentence: str
+) -> None:
+    producer.error = KafkaError(code)
 
-    with pytest.raises(SinkError, match=r"dead letters could not be written: dlq.orders: .*MSG_SIZE_TOO_LARGE"):
+    with pytest.raises(kind, match=sentence):
         run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")})
 
 
@@ -100,7 +107,7 @@ def test_a_task_that_loses_everything_is_stopped_by_the_limit(producer: FakeProd
         run_task(
             [Row(b"k%d" % n, n) for n in range(9)],
             {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")},
-            limit=DeadLetterLimit(consecutive=3),
+            dead_letter_limit=DeadLetterLimit(consecutive=3),
         )
 
     assert len(producer.sent) == 3

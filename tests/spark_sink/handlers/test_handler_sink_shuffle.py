@@ -15,11 +15,10 @@ from kafka_tools import produce
 from penstock.consumer import Handler, handler
 from penstock.consumer.handlers.handler import orderings_of
 from penstock.devbroker import DevBroker
-from penstock.message import Message
+from penstock.message import FixedRecord, Message
 from penstock.spark_sink import HandlerSink
 from penstock.spark_sink.sinks.frames import whole_partitions
-from penstock.spark_sink.sinks.handlers.execution.rows import RowRecord
-from penstock.spark_sink.sinks.handlers.lanes import lane_column
+from penstock.spark_sink.sinks.handlers.spread import lane_column, spread
 
 #: Options of the source under which it reads two partitions of 1,500 messages.
 WHOLE: dict[str, str] = {}
@@ -50,10 +49,9 @@ def frame(
 
 
 def shuffles(topic: str, batch: DataFrame, order: str, parallelism: int = 2) -> bool:
-    sink = HandlerSink({topic: handler(nothing, order=order)}, group="g", parallelism=parallelism, headers=False)
-    spread = sink._spread(batch.withColumn("penstock_lane", lane_column(sink.handlers, 2)), batch)
-    assert spread.rdd.getNumPartitions() <= parallelism
-    return "Exchange" in spread._jdf.queryExecution().toString()  # type: ignore[attr-defined] # to look at the plan
+    rows = spread(batch, {topic: handler(nothing, order=order)}, parallelism)
+    assert rows.rdd.getNumPartitions() <= parallelism
+    return "Exchange" in rows._jdf.queryExecution().toString()  # type: ignore[attr-defined] # to look at the plan
 
 
 @pytest.mark.thorough
@@ -162,7 +160,7 @@ def test_messages_that_wait_for_each_other_share_a_lane_and_others_are_spread(
 
     lanes: dict[object, set[int]] = {}
     for row in rows:
-        record = RowRecord(row.topic, row.partition, row.offset, row.key and bytes(row.key), b"x", None, None, None)
+        record = FixedRecord(row.topic, row.partition, row.offset, row.key and bytes(row.key), b"x", (), None)
         lanes.setdefault(orderings[row.topic].identity(record), set()).add(row.lane)
     assert all(len(found) == 1 for found in lanes.values())
     assert all(0 <= row.lane < LANES for row in rows)

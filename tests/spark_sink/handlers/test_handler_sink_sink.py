@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ from penstock.consumer import Handler, handler
 from penstock.errors import ConfigurationError, SinkError
 from penstock.message import Message
 from penstock.spark_sink.queries.restarts import is_permanent
-from penstock.spark_sink.sinks.handlers import kill_timeout
+from penstock.spark_sink.sinks.handlers import overlap
 from penstock.spark_sink.sinks.handlers.pickling import pack, unpack
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.telemetry import Telemetry
@@ -30,23 +31,7 @@ def nothing(_: Message) -> None:
 
 def sink_of(one: Handler | Callable[..., object], **options: Any) -> HandlerSink:
     made = one if isinstance(one, Handler) else handler(one)
-    return HandlerSink({"orders": made}, **{"group": "billing", "parallelism": 4, **options})
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"retry_delays": [5.0]}, "retry_delays, but a query does not read retry topics"),
-        ({"rate": 10.0}, "has a rate, which executors cannot share"),
-        ({"key_rate": 10.0}, "has a rate, which executors cannot share"),
-        ({"deferred_timeout": 10.0}, "a completion cannot be put off on an executor"),
-    ],
-)
-def test_an_option_that_executors_cannot_keep_is_refused_with_the_handlers_name(
-    options: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=f"the handler nothing of orders .*{sentence}"):
-        sink_of(handler(nothing, **options))
+    return HandlerSink(**{"handlers": {"orders": made}, "group": "billing", "parallelism": 4, **options})
 
 
 @pytest.mark.parametrize(
@@ -58,11 +43,19 @@ def test_an_option_that_executors_cannot_keep_is_refused_with_the_handlers_name(
         ({"overlap": "perhaps"}, "overlap must be 'refused' or 'allowed', but is 'perhaps'"),
         ({"handlers": {}}, "there is no handler"),
         ({"handlers": {"orders": nothing}}, r"must be made by penstock.consumer.handler\(...\), but is a function"),
+        # What executors cannot keep.
+        ({"retry_delays": [5.0]}, "the handler nothing of orders has retry_delays, but a query does not read retry"),
+        ({"rate": 10.0}, "the handler nothing of orders has a rate, which executors cannot share"),
+        ({"key_rate": 10.0}, "the handler nothing of orders has a rate, which executors cannot share"),
+        ({"on_failure": "hold"}, "the handler nothing of orders has on_failure='hold', but a batch ends only when"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, Any], sentence: str) -> None:
+    of_sink = {name: value for name, value in options.items() if name in {one.name for one in fields(HandlerSink)}}
+    of_handler = {name: value for name, value in options.items() if name not in of_sink}
+
     with pytest.raises(ConfigurationError, match=sentence):
-        HandlerSink(**{"handlers": {"orders": handler(nothing)}, "group": "billing", "parallelism": 4} | options)
+        sink_of(handler(nothing, **of_handler), **of_sink)
 
 
 def test_dead_letters_need_brokers_and_credentials_that_can_travel() -> None:
@@ -73,7 +66,7 @@ def test_dead_letters_need_brokers_and_credentials_that_can_travel() -> None:
     with pytest.raises(ConfigurationError, match=r"oauth_cb.* cannot travel"):
         sink_of(one, bootstrap_servers="there", config={"oauth_cb": print})
     named = sink_of(one, bootstrap_servers="there", config={"oauth_cb": "tokens:token"})
-    assert named._work().dead_letters.producer["oauth_cb"] == "tokens:token"
+    assert named._work().producer["oauth_cb"] == "tokens:token"
     # Callbacks that are this process's stay here.
     sink_of(one, bootstrap_servers="there", config={"error_cb": print, "auto.offset.reset": "earliest"})
 
@@ -216,7 +209,7 @@ ONCE = {"spark_master": "spark://host:7077", "spark_stage_maxConsecutiveAttempts
 )
 def test_settings_that_would_run_two_handlers_of_a_key_at_once_are_refused(settings: dict[str, str], told: str) -> None:
     batch: Any = mock.Mock(sparkSession=Settings(**settings))  # the part of a session that is asked
-    behind = mock.patch.object(kill_timeout, "seconds_until_killed", side_effect=ZeroDivisionError)
+    behind = mock.patch.object(overlap, "seconds_until_killed", side_effect=ZeroDivisionError)
 
     with mock.patch.object(HandlerSink, "check"), behind:
         with pytest.raises(ConfigurationError, match=told) as caught:

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from handler_rows import ONCE, Row, quickly, run_task
+from handler_rows import ONCE, Row, batches_of, quickly, run_task
 
 from penstock.consumer import CallNext, WorkerResource, handler
+from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
 from penstock.errors import SinkError
 from penstock.message import Message
-from penstock.spark_sink.sinks.handlers.execution.senders import MOST_SENDERS
+from penstock.spark_sink.sinks.handlers.rows import MOST_SENDERS, lane_numbers
 
 
 def test_a_row_is_a_message_with_all_that_the_source_tells_of_it() -> None:
@@ -114,38 +116,19 @@ def test_what_surrounds_a_task_ends_also_where_the_task_fails() -> None:
     assert log == ["ended"]
 
 
-def test_async_handlers_run_at_once_and_those_of_a_key_one_after_the_other() -> None:
-    running: set[bytes | None] = set()
-    overlaps: list[bytes | None] = []
-    order: list[int] = []
-    most = 0
-    failing = {3: 2}
+def test_as_many_async_handlers_are_under_way_as_may_be() -> None:
+    running = most = 0
 
-    async def work(message: Message) -> None:
-        nonlocal most
-        if message.key in running:
-            overlaps.append(message.key)
-        running.add(message.key)
-        most = max(most, len(running))
+    async def work(_: Message) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
         await asyncio.sleep(0.002)
-        running.discard(message.key)
-        order.append(message.offset)
-        if failing.get(message.offset, 0):
-            failing[message.offset] -= 1
-            raise RuntimeError("not yet")
+        running -= 1
 
-    report = run_task(
-        [Row(b"k%d" % (n % 5), n) for n in range(60)],
-        {"orders": handler(work, retry_policy=quickly())},
-        max_concurrency=4,
-    )
+    report = run_task([Row(b"k%d" % n, n) for n in range(60)], {"orders": handler(work)}, max_concurrency=4)
 
-    assert overlaps == []
-    assert most == 4
-    assert report.handled == 60
-    for key in range(5):
-        mine = [offset for offset in order if offset % 5 == key]
-        assert mine == sorted([*range(key, 60, 5), *([3, 3] if key == 3 else [])])
+    assert (most, report.handled) == (4, 60)
 
 
 def test_plain_handlers_beside_async_ones_keep_them_from_nothing_and_the_order_of_keys_holds_across() -> None:
@@ -217,3 +200,32 @@ def test_a_task_names_the_senders_that_were_sampled_as_many_as_it_may_and_only_w
     assert len(many.senders) == MOST_SENDERS
     assert run_task(rows, handlers).senders == []
     assert run_task([Row(b"k", 0)], handlers, notes_senders=True).senders == []
+
+
+def columns_of(rows: list[Row]) -> dict[str, pa.Array]:
+    (batch,) = batches_of(rows, size=len(rows))
+    return {name: batch.column(name) for name in batch.schema.names}
+
+
+def test_rows_of_a_key_share_a_lane_whatever_topic_they_come_from_and_keyless_ones_that_of_their_partition() -> None:
+    ordering = Ordering(Order.KEY, Keyless.PARTITION, 512)
+    rows = [
+        *(Row(b"a", 0), Row(None, 1), Row(b"b", 2), Row(None, 3)),
+        *(Row(None, 4, partition=1), Row(b"a", 5, "payments"), Row(None, 6, "payments")),
+    ]
+
+    lanes = lane_numbers({"orders": ordering, "payments": ordering}, columns_of(rows)).to_pylist()
+
+    assert lanes[0] == lanes[5]
+    assert lanes[1] == lanes[3]
+    assert len({lanes[0], lanes[1], lanes[2], lanes[4], lanes[6]}) == 5
+
+
+def test_rows_without_a_place_or_a_handler_are_refused_with_a_sentence() -> None:
+    ordering = Ordering(Order.KEY, Keyless.PARTITION, 8)
+    columns = columns_of([Row(b"a", 0), Row(b"a", 1)])
+
+    with pytest.raises(SinkError, match="rows of topic orders, which has no handler in this sink"):
+        lane_numbers({"payments": ordering}, columns)
+    with pytest.raises(SinkError, match="column offset of the frame for handlers is NULL in 1 rows"):
+        lane_numbers({"orders": ordering}, {**columns, "offset": pa.array([1, None], pa.int64())})

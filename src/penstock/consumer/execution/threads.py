@@ -90,6 +90,27 @@ def call_each(slot: ExecutionSlot, records: Slice, now: Callable[[], float]) -> 
     return None
 
 
+def serve(lane: ConsumerLane, slot: ExecutionSlot, processor: LaneProcessor, now: Callable[[], float]) -> int | None:
+    """Process a lane that the caller holds, with handlers called in this thread, and give it back.
+
+    Returns its ready queue where it is ready again.
+    """
+    processing = processor.process(lane, slot)
+    send = processing.send
+    outcome: Outcome = None
+    linger = None
+    try:
+        while True:
+            work = send(outcome)
+            outcome = call_each(slot, work, now) if isinstance(work, Slice) else call(slot, work)
+    except StopIteration as end:
+        linger = end.value
+    finally:
+        slot.leave()
+        ready = processor.scheduler.give_back(lane) if linger is None else processor.give_back(lane, linger)
+    return ready
+
+
 class Worker:
     """One worker thread."""
 
@@ -127,24 +148,12 @@ class Worker:
             pool.closing()
 
     def _process(self, lane: ConsumerLane) -> None:
-        slot, processor, now = self.slot, self._pool.processor, self._pool.now
-        processing = processor.process(lane, slot)
-        send = processing.send
-        outcome: Outcome = None
-        linger = None
+        slot, processor = self.slot, self._pool.processor
         before, begun = slot.handled, time.perf_counter()
-        try:
-            while True:
-                work = send(outcome)
-                outcome = call_each(slot, work, now) if isinstance(work, Slice) else call(slot, work)
-        except StopIteration as end:
-            linger = end.value
-        finally:
-            slot.leave()
-            ready = self._pool.scheduler.give_back(lane) if linger is None else processor.give_back(lane, linger)
-            if ready is not None and ready != self.queue:
-                # Its next work is for the event loop, which must be woken. In its own queue this thread looks next.
-                processor.wake((ready,))
+        ready = serve(lane, slot, processor, self._pool.now)
+        if ready is not None and ready != self.queue:
+            # Its next work is for the event loop, which must be woken. In its own queue this thread looks next.
+            processor.wake((ready,))
         self._pool.note_duration((time.perf_counter() - begun) / max(1, slot.handled - before))
 
 

@@ -35,7 +35,7 @@ from penstock.consumer.retry_topics import headers as retry_headers
 from penstock.consumer.retry_topics import origin_of, retry_topic, tries_before
 from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, write
 from penstock.errors import PenstockError, class_name
-from penstock.message import Record
+from penstock.message import Record, position_of
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _LOG_AGAIN_S = 60.0
 #: Characters that are left of a text in a dead letter that must be small.
 _SHORT_CHARS = 64
 #: What a broker answers about a message that its topic will never take.
-_NEVER_TAKEN = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD})
+NEVER_TAKEN = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD})
 
 Trace = Callable[[str, HeaderList], HeaderList]
 
@@ -134,7 +134,8 @@ class DeadLetterPublisher:
         self.exception_texts = exception_texts
         #: Whom the brokers take the producer for.
         self.principal = THIS_CLIENT
-        self._fail = fail
+        #: Stops the consumer.
+        self.fail = fail
         #: Where each message is, in words. Any thread: operations of a `dict` are atomic.
         self.states: dict[tuple[Assignment, int], str] = {}
         #: Messages that their handler drops because no retry topic takes them. Written by the poll thread.
@@ -184,7 +185,7 @@ class DeadLetterPublisher:
             self._finish(one, one.on_done)
             return
         if one.retry is None and not one.again and not one.is_asked_for:
-            self.limits.check(f"{one.fetch.assignment}@{one.record.offset()}", one.error)
+            self.limits.check(position_of(one.record), one.error)
         topic, headers = self._addressed(one)
         if self.trace is not None:
             headers = self.trace(topic, headers)
@@ -198,14 +199,14 @@ class DeadLetterPublisher:
                 # As above.
                 self._finish(one, one.on_done)
             else:
-                self._not_written(one, topic, error)
+                self.not_written(one, topic, error)
 
         try:
             outlet.forward(
                 one.item, Result(topic, one.record.value(), one.record.key(), headers, -1), one.complete, delivered
             )
         except KafkaException as error:
-            self._not_written(one, topic, error.args[0])
+            self.not_written(one, topic, error.args[0])
         except BufferError as error:
             self._hold(one, topic, str(error))
         else:
@@ -216,17 +217,18 @@ class DeadLetterPublisher:
         self.states.pop(one.place, None)
         then()
 
-    def _not_written(self, one: ExhaustedMessage, topic: str, error: KafkaError) -> None:
-        if error.code() in _NEVER_TAKEN:
+    def not_written(self, one: ExhaustedMessage, topic: str, error: KafkaError) -> None:
+        """Decide what becomes of a message that its topic did not take."""
+        if error.code() in NEVER_TAKEN:
             self._refused(one, topic, error)
         else:
-            self._hold(one, topic, self._why(topic, error), for_topic=is_missing_right(error))
+            self._hold(one, topic, self.why(topic, error), for_topic=is_missing_right(error))
 
     def _refused(self, one: ExhaustedMessage, topic: str, error: KafkaError) -> None:
         """Handle a message that its topic will never take as it is."""
         self.failures += 1
         handler = one.fetch.assignment.route.handler
-        place = f"{one.fetch.assignment}@{one.record.offset()}"
+        place = position_of(one.record)
         if one.retry is not None and handler.on_failure is not OnFailure.STOP:
             _log.error(
                 "%s is not taken by %s: %s; it %s\n%s",
@@ -258,11 +260,11 @@ class DeadLetterPublisher:
         self.states[one.place] = f"{topic} does not take it: {reason(error)}"
         stop = PenstockError(
             f"{place} was given up after {one.attempts} tries, and {topic} does not take it, without what we add "
-            f"either: {reason(error)}; the consumer stops and keeps the offset: raise max.message.bytes of {topic}, or "
-            "choose on_failure 'drop' for it"
+            f"either: {reason(error)}; {self.limits.ends}: raise max.message.bytes of {topic}, or choose on_failure "
+            "'drop' for it"
         )
         stop.__cause__ = one.error
-        self._fail(stop)
+        self.fail(stop)
 
     def _addressed(self, one: ExhaustedMessage) -> tuple[str, HeaderList]:
         """Return the topic a message goes to, and its headers."""
@@ -302,15 +304,14 @@ class DeadLetterPublisher:
             self.retries += 1
         _log.log(
             logging.WARNING if one.retry is None else logging.INFO,
-            "%s@%d is in %s after %d tries (%s)",
-            one.fetch.assignment,
-            one.record.offset(),
+            "%s is in %s after %d tries (%s)",
+            position_of(one.record),
             topic,
             one.attempts,
             type(one.error).__name__,
         )
 
-    def _why(self, topic: str, error: KafkaError) -> str:
+    def why(self, topic: str, error: KafkaError) -> str:
         """Return why a message was not written; where a right is missing, with what gives it."""
         if not is_missing_right(error):
             return reason(error)
@@ -333,9 +334,8 @@ class DeadLetterPublisher:
             if for_topic:
                 self._logged_at[topic] = now
             _log.error(
-                "%s@%d cannot be written to %s: %s; its offset and its key are held, next try in %g s",
-                one.fetch.assignment,
-                one.record.offset(),
+                "%s cannot be written to %s: %s; its offset and its key are held, next try in %g s",
+                position_of(one.record),
                 topic,
                 why,
                 RESEND_AFTER_S,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 from penstock.errors import PenstockError, class_name
 
@@ -27,6 +28,14 @@ def failure_text(error: BaseException, *, texts: bool) -> str:
 def short_text(error: BaseException) -> str:
     """Return the text of an error of ours, and the class of any other."""
     return str(error) if _is_ours(error) else class_name(error)
+
+
+def raised_where(error: BaseException) -> str:
+    """Return the class of an error and the place in the code that raised it, without its text."""
+    stack = traceback.extract_tb(error.__traceback__)
+    if not stack:
+        return type(error).__name__
+    return f"{type(error).__name__} ({Path(stack[-1].filename).name} line {stack[-1].lineno}, {stack[-1].name})"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

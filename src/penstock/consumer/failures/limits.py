@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from penstock import options as check
 from penstock.errors import ConfigurationError, PenstockError
 
+#: What comes of a message that stops a consumer, in words.
+ENDS = "the consumer stops and keeps the offset"
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterLimit:
@@ -58,9 +61,11 @@ class DeadLetterLimit:
 class DeadLetterLimits:
     """Counts what is given up against a limit. Thread-safe: the poll thread counts dead letters, lane holders drops."""
 
-    def __init__(self, limit: DeadLetterLimit | None, handled: Callable[[], int]) -> None:
+    def __init__(self, limit: DeadLetterLimit | None, handled: Callable[[], int], ends: str = ENDS) -> None:
         self._limit = limit
         self._handled = handled
+        #: What comes of a failure that is one too many, in words.
+        self.ends = ends
         # Guards the fields below.
         self._lock = threading.Lock()
         self._count = 0
@@ -84,6 +89,5 @@ class DeadLetterLimits:
         why = limit.exceeded(in_a_row, count, handled)
         if why is not None:
             raise PenstockError(
-                f"{why}: {place} is not given up and the consumer stops; find what fails every message, then start "
-                "again"
+                f"{why}: {place} is not given up and {self.ends}; find what fails every message, then start again"
             ) from error

@@ -16,7 +16,7 @@ from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
 from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage
-from penstock.consumer.failures.failure_text import failure_text
+from penstock.consumer.failures.failure_text import failure_text, raised_where
 from penstock.consumer.failures.give_ups import GiveUps
 from penstock.consumer.failures.timers import Timer, Timers
 from penstock.consumer.handlers.deferred import DeferredCompletion
@@ -26,6 +26,7 @@ from penstock.consumer.handlers.route import Failed, Route
 from penstock.consumer.message_sizes import size_in_bytes
 from penstock.consumer.publishing.result_publisher import RefusedResults
 from penstock.errors import GivenUpError, PenstockError, class_name
+from penstock.message import position_of
 from penstock.routing import KeyState
 
 _log = logging.getLogger(__name__)
@@ -179,8 +180,7 @@ class Parking:
     ) -> None:
         """Decide what becomes of the failed head of a parked key; `failed_batch`: it failed with a whole batch."""
         fetch, _, record = parked.waiting[0]
-        assignment, error = fetch.assignment, failure.error
-        route = assignment.route
+        error, route = failure.error, fetch.assignment.route
         handler = route.handler
         slot.failed += 1
         parked.attempts += 1
@@ -188,7 +188,7 @@ class Parking:
         if isinstance(error, ResultError) and not failure.permanent:
             failure = Failed(error, permanent=True)
         now = self._now()
-        place = f"{assignment}@{record.offset()}"
+        place = position_of(record)
         parked.batch_keys = () if failed_batch is None else failed_batch.keys
         parked.tried_alone = max(1, parked.tried_alone) if failed_batch is None else 0
         due_at = None
@@ -198,8 +198,8 @@ class Parking:
             except Exception as defect:  # noqa: BLE001 - the user's code decides there
                 parked.state = KeyState.STOPPING
                 stop = PenstockError(
-                    f"the retry policy of {handler.name} failed with {type(defect).__name__} when it was asked about "
-                    f"{place}; the consumer stops and keeps the offset: mend the policy"
+                    f"the retry policy of {handler.name} failed with {raised_where(defect)} when it was asked about "
+                    f"{place}; {self._publisher.limits.ends}: mend the policy"
                 )
                 stop.__cause__ = defect
                 self._fail(stop)
@@ -232,7 +232,7 @@ class Parking:
         error = failure.error
         route = fetch.assignment.route
         handler = route.handler
-        place = f"{fetch.assignment}@{record.offset()}"
+        place = position_of(record)
         retried = route.retried(record) if route.retried is not None else 0
         again = retried if retried < len(handler.retry_delays) and not failure.permanent else None
         if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
@@ -264,9 +264,8 @@ class Parking:
         else:
             parked.state = KeyState.STOPPING
             stop = PenstockError(
-                f"{handler.name} failed {place} {parked.attempts} times, last with {type(error).__name__}; "
-                "the consumer stops and keeps the offset: mend the handler, or choose on_failure='dead_letter', 'drop' "
-                "or 'hold'"
+                f"{handler.name} failed {place} {parked.attempts} times, last with {raised_where(error)}; "
+                f"{self._publisher.limits.ends}: mend the handler, or choose on_failure='dead_letter', 'drop' or 'hold'"
             )
             stop.__cause__ = error
             self._fail(stop)

@@ -96,7 +96,23 @@ class RefusedResults:
 Wake = Callable[[ConsumerLane, RefusedResults], None]
 
 
-class Publisher(Protocol):
+class ResultTaker(Protocol):
+    """What the lane processor calls on that which publishes results."""
+
+    def submit(
+        self,
+        lane: ConsumerLane,
+        items: Sequence[Item],
+        results: Sequence[Result],
+        tries: Sequence[Tries] | None = None,
+    ) -> None:
+        """Have results published, and then these messages of one assignment done. By the holder of their lane."""
+
+    def has_any_of(self, assignments: Sequence[Assignment]) -> bool:
+        """Tell whether results of these assignments are on their way. Any thread."""
+
+
+class Publisher(ResultTaker, Protocol):
     """What an engine calls on that which publishes results."""
 
     handled: int
@@ -111,21 +127,9 @@ class Publisher(Protocol):
     def start(self) -> None:
         """Start the thread of its own, where it has one. By the poll thread."""
 
-    def submit(
-        self,
-        lane: ConsumerLane,
-        items: Sequence[Item],
-        results: Sequence[Result],
-        tries: Sequence[Tries] | None = None,
-    ) -> None:
-        """Have results published, and then these messages of one assignment done. By the holder of their lane."""
-
     @property
     def waiting(self) -> int:
         """How many submissions are not published yet. Any thread."""
-
-    def has_any_of(self, assignments: Sequence[Assignment]) -> bool:
-        """Tell whether results of these assignments are on their way. Any thread."""
 
     def state_of(self, assignment: Assignment, offset: int) -> str | None:
         """Return where the results of a message are, in words; None where none are on their way. Any thread."""

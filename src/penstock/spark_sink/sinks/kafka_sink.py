@@ -20,7 +20,7 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import LedgerEntry
-from penstock.spark_sink.sinks.handlers.execution.rows import steps
+from penstock.spark_sink.sinks.handlers.rows import steps
 from penstock.spark_sink.sinks.kafka_ledger import (
     LEDGER_TOPIC,
     Target,

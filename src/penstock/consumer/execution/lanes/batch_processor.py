@@ -22,7 +22,7 @@ from penstock.consumer.failures.parking import FailedBatch, Parking
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited, Route, UndecodableError
-from penstock.consumer.publishing.result_publisher import Publisher, Tries
+from penstock.consumer.publishing.result_publisher import ResultTaker, Tries
 from penstock.errors import PenstockError
 from penstock.message import Message, Record
 from penstock.routing import KeyState
@@ -38,7 +38,7 @@ BatchOutcome = Failed | Results | None
 class BatchProcessor:
     """Thread-safe: each call is for a lane that the caller holds."""
 
-    def __init__(self, clock: Clock, admission: Admission, parking: Parking, results: Publisher) -> None:
+    def __init__(self, clock: Clock, admission: Admission, parking: Parking, results: ResultTaker) -> None:
         self._now = clock.monotonic
         self._admission = admission
         self._parking = parking
@@ -154,7 +154,7 @@ class BatchProcessor:
         if not parked.tried_alone:
             keys += self._ready_batch_keys(lane, parked, now)
             batch += self._gather(lane, keys, now, slot)
-            batch.sort(key=lambda one: one[1][2].offset())
+            batch.sort(key=lambda one: _place(one[:2]))
         heads = {one: lane.parked[one] for one in dict.fromkeys(one for one, _, _ in batch)}
         for head in heads.values():
             if head.attempts == 0:
@@ -201,7 +201,7 @@ class BatchProcessor:
         ]
         # Keys at whose next message nothing more may be handed over: that is decided when it is the head.
         ended: set[Hashable] = set()
-        for key, item in heapq.merge(*lines, key=_offset):
+        for key, item in heapq.merge(*lines, key=_place):
             if 1 + len(found) == route.batch or len(ended) == len(keys):
                 break
             if key in ended:
@@ -321,5 +321,6 @@ def _waiting(
         yield key, item
 
 
-def _offset(entry: tuple[Hashable, Item]) -> int:
-    return entry[1][2].offset()
+def _place(entry: tuple[Hashable, Item]) -> tuple[int, int]:
+    record = entry[1][2]
+    return record.partition(), record.offset()

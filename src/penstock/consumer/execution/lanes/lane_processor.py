@@ -43,7 +43,7 @@ from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited, Route
-from penstock.consumer.publishing.result_publisher import Publisher, RefusedResults
+from penstock.consumer.publishing.result_publisher import RefusedResults, ResultTaker
 from penstock.message import Record
 from penstock.routing import Scheduler
 
@@ -59,13 +59,13 @@ class LaneProcessor:
         scheduler: Scheduler[Fetch, Record],
         timers: Timers,
         publisher: DeadLetterPublisher,
-        results: Publisher,
+        results: ResultTaker,
         wake: Callable[[Sequence[int]], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._now = clock.monotonic
         self._run_seconds = run_seconds
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._timers = timers
         #: Has the lanes of these ready queues processed. Any thread.
         self.wake = wake
@@ -89,19 +89,19 @@ class LaneProcessor:
     def give_back(self, lane: ConsumerLane, linger: LingerUntil | None) -> int | None:
         """Give a lane back as `process` returned; returns its ready queue when it is ready again."""
         if linger is None:
-            return self._scheduler.give_back(lane)
-        queue = self._scheduler.linger(lane, linger.appended)
+            return self.scheduler.give_back(lane)
+        queue = self.scheduler.linger(lane, linger.appended)
         # Only now: what wakes it finds the lane free, or held by another who looks at it himself.
         linger.schedule_wake()
         return queue
 
     def wake_key(self, lane: ConsumerLane, key: Hashable) -> None:
         """Wake a parked key, or the runs that a token bucket throttles. Any thread."""
-        self.wake(self._scheduler.wake(lane, key))
+        self.wake(self.scheduler.wake(lane, key))
 
     def wake_lane(self, lane: ConsumerLane) -> None:
         """Wake a lane that lingers. Any thread."""
-        self.wake(self._scheduler.ready((lane,)))
+        self.wake(self.scheduler.ready((lane,)))
 
     def process(self, lane: ConsumerLane, slot: ExecutionSlot) -> LaneProcessing:  # noqa: C901, PLR0912, PLR0915 - the main path in one piece, for speed
         """Process a lane until it is empty, its work is of another kind, or the time slice is over."""

@@ -14,7 +14,7 @@ from penstock.consumer.failures.parking import NotDue, Parking
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited
-from penstock.consumer.publishing.result_publisher import Publisher, Tries
+from penstock.consumer.publishing.result_publisher import ResultTaker, Tries
 from penstock.message import Message
 from penstock.routing.lanes import WAITING, KeyState
 
@@ -30,7 +30,7 @@ class ParkedKeyProcessor:
         throttling: Throttling,
         *,
         batches: BatchProcessor,
-        results: Publisher,
+        results: ResultTaker,
     ) -> None:
         self._now = clock.monotonic
         self._admission = admission

@@ -1,9 +1,9 @@
 """`HandlerSink`: a foreachBatch function that gives each message of a batch to the handler of its topic, on executors.
 
-Rows are routed by lane (`lanes`), as in the consumer: a lane's rows go to one task, in (topic, partition, offset)
-order, and the task (`task`) handles one message of a key after the other (`key_queues`). So a key is in one task of a
-batch, and batches follow one another: no two handlers of a key overlap (I1), and its offsets rise (I2). A task that is
-tried again, or a batch after a restart, begins at its first row: handlers see messages at least once.
+Rows are routed by lane (`spread`), as in the consumer: a lane's rows go to one task, in (topic, partition, offset)
+order, and the task (`engine`) handles one message of a key after the other. So a key is in one task of a batch, and
+batches follow one another: no two handlers of a key overlap (I1), and its offsets rise (I2). A task that is tried
+again, or a batch after a restart, begins at its first row: handlers see messages at least once.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql.functions import arrow_udf, col  # type: ignore[attr-defined] # the first has no types
+from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType
 
 from penstock import clients
@@ -24,32 +23,33 @@ from penstock import options as check
 from penstock.clients.requests.granted_rights import require_rights
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.clients.rights import MissingRightError, Operation, Right, principal_of, topic_right
-from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, MiddlewareSpec, OnFailure, WorkerResource
+from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, MiddlewareSpec, WorkerResource
 from penstock.consumer.handlers.environment.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.functions import name_of
-from penstock.consumer.handlers.handler import Kind, orderings_of, require_own_topics
+from penstock.consumer.handlers.handler import Kind, require_own_topics
+from penstock.consumer.polling.health.startup_checks import output_topics
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
 from penstock.spark_sink.ledger.rules import LedgerEntry
-from penstock.spark_sink.sinks.frames import tasks_of, whole_partitions
-from penstock.spark_sink.sinks.handlers import kill_timeout
-from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings
-from penstock.spark_sink.sinks.handlers.execution.report import BatchReport, TaskReport
-from penstock.spark_sink.sinks.handlers.execution.rows import COLUMNS, LANE, REQUIRED
-from penstock.spark_sink.sinks.handlers.kept_options import refuse_what_cannot_be_kept
-from penstock.spark_sink.sinks.handlers.lanes import has_order, lane_column, needs_keys
-from penstock.spark_sink.sinks.handlers.metrics import HandlerMetrics
+from penstock.spark_sink.sinks.handlers import overlap
+from penstock.spark_sink.sinks.handlers.checks import (
+    portable,
+    refuse_what_cannot_be_kept,
+    require_publishing,
+    target_of,
+)
+from penstock.spark_sink.sinks.handlers.engine import TaskWork
 from penstock.spark_sink.sinks.handlers.pickling import made_by, pack, require_packable, unpack
-from penstock.spark_sink.sinks.handlers.publishing.publication import Publication
-from penstock.spark_sink.sinks.handlers.publishing.result_rows import RESULT_DDL
-from penstock.spark_sink.sinks.handlers.publishing.target import portable, require_publishing, target_of
-from penstock.spark_sink.sinks.handlers.spark_settings import refuse_double_runs
-from penstock.spark_sink.sinks.handlers.task import REPORT_DDL, TaskWork, handling, routing
+from penstock.spark_sink.sinks.handlers.publication import Publication
+from penstock.spark_sink.sinks.handlers.report import BatchReport, HandlerMetrics
+from penstock.spark_sink.sinks.handlers.results import RESULT_DDL, report_of
+from penstock.spark_sink.sinks.handlers.rows import REQUIRED
+from penstock.spark_sink.sinks.handlers.spread import spread
+from penstock.spark_sink.sinks.handlers.task import handling
 from penstock.spark_sink.sinks.kafka_ledger import LEDGER_TOPIC, Target, ledger_of, ledger_options, require_target
 from penstock.spark_sink.sinks.kafka_publisher import begin_ledger
 from penstock.spark_sink.sinks.planned_offsets import micro_batch
-from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sink import Origin, origin_of, stored_batches
 from penstock.spark_sink.source.offsets.planning import TopicPartition
 from penstock.telemetry import Telemetry
@@ -59,8 +59,8 @@ _log = logging.getLogger("penstock.handler_sink")
 
 AnswerT = TypeVar("AnswerT")
 
-#: Lanes for each task, as many as a worker has: the largest tells how much of a batch one key is.
-_LANES_PER_TASK = 64
+#: How long a dead letter may take to be acknowledged before its task fails, unless `config` says otherwise.
+_LETTER_TIMEOUT_MS = 60_000
 
 _TYPES: Mapping[str, type[DataType]] = {
     "topic": StringType,
@@ -88,7 +88,7 @@ class HandlerSink:
     included (`includeHeaders`). Handlers keep their order mode, retries, dead letters, filter, decoder and batch size;
     a batch goes when it is full or the task's rows end, so that `linger` has no effect. Messages are handled at least
     once: a task that fails or a batch after a restart comes again from its start. A machine that Spark has given up for
-    lost and that runs on may handle messages beside those to whom they were given since. Can be pickled.
+    lost and that runs on may handle messages which other tasks have by now. Can be pickled.
 
     What handlers return is published when all handlers of the batch are done. Of each message the results of one run of
     its handler become visible, all of them and once; those of a source partition in the order of their messages. Where
@@ -100,7 +100,7 @@ class HandlerSink:
         parallelism: tasks a batch is spread over; more than the cluster has cores wait for one another.
         bootstrap_servers: brokers to publish to; needed where a handler has dead letters or publishes.
         config: client settings by librdkafka's names, for that; never shown.
-        middlewares: functions around every call, made anew for each task.
+        middlewares: functions around every call, made again for each task.
         lifespans: generator functions that run around each task; one that raises fails the task.
         resources: what `App.worker_resource` made; closed at the end of each task.
         max_concurrency: `async def` handlers under way at once in a task.
@@ -155,15 +155,15 @@ class HandlerSink:
         for option in ("middlewares", "lifespans", "resources"):
             object.__setattr__(self, option, tuple(getattr(self, option)))
         middlewares_of(self.middlewares)
-        for topic, one in self.handlers.items():
-            refuse_what_cannot_be_kept(topic, one)
-            wrap(one, self.middlewares)
+        for topic, handler in self.handlers.items():
+            refuse_what_cannot_be_kept(topic, handler)
+            wrap(handler, self.middlewares)
         require_own_topics(self.group, self.handlers)
         require_publishing(self.handlers, self.name, self.bootstrap_servers, self.ledger_topic)
-        asynchronous = any(one.kind is Kind.TASK for one in self.handlers.values())
-        if not asynchronous and any(inspect.isasyncgenfunction(one) for one in self.lifespans):
+        asynchronous = any(handler.kind is Kind.TASK for handler in self.handlers.values())
+        if not asynchronous and any(map(inspect.isasyncgenfunction, self.lifespans)):
             raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
-        if self._dead_letter_topics() and self.bootstrap_servers is None:
+        if output_topics(self.group, self.handlers) and self.bootstrap_servers is None:
             raise ConfigurationError("a handler has dead letters; give bootstrap_servers, where they are written")
         self._target()
         self._require_picklable()
@@ -178,7 +178,7 @@ class HandlerSink:
             TopicNotFoundError: a topic that a handler names with `to` does not exist.
             ConfigurationError: the ledger's topic cannot be used.
         """
-        found = {one.name: one.dataType for one in schema.fields}
+        found = {column.name: column.dataType for column in schema.fields}
         missing = [name for name in REQUIRED if name not in found]
         if missing:
             raise SchemaMismatchError(
@@ -199,7 +199,7 @@ class HandlerSink:
         self._ensure_dead_letter_topics()
         target = self._target()
         if target is not None:
-            require_target(target, sorted({one.to for one in self.handlers.values() if one.to is not None}))
+            require_target(target, sorted(self._result_topics()))
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Handle one micro-batch.
@@ -225,19 +225,16 @@ class HandlerSink:
         if target is None or not stored_batches.has_any_of(self.ledger_key, origin):
             self.check(batch.schema)
         if self.overlap == "refused":
-            refuse_double_runs(batch.sparkSession)
-        kill_delay_s = kill_timeout.seconds_until_killed(batch.sparkSession)
-        packed = pack(self._work())
-        columns = [name for name in COLUMNS if name in batch.columns]
-        rows = self._spread(batch.select(*columns).withColumn(LANE, self._lanes(columns)), batch)
+            overlap.refuse_double_runs(batch.sparkSession)
+        kill_delay_s = overlap.seconds_until_killed(batch.sparkSession)
+        rows = spread(batch, self.handlers, self.parallelism)
+        tasks = rows.mapInArrow(handling(pack(self._work())), RESULT_DDL)
         if target is None:
-            tasks = rows.mapInArrow(handling(packed), REPORT_DDL)
-            reports = [TaskReport(**row.asDict()) for row in self._run(tasks.collect, batch_id, kill_delay_s)]
+            found = self._run(tasks.select("report").collect, batch_id, kill_delay_s)
+            reports = [report_of(row.report) for row in found]
         else:
             what = micro_batch(batch, batch_id, origin, f"sink {target.name}", ledger_options(target.ledger))
-            target = replace(target, batch=what)
-            publication = Publication(target, self.parallelism)
-            tasks = rows.mapInArrow(handling(packed, publishes=True, whole=self.atomic_batches), RESULT_DDL)
+            publication = Publication(replace(target, batch=what), self.parallelism)
             with stored_batches.one_call(self.ledger_key, origin, what):
                 done = self._run(lambda: publication.run(tasks), batch_id, kill_delay_s)
                 reports = publication.conclude(batch_id, done)
@@ -248,7 +245,7 @@ class HandlerSink:
         try:
             return job()
         except Exception as error:
-            found = [one for one in errors_in(str(error)) if isinstance(one, SinkError | MissingRightError)]
+            found = [named for named in errors_in(str(error)) if isinstance(named, SinkError | MissingRightError)]
             if not (found and self.parallelism == 1):
                 # Where there is one task and it reported its failure, none is left.
                 time.sleep(kill_delay_s)
@@ -297,14 +294,18 @@ class HandlerSink:
 
     def _work(self) -> TaskWork:
         return TaskWork(
-            handlers=self.handlers,
+            self.group,
+            self.handlers,
             middlewares=self.middlewares,
             lifespans=self.lifespans,
             resources=self.resources,
-            dead_letters=DeadLetterSettings(self.group, self._producer_config(), self.dead_letter_limit),
+            producer=self._producer_config(),
+            dead_letter_limit=self.dead_letter_limit,
             max_parked=self.max_parked,
             max_parked_bytes=self.max_parked_bytes,
             max_concurrency=self.max_concurrency,
+            publishes=self._target() is not None,
+            whole=self.atomic_batches,
             notes_senders=self.telemetry is not None,
         )
 
@@ -315,81 +316,45 @@ class HandlerSink:
         target = target_of(self.bootstrap_servers, self.config, self.name, self.ledger_topic)
         return replace(target, whole=self.atomic_batches)
 
-    def _lanes(self, columns: Sequence[str]) -> Column:
-        """Return the column of rows' lanes."""
-        lanes = self.parallelism * _LANES_PER_TASK
-        if all(one.key is None for one in self.handlers.values()):
-            return lane_column(self.handlers, lanes)
-        number = arrow_udf(routing(pack(orderings_of(self.handlers, lanes)), columns), "int")
-        return cast("Column", number(*map(col, columns)))
-
-    def _spread(self, rows: DataFrame, batch: DataFrame) -> DataFrame:
-        """Spread rows over the tasks, in the order in which they are handled.
-
-        Where a shuffle would not bring more tasks to what may be handled side by side, rows stay where they are read.
-        """
-        found = None if needs_keys(self.handlers) else tasks_of(batch)
-        if found is not None:
-            if not has_order(self.handlers):
-                if found >= self.parallelism:
-                    return rows.coalesce(self.parallelism)
-            else:
-                partitions = whole_partitions(batch)
-                if partitions is not None and found >= min(self.parallelism, partitions):
-                    # The user may have sorted them otherwise since they were read.
-                    return rows.coalesce(self.parallelism).sortWithinPartitions(*POSITION)
-        return rows.repartitionById(self.parallelism, LANE).sortWithinPartitions(*POSITION)
-
-    def _dead_letter_topics(self) -> dict[str, str]:
-        """Return the dead-letter topic of each topic that has one."""
-        return {
-            topic: one.dead_letter_topic.replace("{topic}", topic)
-            for topic, one in self.handlers.items()
-            if one.on_failure is OnFailure.DEAD_LETTER
-        }
+    def _result_topics(self) -> set[str]:
+        return {handler.to for handler in self.handlers.values() if handler.to is not None}
 
     def least_rights(self, _topics: Iterable[str]) -> list[Right]:
         """Return the rights that its client needs, save those on topics that an `Outgoing` names."""
-        letters = sorted(set(self._dead_letter_topics().values()))
+        letters = sorted(output_topics(self.group, self.handlers))
         rights = [topic_right(operation, name) for name in letters for operation in (Operation.WRITE, Operation.CREATE)]
         target = self._target()
         if target is not None:
-            rights += target.least_rights({one.to for one in self.handlers.values() if one.to is not None})
+            rights += target.least_rights(self._result_topics())
         return list(dict.fromkeys(rights))
 
     def _ensure_dead_letter_topics(self) -> None:
-        wanted = self._dead_letter_topics()
+        wanted = output_topics(self.group, self.handlers)
         if not wanted or self.bootstrap_servers is None or self._process.has_dead_letter_topics:
             return
         admin = clients.admin(self.bootstrap_servers, self.config)
-        rights = [topic_right(Operation.WRITE, name) for name in sorted(set(wanted.values()))]
+        rights = [topic_right(Operation.WRITE, name) for name in sorted(wanted)]
         require_rights(admin, f"the dead letters of {self.group} cannot be written", rights, principal_of(self.config))
         counts = partition_counts(admin, self.bootstrap_servers)
-        specs = [TopicSpec(name, counts.get(topic, 1)) for topic, name in wanted.items()]
+        specs = [TopicSpec(name, max(counts.get(topic, 1) for topic in topics)) for name, topics in wanted.items()]
         ensure_topics(admin, self.bootstrap_servers, specs, principal=principal_of(self.config))
         self._process.has_dead_letter_topics = True
 
     def _producer_config(self) -> dict[str, Any]:
-        if not self._dead_letter_topics():
+        if not output_topics(self.group, self.handlers):
             return {}
-        return {
-            **ConsumerSettings(config=portable(self.config)).producer_config(),
-            "bootstrap.servers": self.bootstrap_servers,
-        }
+        config = ConsumerSettings(config=portable(self.config)).producer_config()
+        return {"message.timeout.ms": _LETTER_TIMEOUT_MS, **config, "bootstrap.servers": self.bootstrap_servers}
 
     def _require_picklable(self) -> None:
-        for topic, one in self.handlers.items():
-            called = f"the handler {one.name} of {topic}"
-            require_packable(called, one.function)
-            for option, given in (
-                *(("filter", one.filter), ("decoder", one.decoder), ("key", one.key), ("encoder", one.encoder)),
-            ):
-                require_packable(f"the {option} of {called[4:]}", given)
-            require_packable(f"the retry policy of {called[4:]}", one.retry)
-        for middleware in self.middlewares:
-            require_packable(f"the middleware {name_of(middleware)}", middleware)
-        for lifespan in self.lifespans:
-            require_packable(f"the lifespan {getattr(lifespan, '__qualname__', lifespan)}", lifespan)
+        for topic, handler in self.handlers.items():
+            name = f"handler {handler.name} of {topic}"
+            require_packable(f"the {name}", handler.function)
+            for option in ("filter", "decoder", "key", "encoder", "retry"):
+                require_packable(f"the option {option} of the {name}", getattr(handler, option))
+        for kind, parts in (("middleware", self.middlewares), ("lifespan", self.lifespans)):
+            for part in parts:
+                require_packable(f"the {kind} {name_of(part)}", part)
         for resource in self.resources:
             require_packable(f"the worker_resource {made_by(resource).__qualname__}", resource)
         # All together: what only fails in company.
@@ -397,7 +362,11 @@ class HandlerSink:
 
     def __reduce__(self) -> tuple[Callable[[bytes], HandlerSink], tuple[bytes]]:
         """Be pickled as a whole, so that a resource stays the one that its handlers use; telemetry stays here."""
-        kept = {one.name: getattr(self, one.name) for one in fields(self) if one.init and one.name != "telemetry"}
+        kept = {
+            option.name: getattr(self, option.name)
+            for option in fields(self)
+            if option.init and option.name != "telemetry"
+        }
         return _rebuilt, (pack(kept),)
 
 

@@ -1,9 +1,15 @@
-"""What a batch came to: counted by each task, put together on the driver, where skew shows."""
+"""What a batch came to: counted by each task, put together on the driver, where skew shows, and sent as metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+
+from penstock.telemetry import Telemetry
+from penstock.telemetry.names import CONSUMER_GROUP_NAME, DURATION_BOUNDARIES_S
+
+#: What became of a message.
+OUTCOME = "penstock.spark.handler.outcome"
 
 
 @dataclass(slots=True)
@@ -71,8 +77,8 @@ class BatchReport(Counts):
 
     def __post_init__(self) -> None:
         """Sum the counts."""
-        for one in fields(Counts):
-            setattr(self, one.name, sum(getattr(task, one.name) for task in self.tasks))
+        for count in fields(Counts):
+            setattr(self, count.name, sum(getattr(task, count.name) for task in self.tasks))
 
     @property
     def skew(self) -> float:
@@ -97,3 +103,52 @@ class BatchReport(Counts):
             f"{self.dropped} dropped, {self.failed} failures, {self.results} results; "
             f"slowest task {self.slowest_s:.3f} s, skew {self.skew:.2f}, heaviest lane {self.heaviest_lane_share:.0%}"
         )
+
+
+class HandlerMetrics:
+    """The instruments of one sink, with its group as an attribute. Thread-safe, as OpenTelemetry's are."""
+
+    def __init__(self, telemetry: Telemetry, group: str) -> None:
+        meter = telemetry.meter()
+        self._group = {CONSUMER_GROUP_NAME: group}
+        self._messages = meter.create_counter(
+            "penstock.spark.handler.messages", "{message}", "Messages that handlers on executors are done with."
+        )
+        self._failures = meter.create_counter(
+            "penstock.spark.handler.failures", "{failure}", "Failed tries of handlers on executors."
+        )
+        self._retries = meter.create_counter(
+            "penstock.spark.handler.retries", "{try}", "Tries after the first of handlers on executors."
+        )
+        self._tasks = meter.create_histogram(
+            "penstock.spark.handler.task.duration",
+            "s",
+            "How long a task with handlers took.",
+            explicit_bucket_boundaries_advisory=DURATION_BOUNDARIES_S,
+        )
+        self._skew = meter.create_gauge(
+            "penstock.spark.handler.skew", "1", "Messages of the last batch's largest task over the mean of its tasks."
+        )
+        self._heaviest = meter.create_gauge(
+            "penstock.spark.handler.heaviest_lane", "1", "Part of the last batch that was in its largest lane."
+        )
+
+    def record(self, report: BatchReport) -> None:
+        """Record a batch."""
+        for outcome, count in (
+            ("handled", report.handled),
+            ("filtered", report.filtered),
+            ("dead_letter", report.dead_letters),
+            ("dropped", report.dropped),
+        ):
+            if count:
+                self._messages.add(count, {**self._group, OUTCOME: outcome})
+        if report.failed:
+            self._failures.add(report.failed, self._group)
+        if report.retried:
+            self._retries.add(report.retried, self._group)
+        for task in report.tasks:
+            self._tasks.record(task.seconds, self._group)
+        if report.rows:
+            self._skew.set(report.skew, self._group)
+            self._heaviest.set(report.heaviest_lane_share, self._group)

@@ -1,4 +1,10 @@
-"""Settings of Spark under which it would run a task of a batch beside another run of the same task."""
+"""Whether two handlers of one key may run at once (I1): settings of Spark that let them, and tasks that were cancelled.
+
+Spark tells the driver at once that a job is over. The Python process of a task, which may be in a handler, is left to
+a thread of the executor that looks every 2 seconds, waits `spark.python.task.killTimeout` for the task to end by
+itself, and then kills the process (`PythonRunner`'s `MonitorThread`). A batch that came again before that would have
+two handlers of one key at once.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +20,13 @@ _LOCAL = re.compile(r"local(\[.*\])?")
 _ATTEMPTS = "spark.stage.maxConsecutiveAttempts"
 _IGNORED = "spark.stage.ignoreDecommissionFetchFailure"
 
+#: Seconds between the looks of the executor's thread, and what its kill may take to come about.
+_LOOK_S = 2.0
+_GRACE_S = 2.0
+_TIME = re.compile(r"(\d+) *(ms|s|m|min|h)?")
+#: A number alone means milliseconds, as everywhere in Spark's times.
+_SECONDS = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
 #: What else ends each of the errors.
 _OR = "; or give the sink overlap='allowed' if its handlers are idempotent"
 
@@ -22,9 +35,9 @@ def refuse_double_runs(spark: SparkSession) -> None:
     """Raise `ConfigurationError` for settings under which two handlers of one key may run at once (I1).
 
     Speculation runs a slow task twice. And where a task cannot fetch what a lost executor had for it, Spark runs the
-    stage again beside those of its tasks that still run (SPARK-20163); with one attempt it gives the job up and kills
-    them (SPARK-50648), and the batch comes again. Fetches from executors that are decommissioned count as attempts only
-    where they are told to.
+    stage again while some of its tasks still run (SPARK-20163); with one attempt it gives the job up and kills them
+    (SPARK-50648), and the batch comes again. Fetches from executors that are decommissioned count as attempts only
+    where a setting says so.
     """
     if _is_on(spark, "spark.speculation", "false"):
         raise ConfigurationError(
@@ -45,6 +58,14 @@ def refuse_double_runs(spark: SparkSession) -> None:
             "its tasks that still run, and so two handlers of one key; start the application with "
             f"--conf {_IGNORED}=false as well{_OR}"
         )
+
+
+def seconds_until_killed(spark: SparkSession) -> float:
+    """Return the seconds after which no process of a cancelled task is left."""
+    found = _TIME.fullmatch(str(spark.conf.get("spark.python.task.killTimeout", "2s")).strip())
+    # Spark's default where it is written in another way.
+    timeout_s = 2.0 if found is None else int(found[1]) * _SECONDS[found[2]]
+    return _LOOK_S + timeout_s + _GRACE_S
 
 
 def _is_on(spark: SparkSession, setting: str, default: str) -> bool:

@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from penstock.clients.gc_pause import imports_set_aside
-from penstock.spark_sink.sinks.handlers.execution.report import TaskReport
-from penstock.spark_sink.sinks.handlers.publishing.result_rows import ORDER, published_rows, report_of
+from penstock.spark_sink.sinks.handlers.report import TaskReport
+from penstock.spark_sink.sinks.handlers.results import ORDER, published_rows, report_of
 from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.kafka_publication import (
     COMMIT_MESSAGE_DDL,
@@ -41,7 +41,7 @@ class _PublishTask:
         schema = report_schema(_PUBLISHED_DDL)
         for message in publish_rows(self.target, published_rows(batches, reports)):
             yield pa.RecordBatch.from_pylist([message._asdict()], schema=schema)
-        yield pa.RecordBatch.from_pylist([{"report": one} for one in reports], schema=schema)
+        yield pa.RecordBatch.from_pylist([{"report": report} for report in reports], schema=schema)
         imports_set_aside("publishing")
 
 
@@ -65,8 +65,8 @@ class Publication:
             MissingRightError: the same, for want of a right.
         """
         rows = found.to_pylist()
-        reports = [cast("str", one["report"]) for one in rows if one["report"] is not None]
+        reports = [cast("str", row["report"]) for row in rows if row["report"] is not None]
         fields = WriterCommitMessage._fields
-        messages = [WriterCommitMessage(*(one[name] for name in fields)) for one in rows if one["report"] is None]
+        messages = [WriterCommitMessage(*(row[name] for name in fields)) for row in rows if row["report"] is None]
         conclude(batch_id, self.target.name, messages)
-        return [report_of(one) for one in reports]
+        return [report_of(text) for text in reports]

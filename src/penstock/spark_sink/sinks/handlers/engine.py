@@ -1,0 +1,353 @@
+"""The consumer's lanes over the rows of one task: how they are put there, and who serves them.
+
+A task has its rows to itself and in order, so there is no rebalance and nothing to commit; every other rule of lanes,
+parked keys and batches is the consumer's (`consumer/execution/lanes`). Where all handlers are plain functions, the
+task's thread serves one lane, which holds all rows: a key waits for its retry, the others go on. Where some are an
+`async def`, an event loop and one more thread serve many lanes, and the task's thread fills them. It serves the timers
+in either case.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+from penstock.clients.cluster import ProducerClient
+from penstock.clients.rights import MissingRightError, principal_of
+from penstock.consumer.assignments import Assignment, Fetch
+from penstock.consumer.execution.lane_plan import LanePlan
+from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
+from penstock.consumer.execution.threads import serve
+from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
+from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer.failures.limits import DeadLetterLimit, DeadLetterLimits
+from penstock.consumer.failures.timers import Timers
+from penstock.consumer.handlers.context import ContextFactory
+from penstock.consumer.handlers.environment.lifespan import enter_all
+from penstock.consumer.handlers.environment.middleware import MiddlewareSpec
+from penstock.consumer.handlers.environment.worker_resource import WorkerResource
+from penstock.consumer.handlers.handler import Handler, Kind
+from penstock.consumer.handlers.options.ordering import Order
+from penstock.consumer.handlers.route import Route
+from penstock.consumer.publishing.outlet import Outlet, ProducerOutlet
+from penstock.consumer.routes import Routes
+from penstock.consumer.settings import ConsumerSettings
+from penstock.errors import PenstockError, SinkError
+from penstock.message import Record
+from penstock.offsets import Block, Tracker
+from penstock.routing import Run, Scheduler
+from penstock.spark_sink.sinks.handlers.dead_letters import ENDS, ResultOutlet, TaskDeadLetters
+from penstock.spark_sink.sinks.handlers.report import Counts
+from penstock.spark_sink.sinks.handlers.results import ResultRows
+
+_log = logging.getLogger("penstock.handler_sink")
+
+#: Rows on lanes, at least, before no more are put there.
+_LEAST_WINDOW = 4096
+#: Seconds between two looks of the task's thread at what others leave to it, as of the consumer's poll thread.
+_LOOK_S = 0.05
+#: Stands for the offsets of a fetch, which a task does not track.
+_NO_OFFSETS = Block((0,), 0)
+
+
+class Progress(Tracker):
+    """Counts what is done of a task's rows, and what of them waits, for all topics together. Thread-safe."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        # Written by the task's thread.
+        self.taken = 0
+        #: Rows under way below which the task's thread is woken.
+        self.low = 0
+        # Guarded by the tracker's lock.
+        self.done = self.waiting = self.waiting_bytes = 0
+        #: Set when the task's thread has something to look at.
+        self.changed = threading.Event()
+
+    def complete(self, block: Block, indexes: Sequence[int]) -> None:  # noqa: ARG002 - as a tracker's
+        """Count rows as done."""
+        with self._lock:
+            self.done += len(indexes)
+        if self.under_way <= self.low:
+            self.changed.set()
+
+    def park(self, count: int, size_bytes: int) -> None:
+        """Count rows as waiting; negative numbers take them back."""
+        with self._lock:
+            self.waiting += count
+            self.waiting_bytes += size_bytes
+
+    @property
+    def under_way(self) -> int:
+        """Rows on lanes or in handlers."""
+        return self.taken - self.done - self.waiting
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWork:
+    """What every task of a batch does, with the settings of `HandlerSink`. Picklable.
+
+    `producer` has the settings of the producer of dead letters, which may hold secrets; `publishes` says whether the
+    sink may publish anything, `whole` whether a batch is one transaction.
+    """
+
+    group: str
+    handlers: Mapping[str, Handler]
+    _: KW_ONLY
+    middlewares: Sequence[MiddlewareSpec] = ()
+    lifespans: Sequence[Callable[[], Any]] = ()
+    resources: Sequence[WorkerResource[Any]] = ()
+    producer: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    dead_letter_limit: DeadLetterLimit | None = None
+    max_parked: int = 1_000
+    max_parked_bytes: int = 32 * 1024 * 1024
+    max_concurrency: int = 1_000
+    publishes: bool = False
+    whole: bool = False
+    notes_senders: bool = False
+
+
+class TaskEngine:
+    """Handles the rows of one task. Its methods are for the task's thread.
+
+    Args:
+        work: what is done with them.
+        stretches: the rows; each stretch is of one source partition, and its offsets rise.
+        results: takes what handlers return, and dead letters where those are published.
+        connect: makes the producer of dead letters.
+    """
+
+    def __init__(
+        self,
+        work: TaskWork,
+        stretches: Iterator[list[Record]],
+        results: ResultRows,
+        connect: Callable[[dict[str, Any]], ProducerClient],
+    ) -> None:
+        self._work = work
+        self._stretches = stretches
+        #: What is left of the stretch at hand; None once there are no more rows.
+        self._stretch: list[Record] | None = []
+        self._results = results
+        self._failure: BaseException | None = None
+        self._arrival = 0
+        #: Whether nothing was under way, or to come, at the last look.
+        self._was_idle = False
+        self._progress = Progress()
+        self._timers = Timers()
+        limits = DeadLetterLimits(work.dead_letter_limit, lambda: self._counts().handled, ENDS)
+        self._publisher = TaskDeadLetters(work.group, time, self._timers, limits, fail=self._fail)
+        outlet: Outlet = ResultOutlet(results)
+        if not work.publishes:
+            outlet = ProducerOutlet(lambda: connect(dict(work.producer)), at_once=False)
+        self._publisher.connect(outlet, principal_of(work.producer))
+        settings = ConsumerSettings(workers=1, max_concurrency=work.max_concurrency)
+        plan = LanePlan(work.handlers.values(), settings)
+        most = max(handler.batch for handler in work.handlers.values())
+        #: More rows are put on lanes while fewer are on their way: enough for every lane to have a full batch.
+        self._window = max(2 * work.max_concurrency, _LEAST_WINDOW, most)
+        self._lanes = min(plan.lanes, self._window // most) if plan.has_tasks else 1
+        self._scheduler: Scheduler[Fetch, Record] = Scheduler(
+            self._lanes, queues=plan.queues, queue_of=None if plan.has_one_queue else plan.queue_of
+        )
+        self._processor = LaneProcessor(
+            time,
+            settings.run_seconds,
+            scheduler=self._scheduler,
+            timers=self._timers,
+            publisher=self._publisher,
+            results=results,
+            wake=self._wake,
+            fail=self._fail,
+        )
+        #: Where the task's thread calls handlers itself.
+        self._slot = ExecutionSlot(Kind.THREAD, f"penstock-task-{work.group}")
+        #: What calls them else.
+        self._executor: ThreadsAndTasks | None = None
+        if plan.has_tasks:
+            self._executor = ThreadsAndTasks(
+                work.group,
+                settings,
+                plan=plan,
+                clock=time,
+                scheduler=self._scheduler,
+                processor=self._processor,
+                closing=self._close_resources,
+            )
+        self._contexts = ContextFactory(work.group)
+        routes = Routes(
+            work.group, time, self._lanes, middlewares=work.middlewares, contexts=self._contexts, telemetry=None
+        )
+        #: One for all partitions of a topic, so that a batch may have messages of several.
+        self._topics: dict[str, Assignment] = {}
+        for topic, handler in work.handlers.items():
+            routes.add(topic, handler)
+            routes[topic].linger = math.inf  # a batch goes when it is full, or nothing more can join it
+            self._topics[topic] = assignment = Assignment(topic, -1, routes[topic], start=0)
+            assignment.tracker = self._progress
+
+    def enter(self, around: ExitStack) -> None:
+        """Begin the lifespans and what calls handlers; `around` ends both, worker resources in between."""
+        executor = self._executor
+        if executor is not None:
+            around.callback(executor.close)
+        run_async = None if executor is None else executor.run_async
+        self._contexts.state = enter_all(self._work.lifespans, around, run_async)
+        around.callback(self._close)
+        if executor is not None:
+            executor.start()
+
+    def run(self) -> Iterator[None]:
+        """Handle all rows; yields now and then, for the caller to take results.
+
+        Raises `SinkError` or `MissingRightError` where a message failed for good whose handler stops then, where one
+        was given up too many, or where a dead letter was not written.
+        """
+        while self._failure is None and self._step():
+            yield
+        if self._failure is not None:
+            raise _error_of_task(self._failure) from None  # its text may hold the message
+
+    def _step(self) -> bool:
+        """Do what is next, or wait for it; returns whether there was something."""
+        self._progress.changed.clear()
+        try:
+            self._timers.serve(time.monotonic())
+            self._publisher.serve()
+            if self._executor is None and (lane := self._scheduler.take(0)) is not None:
+                serve(lane, self._slot, self._processor, time.monotonic)
+                return True
+        except Exception as error:  # noqa: BLE001 - raised by `run`, as what ends a lane in another thread
+            self._fail(error)
+            return True
+        return self._feed() or self._wait()
+
+    def finish(self) -> Counts:
+        """Return what became of the rows, once `run` and what `enter` began have ended; `SinkError` of some nothing."""
+        counts = self._counts()
+        if counts.rows != counts.done:
+            raise SinkError(
+                f"of {counts.rows} messages of a task {counts.done} are accounted for: a retry policy has no end, or "
+                "this is a defect of penstock; the batch comes again"
+            )
+        return counts
+
+    def _counts(self) -> Counts:
+        slots = [self._slot] if self._executor is None else self._executor.slots
+        return Counts(
+            rows=self._progress.taken,
+            handled=self._results.handled + sum(slot.handled for slot in slots),
+            filtered=sum(slot.filtered for slot in slots),
+            dead_letters=self._publisher.dead_letters,
+            dropped=self._publisher.dropped + sum(slot.dropped for slot in slots),
+            failed=sum(slot.failed for slot in slots),
+            retried=sum(slot.retried for slot in slots),
+            results=self._results.published,
+        )
+
+    def _feed(self) -> bool:
+        """Put rows on lanes; returns whether there were any, and room for them."""
+        progress = self._progress
+        room = self._work.max_parked - progress.waiting
+        if room <= 0 or progress.waiting_bytes >= self._work.max_parked_bytes or not self._has_rows():
+            # Nothing more can join a batch now.
+            self._serve_partial_batches()
+            return False
+        if progress.under_way >= self._window or self._stretch is None:
+            return False
+        records, self._stretch = self._stretch[:room], self._stretch[room:]
+        self._processor.draining = False
+        progress.taken += len(records)
+        fetch = Fetch(self._topics[records[0].topic()], _NO_OFFSETS, time.monotonic())
+        route = fetch.assignment.route
+        # A user's key function may fail, or takes its time: it is called where that is one message's failure.
+        fetch.has_unkeyed = route.handler.key is not None and route.handler.order is Order.KEY
+        places = {0: list(range(len(records)))} if self._lanes == 1 else _places(route, records)
+        for number, indexes in places.items():
+            taken = records if self._lanes == 1 else [records[index] for index in indexes]
+            self._scheduler.lanes[number].append(Run(fetch, self._arrival, taken, indexes))
+        self._arrival += len(records)
+        self._wake(self._scheduler.ready(self._scheduler.lanes[number] for number in places))
+        return True
+
+    def _has_rows(self) -> bool:
+        if self._stretch == []:
+            self._stretch = next(self._stretches, None)
+            self._progress.low = 0 if self._stretch is None else self._window // 2
+        return self._stretch is not None
+
+    def _serve_partial_batches(self) -> None:
+        if not self._processor.draining:
+            self._processor.draining = True
+            for lane in self._scheduler.lanes:
+                if lane.runs:
+                    self._processor.wake_lane(lane)
+
+    def _wait(self) -> bool:
+        """Wait until there may be something to do; returns False where nothing is left that could bring it."""
+        progress = self._progress
+        if self._stretch is None and progress.done == progress.taken:
+            return False
+        due = self._timers.next_due() or math.inf
+        if self._publisher.waiting:
+            self._publisher.flush(_LOOK_S)
+            return True
+        is_idle = math.isinf(due) and not self._processor.deferred and not progress.under_way and self._scheduler.idle
+        if is_idle and self._was_idle:
+            # Twice: a lane that is given back looks idle before it is queued again.
+            return False
+        self._was_idle = is_idle
+        progress.changed.wait(min(_LOOK_S, max(0.0, due - time.monotonic())))
+        return True
+
+    def _wake(self, queues: Sequence[int]) -> None:
+        if self._executor is None:
+            self._progress.changed.set()
+        else:
+            self._executor.wake(queues)
+
+    def _fail(self, error: BaseException) -> None:
+        """Handle nothing more. Any thread."""
+        self._failure = self._failure or error
+        for assignment in self._topics.values():
+            assignment.active = False
+        self._progress.changed.set()
+
+    def _close(self) -> None:
+        """End what calls handlers, however long they take: the batch may come again. Then close worker resources."""
+        if self._executor is None:
+            self._close_resources()
+            return
+        self._executor.stop(threading.TIMEOUT_MAX)
+        self._executor.run_async(self._close_on_loop())
+
+    async def _close_on_loop(self) -> None:
+        self._close_resources()
+
+    def _close_resources(self) -> None:
+        for resource in self._work.resources:
+            resource.close()
+
+
+def _places(route: Route, records: Sequence[Record]) -> dict[int, list[int]]:
+    """Return which of the records go to which lane."""
+    first = records[0]
+    places: defaultdict[int, list[int]] = defaultdict(list)
+    for index, number in enumerate(route.ordering.lane_numbers(first.topic(), first.partition(), records)):
+        places[number].append(index)
+    return places
+
+
+def _error_of_task(error: BaseException) -> BaseException:
+    """Return what a task raises; not chained, for Spark writes stacks of tasks into logs and events."""
+    if not isinstance(error, PenstockError) or isinstance(error, SinkError | MissingRightError):
+        return error
+    _log.debug("%s", error, exc_info=error.__cause__)
+    return SinkError(str(error))

@@ -1,0 +1,131 @@
+"""The rows of a frame as records of the Kafka client, in the stretches in which they are put on lanes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import repeat
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import Message
+
+from penstock.consumer.handlers.options.ordering import Ordering
+from penstock.message import Record
+from penstock.spark_sink.errors import SchemaMismatchError
+from penstock.spark_sink.sinks.position import POSITION, require_position
+
+#: The column that names a row's lane.
+LANE = "penstock_lane"
+#: Columns that a frame must have, and those that it may have as well.
+REQUIRED = (*POSITION, "key", "value")
+OPTIONAL = ("timestamp", "timestampType", "headers")
+COLUMNS = (*REQUIRED, *OPTIONAL)
+
+#: Rows, and about the bytes of rows, that are made Python objects at a time.
+_STEP_ROWS = 4096
+_STEP_BYTES = 8 * 1024 * 1024
+
+_US_PER_MS = 1000
+#: A timestamp in the client's form, a type and milliseconds, where there is none.
+_NO_TIMESTAMP = (0, -1)
+
+#: Most senders that a task names.
+MOST_SENDERS = 32
+#: The last characters of a `traceparent` whose flags say that it is sampled (W3C Trace Context), and its most bytes.
+_SAMPLED = frozenset(b"13579bdf")
+_MOST_TRACE_BYTES = 512
+
+
+def stretches(
+    batches: Iterable[pa.RecordBatch], lanes: Counter[int], topics: Collection[str]
+) -> Iterator[list[Record]]:
+    """Return the rows in their order, each stretch of one source partition with rising offsets.
+
+    Adds the rows of each lane to `lanes`. `SchemaMismatchError` where a row has no position, or its topic no handler.
+    """
+    for batch in batches:
+        _require_handled({name: batch.column(name) for name in POSITION}, topics)
+        for found in pc.value_counts(batch.column(LANE)).to_pylist():
+            lanes[found["values"]] += found["counts"]
+        for part in steps(batch):
+            yield from _by_partition({name: part.column(name) for name in part.schema.names})
+
+
+def lane_numbers(orderings: Mapping[str, Ordering], columns: Mapping[str, pa.Array]) -> pa.Array:
+    """Return the lane of each row; `SchemaMismatchError` where one has no position, or its topic no handler."""
+    _require_handled(columns, orderings)
+    found: list[int] = []
+    for records in _by_partition(columns):
+        topic = records[0].topic()
+        found += orderings[topic].lane_numbers(topic, records[0].partition(), records)
+    return pa.array(found, type=pa.int32())
+
+
+def steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into as many rows as may be Python objects at a time.
+
+    Of messages of 1 MB, a batch of thousands is enough in Arrow.
+    """
+    step = max(1, min(_STEP_ROWS, _STEP_BYTES * batch.num_rows // max(1, batch.nbytes)))
+    for begin in range(0, batch.num_rows, step):
+        yield batch.slice(begin, step)
+
+
+def noting_senders(batches: Iterable[pa.RecordBatch], found: dict[str, None]) -> Iterator[pa.RecordBatch]:
+    """Pass the task's rows on; put the `traceparent` of the first that are sampled into `found`."""
+    for batch in batches:
+        if len(found) < MOST_SENDERS and "headers" in batch.schema.names:
+            headers = batch.column("headers").flatten()
+            parents = pc.struct_field(headers, "value").filter(pc.equal(pc.struct_field(headers, "key"), "traceparent"))
+            for parent in parents:
+                text: bytes = (parent.as_py() or b"")[:_MOST_TRACE_BYTES]
+                if text and text[-1] in _SAMPLED:
+                    found[text.decode("latin-1")] = None
+                    if len(found) == MOST_SENDERS:
+                        break
+        yield batch
+
+
+def _require_handled(columns: Mapping[str, pa.Array], topics: Collection[str]) -> None:
+    require_position(columns, "handlers")
+    for topic in pc.unique(columns["topic"]).to_pylist():
+        if topic not in topics:
+            raise SchemaMismatchError(
+                f"the frame has rows of topic {topic}, which has no handler in this sink; give it one, or leave the "
+                "topic out of the query"
+            )
+
+
+def _by_partition(columns: Mapping[str, pa.Array]) -> Iterator[list[Record]]:
+    """Return the rows in stretches of one source partition with offsets that do not fall."""
+    records, offsets = list(_records(columns)), columns["offset"]
+    falls = pc.less(offsets.slice(1), offsets.slice(0, max(0, len(offsets) - 1)))
+    ends = {place + 1 for place in pc.indices_nonzero(falls).to_pylist()}
+    for name in ("topic", "partition"):
+        ends.update(pc.run_end_encode(columns[name]).run_ends.to_pylist())
+    begin = 0
+    for end in sorted(ends):
+        yield records[begin:end]
+        begin = end
+
+
+def _records(columns: Mapping[str, pa.Array]) -> Iterator[Record]:
+    def values(name: str) -> Iterable[Any]:
+        return columns[name].to_pylist() if name in columns else repeat(None)
+
+    timestamps: Iterable[tuple[int, int]] = repeat(_NO_TIMESTAMP)
+    if "timestamp" in columns:
+        milliseconds = pc.divide(columns["timestamp"].cast(pa.int64()), _US_PER_MS)
+        kinds = columns["timestampType"] if "timestampType" in columns else pa.nulls(len(milliseconds), pa.int32())
+        # The client's numbers: 0 none, 1 by the sender, 2 by the broker; Spark's are one lower.
+        kinds = pc.if_else(pc.is_null(milliseconds), 0, pc.add(pc.fill_null(kinds, 0), 1))
+        timestamps = zip(kinds.to_pylist(), pc.fill_null(milliseconds, -1).to_pylist(), strict=True)
+    headers: Iterable[Any] = repeat(None)
+    if "headers" in columns:
+        headers = [
+            [(header["key"], header["value"]) for header in found] if found else None for found in values("headers")
+        ]
+    places = (values(name) for name in (*POSITION, "key", "value"))
+    return cast("Iterator[Record]", map(Message, *places, headers, repeat(None), timestamps))
