@@ -23,8 +23,8 @@ from penstock.spark_sink.monitoring.progress import SinkState
 from penstock.spark_sink.sinks.kafka_publication import require_target
 from penstock.spark_sink.sinks.sink import ledger_positions
 from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
-from penstock.spark_sink.source.batch_reader import BatchReader
-from penstock.spark_sink.source.options.options import SourceOptions
+from penstock.spark_sink.source.batch import BatchReader
+from penstock.spark_sink.source.options import SourceOptions
 from waiting import wait_until
 
 

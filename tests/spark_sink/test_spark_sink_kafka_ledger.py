@@ -34,7 +34,7 @@ from penstock.spark_sink.sinks.kafka_publication import (
     ledgers_of,
     publish_by_source,
 )
-from penstock.spark_sink.source.worker_pool import WorkerPool
+from penstock.spark_sink.source.pool import WorkerPool
 from waiting import wait_until
 
 SOURCES = [("orders", 0), ("orders", 1)]

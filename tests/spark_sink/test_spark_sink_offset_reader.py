@@ -13,8 +13,8 @@ from confluent_kafka.admin import AclOperation
 
 from penstock.clients.rights import MissingRightError
 from penstock.errors import BrokerConnectionError, SourceError, TopicNotFoundError
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.offset_reader import OffsetReader
+from penstock.spark_sink.source.brokers import OffsetReader
+from penstock.spark_sink.source.options import SourceOptions
 
 #: What a leader that moves, a broker that starts and a network that is away for a moment look like.
 PASSING = [

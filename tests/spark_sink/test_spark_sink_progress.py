@@ -23,7 +23,7 @@ from penstock.spark_sink.monitoring.group_offsets import GroupOffsets
 from penstock.spark_sink.monitoring.progress import QueryProgress, SinkState
 from penstock.spark_sink.monitoring.progress_publisher import ProgressPublisher
 from penstock.spark_sink.sinks.sink import Origin, stored_batches
-from penstock.spark_sink.source.offsets.planning import Offsets
+from penstock.spark_sink.source.plan import Offsets
 from telemetry_tools import Recorded
 from waiting import wait_until
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
-from pyspark.sql.pandas.types import to_arrow_schema
+from source_tasks import batches_read
 
 from fixed_consumer import FixedConsumer, end, failed, record
 from penstock.clients import factory as making
@@ -15,12 +15,9 @@ from penstock.clients.reading import PartitionReader
 from penstock.clients.rights import MissingRightError
 from penstock.errors import MessageFormatError, SinkError, SourceError
 from penstock.spark_sink.sinks.sql.rows import dead_letters
-from penstock.spark_sink.source import partition_reader as reading
-from penstock.spark_sink.source.offsets.planning import OffsetRange
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.tasks import source_schema
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.plan import OffsetRange
 
-SCHEMA = to_arrow_schema(source_schema(include_headers=False), timezone="UTC")
 PASSING = [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TRANSPORT, KafkaError.UNKNOWN_TOPIC_OR_PART]
 
 
@@ -34,9 +31,7 @@ def values_read(
     """Read a range and return a column, of numbers."""
     monkeypatch.setattr(making, "Consumer", lambda _: consumer)
     settings = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "fetchOffset.retryIntervalMs": "0"}
-    batches = reading.read_ranges(
-        SourceOptions.parse({**settings, **options}), SCHEMA, [OffsetRange("orders", 0, 0, end)]
-    )
+    batches = batches_read(SourceOptions.parse({**settings, **options}), OffsetRange("orders", 0, 0, end))
     return [value for batch in batches for value in batch[column].cast("int64").to_pylist()]
 
 

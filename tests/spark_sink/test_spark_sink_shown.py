@@ -12,7 +12,7 @@ from penstock.spark_sink.ledger.kafka_target import Row, Target
 from penstock.spark_sink.sinks.handlers.execution.dead_letters import DeadLetterSettings
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
-from penstock.spark_sink.source.options.options import SourceOptions
+from penstock.spark_sink.source.options import SourceOptions
 
 CANARY = "canary-of-a-secret"
 CONFIG = {"sasl.password": CANARY, "ssl.key.password": CANARY}

@@ -23,9 +23,9 @@ from penstock.spark_sink.queries.starting_offsets import beginning, has_progress
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.sink import begin_ledger
 from penstock.spark_sink.source import source
-from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.offset_reader import Topics
+from penstock.spark_sink.source.brokers import Topics
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
 
 class Kept:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from penstock.spark_sink.sinks.sql.rows.dead_letters import DeadLetters
     from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected
     from penstock.spark_sink.sinks.sql.sink import SqlSink
-    from penstock.spark_sink.source.decoding.decode import decode
-    from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
+    from penstock.spark_sink.source.decode.decode import decode
+    from penstock.spark_sink.source.plan import Offsets, TopicPartition
     from penstock.spark_sink.source.source import register
 
 #: Public name -> the module that defines it.
@@ -40,7 +40,7 @@ _HOMES = {
     "HandlerSink": "penstock.spark_sink.sinks.handlers.sink",
     "IcebergSink": "penstock.spark_sink.sinks.iceberg_sink",
     "KafkaSink": "penstock.spark_sink.sinks.kafka_sink",
-    "Offsets": "penstock.spark_sink.source.offsets.planning",
+    "Offsets": "penstock.spark_sink.source.plan",
     "ProgressListener": "penstock.spark_sink.monitoring.progress_listener",
     "Rejected": "penstock.spark_sink.sinks.sql.rows.row_validator",
     "RowsFunction": "penstock.spark_sink.queries.sink_specs",
@@ -54,8 +54,8 @@ _HOMES = {
     "SinkStatistics": "penstock.spark_sink.monitoring.progress",
     "SqlSink": "penstock.spark_sink.sinks.sql.sink",
     "TaskReport": "penstock.spark_sink.sinks.handlers.execution.report",
-    "TopicPartition": "penstock.spark_sink.source.offsets.planning",
-    "decode": "penstock.spark_sink.source.decoding.decode",
+    "TopicPartition": "penstock.spark_sink.source.plan",
+    "decode": "penstock.spark_sink.source.decode.decode",
     "register": "penstock.spark_sink.source.source",
     "start_sink": "penstock.spark_sink.queries.query",
 }

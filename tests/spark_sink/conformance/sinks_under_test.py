@@ -32,7 +32,7 @@ from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.sinks import kafka_publication, lake_sink
 from penstock.spark_sink.sinks.sink import begin_ledger, ledger_positions
 from penstock.spark_sink.sinks.sql import batch_transaction
-from penstock.spark_sink.source.worker_pool import WorkerPool
+from penstock.spark_sink.source.pool import WorkerPool
 
 Place = tuple[str, int, int]
 Act = Callable[[], object]

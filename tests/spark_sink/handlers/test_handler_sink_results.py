@@ -21,7 +21,7 @@ from penstock.spark_sink.ledger.kafka_target import Target, publishing
 from penstock.spark_sink.sinks import kafka_publication
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.sink import has_ledger
-from penstock.spark_sink.source.offsets.planning import TopicPartition
+from penstock.spark_sink.source.plan import TopicPartition
 
 ONCE = retry(1)
 

@@ -21,8 +21,8 @@ from penstock.clients.requests.log_ends import log_ends
 from penstock.errors import MessageFormatError, SinkError
 from penstock.spark_sink.ledger.kafka_target import Target
 from penstock.spark_sink.ledger.rules import LedgerEntry
-from penstock.spark_sink.source.offsets import planning
-from penstock.spark_sink.source.options.options import GROUP
+from penstock.spark_sink.source import plan as planning
+from penstock.spark_sink.source.options import GROUP
 
 _log = logging.getLogger("penstock.spark_sink")
 

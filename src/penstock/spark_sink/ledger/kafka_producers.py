@@ -18,8 +18,8 @@ from penstock.errors import PenstockError
 from penstock.spark_sink.ledger.kafka_ledger import ANSWER_S, TRANSACTION_TIMEOUT_S, KafkaLedger
 from penstock.spark_sink.ledger.kafka_target import Target
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
-from penstock.spark_sink.source.offsets.planning import TopicPartition
-from penstock.spark_sink.source.worker_pool import WorkerPool
+from penstock.spark_sink.source.plan import TopicPartition
+from penstock.spark_sink.source.pool import WorkerPool
 
 #: Transactional ids of a sink. A number for ever: with another one a task that was given up for lost would go by
 #: another id than its successor, and be shut out by nobody.

@@ -37,7 +37,7 @@ from penstock.spark_sink.ledger.kafka_ledger import (
 from penstock.spark_sink.ledger.kafka_producers import SinkPublisher, SlotProducer, take_id
 from penstock.spark_sink.ledger.kafka_target import Row, Target, missing_for, publishing, topics_of
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, Span, unknown
-from penstock.spark_sink.source.offsets import planning
+from penstock.spark_sink.source import plan as planning
 
 _log = logging.getLogger("penstock.spark_sink")
 

@@ -14,7 +14,7 @@ from penstock.clients.requests.granted_rights import missing_rights
 from penstock.clients.rights import Operation, Resource, Right, topic_right, transactional_right
 from penstock.options import ClientConfig
 from penstock.spark_sink.ledger.rules import Batch
-from penstock.spark_sink.source.offsets import planning
+from penstock.spark_sink.source import plan as planning
 
 
 class Row(NamedTuple):

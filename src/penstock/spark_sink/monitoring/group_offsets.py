@@ -22,8 +22,8 @@ from penstock.clients.requests.granted_rights import missing_rights
 from penstock.clients.requests.group_requests import GroupAdmin, alter_group_offsets
 from penstock.clients.rights import Operation, Right, group_right, missing_right_text, principal_of, topic_right
 from penstock.options import ClientConfig, not_empty
-from penstock.spark_sink.source.offsets.planning import Offsets
-from penstock.spark_sink.source.offsets.planning import TopicPartition as Part
+from penstock.spark_sink.source.plan import Offsets
+from penstock.spark_sink.source.plan import TopicPartition as Part
 
 T = TypeVar("T")
 

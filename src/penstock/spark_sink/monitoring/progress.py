@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 from penstock.errors import MessageFormatError
-from penstock.spark_sink.source.offsets.planning import Offsets, from_json
+from penstock.spark_sink.source.plan import Offsets, from_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.errors import MessageFormatError
 from penstock.spark_sink.monitoring.progress import QueryProgress, SinkPartition
 from penstock.spark_sink.sinks.sink import has_ledger, ledger_positions, stored_batches
-from penstock.spark_sink.source.offsets.planning import Offsets
+from penstock.spark_sink.source.plan import Offsets
 
 if TYPE_CHECKING:
     from penstock.telemetry.metrics.spark import SparkReading, SparkTelemetry

@@ -44,7 +44,7 @@ from penstock.options import not_empty
 from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES
 from penstock.spark_sink.sinks.lake_sink import Changes, LakeSink, Ledger, one_zero
-from penstock.spark_sink.source.offsets.planning import TopicPartition
+from penstock.spark_sink.source.plan import TopicPartition
 
 #: The ledger in the summary of a snapshot, and the table's property that says that there is one.
 _LEDGER = "penstock.ledger"

@@ -25,7 +25,7 @@ from penstock.spark_sink.ledger.kafka_publisher import Failure, begin, publish
 from penstock.spark_sink.ledger.kafka_target import Row, Target, missing_for, publishing
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, OffsetStatistics, warn_left_out
 from penstock.spark_sink.sinks.position import POSITION
-from penstock.spark_sink.source.offsets.planning import TopicPartition
+from penstock.spark_sink.source.plan import TopicPartition
 
 T = TypeVar("T")
 

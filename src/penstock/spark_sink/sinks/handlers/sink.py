@@ -57,7 +57,7 @@ from penstock.spark_sink.sinks.kafka_publication import (
 from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.position import POSITION
 from penstock.spark_sink.sinks.sink import Origin, origin_of, stored_batches
-from penstock.spark_sink.source.offsets.planning import TopicPartition
+from penstock.spark_sink.source.plan import TopicPartition
 from penstock.telemetry import Telemetry
 from penstock.telemetry.spans.batches import BatchSpans, is_within_span, link_senders
 

@@ -23,7 +23,7 @@ from penstock.spark_sink.sinks.handlers.execution.key_queues import HandlerCall
 from penstock.spark_sink.sinks.handlers.execution.report import TaskReport
 from penstock.spark_sink.sinks.handlers.execution.rows import steps
 from penstock.spark_sink.sinks.position import offset_spans
-from penstock.spark_sink.source.offsets.planning import TopicPartition
+from penstock.spark_sink.source.plan import TopicPartition
 
 #: Columns by which results are sorted: of one message, they stand as the handler returned them.
 ORDER = ("topic", "partition", "offset", "place")

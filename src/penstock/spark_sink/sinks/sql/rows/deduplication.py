@@ -18,7 +18,7 @@ from penstock.spark_sink.ledger.rules import OffsetStatistics
 from penstock.spark_sink.sinks.position import null_counts, offset_spans, require_position, unapplied
 from penstock.spark_sink.sinks.sql.databases.schema import DIGITS, ROW
 from penstock.spark_sink.sinks.sql.rows.row_validator import Rejected, RowValidator
-from penstock.spark_sink.source.offsets.planning import Offsets
+from penstock.spark_sink.source.plan import Offsets
 
 #: Rows, and bytes of Arrow, that are gathered before they are reduced and handed on.
 _PIECE_ROWS = 256_000

@@ -25,10 +25,10 @@ from pyspark.sql.types import StringType, StructType
 from penstock import options as check
 from penstock.consumer.handlers.serialization.serdes import classified, describe
 from penstock.errors import ConfigurationError, MessageFormatError, RegistryConnectionError
-from penstock.spark_sink.source.decoding.avro import AvroReader
-from penstock.spark_sink.source.decoding.json_schema import JsonReader
-from penstock.spark_sink.source.decoding.protobuf import ProtobufReader
-from penstock.spark_sink.source.decoding.registry import Reader, client_of
+from penstock.spark_sink.source.decode.avro import AvroReader
+from penstock.spark_sink.source.decode.json_schema import JsonReader
+from penstock.spark_sink.source.decode.protobuf import ProtobufReader
+from penstock.spark_sink.source.decode.registry import Reader, client_of
 
 T = TypeVar("T")
 
