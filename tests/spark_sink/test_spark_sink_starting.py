@@ -99,11 +99,6 @@ def test_a_query_begins_where_the_ledger_says_and_elsewhere_as_told(begins: Any,
     }
 
 
-def test_a_wrong_beginning_is_refused(begins: Any) -> None:
-    with pytest.raises(ConfigurationError, match="startingOffsets must be earliest, latest or JSON"):
-        begins(Kept(), "newest")
-
-
 def test_the_ledger_counts_before_all_that_the_options_say_of_the_beginning(begins: Any) -> None:
     sink = Kept(**{"shop-orders": {("orders", 0): 42, ("orders", 1): 5, ("payments", 0): 3}})
 

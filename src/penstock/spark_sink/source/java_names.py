@@ -15,28 +15,14 @@ from penstock.errors import ConfigurationError
 #: Another name, the same values.
 _RENAMED = {
     "fetch.max.wait.ms": "fetch.wait.max.ms",
-    "receive.buffer.bytes": "socket.receive.buffer.bytes",
     "request.timeout.ms": "socket.timeout.ms",
-    "send.buffer.bytes": "socket.send.buffer.bytes",
     "ssl.keystore.certificate.chain": "ssl.certificate.pem",
     "ssl.keystore.key": "ssl.key.pem",
     "ssl.truststore.certificates": "ssl.ca.pem",
 }
 
 #: What means nothing to a client that assigns partitions itself and is not Java's.
-_MEANINGLESS = frozenset(
-    {
-        "auto.include.jmx.reporter",
-        "default.api.timeout.ms",
-        "exclude.internal.topics",
-        "max.poll.records",
-        "metric.reporters",
-        "metrics.num.samples",
-        "metrics.recording.level",
-        "metrics.sample.window.ms",
-        "partition.assignment.strategy",
-    }
-)
+_MEANINGLESS = ("default.api.timeout.ms", "max.poll.records", "metric.reporters", "partition.assignment.strategy")
 
 #: The options of login modules.
 _LOGIN = {
