@@ -133,7 +133,7 @@ def test_a_time_for_all_counts_before_times_for_each_and_those_before_offsets() 
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "text"),
     [
         ("security.protocol", 'Invalid value "***" for configuration property "security.protocol"'),
         ("fetch.message.max.bytes", 'Invalid value for configuration property "fetch.message.max.bytes"'),
@@ -141,10 +141,10 @@ def test_a_time_for_all_counts_before_times_for_each_and_those_before_offsets() 
         ("fetch.canary", 'No such configuration property: "fetch.canary"'),
     ],
 )
-def test_what_the_client_refuses_is_named_without_its_value(setting: str, told: str) -> None:
+def test_what_the_client_refuses_is_named_without_its_value(setting: str, text: str) -> None:
     given = LEAST | {"kafka.security.protocol": "ssl", f"kafka.{setting}": "canary-4711"}
 
-    with pytest.raises(ConfigurationError, match=re.escape(told)) as raised:
+    with pytest.raises(ConfigurationError, match=re.escape(text)) as raised:
         OffsetReader(SourceOptions.parse(given))
 
     assert "canary-4711" not in "".join(traceback.format_exception(raised.value))
@@ -157,7 +157,7 @@ def test_a_trigger_that_is_none_is_refused(trigger: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("packages", "names", "told"),
+    ("packages", "names", "text"),
     [
         (["pyspark"], ["register"], "needs the package pyspark.*pip install 'penstock\\[spark\\]'"),
         (["pyarrow"], ["SqlSink"], "needs the package pyarrow.*pip install 'penstock\\[spark\\]'"),
@@ -169,7 +169,7 @@ def test_a_trigger_that_is_none_is_refused(trigger: str) -> None:
     ids=lambda one: one[0] if isinstance(one, list) else "",
 )
 def test_a_missing_package_is_answered_with_the_extra_to_install(
-    packages: list[str], names: list[str], told: str
+    packages: list[str], names: list[str], text: str
 ) -> None:
     program = (
         f"import sys; sys.modules.update(dict.fromkeys({packages}))\n"
@@ -180,4 +180,4 @@ def test_a_missing_package_is_answered_with_the_extra_to_install(
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
 
-    assert re.search(told, done.stdout.strip())
+    assert re.search(text, done.stdout.strip())

@@ -89,19 +89,19 @@ def test_a_running_stream_that_stands_still_names_the_open_transaction(
 ) -> None:
     clock = Clock()
     reader = StreamReader(log.options(), clock)
-    told = []
+    warnings = []
 
     for seconds in (0, STALLED_S - 1, 1, REPEAT_S - 1, 1):
         clock.now += seconds
         assert reader.latestOffset(log.at(0), ReadAllAvailable()) == log.at(5)
-        told.append(caplog.text.count(f"{log.topic}[0] waits at offset 5: a transaction is open there"))
+        warnings.append(caplog.text.count(f"{log.topic}[0] waits at offset 5: a transaction is open there"))
     log.end_transaction()
     clock.now += 2 * REPEAT_S
     assert reader.latestOffset(log.at(5), ReadAllAvailable()) == log.at(12)
     clock.now += 2 * REPEAT_S
     assert reader.latestOffset(log.at(12), ReadAllAvailable()) == log.at(12)
 
-    assert told == [0, 0, 1, 1, 2]
+    assert warnings == [0, 0, 1, 1, 2]
     assert len(caplog.messages) == 2
 
 

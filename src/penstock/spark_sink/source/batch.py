@@ -46,7 +46,7 @@ def tasks(options: SourceOptions, start: Offsets, end: Offsets, first: Offsets) 
             )
         ranges.append(OffsetRange(*part, max(begin, there), until))
     pieces = cut(ranges, options.min_partitions, options.max_records_per_partition)
-    read = [one.part for task in pieces for one in task]
+    read = [piece.part for task in pieces for piece in task]
     partitions = len(set(read))
     return [SourceTask(task, partitions, is_divided=len(read) > partitions) for task in pieces]
 

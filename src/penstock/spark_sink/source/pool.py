@@ -80,20 +80,20 @@ class WorkerPool(Generic[KeptT]):
         """Close all that is kept; another task begins with something new."""
         with self._lock:
             idle, self._idle = self._idle, []
-        for one in idle:
-            one.kept.close()
+        for entry in idle:
+            entry.kept.close()
 
     def _taken(self, key: Hashable) -> _Idle[KeptT] | None:
         """Return what was returned last by this key, which is kept no longer; close what is too old."""
         now = self._clock()
         with self._lock:
-            old = [one for one in self._idle if one.until < now]
-            self._idle = [one for one in self._idle if one.until >= now]
-            found = next((one for one in reversed(self._idle) if one.key == key), None)
+            old = [entry for entry in self._idle if entry.until < now]
+            self._idle = [entry for entry in self._idle if entry.until >= now]
+            found = next((entry for entry in reversed(self._idle) if entry.key == key), None)
             if found is not None:
                 self._idle.remove(found)
-        for one in old:
-            one.kept.close()
+        for entry in old:
+            entry.kept.close()
         return found
 
     def _keep(self, returned: _Idle[KeptT]) -> None:
@@ -101,8 +101,8 @@ class WorkerPool(Generic[KeptT]):
         with self._lock:
             self._idle.append(returned)
             surplus, self._idle = self._idle[: -self._most], self._idle[-self._most :]
-        for one in surplus:
-            one.kept.close()
+        for entry in surplus:
+            entry.kept.close()
 
     def _leave_to_parent(self) -> None:
         # Another thread of the parent may have held the lock.

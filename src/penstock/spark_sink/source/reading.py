@@ -73,7 +73,7 @@ class KeptConsumer:
         if self.has_failed:
             return False
         try:
-            # A partition stays paused for whoever has it next.
+            # A paused partition would stay paused in the next task.
             self.consumer.resume(self.consumer.assignment())
             self.consumer.unassign()
             # What was fetched ahead is thrown away where it is looked at: here, and not with the next task.
@@ -122,9 +122,9 @@ class _Task:
     def __init__(self, lent: KeptConsumer, options: SourceOptions, wanted: Iterable[OffsetRange]) -> None:
         self._lent = lent
         self._options = options
-        self.open = {one.part: one for one in wanted}
+        self.open = {offsets.part: offsets for offsets in wanted}
         #: The next offset of each.
-        self._positions = {part: one.start for part, one in self.open.items()}
+        self._positions = {part: offsets.start for part, offsets in self.open.items()}
         self._is_single = len(self.open) == 1
         #: What hinders the client, or None.
         self._trouble: KafkaError | None = None

@@ -32,7 +32,7 @@ from penstock.spark_sink.source.decode.registry import Reader, client_of
 
 T = TypeVar("T")
 
-_READERS: Mapping[str, Any] = {one.kind: one for one in (AvroReader, JsonReader, ProtobufReader)}
+_READERS: Mapping[str, Any] = {reader.kind: reader for reader in (AvroReader, JsonReader, ProtobufReader)}
 #: Readers that a process keeps: one for each call of `decode` whose queries it runs.
 _KEPT = 64
 #: Characters of a reason that stand in a row.
@@ -176,7 +176,7 @@ def _decoded(reader: Reader, decoding: Decoding, batch: pa.StructArray) -> pa.Ar
     for number, value in enumerate(data):
         if value is None:
             continue
-        named = [(one["key"], one["value"]) for one in headers[number] or ()]
+        named = [(header["key"], header["value"]) for header in headers[number] or ()]
         try:
             values[number] = reader.value(value, named, decoding.field)
         except RegistryConnectionError:
