@@ -43,8 +43,7 @@ from penstock.consumer import handler
 from penstock.devbroker import DevBroker, spark_environment
 from penstock.message import Message
 from penstock.spark_sink import HandlerSink, KafkaSink, SqlSink, register
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.offset_reader import consumer_config
+from penstock.spark_sink.source.options import SourceOptions
 
 PARTITIONS = 8
 KEYS = 10_000
@@ -157,7 +156,7 @@ def write(servers: str, topic: str, rows: int) -> None:
 def fetch_settings(servers: str) -> dict[str, object]:
     """Return how a task of the source fetches, without what belongs to this process."""
     options = SourceOptions.parse({"kafka.bootstrap.servers": servers, "subscribe": "any"})
-    return {key: value for key, value in consumer_config(options).items() if key != "logger"}
+    return {key: value for key, value in options.consumer_config.items() if key != "logger"}
 
 
 def plain(servers: str, topic: str, config: dict[str, object]) -> float:

@@ -42,6 +42,12 @@ class FixedConsumer:
     def pause(self, parts: list[TopicPartition]) -> None:
         self.paused += [(part.topic, part.partition) for part in parts]
 
+    def assignment(self) -> list[TopicPartition]:
+        return self.assigned
+
+    def resume(self, _parts: list[TopicPartition]) -> None:
+        self.paused.clear()
+
     def consume(self, count: int, _timeout: float) -> list[Message]:
         taken, self._given = self._given[:count], self._given[count:]
         return taken

@@ -18,8 +18,8 @@ from penstock.clients.requests.topic_ids import AskedTopicIds
 from penstock.clients.requests.topics import partition_counts
 from penstock.devbroker import DevBroker, User
 from penstock.errors import BrokerConnectionError
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.offset_reader import OffsetReader
+from penstock.spark_sink.source.brokers import OffsetReader
+from penstock.spark_sink.source.options import SourceOptions
 
 #: Seconds that a question may wait for an answer: longer than a test may take, so that only an error at once passes.
 NEVER_S = 1000.0

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from penstock.spark_sink import DeadLetters
 from penstock.spark_sink.sinks.sql.rows import Rejected
-from penstock.spark_sink.source.offsets.planning import TopicPartition, to_json
+from penstock.spark_sink.source.plan import TopicPartition, to_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

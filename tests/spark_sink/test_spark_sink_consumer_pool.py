@@ -4,61 +4,53 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
-from pyspark.sql.pandas.types import to_arrow_schema
+from source_tasks import Clock, options_for, rows_of
 
 from kafka_tools import NewTopic, Write
 from penstock import clients
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
-from penstock.spark_sink.source import partition_reader as reading
-from penstock.spark_sink.source.consumer_pool import ConsumerPool
-from penstock.spark_sink.source.offsets.planning import OffsetRange
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.tasks import source_schema
+from penstock.spark_sink.source import pool as pools
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.plan import OffsetRange
+from penstock.spark_sink.source.pool import WorkerPool
+from penstock.spark_sink.source.reading import KeptConsumer, read_ranges
 from waiting import wait_until
 
-SCHEMA = to_arrow_schema(source_schema(include_headers=False), timezone="UTC")
+Pool = WorkerPool[KeptConsumer]
 
 
 class FixedConsumer:
-    """A consumer that gives what it was told to, and notes what it is asked for."""
+    """A consumer that gives nothing, or what a test puts there, and notes what it is asked for."""
 
-    def __init__(self, *given: Message, failing: str = "") -> None:
-        self._given = list(given)
-        self._failing = failing
+    def __init__(self) -> None:
+        self.given: list[Message] = []
+        self.failing = ""
         self.calls: list[str] = []
 
     def __getattr__(self, name: str) -> Write:
         def note(*_: object) -> None:
             self.calls.append(name)
-            if name == self._failing:
+            if name == self.failing:
                 raise KafkaException(KafkaError(KafkaError._STATE))
 
         return note
 
     def consume(self, count: int, _timeout: float) -> list[Message]:
-        taken, self._given = self._given[:count], self._given[count:]
+        taken, self.given = self.given[:count], self.given[count:]
         return taken
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the consumers that were made, real ones."""
+    """Return the consumers that were made."""
     found: list[Any] = []
     make = clients.consumer
 
@@ -71,49 +63,28 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture
-def fixed(monkeypatch: pytest.MonkeyPatch) -> list[FixedConsumer]:
-    """Return the consumers that were made, none of which is real."""
-    found: list[FixedConsumer] = []
-
-    def make(_servers: str, _config: object) -> FixedConsumer:
-        found.append(FixedConsumer())
-        return found[-1]
-
-    monkeypatch.setattr(clients, "consumer", make)
-    return found
-
-
-@pytest.fixture
-def pool() -> Any:
+def pool() -> Iterator[Pool]:
     """Return a pool that is closed with the test."""
-    made = ConsumerPool()
+    made = Pool()
     yield made
     made.close()
 
 
-def lend(pool: ConsumerPool, setting: str = "any") -> tuple[Any, bool]:
-    """Lend a consumer for a task that does nothing; return it, and whether it was kept."""
-    with pool.lend("127.0.0.1:1", {"client.id": setting}) as lent:
+def lend(pool: Pool, key: str = "any") -> tuple[Any, bool]:
+    """Lend a consumer, which is none, for a task that does nothing; return it, and whether it was kept."""
+    with pool.lend(key, lambda: KeptConsumer(FixedConsumer)) as lent:  # type: ignore[arg-type] # it stands for one
         return lent.consumer, lent.is_kept
 
 
-def options_for(broker: DevBroker, topic: str, **options: str) -> SourceOptions:
-    settings = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": topic}
-    return SourceOptions.parse({**settings, **options})
-
-
-def read(options: SourceOptions, pool: ConsumerPool, *wanted: OffsetRange) -> dict[tuple[str, int], list[int]]:
+def read(options: SourceOptions, pool: Pool, *wanted: OffsetRange) -> dict[tuple[str, int], list[int]]:
     """Read a task's ranges; return the offsets of each partition's rows, in their order."""
-    found: dict[tuple[str, int], list[int]] = {}
-    for batch in reading.read_ranges(options, SCHEMA, wanted, pool):
-        for row in batch.to_pylist():
-            assert row["value"] == f"{row['partition']} {row['offset']}".encode()
-            found.setdefault((row["topic"], row["partition"]), []).append(row["offset"])
-    return found
+    found = rows_of(read_ranges(options, wanted, pool))
+    assert all(value == b"%d %d" % (part[1], n) for part, rows in found.items() for n, value in rows.items())
+    return {part: list(rows) for part, rows in found.items()}
 
 
 def test_tasks_that_follow_one_another_read_by_one_consumer_each_its_own_offsets(
-    broker: DevBroker, new_topic: NewTopic, write: Write, made: list[Any], pool: ConsumerPool
+    broker: DevBroker, new_topic: NewTopic, write: Write, made: list[Any], pool: Pool
 ) -> None:
     """The former task leaves thousands of messages fetched ahead, before, at and behind where the next one begins."""
     topic, count, tasks = new_topic(partitions=3), 3_000, 60
@@ -126,15 +97,13 @@ def test_tasks_that_follow_one_another_read_by_one_consumer_each_its_own_offsets
         for partition in dice.sample(range(3), dice.randint(1, 3)):
             begin = dice.randrange(count)
             wanted.append(OffsetRange(topic, partition, begin, min(count, begin + dice.choice([1, 7, 300, count]))))
-        assert read(options, pool, *wanted) == {
-            (topic, one.partition): list(range(one.start, one.end)) for one in wanted
-        }
+        assert read(options, pool, *wanted) == {one.part: list(range(one.start, one.end)) for one in wanted}
 
     assert len(made) < tasks  # one that has nothing for half a second is replaced, as on a busy machine
 
 
-def test_a_topic_that_was_made_anew_is_read_by_who_has_read_the_old_one(
-    broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, pool: ConsumerPool
+def test_a_topic_that_was_created_again_is_read_by_a_consumer_that_has_read_the_old_one(
+    broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, pool: Pool
 ) -> None:
     topic = new_topic()
     write(topic, 0, [(None, b"0 %d" % n) for n in range(500)])
@@ -150,12 +119,12 @@ def test_a_topic_that_was_made_anew_is_read_by_who_has_read_the_old_one(
 
 
 def test_a_task_that_fails_or_is_given_up_leaves_no_consumer(  # noqa: PLR0917 - fixtures
-    broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, made: list[Any], pool: ConsumerPool
+    broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, made: list[Any], pool: Pool
 ) -> None:
     topic = new_topic()
     write(topic, 0, [(None, b"0 %d" % n) for n in range(6_000)])
     options = options_for(broker, topic)
-    given_up: Any = reading.read_ranges(options, SCHEMA, [OffsetRange(topic, 0, 0, 6_000)], pool)
+    given_up: Any = read_ranges(options, [OffsetRange(topic, 0, 0, 6_000)], pool)
     next(given_up)
     given_up.close()
     assert next(iter(admin.delete_records([TopicPartition(topic, 0, 40)]).values())).result(20).low_watermark == 40
@@ -170,22 +139,46 @@ def test_a_task_that_fails_or_is_given_up_leaves_no_consumer(  # noqa: PLR0917 -
             one.consume(1, 0)
 
 
-def test_a_consumer_that_met_an_error_or_does_not_let_go_is_not_kept(fixed: list[FixedConsumer]) -> None:
-    pool = ConsumerPool()
-    with pool.lend("127.0.0.1:1", {}) as lent:
-        lent.has_failed = True
-    with pool.lend("127.0.0.1:1", {}) as lent:
-        fixed[1]._failing = "unassign"
-    with pool.lend("127.0.0.1:1", {}) as lent:
-        fixed[2]._given.append(Message(topic="orders", partition=0, error=KafkaError(KafkaError._ALL_BROKERS_DOWN)))
-    with pytest.raises(ZeroDivisionError), pool.lend("127.0.0.1:1", {}):
-        raise ZeroDivisionError
+@pytest.mark.parametrize("fault", ["has failed", "unassign", "consume", "raises"])
+def test_a_consumer_that_met_an_error_or_does_not_let_go_is_not_kept(pool: Pool, fault: str) -> None:
+    consumer: Any = FixedConsumer()
 
-    assert [one.calls[-1] for one in fixed] == ["close"] * 4
+    def task() -> None:
+        with pool.lend("any", lambda: KeptConsumer(lambda: consumer)) as lent:
+            lent.has_failed = fault == "has failed"
+            consumer.failing = fault
+            if fault == "consume":
+                consumer.given.append(Message(topic="orders", partition=0, error=KafkaError(KafkaError._TRANSPORT)))
+            if fault == "raises":
+                raise ZeroDivisionError
+
+    if fault == "raises":
+        with pytest.raises(ZeroDivisionError):
+            task()
+    else:
+        task()
+
+    assert consumer.calls[-1] == "close"
 
 
-def test_a_forked_process_has_none_of_its_parents_consumers_and_closes_none(fixed: list[FixedConsumer]) -> None:
-    pool = ConsumerPool()
+def test_what_is_kept_is_bounded_in_number_and_in_age() -> None:
+    clock = Clock()
+    pool = Pool(2, clock)
+    consumers = [lend(pool, key)[0] for key in "abc"]
+
+    assert consumers[0].calls[-1] == "close"
+    assert lend(pool, "b") == (consumers[1], True)
+    clock.now += pools.MOST_IDLE_S + 1
+    assert lend(pool, "c")[0] is not consumers[2]
+    assert [one.calls[-1] for one in consumers] == ["close"] * 3
+    kept, _ = lend(pool, "c")
+    for _ in range(int(pools.MOST_AGE_S / pools.MOST_IDLE_S) + 1):
+        clock.now += pools.MOST_IDLE_S
+        last, _ = lend(pool, "c")
+    assert last is not kept
+
+
+def test_a_forked_process_has_none_of_its_parents_consumers_and_closes_none(pool: Pool) -> None:
     kept, _ = lend(pool)
 
     child = os.fork()

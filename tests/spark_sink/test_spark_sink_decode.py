@@ -28,7 +28,7 @@ from kafka_tools import NewTopic, Write
 from penstock.errors import ConfigurationError, MessageFormatError, RegistryConnectionError
 from penstock.spark_sink import decode
 from penstock.spark_sink.errors import errors_in
-from penstock.spark_sink.source.decoding.decode import Decoding, OnError, decoder
+from penstock.spark_sink.source.decode.decode import Decoding, OnError, decoder
 from registries import AVRO, JSON, HttpRegistry, http_registry, mock_registry, order, serdes_of
 
 SCHEMAS = {"avro": AVRO, "json": JSON}
@@ -77,7 +77,13 @@ def values(registry: HttpRegistry, schema: object, *data: bytes) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "way", ["avro", "json", "protobuf", "avro in headers", "json in headers", "protobuf in headers"]
+    "way",
+    [
+        "avro in headers",
+        "json",
+        "protobuf",
+        *(pytest.param(way, marks=pytest.mark.thorough) for way in ("avro", "json in headers", "protobuf in headers")),
+    ],
 )
 def test_values_become_structs_nulls_stay_and_bad_ones_say_why(
     way: str, registry: HttpRegistry, read: Callable[..., DataFrame], write: Write, new_topic: NewTopic

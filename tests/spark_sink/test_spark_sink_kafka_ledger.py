@@ -36,7 +36,7 @@ from penstock.spark_sink.sinks.kafka_ledger import (
 )
 from penstock.spark_sink.sinks.kafka_publication import publish_rows, slot_column
 from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher, begin_ledger
-from penstock.spark_sink.source.worker_pool import WorkerPool
+from penstock.spark_sink.source.pool import WorkerPool
 from waiting import wait_until
 
 SOURCE, OTHER = SOURCES = [("orders", 0), ("orders", 1)]

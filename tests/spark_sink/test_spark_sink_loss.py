@@ -8,19 +8,15 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from source_tasks import options_for, ranges
 
 from kafka_tools import ANSWER_S
 from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError, TopicNotFoundError
-from penstock.spark_sink.source.offsets.planning import OffsetRange
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.partition_reader import read_ranges
-from penstock.spark_sink.source.stream_reader import StreamReader
-from penstock.spark_sink.source.tasks import source_schema
-from raw_produce import produce_raw
+from penstock.spark_sink.source.plan import OffsetRange
+from penstock.spark_sink.source.stream import StreamReader
 from waiting import wait_until
 
 NewTopic = Callable[..., str]
@@ -28,18 +24,9 @@ Write = Callable[..., None]
 
 
 def reader_of(broker: DevBroker, *, lenient: bool = True, **options: str) -> StreamReader:
-    servers = broker.bootstrap_servers
     regardless = "false" if lenient else "true"
-    return StreamReader(
-        SourceOptions.parse(
-            {
-                "kafka.bootstrap.servers": servers,
-                "failOnDataLoss": regardless,
-                "fetchOffset.retryIntervalMs": "10",
-                **options,
-            }
-        )
-    )
+    given = {"failOnDataLoss": regardless, "fetchOffset.retryIntervalMs": "10", **options}
+    return StreamReader(options_for(broker, **given))
 
 
 def delete(broker: DevBroker, admin: AdminClient, topic: str) -> None:
@@ -50,10 +37,6 @@ def delete(broker: DevBroker, admin: AdminClient, topic: str) -> None:
 def cut(admin: AdminClient, topic: str, offset: int) -> None:
     part = TopicPartition(topic, 0, offset)
     assert admin.delete_records([part])[part].result(ANSWER_S).low_watermark == offset
-
-
-def ranges(reader: StreamReader, start: dict[str, dict[str, int]], end: dict[str, dict[str, int]]) -> list[OffsetRange]:
-    return [part for task in reader.partitions(start, end) for part in task.value]
 
 
 def test_a_limit_is_not_spent_on_offsets_that_are_gone(
@@ -70,11 +53,11 @@ def test_a_limit_is_not_spent_on_offsets_that_are_gone(
 
     assert end == of_a_new_partition == {topic: {"0": 450}}
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
-        assert ranges(reader, start, end) == [OffsetRange(topic, 0, 400, 450)]
+        assert ranges(reader.partitions(start, end)) == [OffsetRange(topic, 0, 400, 450)]
     assert f"{topic}[0]: offsets 10 to 399 are gone" in caplog.text
 
 
-@pytest.mark.parametrize("how", ["subscribe", "assign"])
+@pytest.mark.parametrize("how", ["subscribe", pytest.param("assign", marks=pytest.mark.thorough)])
 def test_a_topic_deleted_under_a_query_stops_it_or_keeps_its_place_as_told(  # noqa: PLR0917 - fixtures
     broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
@@ -91,7 +74,7 @@ def test_a_topic_deleted_under_a_query_stops_it_or_keeps_its_place_as_told(  # n
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
         goes_on = lenient.latestOffset(end, ReadAllAvailable())
         # After a restart Spark plans the batch that was under way again, by the offsets of its checkpoint.
-        again = ranges(reader_of(broker, **chosen), start, end)
+        again = ranges(reader_of(broker, **chosen).partitions(start, end))
 
     # It keeps its place: in what brokers say it could be missing for a moment only.
     assert goes_on == end
@@ -114,44 +97,15 @@ def test_a_batch_planned_past_a_log_that_was_cut_since_ends_where_the_log_does(
     planned = {topic: {"0": 10}}, {topic: {"0": 1_000}}
 
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
-        done_again = ranges(reader_of(broker, subscribe=topic), *planned)
+        done_again = ranges(reader_of(broker, subscribe=topic).partitions(*planned))
 
     assert done_again == [OffsetRange(topic, 0, 10, 30)]
     assert f"{topic}[0] was to be read up to offset 1000, but its log ends at 30" in caplog.text
-    with pytest.raises(SourceError, match="its log ends at 30: the topic was made anew or its log was cut"):
+    with pytest.raises(SourceError, match="its log ends at 30: the topic was created again or its log was cut"):
         reader_of(broker, lenient=False, subscribe=topic).partitions(*planned)
 
 
-def test_a_pattern_leaves_kafkas_own_topics_out(broker: DevBroker, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    # So that there are topics of Kafka's own.
-    reader_of(broker, subscribe=topic).initialOffset()
-
-    # Other tests make and delete topics of the same broker.
-    pattern = rf"{topic}|__.*"
-    chosen = reader_of(broker, subscribePattern=pattern, startingOffsets="earliest").initialOffset()
-
-    assert topic in chosen
-    assert not [name for name in chosen if name in {"__consumer_offsets", "__transaction_state"}]
-
-
-def test_a_header_whose_name_is_no_text_costs_the_headers_of_its_record_only(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic = new_topic()
-    produce_raw(broker.bootstrap_servers, topic, [(b"k", [(b"\xff\xfe", b"lost")]), (b"k", [(b"name", b"kept")])])
-    options = SourceOptions.parse(
-        {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": topic, "includeHeaders": "true"}
-    )
-    schema = to_arrow_schema(source_schema(include_headers=True), timezone="UTC")
-
-    rows = [row for batch in read_ranges(options, schema, [OffsetRange(topic, 0, 0, 2)]) for row in batch.to_pylist()]
-
-    assert [[one["key"] for one in row["headers"]] for row in rows] == [["penstock-headers-lost"], ["name"]]
-    assert [row["key"] for row in rows] == [b"k", b"k"]
-
-
-def test_a_topic_made_anew_under_a_running_query_is_read_from_its_beginning(
+def test_a_topic_created_again_under_a_running_query_is_read_from_its_beginning(
     broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = new_topic()
@@ -168,7 +122,9 @@ def test_a_topic_made_anew_under_a_running_query_is_read_from_its_beginning(
         after = lenient.latestOffset(turned, ReadAllAvailable())
 
     assert (turned, after) == ({topic: {"0": 0}}, {topic: {"0": 30}})
-    assert ranges(lenient, turned, after) == [OffsetRange(topic, 0, 0, 30)]
-    assert f"{topic}[0] was read up to offset 20, but the topic was deleted and made anew" in caplog.text
-    with pytest.raises(SourceError, match=r"\[0\] was read up to offset 20, but the topic was deleted and made anew"):
+    assert ranges(lenient.partitions(turned, after)) == [OffsetRange(topic, 0, 0, 30)]
+    assert f"{topic}[0] was read up to offset 20, but the topic was deleted and created again" in caplog.text
+    with pytest.raises(
+        SourceError, match=r"\[0\] was read up to offset 20, but the topic was deleted and created again"
+    ):
         strict.latestOffset(before, ReadAllAvailable())

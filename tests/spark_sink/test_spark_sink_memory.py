@@ -15,14 +15,13 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Message, Producer
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.clients import factory
 from penstock.devbroker import DevBroker
-from penstock.spark_sink.source.offsets.planning import OffsetRange
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.partition_reader import TASK_BYTES, read_ranges
-from penstock.spark_sink.source.tasks import source_schema
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.plan import OffsetRange
+from penstock.spark_sink.source.pool import WorkerPool
+from penstock.spark_sink.source.reading import TASK_BYTES, read_ranges
 
 LARGE = 990_000  # what a message may have by default, with its frame, is 1 MB
 BODY = os.urandom(LARGE)
@@ -42,10 +41,9 @@ class HesitantConsumer(Consumer):
 def read(topic: str, rows: int, settings: dict[str, str]) -> None:
     """Print the rows of a topic, the bytes of the largest batch, and those by which the process grew meanwhile."""
     options = SourceOptions.parse({"subscribe": topic, "includeHeaders": "true", **settings})
-    schema = to_arrow_schema(source_schema(include_headers=True), timezone="UTC")
     factory.Consumer = HesitantConsumer
     before = resident("VmRSS")
-    sizes = [(one.num_rows, one.nbytes) for one in read_ranges(options, schema, [OffsetRange(topic, 0, 0, rows)])]
+    sizes = [(one.num_rows, one.nbytes) for one in read_ranges(options, [OffsetRange(topic, 0, 0, rows)], WorkerPool())]
     report = [sum(n for n, _ in sizes), max(size for _, size in sizes), resident("VmHWM") - before]
     print(json.dumps(report))  # noqa: T201 - a child's report
 

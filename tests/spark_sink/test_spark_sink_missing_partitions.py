@@ -11,10 +11,10 @@ from confluent_kafka import KafkaError, KafkaException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from penstock.clients.rights import MissingRightError
-from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.offset_reader import Topics
-from penstock.spark_sink.source.stream_reader import StreamReader
+from penstock.spark_sink.source.brokers import Topics
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.plan import Offsets, TopicPartition
+from penstock.spark_sink.source.stream import StreamReader
 
 UNKNOWN, FORBIDDEN = KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED
 ALL = ReadAllAvailable()
@@ -49,14 +49,10 @@ class Brokers:
 
 
 def reader_of(brokers: Brokers, *, lenient: bool = True) -> StreamReader:
-    regardless = "false" if lenient else "true"
-    reader = StreamReader(
-        SourceOptions.parse(
-            {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "kept,lost", "failOnDataLoss": regardless}
-        )
-    )
-    as_view: Any = brokers
-    reader._kafka = as_view
+    given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "kept,lost"}
+    reader = StreamReader(SourceOptions.parse(given | {"failOnDataLoss": "false" if lenient else "true"}))
+    as_reader: Any = brokers
+    reader._kafka = as_reader
     return reader
 
 

@@ -13,8 +13,8 @@ from confluent_kafka.admin import AclOperation
 
 from penstock.clients.rights import MissingRightError
 from penstock.errors import BrokerConnectionError, SourceError, TopicNotFoundError
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.offset_reader import OffsetReader
+from penstock.spark_sink.source.brokers import OffsetReader
+from penstock.spark_sink.source.options import SourceOptions
 
 #: What a leader that moves, a broker that starts and a network that is away for a moment look like.
 PASSING = [
@@ -83,22 +83,27 @@ def test_an_offset_that_a_broker_cannot_tell_just_now_is_asked_for_again(
     assert admin.asked == 3
 
 
-def test_after_so_many_questions_the_last_reason_is_told(view: Callable[..., OffsetReader]) -> None:
-    admin = Admin(KafkaError.LEADER_NOT_AVAILABLE)
+@pytest.mark.parametrize(
+    ("code", "kind", "said", "asked"),
+    [
+        (KafkaError.LEADER_NOT_AVAILABLE, SourceError, r"orders\[0\] could not be read at .*LEADER_NOT_AVAILABLE", 3),
+        (
+            KafkaError.TOPIC_AUTHORIZATION_FAILED,
+            MissingRightError,
+            r"offsets of orders\[0\] .* Read on topic",
+            1,
+        ),
+    ],
+)
+def test_an_offset_that_is_not_known_in_the_end_is_an_error_with_the_reason(
+    view: Callable[..., OffsetReader], code: int, kind: type[Exception], said: str, asked: int
+) -> None:
+    admin = Admin(code)
 
-    with pytest.raises(SourceError, match=r"orders\[0\] could not be read at .*LEADER_NOT_AVAILABLE"):
+    with pytest.raises(kind, match=said):
         view(admin, **{"fetchOffset.numRetries": "2"}).latest([PART])
 
-    assert admin.asked == 3
-
-
-def test_what_no_time_mends_is_told_at_once(view: Callable[..., OffsetReader]) -> None:
-    admin = Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED)
-
-    with pytest.raises(MissingRightError, match=r"offsets of orders\[\d\] .* the right Read on topic orders"):
-        view(admin).latest([PART])
-
-    assert admin.asked == 1
+    assert admin.asked == asked
 
 
 THERE = SimpleNamespace(partitions=[0, 1], topic_id="id-1", authorized_operations=None)

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.errors import ConfigurationError
 from penstock.spark_sink.queries.query import trigger_arguments
-from penstock.spark_sink.source.offsets.positions import Since
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.offset_reader import OffsetReader
+from penstock.spark_sink.source.brokers import OffsetReader
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.positions import Since
 
 #: What needs no package for SQL.
 WITHOUT_SQL = ["KafkaSink", "DeltaSink", "HandlerSink", "ProgressListener", "register", "start_sink"]
@@ -38,7 +38,6 @@ LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
         ({"kafka.error_cb": "print"}, r"kafka\.error_cb cannot be set: the client takes a function of Python"),
         ({"kafka.oauthbearer_token_refresh_cb": "x"}, r"kafka\.oauthbearer_token_refresh_cb cannot be set"),
         ({"kafka.logger": "x"}, r"kafka\.logger cannot be set"),
-        ({"kafka.on_commit": "x"}, r"kafka\.on_commit cannot be set"),
         ({"kafka.default.topic.config": "x"}, r"kafka\.default\.topic\.config cannot be set: give its settings"),
         ({"kafka.isolation.level": "committed"}, "kafka.isolation.level"),
         ({"kafka.bootstrap.servers": " "}, "kafka.bootstrap.servers"),
@@ -46,9 +45,9 @@ LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
         ({"endingTimestamp": "-1"}, "endingTimestamp must be a number of milliseconds"),
         ({"startingTimestamp": str(2**63)}, f"startingTimestamp must be a number .* at most {2**63 - 1}"),
         ({"endingTimestamp": "9" * 5_000}, "endingTimestamp must be a number of milliseconds"),
-        ({"endingOffsetsByTimestamp": f'{{"orders": {{"0": {2**63}}}}}'}, "endingOffsetsByTimestamp must name a time"),
-        ({"startingOffsetsByTimestamp": "{}"}, "startingOffsetsByTimestamp must name a time"),
-        ({"startingOffsetsByTimestamp": '{"orders": {"0": -1}}'}, "startingOffsetsByTimestamp must name a time"),
+        ({"endingOffsetsByTimestamp": f'{{"orders": {{"0": {2**63}}}}}'}, "endingOffsetsByTimestamp must name times"),
+        ({"startingOffsetsByTimestamp": "{}"}, "startingOffsetsByTimestamp names no partition"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": -1}}'}, "startingOffsetsByTimestamp must name times"),
         ({"endingOffsetsByTimestamp": "noon"}, "endingOffsetsByTimestamp must be JSON"),
         ({"startingOffsetsByTimestampStrategy": "earliest"}, "Strategy must be error or latest"),
         ({"minOffsetsPerTrigger": "0"}, "minOffsetsPerTrigger"),
@@ -75,10 +74,12 @@ def test_an_assignment_of_another_shape_is_refused(text: str) -> None:
         SourceOptions.parse({"kafka.bootstrap.servers": "127.0.0.1:9092", "assign": text})
 
 
-def test_a_pattern_matches_whole_names_only() -> None:
-    options = SourceOptions.parse({"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribePattern": "or.*s"})
+def test_a_pattern_matches_whole_names_and_none_of_kafkas_own() -> None:
+    options = SourceOptions.parse({"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribePattern": "or.*s|__.*"})
 
-    assert options.selection.pick({"orders": 2, "my-orders": 1, "orders-x": 1}) == [("orders", 0), ("orders", 1)]
+    chosen = options.selection.pick({"orders": 2, "my-orders": 1, "orders-x": 1, "__consumer_offsets": 50, "__mine": 1})
+
+    assert chosen == [("__mine", 0), ("orders", 0), ("orders", 1)]
 
 
 def test_option_names_are_case_insensitive_and_committed_is_the_default() -> None:
@@ -87,6 +88,19 @@ def test_option_names_are_case_insensitive_and_committed_is_the_default() -> Non
     assert options.selection.pick({"a": 1, "b": 1}) == [("a", 0), ("b", 0)]
     assert options.read_committed
     assert options.fail_on_data_loss
+
+
+@pytest.mark.parametrize(
+    ("given", "setting", "value"),
+    [
+        ({}, "group.id", "penstock-spark"),
+        ({"groupIdPrefix": "team"}, "group.id", "team-penstock-spark"),
+        ({"groupIdPrefix": "team", "kafka.group.id": "mine"}, "group.id", "mine"),
+        ({"kafka.oauth_cb": "tokens:Token.of"}, "oauth_cb", "tokens:Token.of"),
+    ],
+)
+def test_what_the_client_gets(given: dict[str, str], setting: str, value: str) -> None:
+    assert SourceOptions.parse(LEAST | given).client[setting] == value
 
 
 def test_positions_that_would_read_nothing_are_refused_where_they_make_no_sense() -> None:
@@ -100,13 +114,6 @@ def test_positions_that_would_read_nothing_are_refused_where_they_make_no_sense(
     for wrong in ("earliest", '{"orders": {"0": -2}}'):
         with pytest.raises(ConfigurationError, match="endingOffsets must not be earliest"):
             SourceOptions.parse(LEAST | {"endingOffsets": wrong}).for_batch()
-
-
-def test_secrets_are_not_shown() -> None:
-    options = SourceOptions.parse(LEAST | {"kafka.sasl.password": "canary-4711"})
-
-    assert options.client["sasl.password"] == "canary-4711"
-    assert "canary-4711" not in repr(options)
 
 
 def test_a_time_for_all_counts_before_times_for_each_and_those_before_offsets() -> None:
@@ -125,31 +132,19 @@ def test_a_time_for_all_counts_before_times_for_each_and_those_before_offsets() 
     assert SourceOptions.parse(given).starting == {("orders", 0): 3}
 
 
-def test_the_group_that_the_library_wants_takes_the_prefix_or_the_name_given() -> None:
-    assert SourceOptions.parse(LEAST).client["group.id"] == "penstock-spark"
-    assert SourceOptions.parse(LEAST | {"groupIdPrefix": "team"}).client["group.id"] == "team-penstock-spark"
-    named = {"groupIdPrefix": "team", "kafka.group.id": "mine"}
-    assert SourceOptions.parse(LEAST | named).client["group.id"] == "mine"
-
-
 @pytest.mark.parametrize(
-    ("setting", "value", "told"),
+    ("setting", "text"),
     [
-        (
-            "security.protocol",
-            "canary-4711",
-            r"refused the option kafka\.security\.protocol: its value is not accepted",
-        ),
-        ("fetch.message.max.bytes", "canary-4711", r"refused the option kafka\.fetch\.message\.max\.bytes"),
-        ("ssl.key.pem", "canary-4711", r"refused the option kafka\.ssl\.key\.pem"),
-        ("fetch.canary", "canary-4711", r"refused the option kafka\.fetch\.canary: it has no such setting \(names are"),
-        ("securty.protocol", "canary-4711", r"kafka\.securty\.protocol: it has no such setting \(names are librdkafka"),
+        ("security.protocol", 'Invalid value "***" for configuration property "security.protocol"'),
+        ("fetch.message.max.bytes", 'Invalid value for configuration property "fetch.message.max.bytes"'),
+        ("ssl.key.pem", "ssl.key.pem failed"),
+        ("fetch.canary", 'No such configuration property: "fetch.canary"'),
     ],
 )
-def test_what_the_client_refuses_is_named_without_its_value(setting: str, value: str, told: str) -> None:
-    given = LEAST | {"kafka.security.protocol": "ssl", f"kafka.{setting}": value}
+def test_what_the_client_refuses_is_named_without_its_value(setting: str, text: str) -> None:
+    given = LEAST | {"kafka.security.protocol": "ssl", f"kafka.{setting}": "canary-4711"}
 
-    with pytest.raises(ConfigurationError, match=told) as raised:
+    with pytest.raises(ConfigurationError, match=re.escape(text)) as raised:
         OffsetReader(SourceOptions.parse(given))
 
     assert "canary-4711" not in "".join(traceback.format_exception(raised.value))
@@ -162,7 +157,7 @@ def test_a_trigger_that_is_none_is_refused(trigger: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("packages", "names", "told"),
+    ("packages", "names", "text"),
     [
         (["pyspark"], ["register"], "needs the package pyspark.*pip install 'penstock\\[spark\\]'"),
         (["pyarrow"], ["SqlSink"], "needs the package pyarrow.*pip install 'penstock\\[spark\\]'"),
@@ -174,7 +169,7 @@ def test_a_trigger_that_is_none_is_refused(trigger: str) -> None:
     ids=lambda one: one[0] if isinstance(one, list) else "",
 )
 def test_a_missing_package_is_answered_with_the_extra_to_install(
-    packages: list[str], names: list[str], told: str
+    packages: list[str], names: list[str], text: str
 ) -> None:
     program = (
         f"import sys; sys.modules.update(dict.fromkeys({packages}))\n"
@@ -185,12 +180,4 @@ def test_a_missing_package_is_answered_with_the_extra_to_install(
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
 
-    assert re.search(told, done.stdout.strip())
-
-
-def test_a_callback_for_tokens_is_given_by_its_name() -> None:
-    options = SourceOptions.parse(
-        {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "kafka.oauth_cb": "tokens:Token.of"}
-    )
-
-    assert options.client["oauth_cb"] == "tokens:Token.of"
+    assert re.search(text, done.stdout.strip())

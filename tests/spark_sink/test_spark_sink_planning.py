@@ -7,15 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import MessageFormatError
-from penstock.spark_sink.source.offsets.planning import (
+from penstock.spark_sink.source.plan import (
     SMALL_TASK,
     OffsetRange,
     Offsets,
+    cut,
     from_json,
     limited,
-    packed,
     parse_offsets,
-    split,
     to_json,
 )
 
@@ -72,9 +71,9 @@ def test_a_log_that_ends_before_the_start_is_not_read_backwards() -> None:
     assert ends == {("a", 0): 7, ("a", 1): 10}
 
 
-@given(ranges, st.one_of(st.none(), st.integers(1, 50)), st.one_of(st.none(), st.integers(50_000, 10**6)))
-def test_tasks_cover_every_offset_once(given_ranges: list[OffsetRange], least: int | None, most: int | None) -> None:
-    tasks = split(given_ranges, least, most)
+@given(ranges, st.integers(1, 50), st.one_of(st.none(), st.integers(50_000, 10**6)))
+def test_tasks_cover_every_offset_once(given_ranges: list[OffsetRange], least: int, most: int | None) -> None:
+    tasks = [task for (task,) in cut(given_ranges, least, most)]
 
     whole = [part for part in given_ranges if part.size]
     assert all(task.size > 0 for task in tasks)
@@ -82,13 +81,13 @@ def test_tasks_cover_every_offset_once(given_ranges: list[OffsetRange], least: i
         mine = sorted(task for task in tasks if task.partition == part.partition)
         assert (mine[0].start, mine[-1].end) == (part.start, part.end)
         assert all(before.end == after.start for before, after in pairwise(mine))
-    assert len(tasks) >= min(least or 0, sum(part.size for part in whole))
+    assert len(tasks) >= min(least, sum(part.size for part in whole))
     assert all(task.size <= (most or task.size) for task in tasks)
 
 
 @given(ranges)
 def test_small_ranges_share_tasks_and_no_offset_is_left_out(given_ranges: list[OffsetRange]) -> None:
-    tasks = packed(given_ranges)
+    tasks = cut(given_ranges)
 
     assert [part for task in tasks for part in task] == [part for part in given_ranges if part.size]
     assert all(len(task) == 1 or sum(part.size for part in task) <= SMALL_TASK for task in tasks)

@@ -8,13 +8,12 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import Producer
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMinRows
+from source_tasks import Clock, options_for, ranges
 
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SourceError
-from penstock.spark_sink.source.batch_reader import BatchReader
-from penstock.spark_sink.source.offsets.planning import OffsetRange
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.stream_reader import StreamReader
+from penstock.spark_sink.source.batch import BatchReader
+from penstock.spark_sink.source.stream import StreamReader
 
 NewTopic = Callable[..., str]
 Write = Callable[..., None]
@@ -23,25 +22,10 @@ Write = Callable[..., None]
 FIRST_MS, STEP_MS = 1_700_000_000_000, 1_000
 
 
-class Clock:
-    """Seconds moved by hand."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def parsed(broker: DevBroker, **options: str) -> SourceOptions:
-    return SourceOptions.parse({"kafka.bootstrap.servers": broker.bootstrap_servers, **options})
-
-
 def planned(broker: DevBroker, **options: str) -> dict[int, tuple[int, int]]:
     """Return the range that a batch query reads of each partition."""
-    tasks: list[OffsetRange] = [
-        part for task in BatchReader(parsed(broker, **options)).partitions() for part in task.value
-    ]
-    return {task.partition: (task.start, task.end) for task in tasks}
+    found = ranges(BatchReader(options_for(broker, **options)).partitions())
+    return {one.partition: (one.start, one.end) for one in found}
 
 
 @pytest.fixture
@@ -81,7 +65,7 @@ def test_a_time_after_the_last_message_is_an_error_or_the_end_as_the_strategy_sa
 
     with pytest.raises(SourceError, match=rf"{timed}\[1\] has no message at or after {at(7)} ms.*Strategy to latest"):
         planned(broker, **late)
-    to_the_end = StreamReader(parsed(broker, **late, startingOffsetsByTimestampStrategy="latest")).initialOffset()
+    to_the_end = StreamReader(options_for(broker, **late, startingOffsetsByTimestampStrategy="latest")).initialOffset()
 
     assert to_the_end == {timed: {"0": 7, "1": 5}}
 
@@ -89,7 +73,7 @@ def test_a_time_after_the_last_message_is_an_error_or_the_end_as_the_strategy_sa
 def test_an_end_past_the_log_is_a_loss_or_the_end_of_the_log(broker: DevBroker, timed: str) -> None:
     past = {"subscribe": timed, "endingOffsets": json.dumps({timed: {"0": 99, "1": 3}})}
 
-    with pytest.raises(SourceError, match="endingOffsets is 99, but the log ends at 10"):
+    with pytest.raises(SourceError, match="endingOffsets is 99, but its log ends at 10"):
         planned(broker, **past)
 
     assert planned(broker, **past, failOnDataLoss="false") == {0: (0, 10), 1: (0, 3)}
@@ -100,18 +84,18 @@ def test_a_start_past_the_log_is_a_loss_or_reads_nothing(
 ) -> None:
     past = {"subscribe": timed, "startingOffsets": json.dumps({timed: {"0": 11, "1": 3}})}
 
-    with pytest.raises(SourceError, match=rf"{timed}\[0\]: startingOffsets is 11, but the log ends at 10; check the"):
+    with pytest.raises(SourceError, match=rf"{timed}\[0\]: startingOffsets is 11, but its log ends at 10: .*check"):
         planned(broker, **past)
 
     assert planned(broker, **past, failOnDataLoss="false") == {1: (3, 5)}
-    assert f"{timed}[0]: startingOffsets is 11, but the log ends at 10; going on" in caplog.text
+    assert f"{timed}[0]: startingOffsets is 11, but its log ends at 10" in caplog.text
     # At its end there is nothing to read yet, and nothing lost.
     assert planned(broker, subscribe=timed, startingOffsets=json.dumps({timed: {"0": 10, "1": 3}})) == {1: (3, 5)}
 
 
 def test_a_batch_waits_for_the_least_number_of_offsets_or_for_the_longest_delay(broker: DevBroker, timed: str) -> None:
     clock = Clock()
-    options = parsed(broker, subscribe=timed, minOffsetsPerTrigger="10", maxTriggerDelay="30s")
+    options = options_for(broker, subscribe=timed, minOffsetsPerTrigger="10", maxTriggerDelay="30s")
     reader = StreamReader(options, clock)
     nothing, some, all_of_it = ({timed: {"0": one, "1": 5}} for one in (0, 5, 10))
     least = reader.getDefaultReadLimit()
@@ -134,14 +118,14 @@ def test_a_checkpoint_of_another_topic_is_told_as_that(broker: DevBroker, new_to
     clear = rf"the checkpoint was written by a query over {other}, but this one has subscribe={topic}; give it a check"
 
     for regardless in ("true", "false"):
-        reader = StreamReader(parsed(broker, subscribe=topic, failOnDataLoss=regardless))
+        reader = StreamReader(options_for(broker, subscribe=topic, failOnDataLoss=regardless))
         with pytest.raises(ConfigurationError, match=clear):
             reader.latestOffset(noted, ReadAllAvailable())
         with pytest.raises(ConfigurationError, match=clear):
             reader.partitions(noted, noted)
     for chosen in ({"subscribePattern": "no-such-.*"}, {"assign": json.dumps({topic: [0]})}):
         with pytest.raises(ConfigurationError, match=f"query over {other}, but this one has {next(iter(chosen))}="):
-            StreamReader(parsed(broker, **chosen)).latestOffset(noted, ReadAllAvailable())
+            StreamReader(options_for(broker, **chosen)).latestOffset(noted, ReadAllAvailable())
 
 
 def test_a_topic_that_the_query_names_no_longer_is_not_called_deleted(
@@ -149,7 +133,7 @@ def test_a_topic_that_the_query_names_no_longer_is_not_called_deleted(
 ) -> None:
     topic, dropped = new_topic(), new_topic()
     write(topic, 0, [(None, b"x")] * 3)
-    reader = StreamReader(parsed(broker, subscribe=topic))
+    reader = StreamReader(options_for(broker, subscribe=topic))
 
     with pytest.raises(SourceError, match=rf"{dropped}\[0\] was read up to offset 2 and is read no more, as this"):
         reader.latestOffset({topic: {"0": 1}, dropped: {"0": 2}}, ReadAllAvailable())

@@ -8,35 +8,19 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from pyspark.sql.pandas.types import to_arrow_schema
+from source_tasks import batches_read, offsets_read, options_for, rows_of
 
 from kafka_tools import NewTopic, Write
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
-from penstock.spark_sink.source import partition_reader as reading
-from penstock.spark_sink.source import record_columns
-from penstock.spark_sink.source.offsets.planning import OffsetRange
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.offset_reader import OffsetReader
-from penstock.spark_sink.source.tasks import source_schema
+from penstock.spark_sink.source import columns
+from penstock.spark_sink.source.brokers import OffsetReader
+from penstock.spark_sink.source.plan import OffsetRange
+from raw_produce import produce_raw
 from waiting import wait_until
 
-SCHEMA = to_arrow_schema(source_schema(include_headers=False), timezone="UTC")
 
-
-def options_for(broker: DevBroker, topic: str, **options: str) -> SourceOptions:
-    """Return the options of a query over one topic."""
-    return SourceOptions.parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": topic, **options})
-
-
-def offsets_read(options: SourceOptions, wanted: OffsetRange) -> list[int]:
-    """Read a range and return its rows' offsets."""
-    return [
-        offset for batch in reading.read_ranges(options, SCHEMA, [wanted]) for offset in batch["offset"].to_pylist()
-    ]
-
-
-def test_offsets_that_vanish_between_planning_and_reading_are_named_or_passed_over(
+def test_offsets_that_vanish_between_planning_and_reading_are_named_or_skipped(
     broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = new_topic()
@@ -51,20 +35,7 @@ def test_offsets_that_vanish_between_planning_and_reading_are_named_or_passed_ov
         rest = offsets_read(options_for(broker, topic, failOnDataLoss="false"), planned)
 
     assert rest == list(range(40, 90))
-    assert "which begins at 40; going on without them" in caplog.text
-
-
-def test_a_range_that_ends_among_aborted_records_ends_at_the_first_record_past_it(
-    broker: DevBroker, new_topic: NewTopic, write: Write, write_transaction: Write
-) -> None:
-    topic = new_topic()
-    write(topic, 0, [(None, b"before")] * 3)
-    write_transaction([(topic, 0, b"aborted")] * 5, commit=False)
-    write(topic, 0, [(None, b"after")] * 3)
-
-    assert offsets_read(options_for(broker, topic), OffsetRange(topic, 0, 0, 6)) == [0, 1, 2]
-    assert offsets_read(options_for(broker, topic), OffsetRange(topic, 0, 5, 8)) == []
-    assert offsets_read(options_for(broker, topic), OffsetRange(topic, 0, 6, 11)) == [9, 10]
+    assert "which begins at 40; going on, as failOnDataLoss=false says" in caplog.text
 
 
 @pytest.mark.thorough  # it takes the twenty seconds of the option
@@ -92,39 +63,53 @@ def test_record_batches_are_bounded_in_rows_and_in_bytes(
     small, large = new_topic(), new_topic()
     write(small, 0, [(None, b"x")] * 5_000)
     write(large, 0, [(None, b"x" * 100_000)] * 100)
-    monkeypatch.setattr(record_columns, "BATCH_ROWS", 1_000)
-    monkeypatch.setattr(record_columns, "BATCH_BYTES", 1_000_000)
+    monkeypatch.setattr(columns, "BATCH_ROWS", 1_000)
+    monkeypatch.setattr(columns, "BATCH_BYTES", 1_000_000)
 
-    by_rows = list(reading.read_ranges(options_for(broker, small), SCHEMA, [OffsetRange(small, 0, 0, 5_000)]))
-    by_bytes = list(reading.read_ranges(options_for(broker, large), SCHEMA, [OffsetRange(large, 0, 0, 100)]))
+    by_rows = batches_read(options_for(broker, small), OffsetRange(small, 0, 0, 5_000))
+    by_bytes = batches_read(options_for(broker, large), OffsetRange(large, 0, 0, 100))
 
     assert sum(batch.num_rows for batch in by_rows) == 5_000
     assert len(by_rows) > 1
     assert sum(batch.num_rows for batch in by_bytes) == 100
-    # The first call does not know the size of the records yet; from then on a batch holds what fits.
-    assert max(batch.nbytes for batch in by_bytes[1:]) < 2_000_000
+    assert max(batch.nbytes for batch in by_bytes) < 2_000_000
 
 
 def test_ranges_of_one_task_end_each_at_its_own_end_and_keep_their_order(
     broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, write_transaction: Write
 ) -> None:
-    topic, other = new_topic(partitions=3), new_topic()
+    """Of one topic, one range ends among aborted records and another begins there."""
+    topic, other, aborted = new_topic(partitions=3), new_topic(), new_topic()
     for partition in range(3):
         write(topic, partition, [(None, b"%d" % n) for n in range(400)])
-    write(other, 0, [(None, b"before")] * 3)
-    write_transaction([(other, 0, b"aborted")] * 5, commit=False)
+    for name in (other, aborted):
+        write(name, 0, [(None, b"%d" % n) for n in range(3)])
+        write_transaction([(name, 0, b"aborted")] * 5, commit=False)
+    write(aborted, 0, [(None, b"%d" % n) for n in (9, 10, 11)])
     assert next(iter(admin.delete_records([TopicPartition(topic, 1, 40)]).values())).result(20).low_watermark == 40
     wanted = [OffsetRange(other, 0, 0, 9), *(OffsetRange(topic, number, 10, 100 * number + 90) for number in range(3))]
 
-    found: dict[tuple[str, int], list[int]] = {}
-    for batch in reading.read_ranges(options_for(broker, topic, failOnDataLoss="false"), SCHEMA, wanted):
-        for row in batch.to_pylist():
-            assert row["topic"] == other or row["value"] == b"%d" % row["offset"]
-            found.setdefault((row["topic"], row["partition"]), []).append(row["offset"])
+    found = rows_of(batches_read(options_for(broker, topic, failOnDataLoss="false"), *wanted))
 
-    assert found == {
+    assert {part: list(rows) for part, rows in found.items()} == {
         (other, 0): [0, 1, 2],
         (topic, 0): list(range(10, 90)),
         (topic, 1): list(range(40, 190)),
         (topic, 2): list(range(10, 290)),
     }
+    assert all(value == b"%d" % offset for rows in found.values() for offset, value in rows.items())
+    for start, end, offsets in ((0, 6, [0, 1, 2]), (5, 8, []), (6, 11, [9, 10])):
+        assert offsets_read(options_for(broker, aborted), OffsetRange(aborted, 0, start, end)) == offsets
+
+
+def test_a_header_whose_name_is_no_text_costs_the_headers_of_its_record_only(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    produce_raw(broker.bootstrap_servers, topic, [(b"k", [(b"\xff\xfe", b"lost")]), (b"k", [(b"name", b"kept")])])
+    options = options_for(broker, topic, includeHeaders="true")
+
+    rows = [row for batch in batches_read(options, OffsetRange(topic, 0, 0, 2)) for row in batch.to_pylist()]
+
+    assert [[one["key"] for one in row["headers"]] for row in rows] == [["penstock-headers-lost"], ["name"]]
+    assert [row["key"] for row in rows] == [b"k", b"k"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
-from pyspark.sql.pandas.types import to_arrow_schema
+from source_tasks import batches_read
 
 from fixed_consumer import FixedConsumer, end, failed, record
 from penstock.clients import factory as making
@@ -15,12 +15,9 @@ from penstock.clients.reading import PartitionReader
 from penstock.clients.rights import MissingRightError
 from penstock.errors import MessageFormatError, SinkError, SourceError
 from penstock.spark_sink.sinks.sql import dead_letters
-from penstock.spark_sink.source import partition_reader as reading
-from penstock.spark_sink.source.offsets.planning import OffsetRange
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.tasks import source_schema
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.plan import OffsetRange
 
-SCHEMA = to_arrow_schema(source_schema(include_headers=False), timezone="UTC")
 PASSING = [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TRANSPORT, KafkaError.UNKNOWN_TOPIC_OR_PART]
 
 
@@ -34,9 +31,7 @@ def values_read(
     """Read a range and return a column, of numbers."""
     monkeypatch.setattr(making, "Consumer", lambda _: consumer)
     settings = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "fetchOffset.retryIntervalMs": "0"}
-    batches = reading.read_ranges(
-        SourceOptions.parse({**settings, **options}), SCHEMA, [OffsetRange("orders", 0, 0, end)]
-    )
+    batches = batches_read(SourceOptions.parse({**settings, **options}), OffsetRange("orders", 0, 0, end))
     return [value for batch in batches for value in batch[column].cast("int64").to_pylist()]
 
 
@@ -47,18 +42,32 @@ def letter(monkeypatch: pytest.MonkeyPatch, consumer: FixedConsumer) -> bytes | 
     return dead_letters._read(reader, "orders", 0, 5).value()
 
 
-@pytest.mark.parametrize("code", PASSING)
-def test_a_task_goes_on_when_an_error_has_passed(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+@pytest.mark.parametrize("code", [*PASSING, KafkaError.GROUP_AUTHORIZATION_FAILED])
+def test_a_task_goes_on_when_an_error_has_passed_or_is_about_a_group(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     consumer = FixedConsumer(record(0), failed(code), record(1), failed(code), record(2))
 
     assert offsets_read(monkeypatch, consumer, 3) == [0, 1, 2]
 
 
-def test_a_task_to_which_nothing_comes_says_what_hindered_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    consumer = FixedConsumer(record(0), failed(KafkaError.NOT_LEADER_FOR_PARTITION))
-
-    with pytest.raises(SourceError, match=r"nothing came at offset 1 for 0.05 s \(.*NOT_LEADER_FOR_PARTITION\)"):
-        offsets_read(monkeypatch, consumer, 3, **{"kafkaConsumer.pollTimeoutMs": "50"})
+@pytest.mark.parametrize(
+    ("code", "kind", "said"),
+    [
+        (KafkaError.NOT_LEADER_FOR_PARTITION, SourceError, r"nothing came at offset 1 for 0.05 s \(.*NOT_LEADER_FOR"),
+        (KafkaError.INVALID_REQUEST, SourceError, r"reading at offset 1 failed: .*INVALID_REQUEST"),
+        (
+            KafkaError.TOPIC_AUTHORIZATION_FAILED,
+            MissingRightError,
+            r"offsets 0 to 2 cannot be read: .* the right Read on",
+        ),
+    ],
+)
+def test_a_task_that_cannot_go_on_says_why(
+    monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception], said: str
+) -> None:
+    with pytest.raises(kind, match=said):
+        offsets_read(monkeypatch, FixedConsumer(record(0), failed(code)), 3, **{"kafkaConsumer.pollTimeoutMs": "50"})
 
 
 @pytest.mark.parametrize("claimed", [1_760_000_000_000_000_000, 2**63 - 1, 2**63 // 1_000 + 1])
@@ -72,28 +81,6 @@ def test_a_timestamp_that_spark_cannot_hold_is_named_or_null(monkeypatch: pytest
     assert read(timestampOutOfRange="null") == [1_000_000, None, 2**63 // 1_000 * 1_000]
 
 
-def test_what_no_time_mends_ends_a_task_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    consumer = FixedConsumer(failed(KafkaError.INVALID_REQUEST))
-
-    with pytest.raises(SourceError, match=r"reading at offset 0 failed: .*INVALID_REQUEST"):
-        offsets_read(monkeypatch, consumer, 3)
-
-
-def test_a_topic_that_may_not_be_read_is_told_with_the_right_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    consumer = FixedConsumer(failed(KafkaError.TOPIC_AUTHORIZATION_FAILED))
-
-    with pytest.raises(MissingRightError, match=r"offsets 0 to 2 cannot be read: .* lacks the right Read on topic"):
-        offsets_read(monkeypatch, consumer, 3)
-
-
-def test_a_group_that_the_client_asks_for_without_need_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = KafkaError.GROUP_AUTHORIZATION_FAILED
-    consumer: Any = FixedConsumer(failed(refused), record(0), failed(refused), record(1))
-
-    assert offsets_read(monkeypatch, consumer, 2) == [0, 1]
-    assert letter(monkeypatch, FixedConsumer(failed(refused), record(5))) == b"x"
-
-
 def test_where_a_log_begins_is_asked_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     passing = [KafkaException(KafkaError(code)) for code in PASSING]
     consumer = FixedConsumer(failed(KafkaError._AUTO_OFFSET_RESET), record(7), first_offset=[*passing, 7])
@@ -104,7 +91,7 @@ def test_where_a_log_begins_is_asked_again(monkeypatch: pytest.MonkeyPatch, capl
     assert [part.offset for part in consumer.assigned] == [0, 7]
 
 
-@pytest.mark.parametrize("code", PASSING)
+@pytest.mark.parametrize("code", [*PASSING, KafkaError.GROUP_AUTHORIZATION_FAILED])
 def test_the_message_for_a_dead_letter_is_waited_for(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     assert letter(monkeypatch, FixedConsumer(failed(code), failed(code), record(5))) == b"x"
 

@@ -13,7 +13,7 @@ from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.kafka_publisher import Row
 from penstock.spark_sink.sinks.sql.rows import Rejected
-from penstock.spark_sink.source.options.options import SourceOptions
+from penstock.spark_sink.source.options import SourceOptions
 
 CANARY = "canary-of-a-secret"
 CONFIG = {"sasl.password": CANARY, "ssl.key.password": CANARY}

@@ -17,8 +17,8 @@ from penstock.spark_sink import SqlSink
 from penstock.spark_sink.sinks.sql import stages as ways
 from penstock.spark_sink.sinks.sql.databases import database_of
 from penstock.spark_sink.sinks.sql.staging_task import in_tasks
-from penstock.spark_sink.source import worker_pool
-from penstock.spark_sink.source.worker_pool import WorkerPool
+from penstock.spark_sink.source import pool
+from penstock.spark_sink.source.pool import WorkerPool
 from waiting import wait_until
 
 Kept = WorkerPool[ways.ExecutorStage]
@@ -195,7 +195,7 @@ def test_what_no_batch_asks_for_is_removed_after_a_while_and_with_the_process(
     kept.close()
     assert stages(server) == []
 
-    monkeypatch.setattr(worker_pool, "MOST_IDLE_S", 0.05)
+    monkeypatch.setattr(pool, "MOST_IDLE_S", 0.05)
     sink(batch(1), 1)
     wait_until(lambda: stages(server) == [] and server.rows(sessions) == [])
 

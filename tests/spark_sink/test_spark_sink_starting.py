@@ -24,9 +24,9 @@ from penstock.spark_sink.queries.starting_offsets import beginning, has_progress
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.sink import begin_ledger
 from penstock.spark_sink.source import source
-from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.offset_reader import Topics
+from penstock.spark_sink.source.brokers import Topics
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
 
 class Kept:
@@ -97,11 +97,6 @@ def test_a_query_begins_where_the_ledger_says_and_elsewhere_as_told(begins: Any,
         ("orders", 1): LedgerEntry(new, new, "orders now"),
         ("payments", 0): LedgerEntry(new, new, "payments now"),
     }
-
-
-def test_a_wrong_beginning_is_refused(begins: Any) -> None:
-    with pytest.raises(ConfigurationError, match="startingOffsets must be earliest, latest or JSON"):
-        begins(Kept(), "newest")
 
 
 def test_the_ledger_counts_before_all_that_the_options_say_of_the_beginning(begins: Any) -> None:

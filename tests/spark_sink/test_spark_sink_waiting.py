@@ -5,44 +5,38 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable
+from typing import Any
 from unittest import mock
 
 import pytest
 from confluent_kafka import Producer
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
+from source_tasks import Clock, options_for, ranges
 
 from kafka_tools import wait_for_markers
 from penstock.devbroker import DevBroker
 from penstock.errors import SourceError
-from penstock.spark_sink.source.batch_reader import BatchReader
-from penstock.spark_sink.source.offsets.planning import OffsetRange, Offsets, TopicPartition
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.open_transactions import REPEAT_S, STALLED_S, OpenTransactions
-from penstock.spark_sink.source.stream_reader import StreamReader
+from penstock.spark_sink.source.batch import BatchReader
+from penstock.spark_sink.source.brokers import OffsetReader
+from penstock.spark_sink.source.open_transactions import REPEAT_S, STALLED_S, OpenTransactions
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.plan import OffsetRange, Offsets, TopicPartition
+from penstock.spark_sink.source.stream import StreamReader
 
 Begin = Callable[[str, int], Producer]
 UNCOMMITTED = {"kafka.isolation.level": "read_uncommitted"}
-
-
-class Clock:
-    """Seconds moved by hand."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Log:
     """A topic whose partition 0 is readable up to offset 5, where a transaction is open, and written up to 11."""
 
     def __init__(self, broker: DevBroker, topic: str, producer: Producer) -> None:
-        self.servers = broker.bootstrap_servers
+        self._broker = broker
         self.topic = topic
         self._producer = producer
 
     def options(self, **options: str) -> SourceOptions:
-        return SourceOptions.parse({"kafka.bootstrap.servers": self.servers, "subscribe": self.topic, **options})
+        return options_for(self._broker, self.topic, **options)
 
     def at(self, offset: int) -> dict[str, dict[str, int]]:
         return {self.topic: {"0": offset}}
@@ -51,11 +45,11 @@ class Log:
         return OffsetRange(self.topic, 0, start, end)
 
     def batch(self, **options: str) -> list[OffsetRange]:
-        return [part for task in BatchReader(self.options(**options)).partitions() for part in task.value]
+        return ranges(BatchReader(self.options(**options)).partitions())
 
     def end_transaction(self) -> None:
         self._producer.commit_transaction(30)
-        wait_for_markers(self.servers, self.topic)
+        wait_for_markers(self._broker.bootstrap_servers, self.topic)
 
 
 @pytest.fixture
@@ -87,9 +81,7 @@ def test_a_stream_ahead_of_an_open_transaction_waits_where_it_is(
     log.end_transaction()
     end = reader.latestOffset(waits, limit)
     assert end == (log.at(11) if isinstance(limit, ReadMaxRows) else log.at(12))
-    assert [part for task in reader.partitions(waits, end) for part in task.value] == [
-        log.range(8, end[log.topic]["0"])
-    ]
+    assert ranges(reader.partitions(waits, end)) == [log.range(8, end[log.topic]["0"])]
 
 
 def test_a_running_stream_that_stands_still_names_the_open_transaction(
@@ -97,13 +89,20 @@ def test_a_running_stream_that_stands_still_names_the_open_transaction(
 ) -> None:
     clock = Clock()
     reader = StreamReader(log.options(), clock)
+    warnings = []
 
-    for seconds in (0, STALLED_S):
+    for seconds in (0, STALLED_S - 1, 1, REPEAT_S - 1, 1):
         clock.now += seconds
-        assert caplog.text == ""
         assert reader.latestOffset(log.at(0), ReadAllAvailable()) == log.at(5)
+        warnings.append(caplog.text.count(f"{log.topic}[0] waits at offset 5: a transaction is open there"))
+    log.end_transaction()
+    clock.now += 2 * REPEAT_S
+    assert reader.latestOffset(log.at(5), ReadAllAvailable()) == log.at(12)
+    clock.now += 2 * REPEAT_S
+    assert reader.latestOffset(log.at(12), ReadAllAvailable()) == log.at(12)
 
-    assert f"{log.topic}[0] waits at offset 5: a transaction is open there" in caplog.text
+    assert warnings == [0, 0, 1, 1, 2]
+    assert len(caplog.messages) == 2
 
 
 def test_a_checkpoint_of_uncommitted_reads_goes_on_when_the_transaction_has_ended(log: Log) -> None:
@@ -126,25 +125,33 @@ def test_a_checkpoint_of_uncommitted_reads_goes_on_when_the_transaction_has_ende
 def test_past_what_is_written_it_is_a_loss_still(log: Log) -> None:
     reader = StreamReader(log.options())
 
-    with pytest.raises(SourceError, match="was read up to offset 12, but its log ends at 11: the topic was made anew"):
+    with pytest.raises(SourceError, match="was read up to offset 12, but its log ends at 11: the topic was"):
         reader.latestOffset(log.at(12), ReadAllAvailable())
-    with pytest.raises(SourceError, match="startingOffsets is 12, but the log ends at 11"):
+    with pytest.raises(SourceError, match="startingOffsets is 12, but its log ends at 11"):
         log.batch(startingOffsets=json.dumps(log.at(12)))
-    with pytest.raises(SourceError, match="endingOffsets is 12, but the log ends at 11"):
+    with pytest.raises(SourceError, match="endingOffsets is 12, but its log ends at 11"):
         log.batch(endingOffsets=json.dumps(log.at(12)))
 
 
-def test_a_batch_reads_no_further_than_an_open_transaction_and_names_it(
+def test_a_batch_behind_an_open_transaction_reads_nothing_and_names_it(
+    log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    behind = json.dumps(log.at(8))
+
+    assert log.batch(startingOffsets=behind) == []
+    assert f"{log.topic}[0] waits at offset 5: a transaction is open there" in caplog.text
+    assert log.batch(startingOffsets=behind, **UNCOMMITTED) == [log.range(8, 11)]
+
+
+def test_a_batch_that_is_to_end_behind_an_open_transaction_says_what_it_cannot_read_yet(
     log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
     behind = json.dumps(log.at(8))
     reason = r"endingOffsets is 8, but a transaction is open at offset 5: what lies behind it can be read when it has"
 
-    assert log.batch(startingOffsets=behind) == []
-    assert f"{log.topic}[0] waits at offset 5: a transaction is open there" in caplog.text
-    assert log.batch(startingOffsets=behind, **UNCOMMITTED) == [log.range(8, 11)]
     with pytest.raises(SourceError, match=rf"{reason} ended; start the query again then, or set failOnDataLoss"):
         log.batch(endingOffsets=behind)
+
     assert log.batch(endingOffsets=behind, failOnDataLoss="false") == [log.range(0, 5)]
     assert "endingOffsets is 8, but a transaction is open at offset 5" in caplog.text
     log.end_transaction()
@@ -161,8 +168,11 @@ class FixedLogs:
         self.ends = ends
         self.asked: list[list[TopicPartition]] = []
         self.looked_up: list[list[TopicPartition]] = []
+        self.broken = False
 
     def written(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        if self.broken:
+            raise SourceError("no leader")
         self.asked.append(sorted(partitions))
         return {part: self.ends[part] for part in self.asked[-1]}
 
@@ -171,11 +181,15 @@ class FixedLogs:
         return {STILL: 1_700_000_000_000} if STILL in offsets else {}
 
 
+def as_reader(logs: Any) -> OffsetReader:
+    return logs  # type: ignore[no-any-return] # it answers as one
+
+
 def test_only_a_log_that_stands_still_with_something_behind_is_named_and_not_again_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock, logs = Clock(), FixedLogs({STILL: 120, IDLE: 7, MOVING: 900})
-    transactions = OpenTransactions(logs, clock)
+    transactions = OpenTransactions(as_reader(logs), clock)
 
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
         for second in range(int(STALLED_S + REPEAT_S) + 2):
@@ -194,7 +208,7 @@ def test_many_partitions_that_wait_cost_one_look_and_one_line(caplog: pytest.Log
     clock = Clock()
     stable = {("orders", number): 3 for number in range(100)}
     logs = FixedLogs(dict.fromkeys(stable, 120))
-    transactions = OpenTransactions(logs, clock)
+    transactions = OpenTransactions(as_reader(logs), clock)
 
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
         for second in range(int(STALLED_S) + 30):
@@ -204,24 +218,30 @@ def test_many_partitions_that_wait_cost_one_look_and_one_line(caplog: pytest.Log
 
     assert len(logs.looked_up) == len(caplog.messages) == 1
     assert len(logs.looked_up[0]) <= 5
-    transactions.warn(stable)
+    clock.now += REPEAT_S
+    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
+        transactions.watch(stable)
+        transactions.warn(stable)
     assert "; so do orders[1] at offset 3, orders[2] at offset 3" in caplog.messages[-1]
     assert caplog.messages[-1].count("orders[") == 5
     assert "and 95 more." in caplog.messages[-1]
 
 
-@pytest.mark.parametrize("claimed", [1_760_000_000_000_000, 2**63 - 1])  # in microseconds, say
 def test_an_open_transaction_whose_producer_claims_a_time_of_no_calendar_is_named(
-    caplog: pytest.LogCaptureFixture, claimed: int
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with mock.patch.object(FixedLogs, "timestamps_ms", return_value={STILL: claimed}):
-        assert OpenTransactions(FixedLogs({STILL: 120})).warn({STILL: 3})
+    for claimed in (1_760_000_000_000_000, 2**63 - 1):  # in microseconds, say
+        with mock.patch.object(FixedLogs, "timestamps_ms", return_value={STILL: claimed}):
+            assert OpenTransactions(as_reader(FixedLogs({STILL: 120}))).warn({STILL: 3})
 
-    assert f"whose first message is of {claimed} ms after 1970" in caplog.text
+        assert f"whose first message is of {claimed} ms after 1970" in caplog.messages[-1]
 
 
 def test_a_broker_that_does_not_answer_costs_the_query_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    with mock.patch.object(FixedLogs, "written", side_effect=SourceError("no leader")):
-        OpenTransactions(FixedLogs({STILL: 120})).warn({STILL: 3})
+    logs = FixedLogs({STILL: 120})
+    logs.broken = True
+
+    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
+        OpenTransactions(as_reader(logs)).warn({STILL: 3})
 
     assert not caplog.messages

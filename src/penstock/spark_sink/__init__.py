@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
     from penstock.spark_sink.sinks.sql.rows import Rejected
     from penstock.spark_sink.sinks.sql.sink import SqlSink
-    from penstock.spark_sink.source.decoding.decode import decode
-    from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
+    from penstock.spark_sink.source.decode.decode import decode
+    from penstock.spark_sink.source.plan import Offsets, TopicPartition
     from penstock.spark_sink.source.source import register
 
 #: Module of this package -> the public names that it defines.
@@ -47,8 +47,8 @@ _HOMES = {
     "sinks.sql.dead_letters": ("DeadLetters",),
     "sinks.sql.rows": ("Rejected",),
     "sinks.sql.sink": ("SqlSink",),
-    "source.decoding.decode": ("decode",),
-    "source.offsets.planning": ("Offsets", "TopicPartition"),
+    "source.decode.decode": ("decode",),
+    "source.plan": ("Offsets", "TopicPartition"),
     "source.source": ("register",),
 }
 _HOME_OF = {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}

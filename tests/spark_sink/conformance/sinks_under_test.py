@@ -31,7 +31,7 @@ from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher
 from penstock.spark_sink.sinks.sink import begin_ledger, ledger_positions
 from penstock.spark_sink.sinks.sql import batch_write
-from penstock.spark_sink.source.worker_pool import WorkerPool
+from penstock.spark_sink.source.pool import WorkerPool
 
 Place = tuple[str, int, int]
 Act = Callable[[], object]

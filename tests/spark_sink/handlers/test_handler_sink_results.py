@@ -23,7 +23,7 @@ from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.kafka_publisher import Row as Published
 from penstock.spark_sink.sinks.kafka_publisher import publishing
 from penstock.spark_sink.sinks.sink import has_ledger
-from penstock.spark_sink.source.offsets.planning import TopicPartition
+from penstock.spark_sink.source.plan import TopicPartition
 
 ONCE = retry(1)
 

@@ -16,9 +16,9 @@ from penstock.errors import ConfigurationError, PenstockError
 from penstock.group_offsets.targets import topic_choice
 from penstock.options import ClientConfig
 from penstock.spark_sink.ledger.rules import BATCHES, LedgerEntry
-from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.offset_reader import OffsetReader
+from penstock.spark_sink.source.brokers import OffsetReader
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
 _OFFSET = re.compile(r"\d{1,18}", re.ASCII)
 _PLACE = re.compile(r"([\w.-]+):(\d{1,9})=(\d{1,18})", re.ASCII)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from penstock.errors import SinkError
-from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
+from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
 #: Where a ledger keeps the number of a query's next batch, where its rows come from no messages: as an offset of a
 #: topic that cannot exist.

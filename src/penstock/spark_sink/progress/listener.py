@@ -26,7 +26,7 @@ from penstock.options import ClientConfig
 from penstock.spark_sink.progress.group_offsets import GroupOffsets
 from penstock.spark_sink.progress.statistics import SinkPartition, SinkState, SinkStatistics
 from penstock.spark_sink.sinks.sink import stored_batches
-from penstock.spark_sink.source.offsets.planning import Offsets, from_json
+from penstock.spark_sink.source.plan import Offsets, from_json
 
 if TYPE_CHECKING:
     from penstock.telemetry.metrics.spark import SparkReading, SparkTelemetry

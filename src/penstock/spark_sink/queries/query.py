@@ -19,8 +19,8 @@ from penstock.spark_sink.queries.restarts import lacking_package
 from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.queries.starting_offsets import beginning, has_progress, is_remembered, refuse_forgetful
 from penstock.spark_sink.sinks.sink import OfQuery, begin_ledger
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.offset_reader import OffsetReader
+from penstock.spark_sink.source.brokers import OffsetReader
+from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.session import is_classic
 from penstock.spark_sink.source.source import register
 

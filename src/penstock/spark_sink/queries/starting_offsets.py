@@ -16,10 +16,10 @@ from penstock.spark_sink.errors import DataLossError
 from penstock.spark_sink.ledger.rules import LedgerEntry, unknown
 from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.sinks.sink import has_ledger, ledger_entries
-from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition, to_json
-from penstock.spark_sink.source.offsets.positions import Position, resolve, restricted
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.offset_reader import OffsetReader
+from penstock.spark_sink.source.brokers import OffsetReader
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.plan import Offsets, TopicPartition, to_json
+from penstock.spark_sink.source.positions import Position, resolve, restricted
 from penstock.spark_sink.source.session import is_classic
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from penstock.errors import ConfigurationError, SinkError
 from penstock.options import not_empty
 from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks.lake_sink import Changes, LakeSink, Ledger, plain
-from penstock.spark_sink.source.offsets.planning import TopicPartition
+from penstock.spark_sink.source.plan import TopicPartition
 
 #: Ends of the application ids whose versions tell where the last batch of a partition was planned to start, and which
 #: batch it was; and the bits of a batch's number. Versions below zero stand for what is not known: Delta removes none.

@@ -27,8 +27,8 @@ from penstock.clients.rights import Operation, Right, principal_of, topic_right,
 from penstock.errors import ConfigurationError, MessageFormatError, SinkError
 from penstock.options import ClientConfig, not_empty, reserved
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
-from penstock.spark_sink.source.offsets.planning import TopicPartition
-from penstock.spark_sink.source.options.options import GROUP
+from penstock.spark_sink.source.options import GROUP
+from penstock.spark_sink.source.plan import TopicPartition
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from penstock.spark_sink.ledger.rules import Batch, OffsetStatistics, warn_left_
 from penstock.spark_sink.sinks.kafka_ledger import SLOTS, Target
 from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher, publish, publishing
 from penstock.spark_sink.sinks.position import POSITION
-from penstock.spark_sink.source.worker_pool import WorkerPool
+from penstock.spark_sink.source.pool import WorkerPool
 
 #: A transaction takes rows of one source partition up to so many, or so many bytes of keys and values.
 PIECE_ROWS = 10_000

@@ -43,7 +43,7 @@ from penstock.spark_sink.sinks.kafka_ledger import (
     ledger_key,
     ledger_partition,
 )
-from penstock.spark_sink.source.offsets.planning import TopicPartition
+from penstock.spark_sink.source.plan import TopicPartition
 
 _log = logging.getLogger("penstock.spark_sink")
 

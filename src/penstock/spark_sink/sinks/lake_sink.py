@@ -31,7 +31,7 @@ from penstock.spark_sink.sinks.position import (
     unapplied,
 )
 from penstock.spark_sink.sinks.sink import arrow_schema, origin_of, stored_batches
-from penstock.spark_sink.source.offsets.planning import TopicPartition
+from penstock.spark_sink.source.plan import TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import MessageFormatError, SinkError
 from penstock.spark_sink.ledger.rules import BATCHES, Batch
 from penstock.spark_sink.sinks.sink import Origin, running_query
-from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition, parse_offsets
+from penstock.spark_sink.source.plan import Offsets, TopicPartition, parse_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

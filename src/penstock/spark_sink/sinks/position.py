@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import Span
-from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
+from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
 #: The columns that say where a row comes from.
 POSITION = ("topic", "partition", "offset")

@@ -18,7 +18,7 @@ from uuid import uuid4
 from penstock.errors import SinkError
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
-from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
+from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,6 +1,6 @@
 """The Data Source `penstock`: Kafka for Spark without jars, committed messages only unless asked otherwise.
 
-The driver plans offsets (`planning`, over what `offset_reader` says), tasks read them (`partition_reader`). Columns and
+The driver plans offsets (`plan`, over what `brokers` says), tasks read them (`reading`). Columns and
 options are those of Spark's own Kafka source, so a query moves between the two by changing one word.
 """
 
@@ -11,11 +11,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigurationError
-from penstock.spark_sink.source.batch_reader import BatchReader
-from penstock.spark_sink.source.options.options import SourceOptions
+from penstock.spark_sink.source.batch import BatchReader
+from penstock.spark_sink.source.columns import source_schema
+from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.session import prepare_environment, use_this_python
-from penstock.spark_sink.source.stream_reader import StreamReader
-from penstock.spark_sink.source.tasks import source_schema
+from penstock.spark_sink.source.stream import StreamReader
 
 
 def register(spark: SparkSession) -> None:
@@ -30,7 +30,7 @@ def register(spark: SparkSession) -> None:
 
 
 class PenstockSource(DataSource):
-    """The entry Spark calls; see `register` and `penstock.spark_sink.source.options.options` for the options."""
+    """The entry Spark calls; see `register` and `penstock.spark_sink.source.options` for the options."""
 
     @classmethod
     def name(cls) -> str:

@@ -23,7 +23,7 @@ from penstock.spark_sink.sinks.handlers.report import TaskReport
 from penstock.spark_sink.sinks.handlers.rows import steps
 from penstock.spark_sink.sinks.kafka_publisher import Row
 from penstock.spark_sink.sinks.position import offset_spans
-from penstock.spark_sink.source.offsets.planning import TopicPartition
+from penstock.spark_sink.source.plan import TopicPartition
 
 #: Columns by which results are sorted: of one message, they stand as the handler returned them.
 ORDER = ("topic", "partition", "offset", "place")

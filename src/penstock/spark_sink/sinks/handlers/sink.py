@@ -51,7 +51,7 @@ from penstock.spark_sink.sinks.kafka_ledger import LEDGER_TOPIC, Target, ledger_
 from penstock.spark_sink.sinks.kafka_publisher import begin_ledger
 from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.sink import Origin, origin_of, stored_batches
-from penstock.spark_sink.source.offsets.planning import TopicPartition
+from penstock.spark_sink.source.plan import TopicPartition
 from penstock.telemetry import Telemetry
 from penstock.telemetry.spans.batches import BatchSpans, is_within_span, link_senders
 

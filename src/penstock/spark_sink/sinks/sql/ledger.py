@@ -16,7 +16,7 @@ from sqlalchemy.sql.elements import quoted_name
 
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import LedgerEntry
-from penstock.spark_sink.source.offsets.planning import TopicPartition
+from penstock.spark_sink.source.plan import TopicPartition
 
 #: Makes an `INSERT` that leaves rows alone that are there, of the database's dialect.
 InsertNew = Callable[[sa.Table], sa.Insert]

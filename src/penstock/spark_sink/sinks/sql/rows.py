@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from penstock.spark_sink.ledger.rules import OffsetStatistics
 from penstock.spark_sink.sinks.position import POSITION, offset_spans, require_position, unapplied
 from penstock.spark_sink.sinks.sql.databases.database import DIGITS, ROW
-from penstock.spark_sink.source.offsets.planning import Offsets
+from penstock.spark_sink.source.plan import Offsets
 
 #: Rows, and bytes of Arrow, that are gathered before they are reduced and handed on.
 _PIECE_ROWS = 256_000

@@ -45,7 +45,7 @@ from penstock.spark_sink.sinks.sql.ledger import (
 )
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
 from penstock.spark_sink.sinks.sql.tables import carry_over
-from penstock.spark_sink.source.offsets.planning import Offsets, TopicPartition
+from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

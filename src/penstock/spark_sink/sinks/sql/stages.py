@@ -30,7 +30,7 @@ from penstock.spark_sink.sinks.sql.rows import BatchStatistics, Deduplication, s
 from penstock.spark_sink.sinks.sql.settings import STAGING, SqlSinkSettings
 from penstock.spark_sink.sinks.sql.staging_task import ATTEMPT, StagingTask, run_tasks, stage_table
 from penstock.spark_sink.sinks.sql.tables import Tables, columns_of, prepare
-from penstock.spark_sink.source.worker_pool import WorkerPool
+from penstock.spark_sink.source.pool import WorkerPool
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

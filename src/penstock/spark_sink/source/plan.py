@@ -1,7 +1,7 @@
-"""Which offsets a batch reads and how they are cut into tasks: plain arithmetic on values.
+"""Which offsets a batch reads and how they are cut into tasks: arithmetic on values, without Kafka or Spark.
 
-It knows neither Kafka nor Spark. The offsets of a query travel as JSON in the shape of Spark's own Kafka
-source, `{"topic": {"partition": offset}}`, where an offset is the next one to read.
+The offsets of a query travel as JSON in the shape of Spark's own Kafka source, `{"topic": {"partition": offset}}`,
+where an offset is the next one to read.
 """
 
 from __future__ import annotations
@@ -40,15 +40,25 @@ class OffsetRange:
     end: int
 
     @property
+    def part(self) -> TopicPartition:
+        """The partition."""
+        return self.topic, self.partition
+
+    @property
     def size(self) -> int:
         """Number of offsets, which is at least the number of rows: markers and aborted records count."""
         return self.end - self.start
 
 
-def to_json(offsets: Mapping[TopicPartition, T]) -> dict[str, dict[str, T]]:
-    """Return the offsets, or what else partitions have, in Spark's shape.
+def place(part: TopicPartition) -> str:
+    """Return a partition as texts show it."""
+    return f"{part[0]}[{part[1]}]"
 
-    Sorted: Spark tells "nothing new" by comparing the text.
+
+def to_json(offsets: Mapping[TopicPartition, T]) -> dict[str, dict[str, T]]:
+    """Return the offsets, or other values by partition, in Spark's shape.
+
+    Sorted: Spark recognizes "nothing new" by comparing the text.
     """
     shaped: dict[str, dict[str, T]] = {}
     for topic, partition in sorted(offsets):
@@ -67,16 +77,12 @@ def from_json(shaped: Any) -> Offsets:
         if not isinstance(partitions, Mapping):
             raise MessageFormatError(f'offsets of topic {topic} must be an object such as {{"0": 42}}')
         for partition, offset in partitions.items():
-            if not str(partition).isdecimal() or isinstance(offset, bool) or not isinstance(offset, int):
+            if not str(partition).isdecimal() or type(offset) is not int or offset < EARLIEST:
                 raise MessageFormatError(
                     f"offsets of topic {topic}: partition {partition!r} must be a number in quotes and its "
-                    "offset a whole number"
+                    "offset a whole number: 0 or more, -1 for latest, -2 for earliest"
                 )
-            if offset < EARLIEST:
-                raise MessageFormatError(
-                    f"offset of {topic}[{partition}] is {offset}; give 0 or more, -1 for latest, -2 for earliest"
-                )
-            offsets[(str(topic), int(partition))] = offset
+            offsets[str(topic), int(partition)] = offset
     return offsets
 
 
@@ -97,63 +103,55 @@ def limited(start: Mapping[TopicPartition, int], latest: Offsets, limit: int) ->
     first, so that a small partition does not starve beside a large one. A partition missing in `start` is
     new and begins at 0. The sum taken is `min(limit, all there is)`.
     """
-    behind = {part: max(0, end - start.get(part, 0)) for part, end in latest.items()}
+    behind = {part: end - start.get(part, 0) for part, end in latest.items() if end > start.get(part, 0)}
     total = sum(behind.values())
     if total <= limit:
         return dict(latest)
-    by_size = sorted((part for part in behind if behind[part]), key=lambda part: (-behind[part], part))
-    taken = dict.fromkeys(latest, 0)
-    for part in by_size[:limit]:
-        taken[part] = 1
-    rest = limit - min(limit, len(by_size))
-    spread = total - len(by_size)
-    if rest:
-        for part in by_size:
-            taken[part] += rest * (behind[part] - 1) // spread
-    # Rounding down left fewer offsets than there are partitions; the largest take one each.
-    left = limit - sum(taken.values())
-    for part in by_size:
-        if left and taken[part] and taken[part] < behind[part]:
-            taken[part] += 1
-            left -= 1
-    return {part: start.get(part, 0) + taken[part] if behind[part] else latest[part] for part in latest}
+    by_size = sorted(behind, key=lambda part: (-behind[part], part))
+    served = by_size[:limit]
+    rest, spread = limit - len(served), total - len(behind)
+    ends = latest | {part: start.get(part, 0) for part in behind}
+    before = 0
+    for part in served:
+        # The differences of a sum that is rounded down add up to the whole sum.
+        until = before + behind[part] - 1
+        ends[part] += 1 + (rest * until // spread - rest * before // spread if rest else 0)
+        before = until
+    return ends
 
 
-def packed(ranges: Iterable[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
-    """Put ranges into tasks: neighbours that are small into one, as long as it has `SMALL_TASK` offsets at most.
+def cut(
+    ranges: Iterable[OffsetRange], min_partitions: int | None = None, max_records: int | None = None
+) -> list[tuple[OffsetRange, ...]]:
+    """Return the ranges of each task; empty ranges vanish. There is one range for each partition.
 
-    Empty ranges vanish. There is one range for each partition.
+    Without bounds, neighbours that are small share a task of `SMALL_TASK` offsets at most. With bounds each range is
+    cut into even pieces, in proportion to its size: into at least `min_partitions` tasks in all, of at most
+    `max_records` offsets each, and never more tasks than offsets.
     """
+    whole = [part for part in ranges if part.size > 0]
+    if min_partitions is None and max_records is None:
+        return _packed(whole)
+    total = sum(part.size for part in whole)
+    least = 0 if min_partitions is None or len(whole) >= min_partitions else min_partitions
+    pieces: list[tuple[OffsetRange, ...]] = []
+    for part in whole:
+        # Rounded up: fewer tasks than asked for would break the promise, one more does no harm.
+        for_least = -(-least * part.size // total)
+        for_size = 1 if max_records is None else -(-part.size // max_records)
+        count = min(part.size, max(1, for_least, for_size))
+        cuts = [part.start + part.size * piece // count for piece in range(count + 1)]
+        pieces += [(OffsetRange(part.topic, part.partition, begin, end),) for begin, end in pairwise(cuts)]
+    return pieces
+
+
+def _packed(ranges: Iterable[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
     tasks: list[list[OffsetRange]] = []
     room = 0
     for part in ranges:
-        if part.size <= 0:
-            continue
         if part.size > room:
             tasks.append([])
             room = SMALL_TASK
         tasks[-1].append(part)
         room -= part.size
     return [tuple(task) for task in tasks]
-
-
-def split(
-    ranges: Iterable[OffsetRange], min_partitions: int | None = None, max_records: int | None = None
-) -> list[OffsetRange]:
-    """Cut ranges into at least `min_partitions` tasks of at most `max_records` offsets each, None for as they are.
-
-    Empty ranges vanish. Each range is cut into even pieces, in proportion to its size; the pieces of a range
-    follow one another without gap or overlap. There are never more tasks than offsets.
-    """
-    whole = [part for part in ranges if part.size > 0]
-    total = sum(part.size for part in whole)
-    least = 0 if min_partitions is None or len(whole) >= min_partitions else min_partitions
-    pieces: list[OffsetRange] = []
-    for part in whole:
-        # Rounded up: fewer tasks than asked for would break the promise, one more does no harm.
-        for_least = -(-least * part.size // total)
-        for_size = 1 if max_records is None else -(-part.size // max_records)
-        count = min(part.size, max(1, for_least, for_size))
-        cuts = [part.start + part.size * cut // count for cut in range(count + 1)]
-        pieces += [OffsetRange(part.topic, part.partition, begin, end) for begin, end in pairwise(cuts)]
-    return pieces

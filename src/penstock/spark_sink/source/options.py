@@ -1,7 +1,7 @@
 """The options of the Spark source, by the names of Spark's own Kafka source, checked once on the driver.
 
 Spark hands option names over in lower case, so they are compared so; errors use the names as documented. Which
-partitions are read is `selection`'s, where a read begins and ends `positions`'.
+partitions are read is in `selection`, where a read begins and ends in `positions`.
 """
 
 from __future__ import annotations
@@ -10,63 +10,38 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import tenacity
 
+from penstock.clients.reading import reading_settings
 from penstock.errors import ConfigurationError
 from penstock.options import nearest
-from penstock.spark_sink.source.offsets.planning import LATEST
-from penstock.spark_sink.source.offsets.positions import Position, Since, ending_position, starting_position
-from penstock.spark_sink.source.offsets.selection import Selection, parse_selection
-from penstock.spark_sink.source.options.java_names import translated
-
-#: The options of the source, as documented, beside `kafka.*`.
-OPTION_NAMES = (
-    "subscribe",
-    "subscribePattern",
-    "assign",
-    "startingOffsets",
-    "startingTimestamp",
-    "startingOffsetsByTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "endingOffsets",
-    "endingTimestamp",
-    "endingOffsetsByTimestamp",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "failOnDataLoss",
-    "includeHeaders",
-    "timestampOutOfRange",
-    "groupIdPrefix",
-    "fetchOffset.numRetries",
-    "fetchOffset.retryIntervalMs",
-    "kafkaConsumer.pollTimeoutMs",
-)
+from penstock.spark_sink.errors import DataLossError
+from penstock.spark_sink.source.java_names import translated
+from penstock.spark_sink.source.plan import LATEST
+from penstock.spark_sink.source.positions import Position, Since, ending_position, starting_position
+from penstock.spark_sink.source.selection import Selection, parse_selection
 
 _KAFKA = "kafka."
 #: The library wants the name of a group that is never joined.
 GROUP = "penstock-spark"
 
-#: `kafka.` keys the source holds itself, with what to do in place of them.
-OWNED = {
+#: `kafka.` keys the source holds itself, with what to do instead.
+_OWNED = {
     "auto.offset.reset": "say where to begin with startingOffsets, and what a gap means with failOnDataLoss",
     "default.topic.config": "give its settings as options kafka.* of their own",
     "enable.auto.commit": "Spark keeps the offsets in its checkpoint and the sink in its ledger",
     "enable.auto.offset.store": "Spark keeps the offsets in its checkpoint",
     "enable.partition.eof": "the source finds the end of a range by it",
     "group.protocol": "the source assigns partitions itself and joins no group",
-    "key.deserializer": "key is binary; cast it in the query",
-    "value.deserializer": "value is binary; cast it in the query",
-    "key.serializer": "this is a source; it writes nothing",
-    "value.serializer": "this is a source; it writes nothing",
     "interceptor.classes": "the client library has no interceptors",
+    "key.deserializer": "key is binary; cast it in the query",
+    "key.serializer": "this is a source; it writes nothing",
+    "value.deserializer": "value is binary; cast it in the query",
+    "value.serializer": "this is a source; it writes nothing",
 }
-
-#: What the client library takes a function or an object for, beside names that end with `_cb`.
-_NO_TEXT = ("logger", "on_commit", "on_delivery")
 
 #: Spark's units of time; a number without one counts milliseconds.
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
@@ -97,24 +72,38 @@ class SourceOptions:
     bootstrap_servers: str
     client: Mapping[str, str] = field(repr=False)
     selection: Selection
-    starting: Position | None
-    ending: Position | None
-    max_offsets: int | None
-    min_offsets: int | None
-    max_trigger_delay_s: float
-    min_partitions: int | None
-    max_records_per_partition: int | None
-    fail_on_data_loss: bool
-    include_headers: bool
-    null_times: bool
-    offset_retries: int
-    offset_retry_interval_s: float
-    poll_timeout_s: float
+    starting: Position | None = None
+    ending: Position | None = None
+    max_offsets: int | None = None
+    min_offsets: int | None = None
+    max_trigger_delay_s: float = 900.0
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+    null_times: bool = False
+    offset_retries: int = 30
+    offset_retry_interval_s: float = 1.0
+    poll_timeout_s: float = 120.0
 
     @property
     def read_committed(self) -> bool:
         """Whether only committed messages are read."""
         return self.client["isolation.level"] == "read_committed"
+
+    @property
+    def consumer_config(self) -> dict[str, Any]:
+        """The settings of a reading task's consumer: the user's, and those reading a range depends on."""
+        # What the library fetches ahead is memory beside the Arrow batch: 16 MB a task. And it is fetched past the end
+        # of a range, for nothing: with the library's 100,000 messages, ranges of 60,000 took half as much processor
+        # time again. So many are read in some 20 ms, in which more comes.
+        ahead: dict[str, Any] = {"queued.max.messages.kbytes": 16 * 1024, "queued.min.messages": 10_000}
+        client = {**ahead, **self.client}
+        # Offsets that are gone must be named, never jumped over.
+        given: dict[str, Any] = {"auto.offset.reset": "error"}
+        given |= {name: client[name] for name in ("fetch.wait.max.ms", "fetch.queue.backoff.ms") if name in client}
+        # The library checks the settings of a group's member, too, which mean nothing here.
+        return {**client, **reading_settings(client, client["group.id"], client["isolation.level"], given)}
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -125,39 +114,33 @@ class SourceOptions:
         servers = client.pop("bootstrap.servers", "").strip()
         if not servers:
             raise ConfigurationError("the option kafka.bootstrap.servers is missing; give the addresses of the brokers")
-        max_offsets, min_offsets = _count("maxOffsetsPerTrigger", given), _count("minOffsetsPerTrigger", given)
-        if max_offsets is not None and min_offsets is not None and min_offsets > max_offsets:
+        plain = {
+            attribute: read(option, given[option.lower()])
+            for option, (attribute, read) in _PLAIN.items()
+            if option.lower() in given
+        }
+        made = cls(servers, client, parse_selection(given), starting_position(given), ending_position(given), **plain)
+        if made.min_offsets is not None and made.min_offsets > (made.max_offsets or made.min_offsets):
             raise ConfigurationError(
-                f"the option minOffsetsPerTrigger is {min_offsets}, which is more than maxOffsetsPerTrigger "
-                f"({max_offsets}); lower one or raise the other"
+                f"the option minOffsetsPerTrigger is {made.min_offsets}, which is more than maxOffsetsPerTrigger "
+                f"({made.max_offsets}); lower one or raise the other"
             )
-        return cls(
-            bootstrap_servers=servers,
-            client=client,
-            selection=parse_selection(given),
-            starting=starting_position(given),
-            ending=ending_position(given),
-            max_offsets=max_offsets,
-            min_offsets=min_offsets,
-            max_trigger_delay_s=_duration_s("maxTriggerDelay", given, "15m"),
-            min_partitions=_count("minPartitions", given),
-            max_records_per_partition=_count("maxRecordsPerPartition", given),
-            fail_on_data_loss=_flag("failOnDataLoss", given, default=True),
-            include_headers=_flag("includeHeaders", given, default=False),
-            null_times=_flag("timestampOutOfRange", given, default=False, words=("error", "null")),
-            offset_retries=_number("fetchOffset.numRetries", given, least=0, default=30),
-            offset_retry_interval_s=_number("fetchOffset.retryIntervalMs", given, least=0, default=1_000) / 1000,
-            poll_timeout_s=_number("kafkaConsumer.pollTimeoutMs", given, least=1, default=120_000) / 1000,
-        )
+        return made
 
-    def retrying(self, retry: Callable[[tenacity.RetryCallState], bool]) -> tenacity.Retrying:
-        """Return the policy of questions for offsets: what is passing is asked again, and the last answer counts."""
+    def retrying(self, retry: tenacity.retry_base) -> tenacity.Retrying:
+        """Return the policy of questions for offsets: what may pass is asked again, and the last answer counts."""
         return tenacity.Retrying(
             stop=tenacity.stop_after_attempt(self.offset_retries + 1),
             wait=tenacity.wait_fixed(self.offset_retry_interval_s),
             retry=retry,
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
         )
+
+    def report_loss(self, what: str, remedy: str = "check the topic and its retention") -> None:
+        """Raise `DataLossError` for messages that are gone, or log them where the options allow to go on without."""
+        if self.fail_on_data_loss:
+            raise DataLossError(f"{what}; {remedy}, or set failOnDataLoss to false to go on regardless")
+        _log.warning("%s; going on, as failOnDataLoss=false says", what)
 
     def for_stream(self) -> SourceOptions:
         """Return these options, or raise `ConfigurationError` where one has no meaning in a stream."""
@@ -184,62 +167,37 @@ def _client_settings(given: Mapping[str, str]) -> dict[str, str]:
     """Return what is given for the client, by librdkafka's names, with this source's defaults."""
     client = {name[len(_KAFKA) :]: value for name, value in given.items() if name.startswith(_KAFKA)}
     for name in client:
-        if name in OWNED:
-            raise ConfigurationError(f"the option kafka.{name} cannot be set: {OWNED[name]}")
-        if name != "oauth_cb" and (name in _NO_TEXT or name.endswith("_cb")):
+        if name in _OWNED:
+            raise ConfigurationError(f"the option kafka.{name} cannot be set: {_OWNED[name]}")
+        if name == "logger" or (name.endswith("_cb") and name != "oauth_cb"):
             raise ConfigurationError(
                 f"the option kafka.{name} cannot be set: the client takes a function of Python for it, and an option "
                 "is text; leave it out"
             )
-    translation = translated(client)
-    if translation.left_out:
-        _log.debug("left out, as they mean nothing to this client: kafka.%s", ", kafka.".join(translation.left_out))
-    client = translation.client
-    client.setdefault("isolation.level", "read_committed")
+    # The library wants a group's name though partitions are assigned by hand and no group is ever joined.
+    prefix = given.get("groupidprefix")
+    group = GROUP if prefix is None else f"{prefix}-{GROUP}"
+    client = {"isolation.level": "read_committed", "group.id": group, **translated(client)}
     if client["isolation.level"] not in ("read_committed", "read_uncommitted"):
         raise ConfigurationError(
             "the option kafka.isolation.level must be read_committed or read_uncommitted, "
             f"but is {client['isolation.level']!r}"
         )
-    prefix = given.get("groupidprefix")
-    if prefix is not None and not prefix.strip():
-        raise ConfigurationError("the option groupIdPrefix is empty; name the group, or leave the option out")
-    # The library wants a group's name though partitions are assigned by hand and no group is ever joined. An empty
-    # one ends the process (confluent-kafka 2.16).
-    client.setdefault("group.id", GROUP if prefix is None else f"{prefix}-{GROUP}")
-    if not client["group.id"].strip():
-        raise ConfigurationError("the option kafka.group.id is empty; name the group, or leave the option out")
+    # An empty one ends the process (confluent-kafka 2.16).
+    for option, text in (("groupIdPrefix", prefix), ("kafka.group.id", client["group.id"])):
+        if text is not None and not text.strip():
+            raise ConfigurationError(f"the option {option} is empty; name the group, or leave the option out")
     return client
 
 
-def _refuse_unknown(given: Mapping[str, str]) -> None:
-    known = {name.lower(): name for name in OPTION_NAMES}
-    for name in given:
-        if name in known or name.startswith(_KAFKA):
-            continue
-        near = nearest(name, [*known, "kafka.bootstrap.servers"], 0.6)
-        hint = f"did you mean {known.get(near, near)}?" if near else f"it knows {', '.join(OPTION_NAMES)}"
-        raise ConfigurationError(
-            f"the source penstock has no option {name!r}; {hint} (client settings begin with kafka.)"
-        )
-
-
-def _count(option: str, given: Mapping[str, str]) -> int | None:
-    return _number(option, given, least=1, default=0) or None
-
-
-def _number(option: str, given: Mapping[str, str], *, least: int, default: int) -> int:
-    text = given.get(option.lower())
-    if text is None:
-        return default
+def _whole(option: str, text: str, least: int = 1) -> int:
     stripped = text.strip()
     if not (stripped.isascii() and stripped.isdecimal()) or int(stripped) < least:
         raise ConfigurationError(f"the option {option} must be a whole number of at least {least}, but is {text!r}")
     return int(stripped)
 
 
-def _duration_s(option: str, given: Mapping[str, str], default: str) -> float:
-    text = given.get(option.lower(), default)
+def _duration_s(option: str, text: str) -> float:
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None or (found[2] or "ms") not in _UNITS_S:
         raise ConfigurationError(
@@ -249,9 +207,44 @@ def _duration_s(option: str, given: Mapping[str, str], default: str) -> float:
     return int(found[1]) * _UNITS_S[found[2] or "ms"]
 
 
-def _flag(option: str, given: Mapping[str, str], *, default: bool, words: tuple[str, str] = ("false", "true")) -> bool:
+def _is_second(option: str, text: str, words: tuple[str, str] = ("false", "true")) -> bool:
     """Tell whether an option has the second of its two words."""
-    text = given.get(option.lower(), words[default])
     if text.strip().lower() not in words:
         raise ConfigurationError(f"the option {option} must be {words[1]} or {words[0]}, but is {text!r}")
     return text.strip().lower() == words[1]
+
+
+#: Options that stand for themselves, each with its attribute and what reads it.
+_PLAIN: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
+    "maxOffsetsPerTrigger": ("max_offsets", _whole),
+    "minOffsetsPerTrigger": ("min_offsets", _whole),
+    "maxTriggerDelay": ("max_trigger_delay_s", _duration_s),
+    "minPartitions": ("min_partitions", _whole),
+    "maxRecordsPerPartition": ("max_records_per_partition", _whole),
+    "failOnDataLoss": ("fail_on_data_loss", _is_second),
+    "includeHeaders": ("include_headers", _is_second),
+    "timestampOutOfRange": ("null_times", partial(_is_second, words=("error", "null"))),
+    "fetchOffset.numRetries": ("offset_retries", partial(_whole, least=0)),
+    "fetchOffset.retryIntervalMs": ("offset_retry_interval_s", lambda option, text: _whole(option, text, 0) / 1_000),
+    "kafkaConsumer.pollTimeoutMs": ("poll_timeout_s", lambda option, text: _whole(option, text) / 1_000),
+}
+
+#: All options, by the names as documented, beside `kafka.*`.
+_NAMES = (
+    *("subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
+    *("startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+    *_PLAIN,
+    "groupIdPrefix",
+)
+
+
+def _refuse_unknown(given: Mapping[str, str]) -> None:
+    known = {name.lower(): name for name in _NAMES}
+    for name in given:
+        if name in known or name.startswith(_KAFKA):
+            continue
+        near = nearest(name, [*known, "kafka.bootstrap.servers"], 0.6)
+        hint = f"did you mean {known.get(near, near)}?" if near else f"it knows {', '.join(_NAMES)}"
+        raise ConfigurationError(
+            f"the source penstock has no option {name!r}; {hint} (client settings begin with kafka.)"
+        )

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.errors import ConfigurationError, TopicNotFoundError
-from penstock.spark_sink.source.offsets.planning import TopicPartition
+from penstock.spark_sink.source.plan import TopicPartition
 
-#: Topics of Kafka's own, which a pattern leaves out; who wants one names it.
+#: Kafka's own topics. A pattern leaves them out; to read one, name it.
 _INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
@@ -21,7 +21,7 @@ class Selection:
     Attributes:
         said: the option that says so, for errors.
         named: the topics that are named, each with the partitions that are, or None for all.
-        pattern: matches the whole names of topics, save Kafka's own; None where topics are named.
+        pattern: matches the whole names of topics, except Kafka's own; None where topics are named.
     """
 
     said: str
@@ -40,7 +40,7 @@ class Selection:
                 "correct the name"
             )
         for topic, numbers in self.named.items():
-            if numbers is not None and max(numbers, default=0) >= counts[topic]:
+            if numbers and max(numbers) >= counts[topic]:
                 raise TopicNotFoundError(
                     f"{option} names {topic}[{max(numbers)}], but the topic has {counts[topic]} partitions; correct "
                     "the number, which starts at 0"
@@ -48,7 +48,7 @@ class Selection:
         return self.pick_existing(counts)
 
     def pick_existing(self, counts: Mapping[str, int]) -> list[TopicPartition]:
-        """Return those of the chosen partitions that there are."""
+        """Return the chosen partitions that exist."""
         topics = self.named if self.pattern is None else sorted(filter(self.covers, counts))
         return [
             (topic, number)
@@ -57,12 +57,8 @@ class Selection:
             if (chosen := self.named.get(topic)) is None or number in chosen
         ]
 
-    def names(self) -> frozenset[str] | None:
-        """Return the topics, or None where it depends on which there are."""
-        return frozenset(self.named) if self.pattern is None else None
-
     def covers(self, topic: str) -> bool:
-        """Tell whether a topic of that name is read, wholly or in part, whether there is one or not."""
+        """Tell whether a topic of that name is read, in whole or in part, whether it exists or not."""
         if self.pattern is None:
             return topic in self.named
         return topic not in _INTERNAL and re.fullmatch(self.pattern, topic) is not None
@@ -87,28 +83,24 @@ def parse_selection(given: Mapping[str, str]) -> Selection:
         if not topics:
             raise ConfigurationError("the option subscribe names no topic; give one or several, with commas")
         return Selection(said, dict.fromkeys(topics))
-    if chosen[0] == "subscribePattern":
-        try:
-            re.compile(text)
-        except re.error as error:
-            raise ConfigurationError(
-                f"the option subscribePattern is no regular expression: {error}; correct it"
-            ) from error
-        return Selection(said, {}, text)
-    return Selection(said, _assigned(text))
+    if chosen[0] == "assign":
+        return Selection(said, _assigned(text))
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigurationError(
+            f"the option subscribePattern is no regular expression: {error}; correct it"
+        ) from error
+    return Selection(said, {}, text)
 
 
-def _assigned(text: str) -> dict[str, tuple[int, ...] | None]:
-    wrong = ConfigurationError(
-        'the option assign must be JSON that lists partitions per topic, such as {"orders": [0, 1]}'
-    )
+def _assigned(text: str) -> dict[str, tuple[int, ...]]:
     try:
         shaped = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise wrong from error
-    if not isinstance(shaped, dict) or not shaped:
-        raise wrong
-    for partitions in shaped.values():
-        if not isinstance(partitions, list) or not all(type(n) is int and n >= 0 for n in partitions):
-            raise wrong
-    return {topic: tuple(partitions) for topic, partitions in shaped.items()}
+        if shaped and all(type(number) is int and number >= 0 for numbers in shaped.values() for number in numbers):
+            return {topic: tuple(numbers) for topic, numbers in shaped.items()}
+    except (ValueError, AttributeError, TypeError):
+        pass  # no JSON, or none of this shape
+    raise ConfigurationError(
+        'the option assign must be JSON that lists partitions per topic, such as {"orders": [0, 1]}'
+    )

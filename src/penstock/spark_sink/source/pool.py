@@ -1,7 +1,7 @@
-"""What a process of Spark keeps from one task or batch to the next: connections that would be made again for each.
+"""What a process of Spark keeps from one task or batch to the next: connections that each would open again.
 
-Lent to one task at a time, bounded in number and in age, and never used by a process that was forked since. Closed
-where a task fails or is given up, and at the end of the process.
+Lent to one task at a time, bounded in number and in age, and never used by a forked process. Closed where a task fails
+or is given up, and at the end of the process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Idle(Generic[KeptT]):
     key: Hashable = field(repr=False)  # it may hold secrets
     kept: KeptT
     made_at: float
-    since: float
+    until: float
 
 
 class WorkerPool(Generic[KeptT]):
@@ -56,83 +56,73 @@ class WorkerPool(Generic[KeptT]):
         self._most = most
         self._clock = clock
         self._closes_idle = closes_idle
-        #: Guards what follows: tasks borrow and return, the process's end closes.
+        self._timer: threading.Timer | None = None
+        #: Guards `_idle` and `_timer`: tasks borrow and return, the process's end closes.
         self._lock = threading.Lock()
         self._idle: list[_Idle[KeptT]] = []
-        self._process = os.getpid()
-        self._timer: threading.Timer | None = None
         #: Those of the process that this one was forked from. Their threads are not here, so they are never touched.
         self._of_parent: list[_Idle[KeptT]] = []
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._leave_to_parent)
 
     @contextmanager
     def lend(self, key: Hashable, make: Callable[[], KeptT]) -> Iterator[KeptT]:
         """Lend what is kept by a key, or is made; where the task ends by an exception, or is given up, it is closed."""
-        now = self._clock()
-        found = self._taken(key, now)
-        lent, made_at = (make(), now) if found is None else (found.kept, found.made_at)
-        is_returned = False
+        found = self._taken(key)
+        lent, made_at = (make(), self._clock()) if found is None else (found.kept, found.made_at)
+        is_released = False
         try:
             yield lent
-            is_returned = self._most > 0 and lent.release() and self._returned(key, lent, made_at)
+            is_released = self._most > 0 and lent.release()
         finally:
-            if not is_returned:
+            if is_released:
+                now = self._clock()
+                self._keep(_Idle(key, lent, made_at, min(made_at + MOST_AGE_S, now + MOST_IDLE_S)))
+            else:
                 lent.close()
 
     def close(self) -> None:
         """Close all that is kept; another task begins with something new."""
         with self._lock:
-            self._leave_to_parent()
             idle, self._idle = self._idle, []
-        for one in idle:
-            one.kept.close()
+        for entry in idle:
+            entry.kept.close()
 
-    def _taken(self, key: Hashable, now: float) -> _Idle[KeptT] | None:
+    def _taken(self, key: Hashable) -> _Idle[KeptT] | None:
         """Return what was returned last by this key, which is kept no longer; close what is too old."""
-        self._close_old(now)
+        self._close_old()
         with self._lock:
-            found = next((one for one in reversed(self._idle) if one.key == key), None)
+            found = next((entry for entry in reversed(self._idle) if entry.key == key), None)
             if found is not None:
                 self._idle.remove(found)
         return found
 
-    def _close_old(self, now: float) -> None:
+    def _close_old(self) -> None:
+        now = self._clock()
         with self._lock:
-            self._leave_to_parent()
-            old = [one for one in self._idle if self._is_old(one, now)]
-            self._idle = [one for one in self._idle if not self._is_old(one, now)]
-        for one in old:
-            one.kept.close()
+            old = [entry for entry in self._idle if entry.until < now]
+            self._idle = [entry for entry in self._idle if entry.until >= now]
+        for entry in old:
+            entry.kept.close()
 
-    def _returned(self, key: Hashable, kept: KeptT, made_at: float) -> bool:
+    def _keep(self, returned: _Idle[KeptT]) -> None:
         """Keep something, and close what has waited longest where there is too much."""
         with self._lock:
-            if self._process != os.getpid():
-                return False  # the task itself has forked
-            if not self._idle:
-                atexit.unregister(self.close)
-                atexit.register(self.close)
-            self._idle.append(_Idle(key, kept, made_at, self._clock()))
-            surplus = self._idle[: -self._most]
-            self._idle = self._idle[-self._most :]
+            self._idle.append(returned)
+            surplus, self._idle = self._idle[: -self._most], self._idle[-self._most :]
             if self._closes_idle:
                 self._restart_timer()
-        for one in surplus:
-            one.kept.close()
-        return True
+        for entry in surplus:
+            entry.kept.close()
 
     def _restart_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = threading.Timer(MOST_IDLE_S, lambda: self._close_old(self._clock()))
+        self._timer = threading.Timer(MOST_IDLE_S + 1.0, self._close_old)
         self._timer.daemon = True
         self._timer.start()
 
-    @staticmethod
-    def _is_old(one: _Idle[KeptT], now: float) -> bool:
-        return now - one.made_at > MOST_AGE_S or now - one.since > MOST_IDLE_S
-
     def _leave_to_parent(self) -> None:
-        if self._process != os.getpid():
-            self._of_parent += self._idle
-            self._idle = []
-            self._process = os.getpid()
+        # Another thread of the parent may have held the lock.
+        self._lock = threading.Lock()
+        self._of_parent, self._idle, self._timer = self._idle, [], None

@@ -15,7 +15,7 @@ from google.protobuf.empty_pb2 import Empty  # type: ignore[import-untyped] # it
 from google.protobuf.message import Message  # type: ignore[import-untyped] # it has none
 from google.protobuf.message_factory import GetMessageClass  # type: ignore[import-untyped] # it has none
 
-from penstock.spark_sink.source.decoding.registry import Read, Reader, unsupported
+from penstock.spark_sink.source.decode.registry import Read, Reader, unsupported
 
 _TYPES = {
     FieldDescriptor.CPPTYPE_BOOL: pa.bool_(),

@@ -10,10 +10,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.errors import ConfigurationError, MessageFormatError, SourceError
-from penstock.spark_sink.source.offsets.planning import EARLIEST, LATEST, Offsets, TopicPartition, parse_offsets
+from penstock.spark_sink.source.plan import EARLIEST, LATEST, Offsets, TopicPartition, parse_offsets, place
 
 #: What the client answers for a time after the last message.
 _NO_OFFSET = -1
+#: The latest time there is in Kafka's protocol.
+_LAST_MS = 2**63 - 1
+
+#: Returns the first offset at or after a time (ms) of each partition, -1 where there is none.
+AtTimes = Callable[[Mapping[TopicPartition, int]], Offsets]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +35,6 @@ class Since:
     times_ms: int | Offsets
     or_latest: bool
 
-
-#: The latest time there is in Kafka's protocol.
-_LAST_MS = 2**63 - 1
 
 #: Where a read begins or ends: `earliest`, `latest`, an offset for each partition, or a time.
 Position = str | Offsets | Since
@@ -59,19 +61,12 @@ def ending_position(given: Mapping[str, str]) -> Position | None:
     return since or _offsets("endingOffsets", given)
 
 
-def resolve(
-    option: str,
-    position: Position,
-    first: Offsets,
-    last: Offsets,
-    at_times: Callable[[Mapping[TopicPartition, int]], Offsets],
-) -> Offsets:
+def resolve(option: str, position: Position, first: Offsets, last: Offsets, at_times: AtTimes) -> Offsets:
     """Turn a position into offsets of exactly the partitions that are read.
 
-    Each log holds offsets from `first` up to `last`, or to an earlier one that the query must not pass. `at_times`
-    returns the first offset at or after a time (ms) of each partition, -1 where there is none. A position that lacks a
-    partition, or names one that is not read, is a `ConfigurationError` about the option; a partition without a message
-    as late as the time is a `SourceError`, unless the position takes its end then.
+    Each log holds offsets from `first` up to `last`, or to an earlier one that the query must not pass. A position that
+    lacks a partition, or names one that is not read, is a `ConfigurationError` about the option; a partition without a
+    message as late as the time is a `SourceError`, unless the position takes its end then.
     """
     if isinstance(position, str):
         return dict(first if position == "earliest" else last)
@@ -99,24 +94,20 @@ def refuse_backwards(starting: Position, ending: Position, start: Offsets, end: 
 
     Where only one of them is an offset, or a time, the log may as well have passed the other: nothing is to be read.
     """
+
+    def is_offset(position: Position, part: TopicPartition) -> bool:
+        return isinstance(position, dict) and position[part] not in (EARLIEST, LATEST)
+
     by_time = isinstance(starting, Since) and isinstance(ending, Since)
     for part, offset in sorted(start.items()):
-        if offset > end[part] and (by_time or (_is_offset(starting, part) and _is_offset(ending, part))):
+        if offset > end[part] and (by_time or (is_offset(starting, part) and is_offset(ending, part))):
             raise ConfigurationError(
-                f"{part[0]}[{part[1]}] would be read from offset {offset} to {end[part]}: its start lies past its end; "
-                f"give an earlier {_option(starting, 'startingOffsets')} or a later {_option(ending, 'endingOffsets')}"
+                f"{place(part)} would be read from offset {offset} to {end[part]}: its start lies past its end; "
+                "give an earlier start or a later end"
             )
 
 
-def _option(position: Position, otherwise: str) -> str:
-    return position.option if isinstance(position, Since) else otherwise
-
-
-def _is_offset(position: Position, part: TopicPartition) -> bool:
-    return isinstance(position, dict) and position[part] not in (EARLIEST, LATEST)
-
-
-def _resolve_times(since: Since, last: Offsets, at_times: Callable[[Mapping[TopicPartition, int]], Offsets]) -> Offsets:
+def _resolve_times(since: Since, last: Offsets, at_times: AtTimes) -> Offsets:
     if isinstance(since.times_ms, int):
         times = dict.fromkeys(last, since.times_ms)
     else:
@@ -125,9 +116,8 @@ def _resolve_times(since: Since, last: Offsets, at_times: Callable[[Mapping[Topi
     found = at_times(times)
     none = sorted(part for part, offset in found.items() if offset == _NO_OFFSET)
     if none and not since.or_latest:
-        topic, partition = none[0]
         raise SourceError(
-            f"{topic}[{partition}] has no message at or after {times[none[0]]} ms, where the option {since.option} "
+            f"{place(none[0])} has no message at or after {times[none[0]]} ms, where the option {since.option} "
             f"begins ({len(none)} such partitions); give an earlier time, or set startingOffsetsByTimestampStrategy "
             "to latest to begin there at the end"
         )
@@ -136,14 +126,11 @@ def _resolve_times(since: Since, last: Offsets, at_times: Callable[[Mapping[Topi
 
 
 def _require_the_same(option: str, named: Offsets, read: Offsets, what: str) -> None:
-    missing, foreign = sorted(read.keys() - named.keys()), sorted(named.keys() - read.keys())
-    if missing or foreign:
-        names = ", ".join(f"{topic}[{partition}]" for topic, partition in missing or foreign)
-        raise ConfigurationError(
-            f"the option {option} lacks {names}; give {what}"
-            if missing
-            else f"the option {option} names {names}, which the query does not read; leave it out"
-        )
+    if missing := sorted(read.keys() - named.keys()):
+        raise ConfigurationError(f"the option {option} lacks {', '.join(map(place, missing))}; give {what}")
+    if foreign := sorted(named.keys() - read.keys()):
+        names = ", ".join(map(place, foreign))
+        raise ConfigurationError(f"the option {option} names {names}, which the query does not read; leave it out")
 
 
 def _since(for_all: str, for_each: str, given: Mapping[str, str], *, or_latest: bool) -> Since | None:
@@ -155,32 +142,28 @@ def _since(for_all: str, for_each: str, given: Mapping[str, str], *, or_latest: 
                 f"{text!r}"
             )
         return Since(for_all, int(text), or_latest)
-    if for_each.lower() not in given:
+    times = _by_partition(for_each, given, 'JSON such as {"orders": {"0": 1700000000000}}')
+    if times is None:
         return None
-    try:
-        times = parse_offsets(given[for_each.lower()])
-    except MessageFormatError as error:
-        raise ConfigurationError(
-            f'the option {for_each} must be JSON such as {{"orders": {{"0": 1700000000000}}}}: {error}'
-        ) from error
-    if not times or min(times.values()) < 0 or max(times.values()) > _LAST_MS:
-        raise ConfigurationError(
-            f"the option {for_each} must name a time for every partition, in milliseconds since the epoch, from 0 to "
-            f"{_LAST_MS}"
-        )
+    if min(times.values()) < 0 or max(times.values()) > _LAST_MS:
+        raise ConfigurationError(f"the option {for_each} must name times in milliseconds, from 0 to {_LAST_MS}")
     return Since(for_each, times, or_latest)
 
 
 def _offsets(option: str, given: Mapping[str, str]) -> Position | None:
+    word = given.get(option.lower(), "").strip().lower()
+    return word if word in ("earliest", "latest") else _by_partition(option, given, "earliest, latest or JSON")
+
+
+def _by_partition(option: str, given: Mapping[str, str], what: str) -> Offsets | None:
+    """Return the numbers that an option has by partition, or None where it is not given."""
     text = given.get(option.lower())
     if text is None:
         return None
-    if text.strip().lower() in ("earliest", "latest"):
-        return text.strip().lower()
     try:
-        offsets = parse_offsets(text)
+        numbers = parse_offsets(text)
     except MessageFormatError as error:
-        raise ConfigurationError(f"the option {option} must be earliest, latest or JSON: {error}") from error
-    if not offsets:
+        raise ConfigurationError(f"the option {option} must be {what}: {error}") from error
+    if not numbers:
         raise ConfigurationError(f"the option {option} names no partition; name every one that is read")
-    return offsets
+    return numbers

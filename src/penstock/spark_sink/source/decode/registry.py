@@ -29,7 +29,7 @@ def client_of(settings: Mapping[str, Any]) -> SchemaRegistryClient:
     """Return a client with a bound on each request; `ConfigurationError` where it refuses a setting."""
     try:
         return SchemaRegistryClient({"timeout": _ANSWER_S, **settings})
-    except Exception as error:  # noqa: BLE001 - the client raises what it comes upon, files of certificates included
+    except Exception as error:  # noqa: BLE001 - the client also raises errors of certificate files
         said = str(error)
         for part in filter(None, (part.rstrip("/") for value in settings.values() for part in str(value).split(","))):
             said = said.replace(part, "***")

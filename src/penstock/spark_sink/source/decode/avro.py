@@ -12,7 +12,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.schema_registry.serde import SchemaId
 from fastavro import parse_schema, schemaless_reader
 
-from penstock.spark_sink.source.decoding.registry import Read, Reader, unsupported
+from penstock.spark_sink.source.decode.registry import Read, Reader, unsupported
 
 _TYPES = {
     "boolean": pa.bool_(),
@@ -46,7 +46,7 @@ class AvroReader(Reader):
         super().__init__(AvroDeserializer(client))
         self._reader = self.parsed(schema)
         self._same = parse_schema(_plain(self._reader))
-        self.type = _Types().of(self._reader, "")
+        self.type = _type_of(self._reader, "", {})
 
     def read(self, written: SchemaId) -> Read:
         """Return what reads the values of one writer's schema."""
@@ -80,55 +80,44 @@ def _plain(schema: Any) -> Any:
     }
 
 
-class _Types:
-    """Makes the type of a reader's schema."""
+def _type_of(schema: Any, place: str, named: dict[str, Any], within: tuple[str, ...] = ()) -> pa.DataType:
+    """Return the type of the part of a reader's schema that stands at `place`.
 
-    def __init__(self) -> None:
-        self._named: dict[str, Any] = {}
-        #: The records within which it is.
-        self._within: list[str] = []
+    `named` has the definitions met so far, `within` the names of the records around it.
+    """
+    if isinstance(schema, list):
+        branches = [branch for branch in schema if branch not in ("null", {"type": "null"})]
+        if len(branches) != 1:
+            raise unsupported(place, "is a union of several types")
+        return _type_of(branches[0], place, named, within)
+    if isinstance(schema, str):
+        schema = named.get(schema, {"type": schema})
+    kind = schema["type"]
+    if not isinstance(kind, str):
+        return _type_of(kind, place, named, within)
+    if "name" in schema:
+        named[schema["name"]] = schema
+    if kind == "array":
+        return pa.list_(_type_of(schema["items"], f"{place}[]", named, within))
+    if kind == "map":
+        return pa.map_(pa.string(), _type_of(schema["values"], f"{place}{{}}", named, within))
+    if kind in ("record", "error"):
+        return _record(schema, place, named, within)
+    return _simple(kind, schema, place)
 
-    def of(self, schema: Any, place: str) -> pa.DataType:
-        """Return the type of a part of the schema, which stands at `place`."""
-        schema = self._defined(schema, place)
-        if schema["type"] in ("record", "error"):
-            return self._record(schema, place)
-        if schema["type"] == "array":
-            return pa.list_(self.of(schema["items"], f"{place}[]"))
-        if schema["type"] == "map":
-            return pa.map_(pa.string(), self.of(schema["values"], f"{place}{{}}"))
-        return _simple(schema["type"], schema, place)
 
-    def _defined(self, schema: Any, place: str) -> dict[str, Any]:
-        """Return the definition behind a name, a type in a type, or a union with null."""
-        while not isinstance(schema, dict) or not isinstance(schema["type"], str):
-            if isinstance(schema, str):
-                schema = self._named.get(schema, {"type": schema})
-            elif isinstance(schema, dict):
-                schema = schema["type"]
-            else:
-                branches = [branch for branch in schema if branch not in ("null", {"type": "null"})]
-                if len(branches) != 1:
-                    raise unsupported(place, "is a union of several types")
-                schema = branches[0]
-        if "name" in schema:
-            self._named[schema["name"]] = schema
-        return schema
-
-    def _record(self, schema: dict[str, Any], place: str) -> pa.DataType:
-        name = schema["name"]
-        if name in self._within:
-            raise unsupported(place, f"is {name} within {name}")
-        self._within.append(name)
-        fields = []
-        for field in schema["fields"]:
-            kind = self.of(field["type"], f"{place}.{field['name']}".lstrip("."))
-            if isinstance(field.get("default"), str):
-                # fastavro hands it over as it stands in the schema, where bytes are text.
-                field["default"] = _default(field["default"], kind)
-            fields.append(pa.field(field["name"], kind))
-        self._within.pop()
-        return pa.struct(fields)
+def _record(schema: dict[str, Any], place: str, named: dict[str, Any], within: tuple[str, ...]) -> pa.DataType:
+    if schema["name"] in within:
+        raise unsupported(place, f"is {schema['name']} within {schema['name']}")
+    fields = []
+    for field in schema["fields"]:
+        name = field["name"]
+        kind = _type_of(field["type"], f"{place}.{name}".lstrip("."), named, (*within, schema["name"]))
+        if isinstance(field.get("default"), str):
+            # fastavro hands it over as it stands in the schema, where bytes are text.
+            field["default"] = _default(field["default"], kind)
+        fields.append(pa.field(name, kind))
+    return pa.struct(fields)
 
 
 def _simple(kind: str, schema: dict[str, Any], place: str) -> pa.DataType:

@@ -17,7 +17,7 @@ from jsonschema.exceptions import ValidationError  # type: ignore[import-untyped
 from jsonschema.validators import validator_for  # type: ignore[import-untyped] # it has none
 from referencing import Resource
 
-from penstock.spark_sink.source.decoding.registry import Read, Reader, unsupported
+from penstock.spark_sink.source.decode.registry import Read, Reader, unsupported
 
 _TYPES = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "string": pa.string()}
 

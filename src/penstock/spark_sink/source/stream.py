@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -19,14 +18,13 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from penstock.errors import ConfigurationError, SourceError
-from penstock.spark_sink.source.offsets import planning
-from penstock.spark_sink.source.offsets.planning import Offsets
-from penstock.spark_sink.source.offsets.positions import resolve
-from penstock.spark_sink.source.options.options import SourceOptions
-from penstock.spark_sink.source.planning.missing_partitions import MissingPartitions, place
-from penstock.spark_sink.source.planning.offset_reader import OffsetReader, Topics
-from penstock.spark_sink.source.planning.open_transactions import OpenTransactions
-from penstock.spark_sink.source.tasks import open_transaction_text, read_task, report_loss, tasks, written_past
+from penstock.spark_sink.source.batch import open_transaction_text, read_task, tasks, written_past
+from penstock.spark_sink.source.brokers import OffsetReader, Topics
+from penstock.spark_sink.source.missing import MissingPartitions
+from penstock.spark_sink.source.open_transactions import OpenTransactions
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.plan import Offsets, TopicPartition, from_json, limited, place, to_json
+from penstock.spark_sink.source.positions import resolve
 
 #: Of topics that were not asked for.
 _NOT_ASKED = Topics(counts={}, ids={}, refused={})
@@ -51,7 +49,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._first: Offsets = {}
         self._open: OpenTransactions | None = None
         self._triggered_at: float | None = None
-        self._missing = MissingPartitions(options, partial(report_loss, options))
+        self._missing = MissingPartitions(options)
 
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
         """Return where a query without checkpoint begins."""
@@ -68,7 +66,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._options.selection,
             )
         starting = self._options.starting or "latest"
-        return planning.to_json(resolve("startingOffsets", starting, first, latest, reader.at_times))
+        return to_json(resolve("startingOffsets", starting, first, latest, reader.at_times))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return what maxOffsetsPerTrigger says; Spark has no limit of both kinds, so the least is held here."""
@@ -85,38 +83,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
         """Return where the next batch ends, within the limit; partitions that are new are taken in."""
-        begun = planning.from_json(start)
+        begun = from_json(start)
         self._refuse_another_query(begun)
         self._first = {}
         there, topics = self._there(begun)
         # Back to 0 in a batch of its own, which is empty: the next one begins there.
-        anew = self._missing.recreated(begun, topics)
-        known = {part: offset for part, offset in begun.items() if part not in anew}
+        recreated = self._missing.recreated(begun, topics)
+        known = {part: offset for part, offset in begun.items() if part not in recreated}
         unseen = self._missing.retained(known, there, topics)
-        written = written_past(self._reader(), known, there)
-        for part, until in written.items():
-            if known[part] > until:
-                report_loss(
-                    self._options,
-                    f"{place(part)} was read up to offset {known[part]}, but its log ends at {until}: the topic was "
-                    "made anew or its log was cut",
-                )
+        written = self._written_past(known, there, "was read")
         ahead = {part for part, until in written.items() if known[part] <= until}
         if self._open is not None and self._target is None:
             self._open.watch(there, at_once=ahead)
         # What may be read ends before the query's position: it stays where it is until the end has come to it.
-        latest = self._seen = there | {part: known[part] for part in ahead} | unseen | anew
+        latest = self._seen = there | {part: known[part] for part in ahead} | unseen | recreated
         if not isinstance(limit, ReadMaxRows | ReadMinRows):
-            return planning.to_json(latest)
+            return to_json(latest)
         # What a log holds no more is no work: counted in, a limit would be spent on it, batch after batch.
         first = self._first = self._reader().earliest(latest.keys() - unseen.keys())
         from_here = {part: max(begun.get(part, 0), min(first.get(part, 0), end)) for part, end in latest.items()}
         if self._is_too_little(sum(max(0, latest[part] - offset) for part, offset in from_here.items())):
             # The same text as before tells Spark that there is nothing new; what is gone is logged once.
-            return planning.to_json({part: min(begun[part], end) for part, end in latest.items() if part in begun})
+            return to_json({part: min(begun[part], end) for part, end in latest.items() if part in begun})
         if isinstance(limit, ReadMaxRows):
-            return planning.to_json(planning.limited(from_here, latest, limit.max_rows))
-        return planning.to_json(latest)
+            return to_json(limited(from_here, latest, limit.max_rows))
+        return to_json(latest)
 
     def _is_too_little(self, behind: int) -> bool:
         """Tell whether a batch is put off, as minOffsetsPerTrigger and maxTriggerDelay say.
@@ -133,7 +124,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._triggered_at = now
         return False
 
-    def _refuse_another_query(self, noted: Iterable[planning.TopicPartition]) -> None:
+    def _refuse_another_query(self, noted: Iterable[TopicPartition]) -> None:
         """Raise where the checkpoint's offsets are of topics of which this query reads none."""
         topics = sorted({topic for topic, _ in noted})
         if topics and not any(map(self._options.selection.covers, topics)):
@@ -144,11 +135,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802 - Spark's name
         """Return the ends of the logs as last seen, from which Spark's progress tells the lag."""
-        return planning.to_json(self._seen) or None
+        return to_json(self._seen) or None
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """Cut a batch into tasks."""
-        begun, ends = planning.from_json(start), planning.from_json(end)
+        begun, ends = from_json(start), from_json(end)
         self._refuse_another_query(ends)
         # A batch that is done again after a restart was planned over logs that may have been cut or deleted since.
         if any(offset > self._seen.get(part, -1) for part, offset in ends.items()):
@@ -163,33 +154,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reader, selection = self._reader(), self._options.selection
         topics = reader.topics(_covered(self._options, ends))
         last = reader.latest(set(selection.pick_existing(topics.counts)) & ends.keys())
-        written = written_past(reader, ends, last)
+        written = self._written_past(ends, last, "was to be read")
         for part, offset in sorted(ends.items()):
+            said = f"{place(part)} was to be read up to offset {offset}"
+            if offset <= start.get(part, 0):
+                continue
             if part not in last:
-                if offset > start.get(part, 0):
-                    self._report_unread(part, offset, topics)
-            elif offset > written.get(part, offset):
-                report_loss(
-                    self._options,
-                    f"{place(part)} was to be read up to offset {offset}, but its log ends at {written[part]}: the "
-                    "topic was made anew or its log was cut",
-                )
-            elif part in written and offset > start.get(part, 0):
+                # Left out, the rows of a partition that is hidden would be skipped for ever.
+                self._missing.report(part, said, topics, must_come=True)
+            elif last[part] < offset <= written[part]:
                 # Cut short, the batch would leave out for ever what is committed later.
-                waiting = open_transaction_text(f"{place(part)} was to be read up to offset {offset}", last[part])
-                raise SourceError(f"{waiting}; start the query again then")
+                raise SourceError(f"{open_transaction_text(said, last[part])}; start the query again then")
         return {part: min(ends[part], offset) for part, offset in last.items()}
 
-    def _report_unread(self, part: planning.TopicPartition, offset: int, topics: Topics) -> None:
-        """Report a partition of a batch that is done again and cannot be seen."""
-        read = f"{place(part)} was to be read up to offset {offset}"
-        if not self._options.selection.covers(part[0]):
-            report_loss(self._options, f"{read} and is read no more, as this query has {self._options.selection}")
-        elif (error := self._missing.error_of(part, read, topics)) is not None:
-            # Left out, its rows would be skipped for ever, whatever is said of losses.
-            raise error
-        else:
-            report_loss(self._options, f"{read} and exists no more")
+    def _written_past(self, offsets: Offsets, readable: Offsets, verb: str) -> Offsets:
+        """Return the real ends of logs in which an offset lies past what may be read; what is gone is reported."""
+
+        def said(part: TopicPartition) -> str:
+            return f"{place(part)} {verb} up to offset {offsets[part]}"
+
+        return written_past(self._options, self._reader(), offsets, readable, said)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one task's ranges on an executor."""

@@ -25,14 +25,14 @@ from pyspark.sql.types import StringType, StructType
 from penstock import options as check
 from penstock.consumer.handlers.serialization.serdes import classified, describe
 from penstock.errors import ConfigurationError, MessageFormatError, RegistryConnectionError
-from penstock.spark_sink.source.decoding.avro import AvroReader
-from penstock.spark_sink.source.decoding.json_schema import JsonReader
-from penstock.spark_sink.source.decoding.protobuf import ProtobufReader
-from penstock.spark_sink.source.decoding.registry import Reader, client_of
+from penstock.spark_sink.source.decode.avro import AvroReader
+from penstock.spark_sink.source.decode.json_schema import JsonReader
+from penstock.spark_sink.source.decode.protobuf import ProtobufReader
+from penstock.spark_sink.source.decode.registry import Reader, client_of
 
 T = TypeVar("T")
 
-_READERS: Mapping[str, Any] = {one.kind: one for one in (AvroReader, JsonReader, ProtobufReader)}
+_READERS: Mapping[str, Any] = {reader.kind: reader for reader in (AvroReader, JsonReader, ProtobufReader)}
 #: Readers that a process keeps: one for each call of `decode` whose queries it runs.
 _KEPT = 64
 #: Characters of a reason that stand in a row.
@@ -176,7 +176,7 @@ def _decoded(reader: Reader, decoding: Decoding, batch: pa.StructArray) -> pa.Ar
     for number, value in enumerate(data):
         if value is None:
             continue
-        named = [(one["key"], one["value"]) for one in headers[number] or ()]
+        named = [(header["key"], header["value"]) for header in headers[number] or ()]
         try:
             values[number] = reader.value(value, named, decoding.field)
         except RegistryConnectionError:

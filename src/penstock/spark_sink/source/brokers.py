@@ -1,0 +1,220 @@
+"""What the driver asks of Kafka: which partitions there are, where their logs begin and where they end.
+
+Under read_committed a log ends at its last stable offset: an open transaction holds it there. Offsets are
+asked of the admin side: one question for all partitions, with either isolation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import tenacity
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
+    AclOperation,
+    AdminClient,
+    OffsetSpec,
+    TopicDescription,
+)
+
+from penstock import clients
+from penstock.clients.kafka_errors import is_missing_right, is_transient, reason
+from penstock.clients.reading import NotReadInTimeError, PartitionReader
+from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, LATE_S, answered, first_answer, known_offset
+from penstock.clients.requests.topic_ids import described, id_of
+from penstock.clients.requests.topics import partition_counts
+from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
+from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, SourceError
+from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.plan import Offsets, TopicPartition, place
+
+#: Seconds that records which only explain a wait may take to arrive, all together.
+_RECORDS_TIMEOUT_S = 2.0
+#: Seconds for one question of a running query: a broker that is gone does not answer, and the next question goes to
+#: another one.
+_QUESTION_TIMEOUT_S = 3.0
+
+_FIRST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call] # untyped in the library
+_LAST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call] # untyped in the library
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """What the brokers say of the topics that a query reads.
+
+    Attributes:
+        counts: the number of partitions of each that can be seen.
+        ids: their ids, which a topic that is created again does not keep; none from brokers that have none.
+        refused: why others cannot be seen, or not read.
+    """
+
+    counts: Mapping[str, int]
+    ids: Mapping[str, str]
+    refused: Mapping[str, KafkaException]
+
+    def is_unknown(self, topic: str) -> bool:
+        """Tell whether the brokers say that there is no such topic, rather than that it may not or cannot be seen."""
+        error = self.refused.get(topic)
+        return error is not None and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+
+
+class OffsetReader:
+    """Answers the driver's questions about one query's topics and offsets. One thread uses it.
+
+    A `kafka.` option that the client library refuses is a `ConfigurationError`.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._make_admin = partial(clients.admin, options.bootstrap_servers, options.client)
+        try:
+            # The library checks the settings of tasks here, so that no task starts with wrong ones.
+            clients.consumer(options.bootstrap_servers, options.consumer_config).close()
+            self._admin: AdminClient = self._make_admin()
+        except clients.ClientRefusedError as refused:
+            raise ConfigurationError(
+                f"an option kafka.* is wrong: {refused} (names are librdkafka's, which differ from the Java client's "
+                "in security settings)"
+            ) from None
+
+    def partitions(self) -> list[TopicPartition]:
+        """Return the partitions the query reads, as they are now.
+
+        Raises `TopicNotFoundError` where a named topic or partition does not exist, `MissingRightError` where topics
+        may not be read, and `SourceError` where one cannot be seen; `BrokerConnectionError` where no broker answered.
+        """
+        topics = self.topics()
+        if forbidden := [name for name, error in sorted(topics.refused.items()) if is_missing_right(error)]:
+            raise self._not_allowed(f"topic {', '.join(forbidden)} cannot be read", forbidden)
+        for name, error in sorted(topics.refused.items()):
+            if not topics.is_unknown(name):
+                raise SourceError(
+                    f"topic {name} cannot be seen at {self._options.bootstrap_servers}: {reason(error)}; check its "
+                    "brokers"
+                )
+        return self._options.selection.pick(topics.counts)
+
+    def topics(self, expected: Collection[str] = ()) -> Topics:
+        """Return which of the topics the query reads there are, and why others cannot be seen.
+
+        Topics that are expected are asked for again, as often as the options say: a broker may not know them, or not
+        answer, for a moment. Raises `BrokerConnectionError` where none answered.
+        """
+        asked = set(expected)
+        if not asked:
+            return self._topics(asked)
+        retry = tenacity.retry_if_exception_type(BrokerConnectionError) | tenacity.retry_if_result(
+            lambda found: any(is_transient(found.refused[name]) for name in found.refused.keys() & asked)
+        )
+        return self._options.retrying(retry)(self._topics, asked)
+
+    def _topics(self, expected: set[str]) -> Topics:
+        servers, selection = self._options.bootstrap_servers, self._options.selection
+        names = selection.named if selection.pattern is None else partition_counts(self._admin, servers)
+        asked = expected.union(filter(selection.covers, names))
+        timeout_s = _QUESTION_TIMEOUT_S if expected else CONNECT_TIMEOUT_S
+
+        def ask() -> tuple[dict[str, Any], dict[str, KafkaException]]:
+            found, refused = described(self._admin, asked, timeout_s, with_operations=True)
+            # Numbers below zero are the client's own errors: no broker has said anything.
+            if refused and not found and all(error.args[0].code() < 0 for error in refused.values()):
+                raise next(iter(refused.values()))
+            return found, refused
+
+        try:
+            found, refused = first_answer(self._admin, servers, timeout_s, ask)
+        except BrokerConnectionError:
+            # The library goes on asking the node that it took for the controller, though that one is away (2.16, seen
+            # for 87 s): another client asks who that is.
+            self._admin = self._make_admin()
+            raise
+        for name in [name for name, topic in found.items() if _may_only_be_seen(topic)]:
+            # Planned all the same, its tasks would fail one after the other.
+            del found[name]
+            refused[name] = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "Read is not allowed"))
+        return Topics(
+            counts={name: len(topic.partitions) for name, topic in found.items()},
+            ids={name: topic_id for name, topic in found.items() if (topic_id := id_of(topic)) is not None},
+            refused=refused,
+        )
+
+    def earliest(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        """Return the first offset each log still holds."""
+        return self._offsets(dict.fromkeys(partitions, _FIRST))
+
+    def latest(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        """Return the offset after the last one that may be read: the last stable one under read_committed."""
+        return self._offsets(dict.fromkeys(partitions, _LAST))
+
+    def written(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        """Return the offset after the last record written, whether it may be read or not."""
+        return self._offsets(dict.fromkeys(partitions, _LAST), committed=False)
+
+    def at_times(self, times_ms: Mapping[TopicPartition, int]) -> Offsets:
+        """Return the first offset at or after a time of each partition, -1 where no message is as late."""
+        return self._offsets({part: OffsetSpec.for_timestamp(time) for part, time in times_ms.items()})
+
+    def timestamps_ms(self, offsets: Offsets) -> dict[TopicPartition, int]:
+        """Return the timestamps of the records at these offsets, committed or not, of those that come in time."""
+        servers, client = self._options.bootstrap_servers, self._options.client
+        found: dict[TopicPartition, int] = {}
+        ends = {part: offset + 1 for part, offset in offsets.items()}
+        with (
+            PartitionReader(servers, client, client["group.id"], isolation="read_uncommitted") as reader,
+            suppress(NotReadInTimeError),
+        ):
+            for record in chain.from_iterable(reader.read(offsets, ends, limit_s=_RECORDS_TIMEOUT_S)):
+                found[record.topic() or "", record.partition() or 0] = record.timestamp()[1]
+        return found
+
+    def _offsets(self, specs: Mapping[TopicPartition, OffsetSpec], *, committed: bool = True) -> Offsets:
+        """Ask for offsets; what a broker did not answer is asked again, as often as the options say."""
+        committed = committed and self._options.read_committed
+        isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        found: Offsets = {}
+
+        def ask() -> None:
+            left = {KafkaPartition(*part): spec for part, spec in specs.items() if part not in found}
+            asked = self._admin.list_offsets(left, isolation_level=isolation, request_timeout=_QUESTION_TIMEOUT_S)
+            refused = None
+            for part, future in asked.items():
+                try:
+                    found[part.topic, part.partition] = known_offset(answered(future, _QUESTION_TIMEOUT_S + LATE_S))
+                except KafkaException as error:
+                    refused = (part.topic, part.partition), error
+            if refused is not None:
+                raise self._unknown_offset(*refused) from refused[1]
+
+        if specs:
+            self._options.retrying(tenacity.retry_if_exception(_may_pass))(ask)
+        return found
+
+    def _unknown_offset(self, part: TopicPartition, error: KafkaException) -> PenstockError:
+        if is_missing_right(error):
+            return self._not_allowed(f"the offsets of {place(part)} cannot be read", [part[0]])
+        return SourceError(
+            f"the offsets of {place(part)} could not be read at {self._options.bootstrap_servers}: {reason(error)}; "
+            "check that its leader is up"
+        )
+
+    def _not_allowed(self, what: str, topics: Iterable[str]) -> MissingRightError:
+        # DESCRIBE is all that looking takes; a reader needs READ, which includes it.
+        rights = [topic_right(Operation.READ, topic) for topic in topics]
+        return MissingRightError(what, rights, principal_of(self._options.client))
+
+
+def _may_pass(error: BaseException) -> bool:
+    cause = error.__cause__
+    return isinstance(error, SourceError) and isinstance(cause, KafkaException) and is_transient(cause)
+
+
+def _may_only_be_seen(description: TopicDescription) -> bool:
+    """Tell whether a topic may be described and not read. Brokers that do not tell rights list none at all."""
+    allowed = description.authorized_operations or ()
+    return AclOperation.DESCRIBE in allowed and AclOperation.READ not in allowed

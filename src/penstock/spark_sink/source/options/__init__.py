@@ -1,1 +1,0 @@
-"""What a user may set on the source: its options by Spark's names, and the client settings that they make."""
