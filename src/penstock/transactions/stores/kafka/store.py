@@ -169,7 +169,9 @@ class KafkaStore:
         # Set by stop(), without the lock.
         self._is_stopped = False
         self._watch_lock = threading.Lock()
-        self._targets = TargetTopics(self._admin, bootstrap_servers, config, self._topics.may_publish_to)
+        self._targets = TargetTopics(
+            self._admin, bootstrap_servers, config, self._topics.may_publish_to, stores_in_kafka=True
+        )
 
     def start(self) -> None:
         """Create the store's topics where they are absent and start sending. Raises as `open_topics`."""
