@@ -96,8 +96,9 @@ class CheckSender:
             return SendOutcome.UNREAD
         number = pending.check_count + 1
         request = CheckRequest(half, partition.number, pending.offset, number)
-        # Each check of a half goes to another partition, and so to another producer, where there are several.
-        to = self._topics.check_partition(half.transaction_id, number)
+        # Each attempt goes to another partition, and so to another producer, where there are several: the last one may
+        # hang in it.
+        to = self._topics.check_partition(half.transaction_id, pending.attempts)
         headers, report = encode_check_request(request), partial(self._is_stored, half.transaction_id)
         try:
             if not self._sends.try_send(self._topics.check, to, half.key, half.value, headers=headers, report=report):
@@ -105,6 +106,7 @@ class CheckSender:
         except KafkaException as error:
             return self._not_asked(pending, error)
         pending.requested = number
+        pending.attempts += 1
         return SendOutcome.SENT
 
     def _not_asked(self, pending: Pending, error: KafkaException) -> SendOutcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
 
@@ -36,14 +36,17 @@ class SqlCheckSource:
         self._seen = 0.0
         self._closed = threading.Event()
 
-    def take(self, timeout_s: float) -> Sequence[CheckRequest]:
-        """Return the checks that are there, waiting at most `timeout_s` seconds for the first."""
+    def take(self, timeout_s: float, running: Collection[str] = ()) -> Sequence[CheckRequest]:
+        """Return the checks that are there, waiting at most `timeout_s` seconds for the first.
+
+        None of those that are `running` here: one that hangs is asked again, and that is for another producer.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             found: Sequence[CheckRequest] = ()
             try:
                 self._beat()
-                found = self._take()
+                found = self._take(running)
             except sa.exc.SQLAlchemyError as error:
                 _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, cause_of(error))
                 self._closed.wait(_PAUSE_S)
@@ -66,7 +69,7 @@ class SqlCheckSource:
         write_heartbeat(self._database, "producer", self._name, self._group)
         self._seen = time.monotonic()
 
-    def _take(self) -> list[CheckRequest]:
+    def _take(self, running: Collection[str]) -> list[CheckRequest]:
         tx, message, now = schema.tx, schema.message, self._database.now
         open_ones = (
             sa.select(tx.c.id)
@@ -75,6 +78,7 @@ class SqlCheckSource:
                 tx.c.state == schema.PREPARED,
                 tx.c.question > 0,
                 tx.c.taken_until < now,
+                tx.c.id.not_in(running),
             )
             .order_by(tx.c.asked_at)
             .limit(_AT_ONCE)
