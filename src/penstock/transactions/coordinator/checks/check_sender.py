@@ -28,8 +28,7 @@ from penstock.transactions.wire.check_request import CheckRequest, encode_check_
 from penstock.transactions.wire.ids import NO_ID
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import AckedProducer
-from penstock.transactions.writing.receipt import Report
+from penstock.transactions.writing.acked_producer import AckedProducer, Report
 
 _log = logging.getLogger("penstock.transactions")
 

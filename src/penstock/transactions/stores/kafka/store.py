@@ -31,8 +31,7 @@ from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics, open_topics, require_prefix
-from penstock.transactions.writing.acked_producer import AckedProducer
-from penstock.transactions.writing.receipt import Report
+from penstock.transactions.writing.acked_producer import AckedProducer, Report
 
 _log = logging.getLogger("penstock.transactions")
 

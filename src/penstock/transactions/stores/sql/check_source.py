@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from penstock.transactions.connections import cause_of
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.stores.sql.heartbeats import remove_heartbeat, write_heartbeat
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.ids import new_id
 
@@ -59,14 +58,14 @@ class SqlCheckSource:
         """Give the group up: nobody takes this producer for alive."""
         self._closed.set()
         try:
-            remove_heartbeat(self._database, self._name)
+            schema.remove_heartbeat(self._database, self._name)
         except sa.exc.SQLAlchemyError as error:
             _log.warning("group %s: a producer that ends could not say so: %s", self._group, cause_of(error))
 
     def _beat(self) -> None:
         if time.monotonic() - self._seen < _HEARTBEAT_S and self._seen:
             return
-        write_heartbeat(self._database, "producer", self._name, self._group)
+        schema.write_heartbeat(self._database, "producer", self._name, self._group)
         self._seen = time.monotonic()
 
     def _take(self, running: Collection[str]) -> list[CheckRequest]:

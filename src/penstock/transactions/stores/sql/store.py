@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -28,11 +29,11 @@ from penstock.errors import (
 )
 from penstock.options import ClientConfig, positive_int, seconds
 from penstock.transactions.connections import cause_of
+from penstock.transactions.coordinator.state.cancelling import not_cancelled, not_pending
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.administration import SqlAdministration
-from penstock.transactions.stores.sql.cancelling import cancel
 from penstock.transactions.stores.sql.check_source import SqlCheckSource
 from penstock.transactions.stores.sql.database import STATEMENT_TIMEOUT_S, Database
 from penstock.transactions.stores.sql.outbox import Outbox
@@ -172,13 +173,8 @@ class SqlStore:
             if self._starts:
                 self._starts += 1
                 return
-            try:
+            with _opening("opened", ", that it runs, and that its user may create tables"):
                 self.uuid, self.shards = schema.create(self.database, self._wanted_shards)
-            except sa.exc.SQLAlchemyError as error:
-                raise StoreConnectionError(
-                    f"the tables of the SQL store could not be opened: {cause_of(error)}; check its address, that "
-                    "it runs, and that its user may create tables"
-                ) from error
             self._knows_shards, self._pid = True, os.getpid()
             self._writer = Writer(self.database, self.topics.prefix)
             self._writer.start()
@@ -222,7 +218,19 @@ class SqlStore:
 
     def cancel(self, transaction_id: str, group: str, wait_s: float) -> None:  # noqa: ARG002 - nobody is waited for
         """Take a committed message back that is not due yet, by the database's clock; see `Store.cancel`."""
-        cancel(self.database, transaction_id, group)
+        tx = schema.tx
+        named = (tx.c.id == transaction_id) & (tx.c.producer_group == group)
+        with self.database.storing(f"transaction {transaction_id}: that it is cancelled", "try again") as connection:
+            done = connection.execute(
+                tx.update()
+                .where(named, schema.is_delayed(self.database))
+                .values(state=schema.ROLLBACK, author=int(Author.PRODUCER), decided_seq=self.database.next)
+            )
+            state = connection.execute(sa.select(tx.c.state).where(named)).scalar()
+        if state is None:
+            raise not_pending(transaction_id, group)
+        if not done.rowcount and state != schema.ROLLBACK:
+            raise not_cancelled(transaction_id, None if state == schema.PREPARED else Verdict(state))
 
     def checks(self, group: str) -> SqlCheckSource:
         """Return the checks of a producer group."""
@@ -258,9 +266,10 @@ class SqlStore:
         return Outbox(self, connection)
 
     def open_shards(self, checks: CheckTerms, wake: Callable[[], object]) -> SqlShards:  # noqa: ARG002 - it is looked into
-        """Return what a coordinator works on, once the store was started."""
+        """Return what a coordinator works on, once the store was started. Raises `StoreConnectionError`."""
         name = f"{self.prefix}.sql-{self.uuid}"
-        return SqlShards(self.database, name, self.shards, self.topics.discarded, checks)
+        with _opening("read", ", and that it runs"):
+            return SqlShards(self.database, name, self.shards, self.topics.discarded, checks)
 
     def administration(self) -> SqlAdministration:
         """Return what an operator may do. The tables exist once a store was started."""
@@ -280,12 +289,8 @@ class SqlStore:
         """
         if self._knows_shards:
             return
-        try:
+        with _opening("read", ", and that it runs"):
             self.shards = schema.shards_of(self.database)
-        except sa.exc.SQLAlchemyError as error:
-            raise StoreConnectionError(
-                f"the tables of the SQL store could not be read: {cause_of(error)}; check its address, and that it runs"
-            ) from error
         self._knows_shards = True
 
     def _count_check(self, half: Half, number: int) -> None:
@@ -313,3 +318,14 @@ class SqlStore:
             )
         else:
             writer.submit(request)
+
+
+@contextmanager
+def _opening(what: str, look: str) -> Iterator[None]:
+    """Raise `StoreConnectionError` where the database does not let its tables be opened or read."""
+    try:
+        yield
+    except sa.exc.SQLAlchemyError as error:
+        raise StoreConnectionError(
+            f"the tables of the SQL store could not be {what}: {cause_of(error)}; check its address{look}"
+        ) from error
