@@ -268,7 +268,7 @@ class BriefQuestion:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        # Held by whoever asks, while it waits.
+        # Held by the caller of `ask` while it waits.
         self._lock = threading.Lock()
         self._call: Call[Any] | None = None
 

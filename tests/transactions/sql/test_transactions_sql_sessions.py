@@ -100,7 +100,7 @@ def test_sessions_that_do_not_answer_are_dropped_and_a_new_one_takes_what_is_sen
     assert bench.seen() == [b"before", b"meanwhile"]
 
 
-def test_while_a_database_is_frozen_sends_end_by_their_limit_and_statistics_are_told(
+def test_while_a_database_is_frozen_sends_end_by_their_limit_and_statistics_still_answer(
     bench: SqlBench, own_server: OwnServer
 ) -> None:
     coordinator = bench.coordinator(**NO_CHECKS)

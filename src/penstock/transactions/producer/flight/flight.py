@@ -51,7 +51,7 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-# Members of enumerations are dear to look up and to hash, and this is the way of every message.
+# Members of enumerations are expensive to look up and to hash, and every message passes here.
 _STORING, _PREPARED, _DECIDING = Phase.STORING, Phase.PREPARED, Phase.DECIDING
 _PUBLISHING, _GIVEN_UP, _ENDED = Phase.PUBLISHING, Phase.GIVEN_UP, Phase.ENDED
 _COMMIT, _UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN

@@ -44,7 +44,7 @@ class FileShard:
     count = 1
     owned: Collection[int] = (0,)
     leaving: Collection[int] = ()
-    #: A disk that failed is not tried again: the store takes nothing more until it is opened anew.
+    #: A disk that failed is not tried again: the store takes nothing more until it is opened again.
     transient_errors: tuple[type[Exception], ...] = ()
 
     def __init__(  # noqa: PLR0917 - made in one place

@@ -37,7 +37,7 @@ _log = logging.getLogger("penstock.transactions")
 
 _STOP_POLL_S = 0.005
 
-# A member of an enumeration is dear to look up, and this is the way of every message.
+# A member of an enumeration is expensive to look up, and every message passes here.
 _PRODUCER = Author.PRODUCER
 
 #: What every producer does with the topics of the store. Who waits for publications, or answers checks, needs READ on

@@ -19,7 +19,7 @@ from penstock.transactions.stores.sql.shards.relay_queries import Settled
 
 #: Refusals that one statement counts.
 _AT_ONCE = 10_000
-#: Seconds that whoever asks waits for the database; then it gets what was counted last.
+#: Seconds that `statistics` waits for the database; after that it returns what was found last.
 _MOMENT_S = 1.0
 
 
