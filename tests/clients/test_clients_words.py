@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -11,15 +12,17 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-from penstock.clients import admin
+from penstock.clients import admin, consumer
 from penstock.clients import factory as making
 from penstock.clients.causes import ClientWords, cause_of
+from penstock.clients.requests.answers import first_answer
 from penstock.clients.requests.topic_ids import AskedTopicIds
 from penstock.clients.requests.topics import partition_counts
 from penstock.devbroker import DevBroker, User
 from penstock.errors import BrokerConnectionError
 from penstock.spark_sink.source.brokers import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
+from waiting import wait_until
 
 #: Seconds that a question may wait for an answer: longer than a test may take, so that only an error at once passes.
 NEVER_S = 1000.0
@@ -146,6 +149,25 @@ def test_a_users_own_error_cb_is_called_too() -> None:
         partition_counts(client, "127.0.0.1:1", timeout_s=0.5)
 
     assert any("Connection refused" in error.str() for error in heard)
+
+
+def test_a_users_error_cb_that_raises_ends_no_call_of_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: KafkaError) -> None:
+        raise ValueError("wrong")
+
+    reader = consumer("127.0.0.1:1", {"error_cb": fail, "group.id": "g", "logger": logging.getLogger("penstock.test")})
+
+    wait_until(lambda: reader.poll(0.05) is None and "error_cb of the config failed" in caplog.text)
+    reader.close()
+
+
+def test_a_first_question_whose_call_never_returns_ends_by_its_limit() -> None:
+    let_go = threading.Event()
+
+    with pytest.raises(BrokerConnectionError, match=r"within 0\.1 s.*did not return and is left behind"):
+        first_answer(admin("127.0.0.1:1", {}), "127.0.0.1:1", 0.1, lambda: let_go.wait(60))
+
+    let_go.set()
 
 
 def test_settings_that_worked_are_not_to_be_checked() -> None:

@@ -223,3 +223,29 @@ def test_flights_that_begin_and_end_while_the_time_is_looked_at_do_not_end_the_l
 
     assert told
     assert next(begun) > 0, "flights did begin meanwhile"
+
+
+def test_while_the_store_does_not_say_what_a_publication_waits_for_other_deadlines_hold(
+    store: MuteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go, asked = threading.Event(), threading.Event()
+
+    def mute(transaction_id: str, topics: Sequence[str]) -> str:
+        asked.set()
+        let_go.wait(120)
+        return ""
+
+    monkeypatch.setattr(store, "waits_for", mute)
+    producer = TransactionalProducer("orders", store=store, publish_timeout=0.05, send_timeout=0.05).start()
+    unseen = producer.submit("t", value=b"v", wait="published")
+    store.say_prepared(0)
+    store.decides[0][1](None)
+    assert asked.wait(30)
+
+    with pytest.raises(HalfNotStoredError, match="did not answer within"):
+        producer.submit("t", value=b"v").result(60)
+    assert not unseen.done()
+    let_go.set()
+    with pytest.raises(PublicationNotSeenError):
+        unseen.result(60)
+    producer.stop()

@@ -13,7 +13,7 @@ from conformance.store_cases import bench_of
 
 from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError
-from penstock.transactions import TransactionalProducer
+from penstock.transactions import FileStore, TransactionalProducer
 from waiting import wait_until
 
 
@@ -45,3 +45,21 @@ def test_a_send_after_a_fork_is_refused_and_the_parent_goes_on(
         assert "forked" in said.read_text()
         producer.send(topic, value=b"after")
     assert sys.exc_info() == (None, None, None)
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_a_file_store(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store", bootstrap_servers="127.0.0.1:9")
+    store.start()
+    child = os.fork()
+    if child == 0:
+        # It lives on, as a worker that was forked does.
+        signal.pause()
+        os._exit(0)
+    try:
+        store.stop(30)
+
+        with FileStore(tmp_path / "store", bootstrap_servers="127.0.0.1:9") as again:
+            assert again.opened
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

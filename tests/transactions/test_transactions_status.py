@@ -26,7 +26,7 @@ from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.receipt import Report
+from penstock.transactions.writing.acked_producer import Report
 
 texts = st.text(max_size=300)
 reasons = st.dictionaries(texts, texts, max_size=5)

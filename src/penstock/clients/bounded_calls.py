@@ -257,3 +257,31 @@ class BackgroundCall(Generic[T]):
             raise NotAnsweredError(f"{self._call.label} did not return in {self._limit_s:g} s: it was left behind")
         self._thread.close()
         return self._call.result()
+
+
+class BriefQuestion:
+    """A question whose answer is of use only soon: one at a time, each waited for a moment. Thread-safe.
+
+    While one has not returned in its time, nobody waits for it, and no other is asked. What it finds out after that is
+    kept by its own function, or lost.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        # Held by the caller of `ask` while it waits.
+        self._lock = threading.Lock()
+        self._call: Call[Any] | None = None
+
+    def ask(self, function: Callable[[], T], wait_s: float) -> T | None:
+        """Return what a function returns, or raise what it raises; None where that takes over `wait_s` seconds."""
+        if not self._lock.acquire(timeout=wait_s):
+            return None
+        try:
+            if self._call is not None and not self._call.done():
+                return None
+            thread = Disposable(f"penstock-{self._what.replace(' ', '-')}", LeftBehind(self._what))
+            call = self._call = thread.start(self._what, function)
+            thread.close()
+            return call.result() if call.done(wait_s) else None
+        finally:
+            self._lock.release()

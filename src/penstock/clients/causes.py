@@ -14,6 +14,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
+from penstock.errors import raised
 from penstock.options import ClientConfig
 
 #: What the library puts around its words: the client's thread, for how long, how often.
@@ -128,8 +129,14 @@ class ClientWords:
         """Take an error."""
         if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - the client library's public constants look so
             self._note(error.str())
-        if self._error_cb is not None:
+        if self._error_cb is None:
+            return
+        try:
             self._error_cb(error)
+        except KeyboardInterrupt:
+            raise
+        except:  # noqa: E722 - see `raised`; the library would raise it out of a call on a thread that serves everybody
+            self._log.log(logging.ERROR, "error_cb of the config failed", exc_info=raised())
 
     def log(self, level: int, text: str, /, *arguments: object) -> None:
         """Take a line: its kind, the client's name and what it says are the arguments."""

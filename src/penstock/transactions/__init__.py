@@ -19,7 +19,7 @@ from penstock.transactions.model import (
     Wait,
 )
 from penstock.transactions.producer.check_responder import Check
-from penstock.transactions.producer.flight.submission import Submission
+from penstock.transactions.producer.flight.flight import Submission
 from penstock.transactions.producer.listeners import (
     LocalTransactionExecutor,
     Run,

@@ -8,7 +8,7 @@ own time limit at the latest; it neither raises nor waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from penstock.errors import HalfNotStoredError, TransactionError
@@ -37,8 +37,11 @@ SettledCallback = Callable[[Verdict], None]
 class CheckSource(Protocol):
     """The checks of one producer group. Used by one thread."""
 
-    def take(self, timeout_s: float) -> Sequence[CheckRequest]:
-        """Return the checks that are there, waiting at most `timeout_s` seconds for the first."""
+    def take(self, timeout_s: float, running: Collection[str] = ()) -> Sequence[CheckRequest]:
+        """Return the checks that are there, waiting at most `timeout_s` seconds for the first.
+
+        `running` are the transactions whose check runs here: where producers choose, they leave those to others.
+        """
 
     def close(self) -> None:
         """Give the source up; another producer of the group gets its checks."""

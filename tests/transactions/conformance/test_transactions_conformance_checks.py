@@ -168,6 +168,41 @@ def test_the_count_of_answered_checks_survives_a_restart(store_bench: StoreBench
     assert store_bench.seen() == []
 
 
+def test_a_check_that_hangs_on_one_producer_is_reported_and_asked_of_another(
+    store_bench: StoreBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    let_go = threading.Event()
+    hanging: set[str] = set()
+
+    def hang(half: HalfMessage) -> TransactionState:
+        hanging.add(half.transaction_id)
+        let_go.wait(120)
+        return TransactionState.UNKNOWN
+
+    sent = 0
+
+    def send_more() -> bool:
+        nonlocal sent
+        for _ in range(4):
+            store_bench.send(None, store_bench.half())
+        sent += 4
+        return len(hanging) > 1
+
+    coordinator = store_bench.coordinator(transaction_timeout=0.1)
+    with (
+        store_bench.producer(check=lambda _: TransactionState.COMMIT),
+        store_bench.producer(check=hang, check_timeout=0.5),
+    ):
+        try:
+            wait_until(send_more, 60, 1.0)
+            settled(coordinator, committed=sent)
+            wait_until(lambda: "has not returned within 0.5 s: it is given up" in caplog.text)
+        finally:
+            let_go.set()
+
+    assert len(store_bench.seen()) == sent
+
+
 @pytest.mark.parametrize("policy", ["commit", "rollback"])
 def test_a_fixed_discard_policy_decides(store_bench: StoreBench, policy: str) -> None:
     coordinator = store_bench.coordinator(check_max=1, transaction_timeout=0.1, check_interval=0.1, discard=policy)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from penstock.errors import (
     HalfNotStoredError,
     StoreDamagedError,
 )
+from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.log.folder import OsFolder
 from penstock.transactions.stores.file.log.journal import Change, Settle
 from penstock.transactions.stores.file.log.redo import SUFFIX
@@ -169,3 +172,36 @@ def test_a_damaged_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     # The lock was let go.
     with pytest.raises(StoreDamagedError):
         store_of(tmp_path).start()
+
+
+def test_who_prepares_does_not_wait_for_a_slow_disk_however_much_waits_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go, begun = threading.Event(), threading.Event()
+    sync = OsFolder.sync
+
+    def slow(self: OsFolder, name: str) -> None:
+        begun.set()
+        let_go.wait(120)
+        sync(self, name)
+
+    answers: SimpleQueue[object] = SimpleQueue()
+    with FileStore(tmp_path, bootstrap_servers="127.0.0.1:9") as store:
+        monkeypatch.setattr(OsFolder, "sync", slow)
+        store.prepare([half()], answers.put)
+        assert begun.wait(30)
+
+        def prepare_much() -> None:
+            for _ in range(70):
+                store.prepare([half(bytes(1 << 20))], answers.put)
+
+        # As an event loop would: it has no time to wait.
+        preparing = threading.Thread(target=prepare_much, daemon=True)
+        preparing.start()
+        preparing.join(60)
+        has_waited = preparing.is_alive()
+        let_go.set()
+        stored = [answers.get(timeout=60) for _ in range(71)]
+
+    assert not has_waited
+    assert not any(isinstance(one, Exception) for one in stored)

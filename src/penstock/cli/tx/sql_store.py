@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from penstock.transactions.operator.kafka_operator import Decided
     from penstock.transactions.wire.ops import Verdict
 
+#: Seconds that a statement may take: all that is pending may be much.
+_STATEMENT_S = 60.0
+
 
 class SqlOperator:
     """What `penstock tx` does on a SQL store, by the database's address. Used by one thread.
@@ -28,7 +31,7 @@ class SqlOperator:
             from penstock.transactions.stores.sql.database import Database
         except ImportError as error:
             raise ConfigurationError("--sql needs the extra sql: pip install 'penstock[sql]'") from error
-        database = Database(url)
+        database = Database(url, _STATEMENT_S)
         name = database.engine.url.database or ""
         try:
             # SQLite would make the file.

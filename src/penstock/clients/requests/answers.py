@@ -41,6 +41,13 @@ def first_answer(admin: AdminClient, bootstrap_servers: str, timeout_s: float, a
     thread.close()
     while not answer.done(_LOOK_S):
         admin.poll(0)
+        if answer.age_s > timeout_s + LATE_S:
+            # The library ignores its own time-outs in places (confluentinc/librdkafka#5456).
+            said = "" if words.cause is None else f": {words.cause}"
+            raise BrokerConnectionError(
+                f"no Kafka broker answered at {bootstrap_servers} within {timeout_s:g} s{said}; the call of the client "
+                "library did not return and is left behind"
+            )
         ended_early = words.cause is not None and words.cause.may_pass and bool(words.cause.remedy)
         hopeless = ended_early and answer.age_s > _ENDS_EARLY_S
         if not answer.done() and (hopeless or words.refused_by_all(bootstrap_servers)):

@@ -31,8 +31,7 @@ from penstock.transactions.operator.store_reader import WAIT_S
 from penstock.transactions.wire.half import encode_half
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import ANY_SIZE, AckedProducer
-from penstock.transactions.writing.late_producer import LateProducer
+from penstock.transactions.writing.acked_producer import ANY_SIZE, AckedProducer, LateProducer
 
 #: Seconds that a record may take to be acknowledged.
 _SEND_S = 15.0

@@ -105,7 +105,9 @@ class CheckResponder:
 
     def _take(self, source: CheckSource) -> None:
         try:
-            requests = source.take(_WAIT_S)
+            with self._lock:
+                running = list(self._running)
+            requests = source.take(_WAIT_S, running)
         except KafkaException as error:
             _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, reason(error))
         except:  # noqa: E722 - see `raised`; whatever it is, the next try may succeed

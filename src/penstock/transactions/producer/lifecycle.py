@@ -24,7 +24,7 @@ class _State(Enum):
     STOPPED = "stopped"
 
 
-# A member of an enumeration is dear to look up, and this is the way of every message.
+# A member of an enumeration is expensive to look up, and every message passes here.
 _STARTED = _State.STARTED
 
 

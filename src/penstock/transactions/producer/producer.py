@@ -18,17 +18,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from penstock.errors import ConfigurationError
-from penstock.options import ClientConfig, a_telemetry, not_empty, positive_int, seconds
+from penstock.options import ClientConfig, a_plain_function, a_telemetry, not_empty, positive_int, seconds
 from penstock.transactions.messages import encoded
 from penstock.transactions.model import Order, ProducerStatistics, Wait
-from penstock.transactions.producer.arguments import WAITS, check_of, one_of
 from penstock.transactions.producer.check_responder import CHECK_TIMEOUT_S, Check, CheckResponder, TimedCheck
 from penstock.transactions.producer.flight.core import Core
 from penstock.transactions.producer.flight.deadlines import RequestDeadlines
 from penstock.transactions.producer.flight.in_flight import InFlightLimit
 from penstock.transactions.producer.lifecycle import ProducerLifecycle
 from penstock.transactions.producer.listeners import TransactionCheckListener, TransactionListener
-from penstock.transactions.producer.sender import TransactionSender
+from penstock.transactions.producer.sender import WAITS, TransactionSender, one_of
 from penstock.transactions.producer.transaction import ProducerContext
 from penstock.transactions.store import Store
 from penstock.transactions.stores.kafka.store import KafkaStore
@@ -107,7 +106,7 @@ class TransactionalProducer(TransactionSender):
         not_empty("group", group)
         if len(encoded("group", group) or b"") > MAX_GROUP_BYTES:
             raise ConfigurationError(f"group must have at most {MAX_GROUP_BYTES} bytes, but has {len(group)}")
-        check = check_of(check, listener, check_listener)
+        check = _check_of(check, listener, check_listener)
         positive_int("partitions", partitions)
         positive_int("check_workers", check_workers)
         seconds("check_timeout", check_timeout)
@@ -229,6 +228,23 @@ class TransactionalProducer(TransactionSender):
             skipped_checks=checker.skipped,
             hung_checks=checker.hung,
         )
+
+
+def _check_of(
+    check: Check | None, listener: TransactionListener | None, check_listener: TransactionCheckListener | None
+) -> Check | None:
+    """Return the one check among the ways to give it."""
+    given = [
+        *([check] if check is not None else []),
+        *([listener.check_local_transaction] if listener is not None else []),
+        *([check_listener.check_local_transaction_state] if check_listener is not None else []),
+    ]
+    if len(given) > 1:
+        raise ConfigurationError("give one of check, listener and check_listener: a transaction has one check")
+    if not given:
+        return None
+    a_plain_function("check", given[0])
+    return given[0]
 
 
 def _spans_of(telemetry: Telemetry | None, group: str) -> SendSpans | None:

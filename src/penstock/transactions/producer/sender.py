@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import cast
+from typing import cast, get_args
 
 from penstock.clients.gc_pause import collection_put_off
 from penstock.errors import ConfigurationError
@@ -17,13 +17,14 @@ from penstock.options import a_plain_function
 from penstock.outgoing import Outgoing, UserHeaders
 from penstock.transactions.messages import Terms, a_half, encoded, terms
 from penstock.transactions.model import TransactionResult, TransactionState, Wait
-from penstock.transactions.producer.arguments import WAITS, one_of
-from penstock.transactions.producer.flight.submission import Submission
+from penstock.transactions.producer.flight.flight import Submission
 from penstock.transactions.producer.listeners import LocalTransactionExecutor, Run, TransactionListener, executing
 from penstock.transactions.producer.transaction import ProducerContext, Transaction, TransactionOfSeveral
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 
+#: What a send may wait for.
+WAITS: tuple[str, ...] = get_args(Wait)
 _NO_TERMS = Terms()
 
 #: A local transaction. Its None is COMMIT, and what it raises ROLLBACK.
@@ -324,3 +325,9 @@ def _apply(tx: Transaction, answer: object) -> None:
             f"execute must return a TransactionState or None, but returned a {type(answer).__name__}; "
             f"transaction {tx.transaction_id} is left to a check"
         )
+
+
+def one_of(option: str, value: object, *choices: str) -> None:
+    """Raise `ConfigurationError` unless a value is one of the choices."""
+    if value not in choices:
+        raise ConfigurationError(f"{option} must be one of {', '.join(map(repr, choices))}, but is {value!r}")

@@ -4,30 +4,49 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from confluent_kafka.admin import AdminClient
 
+from penstock.clients.bounded_calls import BriefQuestion
 from penstock.clients.requests.topics import partition_counts, require_topics
 from penstock.clients.rights import Operation, principal_of
-from penstock.errors import ConfigurationError
+from penstock.errors import BrokerConnectionError, ConfigurationError
 from penstock.options import ClientConfig
+from penstock.transactions.rationed_log import RationedLog
+
+#: Seconds that a sender waits for brokers that it does not need: a first connection takes less, with TLS as well.
+_MOMENT_S = 1.0
 
 
 class TargetTopics:
     """Looks targets up, each once. Thread-safe.
 
-    `may_publish_to` tells whether a topic is a user's: no topic of the store, and none of Kafka's own.
+    `may_publish_to` tells whether a topic is a user's: no topic of the store, and none of Kafka's own. Where the store
+    does not need Kafka (`stores_in_kafka` is false), a target that brokers say nothing of within a moment is accepted:
+    what is wrong with it shows when it is published.
     """
 
     def __init__(
-        self, admin: AdminClient, bootstrap_servers: str, config: ClientConfig, may_publish_to: Callable[[str], bool]
+        self,
+        admin: AdminClient,
+        bootstrap_servers: str,
+        config: ClientConfig,
+        may_publish_to: Callable[[str], bool],
+        *,
+        stores_in_kafka: bool = False,
     ) -> None:
         self._admin = admin
         self._bootstrap_servers = bootstrap_servers
         self._config = config
         self._may_publish_to = may_publish_to
+        self._stores_in_kafka = stores_in_kafka
         # Lookups are made one at a time: many threads begin with the same topic.
         self._lock = threading.Lock()
+        self._question = BriefQuestion("lookup of targets")
+        # Whether no broker has answered the last lookup: then nobody waits for the next one.
+        self._is_away = False
+        self._ration = RationedLog()
         #: Partition counts of targets found so far. Replaced as a whole under the lock, read without it.
         self.counts: dict[str, int] = {}
 
@@ -38,26 +57,53 @@ class TargetTopics:
             TopicNotFoundError: there is no such topic.
             MissingRightError: this client may not see it, if it is there.
             ConfigurationError: the topic has no such partition, or belongs to the store.
-            BrokerConnectionError: no broker answered.
+            BrokerConnectionError: no broker answered, and the store is in Kafka.
         """
+        if not self._is_found(topic, partition):
+            if not self._may_publish_to(topic):
+                raise ConfigurationError(f"{topic} belongs to the store or to Kafka itself; name a topic of your own")
+            if self._stores_in_kafka:
+                self._look_up(topic, partition)
+            else:
+                self._look_up_within_a_moment(topic, partition)
         count = self.counts.get(topic)
-        if count is not None and (partition is None or 0 <= partition < count):
-            return
-        if not self._may_publish_to(topic):
-            raise ConfigurationError(f"{topic} belongs to the store or to Kafka itself; name a topic of your own")
-        if count is None or (partition is not None and partition >= count):
-            with self._lock:
-                found = partition_counts(self._admin, self._bootstrap_servers)
-                self.counts = {name: count for name, count in found.items() if self._may_publish_to(name)}
-            count = self.counts.get(topic)
-        if count is None:
-            # It tells whether there is none, or none that may be seen.
-            count = require_topics(
-                self._admin,
-                self._bootstrap_servers,
-                [topic],
-                to=Operation.DESCRIBE,
-                principal=principal_of(self._config),
-            )[topic]
-        if partition is not None and not 0 <= partition < count:
+        if count is not None and partition is not None and not 0 <= partition < count:
             raise ConfigurationError(f"topic {topic} has partitions 0 to {count - 1}, but partition is {partition}")
+
+    def _is_found(self, topic: str, partition: int | None) -> bool:
+        count = self.counts.get(topic)
+        return count is not None and (partition is None or partition < count)
+
+    def _look_up_within_a_moment(self, topic: str, partition: int | None) -> None:
+        wait_s = 0.0 if self._is_away else _MOMENT_S
+        try:
+            if self._question.ask(partial(self._look_up, topic, partition), wait_s) is None:
+                self._is_away = True
+        except BrokerConnectionError:
+            pass
+
+    def _look_up(self, topic: str, partition: int | None) -> bool:
+        """Look for a topic; True, or an error as of `require`."""
+        with self._lock:
+            if self._is_found(topic, partition):
+                return True
+            try:
+                found = partition_counts(self._admin, self._bootstrap_servers)
+                self._is_away = False
+                self.counts = {name: count for name, count in found.items() if self._may_publish_to(name)}
+                if topic not in found:
+                    self._find_by_name(topic)
+            except BrokerConnectionError as error:
+                self._is_away = True
+                if not self._stores_in_kafka:
+                    text = "targets cannot be looked up: %s; messages are stored, and published once Kafka takes them"
+                    self._ration.warn("away", text, error)
+                raise
+        return True
+
+    def _find_by_name(self, topic: str) -> None:
+        """Tell whether a topic that is not listed does not exist, or may not be seen; or find it after all."""
+        principal = principal_of(self._config)
+        to = Operation.DESCRIBE
+        count = require_topics(self._admin, self._bootstrap_servers, [topic], to=to, principal=principal)[topic]
+        self.counts = {**self.counts, topic: count}

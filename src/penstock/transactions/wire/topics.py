@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 from types import MappingProxyType
 
 from confluent_kafka import KafkaException
@@ -140,9 +141,14 @@ class StoreTopics:
         """Return the half partition of an ordering key: the same in every process, independent of Kafka's own hash."""
         return xxh3_64_intdigest(ordering_key) % self.partitions
 
-    def check_partition(self, transaction_id: str, number: int) -> int:
-        """Return the check partition for a check of that number: all are used, and each check goes to another one."""
-        return (xxh3_64_intdigest(transaction_id.encode()) + number) % self.check_partitions
+    def check_partition(self, transaction_id: str, attempt: int) -> int:
+        """Return the check partition for an attempt to ask: all are used, and each goes to another one.
+
+        Neighbours are mostly one producer's, so the steps are of about half of them.
+        """
+        count = self.check_partitions
+        step = next(step for step in range(count // 2 + 1, 2 * count) if gcd(step, count) == 1)
+        return (xxh3_64_intdigest(transaction_id.encode()) + attempt * step) % count
 
 
 def require_prefix(prefix: object, longest: str = ".discarded") -> None:

@@ -27,7 +27,6 @@ from penstock.message import Record, headers_of
 from penstock.options import ClientConfig, reserved
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.half import WireHeaders
-from penstock.transactions.writing.receipt import Receipt, Report
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -72,6 +71,42 @@ def wire_headers(message: Message) -> WireHeaders:
         return cast("WireHeaders", headers_of(cast("Record", message)) or ())
     except UnicodeDecodeError as error:
         raise MessageFormatError("a record with a header whose name is not UTF-8; it is refused") from error
+
+
+Report = Callable[[KafkaError | None, Message], None]
+
+
+class Receipt:
+    """What is known of one send. Written once by the delivery thread, read by any number of waiters."""
+
+    __slots__ = ("_gate", "_why", "error", "offset")
+
+    def __init__(self, why: Callable[[KafkaError], str]) -> None:
+        self._why = why
+        #: Offset of the stored record; -1 until then.
+        self.offset = -1
+        #: Why it is not known to be stored.
+        self.error: str | None = None
+        # A held lock is the cheapest event there is: released once, by the delivery report.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def report(self, error: KafkaError | None, message: Message) -> None:
+        """Take the delivery report; the client library calls it."""
+        if error is not None:
+            self.error = self._why(error)
+        else:
+            self.offset = message.offset() or 0
+        self._gate.release()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the report, and tell whether the record is stored. `error` says why not."""
+        if not self._gate.acquire(timeout=timeout_s):
+            self.error = f"no answer within {timeout_s:g} s"
+            return False
+        # The next waiter passes as well.
+        self._gate.release()
+        return self.error is None
 
 
 class AckedProducer:
@@ -325,3 +360,26 @@ class AckedProducer:
                 self._clients.note_failure(error)
             else:
                 break
+
+
+class LateProducer:
+    """An `AckedProducer` that is made and started when it is called for first: who only looks may write nothing.
+
+    `make` returns it, not started. Used by one thread.
+    """
+
+    def __init__(self, make: Callable[[], AckedProducer]) -> None:
+        self._make = make
+        self._made: AckedProducer | None = None
+
+    def __call__(self) -> AckedProducer:
+        """Return the producer."""
+        if self._made is None:
+            self._made = self._make()
+            self._made.start()
+        return self._made
+
+    def stop(self, timeout_s: float) -> None:
+        """Stop it, if it was made."""
+        if self._made is not None:
+            self._made.stop(timeout_s)

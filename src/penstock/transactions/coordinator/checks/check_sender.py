@@ -28,8 +28,7 @@ from penstock.transactions.wire.check_request import CheckRequest, encode_check_
 from penstock.transactions.wire.ids import NO_ID
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import AckedProducer
-from penstock.transactions.writing.receipt import Report
+from penstock.transactions.writing.acked_producer import AckedProducer, Report
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -96,8 +95,9 @@ class CheckSender:
             return SendOutcome.UNREAD
         number = pending.check_count + 1
         request = CheckRequest(half, partition.number, pending.offset, number)
-        # Each check of a half goes to another partition, and so to another producer, where there are several.
-        to = self._topics.check_partition(half.transaction_id, number)
+        # Each attempt goes to another partition, and so to another producer, where there are several: the last one may
+        # hang in it.
+        to = self._topics.check_partition(half.transaction_id, pending.attempts)
         headers, report = encode_check_request(request), partial(self._is_stored, half.transaction_id)
         try:
             if not self._sends.try_send(self._topics.check, to, half.key, half.value, headers=headers, report=report):
@@ -105,6 +105,7 @@ class CheckSender:
         except KafkaException as error:
             return self._not_asked(pending, error)
         pending.requested = number
+        pending.attempts += 1
         return SendOutcome.SENT
 
     def _not_asked(self, pending: Pending, error: KafkaException) -> SendOutcome:

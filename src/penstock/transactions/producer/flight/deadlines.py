@@ -1,7 +1,8 @@
 """Deadlines of the requests of one producer: for a store's answer, and for a publication to be seen.
 
 One thread looks at the time and gives up what took too long; what is still waited for at a stop is given up, too. What
-that means for a transaction, and whose callback comes, is the flight's own.
+that means for a transaction, and whose callback comes, is the flight's own. An error for a publication says what it
+waits for: the store is asked that on another thread, so that no other deadline waits for the answer.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.clients.asking import ask_again
@@ -49,7 +51,10 @@ class RequestDeadlines:
         # Set by drain(), before it looks at what is owed; read by flights, after they are among those.
         self.stopping = False
         self._ending = threading.Event()
+        self._name = name
         self._thread = threading.Thread(target=self._run, name=f"penstock-deadlines-{name}", daemon=True)
+        # Gives up publications. Made by the thread above, one at a time.
+        self._diagnosis: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to look at the time."""
@@ -85,6 +90,12 @@ class RequestDeadlines:
             for flight, until in self.awaiting_answer.copy().items():
                 if until <= now:
                     flight.give_up(f"the store did not answer within {self._answer_timeout_s:g} s")
-            for flight, until in self.awaiting_publication.copy().items():
-                if until <= now:
-                    flight.give_up_publication(f"was not seen to be visible within {self._publish_timeout_s:g} s")
+            late = [flight for flight, until in self.awaiting_publication.copy().items() if until <= now]
+            if late and (self._diagnosis is None or not self._diagnosis.is_alive()):
+                name = f"penstock-late-{self._name}"
+                self._diagnosis = threading.Thread(target=self._give_up, args=(late,), name=name, daemon=True)
+                self._diagnosis.start()
+
+    def _give_up(self, late: Sequence[Awaited]) -> None:
+        for flight in late:
+            flight.give_up_publication(f"was not seen to be visible within {self._publish_timeout_s:g} s")

@@ -17,6 +17,7 @@ from enum import Enum
 from penstock.errors import (
     DecisionNotStoredError,
     HalfNotStoredError,
+    PenstockError,
     PublicationNotSeenError,
     TransactionError,
     TransactionRefusedError,
@@ -50,7 +51,7 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-# Members of enumerations are dear to look up and to hash, and this is the way of every message.
+# Members of enumerations are expensive to look up and to hash, and every message passes here.
 _STORING, _PREPARED, _DECIDING = Phase.STORING, Phase.PREPARED, Phase.DECIDING
 _PUBLISHING, _GIVEN_UP, _ENDED = Phase.PUBLISHING, Phase.GIVEN_UP, Phase.ENDED
 _COMMIT, _UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN
@@ -331,6 +332,41 @@ class Flight(ResultFuture[TransactionResult]):
                 f"{verdict.name} by a check, an operator or a cancellation; the message is not published"
             )
         callback(self)
+
+
+class Submission(Flight):
+    """A message that commits as soon as its half is stored; the result is there when what it waits for has come."""
+
+    __slots__ = ()
+
+    @property
+    def transaction_id(self) -> str:
+        """The id of the transaction."""
+        return self.halves[0].transaction_id
+
+    def submit(self) -> None:
+        """Send it off; raises as `Flight.start` does."""
+        self.start(Submission._commit, commits=True)
+
+    def try_submit(self) -> None:
+        """Send it off, or end with the error that `submit` would raise."""
+        try:
+            self.submit()
+        except PenstockError as error:
+            self.fail(error)
+
+    def _outcome(self) -> TransactionResult:
+        half = self.halves[0]
+        return TransactionResult(half.transaction_id, _COMMIT, half.topic)
+
+    # Functions of a flight, as its callbacks are: without a bound method it holds nothing that holds it.
+
+    @staticmethod
+    def _commit(flight: Flight) -> None:
+        if flight.error is not None:
+            flight._end()  # noqa: SLF001 - it is a submission
+        else:
+            flight.end(_COMMIT, Flight._end)  # noqa: SLF001 - the same
 
 
 def _size(half: Half) -> int:

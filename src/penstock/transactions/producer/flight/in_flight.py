@@ -9,7 +9,7 @@ from penstock.errors import BufferFullError
 from penstock.transactions.model import TransactionState
 from penstock.transactions.producer.flight.futures import in_callback
 
-# Members of enumerations are dear to look up, and this is the way of every message.
+# Members of enumerations are expensive to look up, and every message passes here.
 _COMMIT, _UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN
 
 

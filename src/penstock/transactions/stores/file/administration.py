@@ -30,8 +30,7 @@ from penstock.transactions.stores.file.reader import described
 from penstock.transactions.stores.file.slow_call import read_slow_call
 from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.wire.topics import StoreTopics
-from penstock.transactions.writing.acked_producer import AckedProducer
-from penstock.transactions.writing.late_producer import LateProducer
+from penstock.transactions.writing.acked_producer import AckedProducer, LateProducer
 
 #: Seconds that a record in Kafka may take to be acknowledged.
 _SEND_S = 15.0

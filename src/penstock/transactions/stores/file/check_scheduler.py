@@ -122,7 +122,9 @@ class FileCheckScheduler:
         halves = opened.undecided_halves(stored)
         if halves is None:
             return interval
-        if not opened.check_sources.send(CheckRequest(halves[0], 0, stored.number, stored.check_count + 1)):
+        request = CheckRequest(halves[0], 0, stored.number, stored.check_count + 1)
+        stored.attempts += 1
+        if not opened.check_sources.send(request, stored.attempts):
             return min(interval, _SOON_S)
         opened.unasked.discard(stored.group)
         with opened.lock:

@@ -1,13 +1,13 @@
 """The check sources of a file store: the producers of its process that can answer checks, and the checks sent to each.
 
-A producer that can answer has a source here. Each check of a transaction goes to another one, where there are several.
+A producer that can answer has a source here. Each attempt to ask goes to another one, where there are several.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from penstock.transactions.wire.check_request import CheckRequest
@@ -32,7 +32,7 @@ class FileCheckSource:
             return False
         return True
 
-    def take(self, timeout_s: float) -> Sequence[CheckRequest]:
+    def take(self, timeout_s: float, running: Collection[str] = ()) -> Sequence[CheckRequest]:  # noqa: ARG002 - each is sent to one
         """Return the checks that are there, waiting at most `timeout_s` seconds for the first."""
         found: list[CheckRequest] = []
         with suppress(queue.Empty):
@@ -66,13 +66,13 @@ class CheckSources:
         with self._lock:
             return bool(self._sources.get(group))
 
-    def send(self, request: CheckRequest) -> bool:
+    def send(self, request: CheckRequest, attempt: int) -> bool:
         """Send a check to a producer of its group; tell whether it was taken."""
         with self._lock:
             sources = self._sources.get(request.half.group)
             if not sources:
                 return False
-            return sources[request.check_number % len(sources)].offer(request)
+            return sources[attempt % len(sources)].offer(request)
 
     def _remove(self, group: str, source: FileCheckSource) -> None:
         with self._lock:

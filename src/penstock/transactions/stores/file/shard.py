@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from xxhash import xxh3_128_digest
+
 from penstock.errors import ConfigurationError
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.stores.file.changes import Changes
@@ -17,12 +19,15 @@ from penstock.transactions.stores.file.log.journal import Outcome, Settle
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.open_store import OpenStore
-from penstock.transactions.stores.file.outgoing import name_of, publishable
 from penstock.transactions.stores.file.slow_call import SlowCall
-from penstock.transactions.stores.relay.publishable import Publishable
+from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
 from penstock.transactions.stores.relay.quarantine import Reason
 from penstock.transactions.stores.relay.relay import Relay
 from penstock.transactions.stores.relay.relayed_store import CheckTerms
+from penstock.transactions.wire.discarded import BY_OPERATOR, EXHAUSTED, encode_discarded
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ids import id_text
+from penstock.transactions.wire.ops import Author, Verdict
 
 #: Most seconds between two rounds.
 _LONGEST_WAIT_S = 1.0
@@ -39,7 +44,7 @@ class FileShard:
     count = 1
     owned: Collection[int] = (0,)
     leaving: Collection[int] = ()
-    #: A disk that failed is not tried again: the store takes nothing more until it is opened anew.
+    #: A disk that failed is not tried again: the store takes nothing more until it is opened again.
     transient_errors: tuple[type[Exception], ...] = ()
 
     def __init__(  # noqa: PLR0917 - made in one place
@@ -187,7 +192,7 @@ class FileBacklog:
         opened = self._opened
         with opened.lock:
             share = opened.ready.take(int(time.time() * 1000), _GROUP)
-        entries = [publishable(stored, opened.halves(stored), self._discarded) for stored in share]
+        entries = [_publishable(stored, opened.halves(stored), self._discarded) for stored in share]
         self._taken.update((entry.transaction_id, stored) for entry, stored in zip(entries, share, strict=True))
         return entries
 
@@ -204,7 +209,7 @@ class FileBacklog:
             wanted = set(names)
             with opened.lock:
                 waiting = [one for one in opened.pending.values() if one.verdict is not None and not one.settled]
-            found += [one for one in waiting if name_of(one) in wanted and one not in found]
+            found += [one for one in waiting if _name_of(one) in wanted and one not in found]
         found = sorted((one for one in found if not one.settled), key=lambda one: one.decided)
         completed = opened.published(found)
         if found:
@@ -236,14 +241,14 @@ class FileBacklog:
         with opened.lock:
             for name in names:
                 stored = self._taken.get(name)
-                if stored is None or stored.settled or name_of(stored) != name:
+                if stored is None or stored.settled or _name_of(stored) != name:
                     # Discarded, and perhaps settled as such.
                     found[name] = None
                     self._taken.pop(name, None)
                 elif opened.ready.try_held(stored):
                     tried.append(stored)
         for stored in tried:
-            entry = publishable(stored, opened.halves(stored), self._discarded)
+            entry = _publishable(stored, opened.halves(stored), self._discarded)
             found[entry.transaction_id] = entry
         return found
 
@@ -254,3 +259,30 @@ class FileBacklog:
                 stored = self._taken.get(name)
                 if stored is not None:
                     self._opened.ready.put_back(stored)
+
+
+def _name_of(stored: StoredTransaction) -> str:
+    """Return what stands in the done log for a transaction: its id, or where one can be settled twice, a name for each.
+
+    One that was discarded, is resumed and commits is not taken for published because the done log has it as discarded.
+    """
+    return _name(stored, Verdict.COMMIT if stored.verdict is Verdict.COMMIT else Verdict.DISCARD)
+
+
+def _name(stored: StoredTransaction, what: Verdict) -> str:
+    if what is Verdict.COMMIT and stored.resumed is None:
+        return stored.transaction_id
+    return id_text(xxh3_128_digest(f"{stored.transaction_id} {what.name} {stored.resumed or ''}".encode()))
+
+
+def _publishable(stored: StoredTransaction, halves: Sequence[Half], discarded: str) -> Publishable:
+    """Return what is published of a transaction that is decided COMMIT or DISCARD (then to the topic `discarded`)."""
+    if stored.verdict is Verdict.DISCARD:
+        messages = []
+        for half in halves:
+            why = BY_OPERATOR if stored.author is Author.OPERATOR else EXHAUSTED
+            headers = encode_discarded(half, why, stored.check_count)
+            messages.append(OutboundMessage(discarded, None, half.key, half.value, headers))
+        return Publishable(_name_of(stored), messages, None, discards=_name(stored, Verdict.COMMIT))
+    messages = [OutboundMessage(half.topic, half.partition, half.key, half.value, half.headers) for half in halves]
+    return Publishable(_name_of(stored), messages, stored.line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, Message
@@ -48,7 +48,7 @@ class KafkaCheckSource:
         self._consumer = clients.consumer(bootstrap_servers, settings)
         self._consumer.subscribe([topics.check])
 
-    def take(self, timeout_s: float) -> Sequence[CheckRequest]:
+    def take(self, timeout_s: float, running: Collection[str] = ()) -> Sequence[CheckRequest]:  # noqa: ARG002 - each is sent to one
         """Return the checks that are there, waiting at most `timeout_s` seconds for the first.
 
         What does not read as a request is logged and skipped.

@@ -31,14 +31,13 @@ from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics, open_topics, require_prefix
-from penstock.transactions.writing.acked_producer import AckedProducer
-from penstock.transactions.writing.receipt import Report
+from penstock.transactions.writing.acked_producer import AckedProducer, Report
 
 _log = logging.getLogger("penstock.transactions")
 
 _STOP_POLL_S = 0.005
 
-# A member of an enumeration is dear to look up, and this is the way of every message.
+# A member of an enumeration is expensive to look up, and every message passes here.
 _PRODUCER = Author.PRODUCER
 
 #: Seconds that a diagnosis waits for brokers which do not answer at once: somebody waits for it.
@@ -171,7 +170,9 @@ class KafkaStore:
         # Set by stop(), without the lock.
         self._is_stopped = False
         self._watch_lock = threading.Lock()
-        self._targets = TargetTopics(self._admin, bootstrap_servers, config, self._topics.may_publish_to)
+        self._targets = TargetTopics(
+            self._admin, bootstrap_servers, config, self._topics.may_publish_to, stores_in_kafka=True
+        )
 
     def start(self) -> None:
         """Create the store's topics where they are absent and start sending. Raises as `open_topics`."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
 
 from penstock.transactions.connections import cause_of
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.stores.sql.heartbeats import remove_heartbeat, write_heartbeat
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.ids import new_id
 
@@ -36,14 +35,17 @@ class SqlCheckSource:
         self._seen = 0.0
         self._closed = threading.Event()
 
-    def take(self, timeout_s: float) -> Sequence[CheckRequest]:
-        """Return the checks that are there, waiting at most `timeout_s` seconds for the first."""
+    def take(self, timeout_s: float, running: Collection[str] = ()) -> Sequence[CheckRequest]:
+        """Return the checks that are there, waiting at most `timeout_s` seconds for the first.
+
+        None of those that are `running` here: one that hangs is asked again, and that is for another producer.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             found: Sequence[CheckRequest] = ()
             try:
                 self._beat()
-                found = self._take()
+                found = self._take(running)
             except sa.exc.SQLAlchemyError as error:
                 _log.warning("checks of group %s cannot be taken: %s; trying again", self._group, cause_of(error))
                 self._closed.wait(_PAUSE_S)
@@ -56,17 +58,17 @@ class SqlCheckSource:
         """Give the group up: nobody takes this producer for alive."""
         self._closed.set()
         try:
-            remove_heartbeat(self._database, self._name)
+            schema.remove_heartbeat(self._database, self._name)
         except sa.exc.SQLAlchemyError as error:
             _log.warning("group %s: a producer that ends could not say so: %s", self._group, cause_of(error))
 
     def _beat(self) -> None:
         if time.monotonic() - self._seen < _HEARTBEAT_S and self._seen:
             return
-        write_heartbeat(self._database, "producer", self._name, self._group)
+        schema.write_heartbeat(self._database, "producer", self._name, self._group)
         self._seen = time.monotonic()
 
-    def _take(self) -> list[CheckRequest]:
+    def _take(self, running: Collection[str]) -> list[CheckRequest]:
         tx, message, now = schema.tx, schema.message, self._database.now
         open_ones = (
             sa.select(tx.c.id)
@@ -75,6 +77,7 @@ class SqlCheckSource:
                 tx.c.state == schema.PREPARED,
                 tx.c.question > 0,
                 tx.c.taken_until < now,
+                tx.c.id.not_in(running),
             )
             .order_by(tx.c.asked_at)
             .limit(_AT_ONCE)

@@ -14,9 +14,8 @@ from penstock.database_url import parse_database_url
 from penstock.errors import ConfigurationError, DecisionNotStoredError
 from penstock.transactions.connections import cause_of
 
-#: Seconds to wait for another's lock, and for a connection.
-_LOCK_TIMEOUT_S = 30
-_CONNECT_TIMEOUT_S = 15
+#: Seconds that a statement, a lock or a connection may take: a send, of 15 s, has time for a second session.
+STATEMENT_TIMEOUT_S = 5.0
 _CLOCK = {
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)",
@@ -34,26 +33,31 @@ _NEXT = {
 class Database:
     """An engine of SQLAlchemy, and what differs between SQLite and PostgreSQL. Thread-safe.
 
-    Raises `ConfigurationError` where the address leads to neither of the two.
+    A statement, a lock and a connection take `limit_s` seconds at most. Raises `ConfigurationError` where the address
+    leads to neither of the two.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, limit_s: float = STATEMENT_TIMEOUT_S) -> None:
         parsed = parse_database_url(url)
         self.kind = parsed.get_backend_name()
         if self.kind not in _CLOCK:
             raise ConfigurationError(f"url names {self.kind}; a store is in SQLite or PostgreSQL")
         # Without parameters, no payload is in an error's text.
-        options: dict[str, Any] = {"hide_parameters": True, "pool_size": 10, "max_overflow": 20}
+        options: dict[str, Any] = {
+            "hide_parameters": True,
+            "pool_size": 10,
+            "max_overflow": 20,
+            "pool_timeout": limit_s,
+        }
         if self.kind == "sqlite":
-            connect = {"timeout": _LOCK_TIMEOUT_S, "isolation_level": None, "check_same_thread": False}
+            connect = {"timeout": limit_s, "isolation_level": None, "check_same_thread": False}
             self.engine = sa.create_engine(parsed, connect_args=connect, poolclass=sa.QueuePool, **options)
             sa.event.listen(self.engine, "connect", _set_up_sqlite)
             sa.event.listen(self.engine, "begin", _begin_sqlite)
         else:
-            connect = {"connect_timeout": _CONNECT_TIMEOUT_S}
-            self.engine = sa.create_engine(
-                parsed, connect_args=connect, isolation_level="READ COMMITTED", pool_pre_ping=True, **options
-            )
+            from penstock.transactions.stores.sql.postgresql import make_engine
+
+            self.engine = make_engine(parsed, limit_s, **options)
         self._statements: dict[str, sa.Executable] = {}
         #: Seconds since 1970, by the database's clock.
         self.now: sa.ColumnElement[float] = sa.literal_column(_CLOCK[self.kind], sa.Double)

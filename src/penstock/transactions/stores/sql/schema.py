@@ -201,6 +201,19 @@ def is_living_producer(now: sa.ColumnElement[float]) -> sa.ColumnElement[bool]:
     return sa.and_(alive.c.kind == "producer", alive.c.seen > now - _SILENT_S)
 
 
+def write_heartbeat(database: Database, kind: str, name: str, group: str = "") -> None:
+    """Write down that a `coordinator` or a `producer` (the kind) is alive. No other has its name."""
+    insert = database.insert(alive).values(kind=kind, name=name, producer_group=group, seen=database.now)
+    with database.begin() as connection:
+        connection.execute(insert.on_conflict_do_update(index_elements=["kind", "name"], set_={"seen": database.now}))
+
+
+def remove_heartbeat(database: Database, name: str) -> None:
+    """Let somebody count as gone at once."""
+    with database.begin() as connection:
+        connection.execute(alive.delete().where(alive.c.name == name))
+
+
 def is_delayed(database: Database) -> sa.ColumnElement[bool]:
     """Return the condition that a transaction is committed and waits for its time, by the database's clock."""
     return sa.and_(tx.c.state == COMMIT, tx.c.settled_at.is_(None), tx.c.deliver_at_ms > database.now * 1000)

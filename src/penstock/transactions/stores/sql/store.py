@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -17,6 +18,7 @@ import sqlalchemy as sa
 from xxhash import xxh3_64_intdigest
 
 from penstock import clients
+from penstock.clients.bounded_calls import BriefQuestion
 from penstock.errors import (
     DecisionNotStoredError,
     HalfNotStoredError,
@@ -25,15 +27,15 @@ from penstock.errors import (
     TransactionError,
     TransactionRefusedError,
 )
-from penstock.options import ClientConfig, positive_int
+from penstock.options import ClientConfig, positive_int, seconds
 from penstock.transactions.connections import cause_of
+from penstock.transactions.coordinator.state.cancelling import not_cancelled, not_pending
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.administration import SqlAdministration
-from penstock.transactions.stores.sql.cancelling import cancel
 from penstock.transactions.stores.sql.check_source import SqlCheckSource
-from penstock.transactions.stores.sql.database import Database
+from penstock.transactions.stores.sql.database import STATEMENT_TIMEOUT_S, Database
 from penstock.transactions.stores.sql.outbox import Outbox
 from penstock.transactions.stores.sql.settled_watch import SettledWatch
 from penstock.transactions.stores.sql.shards.shards import SqlShards
@@ -48,6 +50,8 @@ _log = logging.getLogger("penstock.transactions")
 
 #: Shards of a new store. So many coordinators can share the work.
 DEFAULT_SHARDS = 4
+#: Seconds that an error waits for the database to say more.
+_MOMENT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +106,15 @@ class SqlStore:
 
     Args:
         url: the database, as `sqlite:///file.db` or `postgresql+psycopg://user@host/database`. The store makes its
-            tables there, `penstock_...`; it may be the database of the user's own data, and is for the outbox.
+            tables there, `penstock_...`; it may be the database of the user's own data, and is for the outbox. With
+            `?prepare_threshold=5` PostgreSQL's statements are prepared on the server after five uses; else never, so
+            that a pooler in transaction mode takes them.
         bootstrap_servers: Kafka's addresses.
         prefix: what the names of the store's topics begin with.
         shards: into how many parts transactions are divided by key, if the tables have to be created.
         config: settings of the Kafka clients, by librdkafka's names.
+        statement_timeout: seconds that a statement, a lock and a connection may take. A session of PostgreSQL that does
+            not answer by then is dropped, and a new one is tried.
 
     Raises:
         ConfigurationError: an argument is wrong. Nothing was started.
@@ -123,10 +131,12 @@ class SqlStore:
         prefix: str = "penstock",
         shards: int = DEFAULT_SHARDS,
         config: ClientConfig | None = None,
+        statement_timeout: float = STATEMENT_TIMEOUT_S,
     ) -> None:
         positive_int("shards", shards)
+        seconds("statement_timeout", statement_timeout)
         require_prefix(prefix, f".sql-{'0' * 36}.done")
-        self.database = Database(url)
+        self.database = Database(url, statement_timeout)
         self.bootstrap_servers = bootstrap_servers
         self.config: ClientConfig = config or {}
         self.prefix = prefix
@@ -147,6 +157,7 @@ class SqlStore:
         self.shards = shards
         # Whether `shards` is what the tables have. Set once.
         self._knows_shards = False
+        self._question = BriefQuestion("look into the SQL store")
 
     def _may_publish_to(self, topic: str) -> bool:
         return self.topics.may_publish_to(topic) and not topic.startswith(f"{self.prefix}.sql-")
@@ -159,25 +170,20 @@ class SqlStore:
             ConfigurationError: its tables are of another version.
         """
         with self._lock:
-            self._starts += 1
-            if self._starts > 1:
+            if self._starts:
+                self._starts += 1
                 return
-            try:
+            with _opening("opened", ", that it runs, and that its user may create tables"):
                 self.uuid, self.shards = schema.create(self.database, self._wanted_shards)
-            except sa.exc.SQLAlchemyError as error:
-                self._starts = 0
-                raise StoreConnectionError(
-                    f"the tables of the SQL store could not be opened: {cause_of(error)}; check its address, that "
-                    "it runs, and that its user may create tables"
-                ) from error
             self._knows_shards, self._pid = True, os.getpid()
             self._writer = Writer(self.database, self.topics.prefix)
             self._writer.start()
+            self._starts = 1
 
     def stop(self, timeout_s: float) -> None:
         """Finish what is being written, at most `timeout_s` seconds, and disconnect, once for each start."""
         with self._lock:
-            self._starts -= 1
+            self._starts = max(0, self._starts - 1)
             if self._starts:
                 return
             writer, self._writer = self._writer, None
@@ -212,7 +218,19 @@ class SqlStore:
 
     def cancel(self, transaction_id: str, group: str, wait_s: float) -> None:  # noqa: ARG002 - nobody is waited for
         """Take a committed message back that is not due yet, by the database's clock; see `Store.cancel`."""
-        cancel(self.database, transaction_id, group)
+        tx = schema.tx
+        named = (tx.c.id == transaction_id) & (tx.c.producer_group == group)
+        with self.database.storing(f"transaction {transaction_id}: that it is cancelled", "try again") as connection:
+            done = connection.execute(
+                tx.update()
+                .where(named, schema.is_delayed(self.database))
+                .values(state=schema.ROLLBACK, author=int(Author.PRODUCER), decided_seq=self.database.next)
+            )
+            state = connection.execute(sa.select(tx.c.state).where(named)).scalar()
+        if state is None:
+            raise not_pending(transaction_id, group)
+        if not done.rowcount and state != schema.ROLLBACK:
+            raise not_cancelled(transaction_id, None if state == schema.PREPARED else Verdict(state))
 
     def checks(self, group: str) -> SqlCheckSource:
         """Return the checks of a producer group."""
@@ -234,7 +252,7 @@ class SqlStore:
     def waits_for(self, transaction_id: str, topics: Sequence[str]) -> str:  # noqa: ARG002 - the database tells
         """Say what a committed transaction waits for; see `Store.waits_for`."""
         try:
-            shown = self.administration().show(transaction_id)
+            shown = self._question.ask(lambda: self.administration().show(transaction_id), _MOMENT_S)
         except sa.exc.SQLAlchemyError:
             return ""
         return "" if shown is None else shown.waits_for
@@ -248,9 +266,10 @@ class SqlStore:
         return Outbox(self, connection)
 
     def open_shards(self, checks: CheckTerms, wake: Callable[[], object]) -> SqlShards:  # noqa: ARG002 - it is looked into
-        """Return what a coordinator works on, once the store was started."""
+        """Return what a coordinator works on, once the store was started. Raises `StoreConnectionError`."""
         name = f"{self.prefix}.sql-{self.uuid}"
-        return SqlShards(self.database, name, self.shards, self.topics.discarded, checks)
+        with _opening("read", ", and that it runs"):
+            return SqlShards(self.database, name, self.shards, self.topics.discarded, checks)
 
     def administration(self) -> SqlAdministration:
         """Return what an operator may do. The tables exist once a store was started."""
@@ -270,12 +289,8 @@ class SqlStore:
         """
         if self._knows_shards:
             return
-        try:
+        with _opening("read", ", and that it runs"):
             self.shards = schema.shards_of(self.database)
-        except sa.exc.SQLAlchemyError as error:
-            raise StoreConnectionError(
-                f"the tables of the SQL store could not be read: {cause_of(error)}; check its address, and that it runs"
-            ) from error
         self._knows_shards = True
 
     def _count_check(self, half: Half, number: int) -> None:
@@ -303,3 +318,14 @@ class SqlStore:
             )
         else:
             writer.submit(request)
+
+
+@contextmanager
+def _opening(what: str, look: str) -> Iterator[None]:
+    """Raise `StoreConnectionError` where the database does not let its tables be opened or read."""
+    try:
+        yield
+    except sa.exc.SQLAlchemyError as error:
+        raise StoreConnectionError(
+            f"the tables of the SQL store could not be {what}: {cause_of(error)}; check its address{look}"
+        ) from error

@@ -233,18 +233,22 @@ class Writer:
                 return
 
     def _write(self, batch: list[Request]) -> None:
-        error = _refusal() if self._too_late else self._attempt(batch)
-        if error is None or self._too_late:
+        error = self._attempt(batch)
+        if _is_of_the_database(error):
+            # A new session may do, or the lock be free.
+            error = self._attempt(batch)
+        if error is None or self._too_late or _is_of_the_database(error) or len(batch) == 1:
             for request in batch:
                 _complete(request, error)
             return
-        if len(batch) > 1:
-            _log.warning("a batch of the SQL store was not written: %s; each alone now", cause_of(error))
+        _log.warning("a batch of the SQL store was not written: %s; each alone now", cause_of(error))
         for request in batch:
-            # Repeated alone: what one of them did wrong is no fault of the others', and a lost connection comes back.
-            _complete(request, _refusal() if self._too_late else self._attempt([request]))
+            # What one of them did wrong is no fault of the others'.
+            _complete(request, self._attempt([request]))
 
     def _attempt(self, batch: list[Request]) -> Exception | None:
+        if self._too_late:
+            return _refusal()
         try:
             with self._database.begin() as connection:
                 # In runs, for many rows of a kind are inserted at once.
@@ -260,6 +264,12 @@ class Writer:
         except Exception as error:  # noqa: BLE001 - whatever it is, the requests are completed with it
             return error
         return None
+
+
+def _is_of_the_database(error: Exception | None) -> bool:
+    """Tell whether an error is no fault of a request: a session that was lost, a lock, or no session to be had."""
+    of_session = isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
+    return of_session or isinstance(error, sa.exc.OperationalError | sa.exc.TimeoutError)
 
 
 def _refusal() -> StoppedError:

@@ -113,6 +113,8 @@ class Pending:
     answered_at: tuple[int, int] = NOWHERE
     #: Number of the check that was asked last; 0 when none was.
     requested: int = 0
+    #: How often its producers were asked since this coordinator has it: each time another one is.
+    attempts: int = 0
     #: The client library refused a question about it, and that was said.
     is_uncheckable: bool = False
     #: Its target cannot take it now, or it stands behind one that cannot be published: it waits aside.

@@ -16,7 +16,7 @@ from penstock.transactions.wire.ops import Author, Verdict
 class StoredTransaction:
     """An unsettled transaction. The payloads stay in the redo log; here is what decides what becomes of it.
 
-    Changed by the ledger alone, save for `due` and `settled`, which belong to those who look after it.
+    Changed by the ledger alone, save for `due`, `attempts` and `settled`, which belong to those who look after it.
     """
 
     transaction_id: str
@@ -45,6 +45,8 @@ class StoredTransaction:
     actor: str = ""
     #: Monotonic seconds of its next check.
     due: float = 0.0
+    #: How often a producer was asked about it since the store was opened: each time another one is.
+    attempts: int = 0
     #: Set once it is published, a little before that is durable here: what waits for it must not take it again.
     settled: bool = False
 

@@ -1,17 +1,30 @@
 """The lock on a store's folder: one process at a time, whatever way the last one ended.
 
-`flock` goes away with the process that holds it, so there is no stale lock to remove after a crash.
+`flock` goes away with the process that holds it, so there is no stale lock to remove after a crash. A forked child
+shares what is open, and the lock with it: it closes that at once, or it would keep the lock after its parent has ended.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import weakref
 from pathlib import Path
 
 from penstock.errors import StoreInUseError
 
 _NAME = "lock"
+
+#: Those that this process has made.
+_locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for lock in _locks:
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class FolderLock:
@@ -20,6 +33,7 @@ class FolderLock:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
+        _locks.add(self)
 
     def take(self) -> None:
         """Take the lock. Raises `StoreInUseError` where another process, or a store of this one, holds it."""
@@ -39,7 +53,7 @@ class FolderLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Let the next one in."""
+        """Let the next one in; in a forked child, let the parent alone have it."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)

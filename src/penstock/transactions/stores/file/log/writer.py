@@ -22,8 +22,6 @@ ChangedCallback = Callable[[Outcome | Exception], None]
 #: Changes, and bytes of halves, that go into one batch.
 _BATCH = 2_000
 _BATCH_BYTES = 4 << 20
-#: Bytes of halves that may wait to be written; who prepares more waits until there is room.
-_WAITING_BYTES = 64 << 20
 #: About what a change takes besides the payload.
 _OVERHEAD_BYTES = 200
 
@@ -46,12 +44,10 @@ class Writer:
         self._guard = guard
         self._changed = changed
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        # Guards the fields below; the writer waits on `_more`, those who prepare wait on `_room`.
+        # Guards the fields below; the writer waits on `_more`.
         self._lock = threading.Lock()
         self._more = threading.Condition(self._lock)
-        self._room = threading.Condition(self._lock)
-        self._waiting: deque[tuple[Change, ChangedCallback, int]] = deque()
-        self._waiting_bytes = 0
+        self._waiting: deque[tuple[Change, ChangedCallback]] = deque()
         self._stopping = False
         #: Why it takes nothing more, or None.
         self.failure: StoreFailedError | None = None
@@ -65,24 +61,18 @@ class Writer:
         with self._lock:
             self._stopping = True
             self._more.notify_all()
-            self._room.notify_all()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def submit(self, change: Change, callback: ChangedCallback) -> None:
         """Hand a change over; the callback comes once: from the writing thread, or at once if nothing is taken.
 
-        Waits while too many halves are waiting, except on the writing thread itself.
+        Never waits: what waits to be written is in flight at its producer, whose limits bound it.
         """
-        size = _size_of(change)
         with self._lock:
-            if isinstance(change, Prepare) and threading.current_thread() is not self._thread:
-                while self._waiting_bytes > _WAITING_BYTES and not self._refusal():
-                    self._room.wait()
             refusal = self._refusal()
             if refusal is None:
-                self._waiting.append((change, callback, size))
-                self._waiting_bytes += size
+                self._waiting.append((change, callback))
                 self._more.notify()
         if refusal is not None:
             callback(refusal)
@@ -96,21 +86,19 @@ class Writer:
         while batch := self._take():
             self._write(batch)
 
-    def _take(self) -> list[tuple[Change, ChangedCallback, int]]:
+    def _take(self) -> list[tuple[Change, ChangedCallback]]:
         with self._lock:
             while not self._waiting and not self._stopping:
                 self._more.wait()
-            batch: list[tuple[Change, ChangedCallback, int]] = []
+            batch: list[tuple[Change, ChangedCallback]] = []
             size = 0
             while self._waiting and len(batch) < _BATCH and (not batch or size < _BATCH_BYTES):
                 batch.append(self._waiting.popleft())
-                size += batch[-1][2]
-            self._waiting_bytes -= size
-            self._room.notify_all()
+                size += _size_of(batch[-1][0])
             return batch
 
-    def _write(self, batch: Sequence[tuple[Change, ChangedCallback, int]]) -> None:
-        changes = [change for change, _, _ in batch]
+    def _write(self, batch: Sequence[tuple[Change, ChangedCallback]]) -> None:
+        changes = [change for change, _ in batch]
         outcomes: Sequence[Outcome | Exception]
         try:
             with self._guard:
@@ -121,7 +109,7 @@ class Writer:
             outcomes = [error] * len(batch)
         except Exception as error:  # noqa: BLE001 - each callback gets it; the thread must not die in silence
             outcomes = [self._fail(error)] * len(batch)
-        for (_, callback, _), outcome in zip(batch, outcomes, strict=True):
+        for (_, callback), outcome in zip(batch, outcomes, strict=True):
             callback(outcome)
 
     def _fail(self, error: Exception) -> StoreFailedError:
@@ -136,8 +124,7 @@ class Writer:
         with self._lock:
             self.failure = failure
             left, self._waiting = list(self._waiting), deque()
-            self._room.notify_all()
-        for _, callback, _ in left:
+        for _, callback in left:
             callback(failure)
         return failure
 

@@ -8,7 +8,6 @@ import sqlalchemy as sa
 
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.stores.sql.heartbeats import remove_heartbeat, write_heartbeat
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -28,7 +27,7 @@ class Leases:
 
     def renew_all(self) -> None:
         """Say that this coordinator lives, renew what it has, and take its share of what is free."""
-        write_heartbeat(self._database, "coordinator", self._name)
+        schema.write_heartbeat(self._database, "coordinator", self._name)
         for number in list(self.owned):
             if not self.renew(number):
                 del self.owned[number]
@@ -68,7 +67,7 @@ class Leases:
         """Give all up, and be no longer counted."""
         for number in list(self.owned):
             self.give_up(number)
-        remove_heartbeat(self._database, self._name)
+        schema.remove_heartbeat(self._database, self._name)
 
     def _share(self) -> int:
         alive, now = schema.alive, self._database.now

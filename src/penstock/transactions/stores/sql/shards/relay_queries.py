@@ -25,6 +25,8 @@ _HELD_S = 600.0
 _KEPT_S = 60.0
 _DISCARDED_KEPT_S = 30 * 24 * 3600.0
 _REFUSALS_KEPT_S = 24 * 3600.0
+#: Transactions that one statement deletes: it has a time limit.
+_PURGED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +149,24 @@ class RelayQueries:
     def purge(self) -> None:
         """Delete what nobody will ask about."""
         tx, refusal, now = schema.tx, schema.refusal, self._database.now
+        while self._purge((tx.c.settled_at < now - _KEPT_S) & (tx.c.state != schema.DISCARD)):
+            pass
+        while self._purge((tx.c.settled_at < now - _DISCARDED_KEPT_S) & (tx.c.state == schema.DISCARD)):
+            pass
         with self._database.begin() as connection:
-            connection.execute(tx.delete().where(tx.c.settled_at < now - _KEPT_S, tx.c.state != schema.DISCARD))
-            old = sa.and_(tx.c.settled_at < now - _DISCARDED_KEPT_S, tx.c.state == schema.DISCARD)
-            message = schema.message
-            connection.execute(message.delete().where(message.c.tx.in_(sa.select(tx.c.id).where(old))))
-            connection.execute(tx.delete().where(old))
             connection.execute(refusal.delete().where(refusal.c.at < now - _REFUSALS_KEPT_S))
             connection.execute(schema.alive.delete().where(schema.alive.c.seen < now - _REFUSALS_KEPT_S))
+
+    def _purge(self, old: sa.ColumnElement[bool]) -> bool:
+        """Delete old transactions with their messages, as many as one statement may; tell whether there may be more."""
+        tx, message = schema.tx, schema.message
+        with self._database.begin() as connection:
+            ids = list(connection.execute(sa.select(tx.c.id).where(old).limit(_PURGED)).scalars())
+            for start in range(0, len(ids), GROUP):
+                some = ids[start : start + GROUP]
+                connection.execute(message.delete().where(message.c.tx.in_(some)))
+                connection.execute(tx.delete().where(tx.c.id.in_(some)))
+        return len(ids) == _PURGED
 
     def _is_ready(self, number: int) -> sa.ColumnElement[bool]:
         """Return the condition of what can be published now."""

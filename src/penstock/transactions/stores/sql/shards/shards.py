@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
 
+from penstock.transactions.connections import cause_of
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.stores.relay.publishable import Publishable
 from penstock.transactions.stores.relay.quarantine import Reason
 from penstock.transactions.stores.relay.relay import Relay
 from penstock.transactions.stores.relay.relayed_store import CheckTerms
+from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.shards.check_scheduler import SqlCheckScheduler
 from penstock.transactions.stores.sql.shards.counts import SqlCounts
 from penstock.transactions.stores.sql.shards.leases import Leases
 from penstock.transactions.stores.sql.shards.relay_queries import RelayQueries
-from penstock.transactions.stores.sql.shards.slow_calls import SlowCalls
 from penstock.transactions.wire.ids import new_id
+
+_log = logging.getLogger("penstock.transactions")
 
 #: Seconds between two looks into the database: after something was found, and when nothing was.
 _BUSY_S = 0.01
@@ -41,7 +45,7 @@ class SqlShards:
         self.leaving: set[int] = set()
         coordinator = new_id()
         self._leases = Leases(database, coordinator, checks.session_s)
-        self._slow_calls = SlowCalls(database, self._leases)
+        self._slow_calls = _SlowCalls(database, self._leases)
         self._queries = RelayQueries(database, discarded)
         self._scheduler = SqlCheckScheduler(database, checks)
         self._counts = SqlCounts(database, self._scheduler, coordinator)
@@ -173,3 +177,37 @@ class SqlBacklog:
     def put_back(self, names: Collection[str]) -> None:
         """A trial is over."""
         self._queries.put_back(names, self._leases.is_mine(self._shard))
+
+
+class _SlowCalls:
+    """Calls into the Kafka client that have not gone on for long, for operators in other processes.
+
+    Written down when they change. Used by the coordinator's thread.
+    """
+
+    def __init__(self, database: Database, leases: Leases) -> None:
+        self._database = database
+        self._leases = leases
+        # By shard that is owned. Where there is none, a former owner may have left one.
+        self._noted: dict[int, str] = {}
+
+    def forget_lost(self) -> None:
+        """Forget what was noted of shards that others have now."""
+        self._noted = {one: noted for one, noted in self._noted.items() if one in self._leases.owned}
+
+    def note(self, number: int, call: str, age_s: float) -> None:
+        """Note the call of a shard, which has not gone on for so many seconds; an empty name where all calls do."""
+        if self._noted.get(number) == call:
+            return
+        slow, shard = schema.slow_call, schema.shard
+        values = sa.select(shard.c.number, sa.literal(call), self._database.now - age_s)
+        # It is for people who look: where it cannot be written, for want of a right, say, publication goes on.
+        self._noted[number] = call
+        try:
+            with self._database.begin() as connection:
+                connection.execute(slow.delete().where(slow.c.shard == number))
+                if call:
+                    mine = values.where(self._leases.is_mine(number))
+                    connection.execute(slow.insert().from_select([slow.c.shard, slow.c.call, slow.c.since], mine))
+        except sa.exc.SQLAlchemyError as error:
+            _log.warning("`penstock tx ls` is not told that %s hangs: %s", call or "no call", cause_of(error))

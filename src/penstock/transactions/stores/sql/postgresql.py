@@ -1,0 +1,88 @@
+"""Sessions of PostgreSQL: each wait for the server has a bound that we hold, and those that are of no use are dropped.
+
+A server that is frozen, or behind a network that swallows packets, answers nothing: its own time-outs do not help, and
+its kernel acknowledges what is sent. A server that was demoted answers, and refuses every write.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+
+from penstock.errors import ConfigurationError
+
+#: What a server says in a session that will not write any more: it is read-only since a failover, or shuts down.
+_OF_NO_USE = frozenset({"25006", "57P01", "57P02", "57P03"})
+_THRESHOLD = "prepare_threshold"
+#: Seconds that a connection may take, however long statements may.
+_CONNECT_S = 5.0
+
+
+class _BoundedConnection(psycopg.Connection[Any]):
+    """A session that waits at most `limit_s` seconds for each answer, and is closed where none comes."""
+
+    limit_s = math.inf
+
+    def wait(self, gen: Any, *args: Any, **more: Any) -> Any:
+        """Wait as psycopg does, which looks at the generator again every 0.1 s."""
+        return super().wait(self._bounded(gen), *args, **more)
+
+    def _bounded(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        deadline = time.monotonic() + self.limit_s
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if not ready and time.monotonic() >= deadline:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(
+                        f"the database did not answer within {self.limit_s:g} s; the session is dropped"
+                    )
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            return end.value
+
+
+def make_engine(url: sa.URL, limit_s: float, **options: Any) -> sa.Engine:
+    """Return an engine whose statements and connections take `limit_s` seconds at most.
+
+    Statements are not prepared on the server, which poolers in transaction mode refuse; `?prepare_threshold=` in the
+    address has them prepared after so many uses. Raises `ConfigurationError` where that is no number.
+    """
+    threshold = _threshold_of(url)
+    engine = sa.create_engine(
+        url.difference_update_query([_THRESHOLD]),
+        connect_args={"connect_timeout": math.ceil(min(limit_s, _CONNECT_S)), _THRESHOLD: threshold},
+        isolation_level="READ COMMITTED",
+        pool_pre_ping=True,
+        **options,
+    )
+
+    def connect(_dialect: object, _record: object, args: list[Any], settings: dict[str, Any]) -> _BoundedConnection:
+        connection = _BoundedConnection.connect(*args, **settings)
+        connection.limit_s = limit_s
+        return connection
+
+    sa.event.listen(engine, "do_connect", connect)
+    sa.event.listen(engine, "handle_error", _drop_what_is_of_no_use)
+    return engine
+
+
+def _threshold_of(url: sa.URL) -> int | None:
+    given = url.query.get(_THRESHOLD)
+    if given is None:
+        return None
+    if not isinstance(given, str) or not given.isdecimal():
+        raise ConfigurationError(f"{_THRESHOLD} in the url must be a whole number of uses, but is {given!r}")
+    return int(given)
+
+
+def _drop_what_is_of_no_use(context: sa.ExceptionContext) -> None:
+    """Count a session whose server will not write as lost, and with it all that were made before."""
+    if getattr(context.original_exception, "sqlstate", None) in _OF_NO_USE:
+        context.is_disconnect = True
