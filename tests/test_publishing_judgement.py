@@ -66,6 +66,14 @@ def test_each_fault_of_exactly_once_is_found_and_named(change: Change, fault: st
 def test_a_message_in_two_batches_or_in_none_is_found() -> None:
     assert "1 is in 2 batches" in kinds(faults_of_exactly_once(ALL, [*BATCHES, BATCHES[0]], COUNT, KEYS))
     assert "1 is in 0 batches" in kinds(faults_of_exactly_once(ALL, BATCHES[1:], COUNT, KEYS))
+
+
+def test_what_its_producer_wrote_twice_may_have_results_twice_but_not_none() -> None:
+    twice = [*ALL, *(one for one in ALL if one.number == 1)]
+    without = [one for one in ALL if one.number != 1]
+
+    assert faults_of_exactly_once(twice, [*BATCHES, BATCHES[0]], COUNT, KEYS, BATCHES[0].numbers) == []
+    assert "1, which was fed twice, has no result" in faults_of_exactly_once(without, BATCHES[1:], COUNT, KEYS, [1])
     assert "2 messages are in no batch" in kinds(faults_of_at_least_once(ALL, BATCHES[1:], COUNT, KEYS))
 
 

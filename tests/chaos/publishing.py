@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -297,15 +297,22 @@ class Publishers:
         self.not_started += 1
 
 
-def faults_of_exactly_once(seen: Iterable[Seen], batches: Iterable[SeenBatch], count: int, keys: int) -> list[str]:
+def faults_of_exactly_once(
+    seen: Iterable[Seen], batches: Iterable[SeenBatch], count: int, keys: int, fed_twice: Collection[int] = ()
+) -> list[str]:
     """Return what is wrong with what a reader of committed messages saw, in words.
 
     Each result is there once, in the order of its key; all results of a message are of one call, and so are those of
-    all messages of a batch.
+    all messages of a batch. Of messages that their producer wrote twice, only that they are there is asked.
     """
-    found = by_key(seen)
-    wanted = wanted_by_key(count, keys)
-    wrong: list[str] = []
+    all_seen = list(seen)
+    found = by_key(one for one in all_seen if one.number not in fed_twice)
+    wanted = {
+        key: [result for result in results if result[0] not in fed_twice]
+        for key, results in wanted_by_key(count, keys).items()
+    }
+    there = {one.number for one in all_seen}
+    wrong = [f"{number}, which was fed twice, has no result" for number in fed_twice if number not in there]
     calls: dict[int, set[tuple[str, str]]] = defaultdict(set)
     for key in wanted.keys() | found.keys():
         results = [(one.number, one.part) for one in found.get(key, ())]
@@ -322,10 +329,11 @@ def faults_of_exactly_once(seen: Iterable[Seen], batches: Iterable[SeenBatch], c
     ]
 
     within = Counter(number for batch in batches for number in batch.numbers)
-    batched = {number for number in range(count) if is_batched(number, keys)}
+    batched = {number for number in range(count) if is_batched(number, keys)} - set(fed_twice)
     wrong += [f"{number} is in {within[number]} batches" for number in batched if within[number] != 1]
     for batch in batches:
-        torn = [number for number in batch.numbers if calls[number] != {(batch.writer, batch.call)}]
+        once = [number for number in batch.numbers if number not in fed_twice]
+        torn = [number for number in once if calls[number] != {(batch.writer, batch.call)}]
         if torn:
             wrong.append(f"batch {batch.call} of {batch.writer} was torn: {torn[:3]} are of another call")
     return wrong
