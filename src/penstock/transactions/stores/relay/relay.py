@@ -19,6 +19,7 @@ down before it is used.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,8 +102,10 @@ class Relay:
         common, apart = ([f"{name}.{letter}" for letter in letters] for letters in ("abc", "xyz"))
         self._slots = [self._slot(one, apart=False) for one in common]
         self._trial_slots = [self._slot(one, apart=True) for one in apart]
-        # Taking over: its thread and its call, and what it does since when. Those two are written by its thread.
+        # Taking over: its thread and its call, whether that was left behind (set here, read there), and what it does
+        # since when. The last two are written by its thread.
         self._thread: Disposable | None = None
+        self._is_left = threading.Event()
         self._call: Call[DoneRead] | None = None
         self._doing, self._since = "", 0.0
         self._not_before = 0.0
@@ -219,17 +222,21 @@ class Relay:
         ids = dict.fromkeys((*self._ids(), *self._shard.claimed()))
         self._clients.left.require_few()
         self._thread = Disposable(f"penstock-relay-{self._name}", self._clients.left)
-        shut_out = partial(self._shut_out, list(ids))
+        self._is_left = is_left = threading.Event()
+        shut_out = partial(self._shut_out, list(ids), is_left)
         self._call = self._thread.start(f"taking over {self._name}", shut_out, self._clients.wake)
         return True
 
     def _step(self, doing: str) -> None:
         self._doing, self._since = doing, time.monotonic()
 
-    def _shut_out(self, ids: Sequence[str]) -> DoneRead:
+    def _shut_out(self, ids: Sequence[str], is_left: threading.Event) -> DoneRead:
         """Shut out whoever has one of the ids, and return what was published; on a thread of its own."""
         clients = self._clients
         for transactional_id in ids:
+            if is_left.is_set():
+                # Another has begun since, whose producers it would shut out.
+                raise NotOpenedError(f"taking over {self._name} was left behind")
             writer = TransactionalWriter(
                 clients.bootstrap_servers,
                 clients.config,
@@ -263,6 +270,7 @@ class Relay:
         self._not_before = now + _AGAIN_S
         if thread is not None:
             if thread.running is not None:
+                self._is_left.set()
                 thread.leave(lambda: None)
             else:
                 thread.close()
