@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.transactions.coordinator.publishing.group_commit import GroupCommit
-from penstock.transactions.coordinator.publishing.publisher import Publisher
+from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.producer.flight.flight import Flight
+from penstock.transactions.publishing.publisher import Publisher
 
 #: Bytes of send time at the start of each value, in nanoseconds.
 STAMP = 8
@@ -73,8 +73,8 @@ class Trace:
         read, decided, begun, committed = _COORDINATOR
         self._wrap(PartitionState, "add_half", lambda _, __, half, *___: self.note(read, half.value, time.time_ns()))
         self._wrap(PartitionState, "_decide", lambda _, one, *__: self.note(decided, one.half.value, time.time_ns()))
-        self._wrap(GroupCommit, "_mark", lambda group, *, in_flight: in_flight and self._group(begun, group.decided()))
-        self._wrap(GroupCommit, "committed", lambda group: self._group(committed, group.decided()))
+        self._wrap(HalfPartition, "began", lambda _, batch: self._group(begun, batch.decided))
+        self._wrap(HalfPartition, "settled", lambda _, batch, __: self._group(committed, batch.decided))
         self._wrap(Publisher, "_do", self._step)
         self._wrap(Publisher, "_commit", lambda _: None, functools.partial(self._step, step="commit_transaction"))
 

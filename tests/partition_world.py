@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from penstock.transactions.coordinator.logs.truncation import DoneMarks, Mark
+from penstock.transactions.coordinator.state.pending.commit_batch import CommitBatch
 from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.coordinator.state.recovered_state import live_snapshots, without_payloads
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.wire.done_records import Done
@@ -296,7 +296,7 @@ class World:
         some = self.state.queue.set_aside.take(topic, limit, lambda _: False)
         for pending in some:
             self.state.payloads.want(pending, self.now_ms)
-        batch = CommitBatch(list(takewhile(lambda one: one.dropped is None, some)), [], -1, -1, moves=False)
+        batch = CommitBatch(list(takewhile(lambda one: one.dropped is None, some)), [], -1, -1)
         if batch.decided:
             self.take_hold(batch, Done(batch.notes(), ()))
             self.state.apply(batch, self.marks.end)
@@ -384,7 +384,7 @@ class World:
     def release(self) -> None:
         self.out.clear()
         for topic in ("topic", "other"):
-            self.state.queue.release(topic)
+            self.state.queue.release(topic, lambda _: False)
 
     def sweep(self) -> None:
         self.refused += self.state.sweep_ahead(len(self.halves))

@@ -17,7 +17,7 @@ import penstock
 from kafka_tools import read_all
 from penstock.transactions.model import PendingTransaction
 from penstock.transactions.operator.kafka_operator import KafkaAdministration
-from penstock.transactions.writing import target_quarantine
+from penstock.transactions.publishing import target_quarantine
 from rights import give, on_topic, take
 from waiting import wait_until
 

@@ -1,27 +1,30 @@
-"""Runs of a file store's relay in memory: decisions, Kafka transactions whose ends are in doubt, topics that close.
+"""Runs of a file store's publication in memory: decisions, ends in doubt, and topics that close.
 
 A run is chosen by its seed. The journal lies on a disk in memory, Kafka is a list of what became visible together with
-the done log, and the client's thread is the relay's own. What must come of it is written a second time, simply (I7).
+the done log; the engine is the real one, without clients. What must come of it is written a second time, simply (I7).
 """
 
 from __future__ import annotations
 
 import random
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from penstock.clients.bounded_calls import LeftBehind
-from penstock.clients.transactional.faults import Fault
+from penstock.transactions.publishing import engine, target_gate
+from penstock.transactions.publishing.publisher import AbortedError, InDoubtError
+from penstock.transactions.publishing.publisher_slot import CommitResult
 from penstock.transactions.stores.file.log.journal import Change, Decide, Journal, Prepare, Settle
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.shard import FileBacklog
 from penstock.transactions.stores.relay import relay
-from penstock.transactions.stores.relay.outbound.outbound import InDoubtError
-from penstock.transactions.stores.relay.publishable import Outcome, Publishable, divide
+from penstock.transactions.stores.relay.done_log import DoneRead
+from penstock.transactions.stores.relay.stored_backlog import StoredBatch
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Verdict
@@ -42,81 +45,66 @@ class Kafka:
         self.closed: set[str] = set()
         self.happened: Counter[str] = Counter()
 
-
-class Outbound:
-    """A publisher without a client, as `penstock.transactions.stores.relay.outbound.outbound` has it."""
-
-    doing, active_at = "", 0.0
-
-    def __init__(self, kafka: Kafka) -> None:
-        self._kafka = kafka
-        self.known_to = self.groups = 0
-
-    def open(self, shut_out: Sequence[str]) -> frozenset[str]:
-        assert isinstance(shut_out, tuple)
-        self.known_to = len(self._kafka.done)
-        return frozenset(self._kafka.done[self._kafka.trimmed :])
-
-    def publish(self, entries: Iterable[Publishable], *, until_visible: bool) -> Outcome:
-        assert not until_visible, "nobody watches"
-        kafka, outcome = self._kafka, Outcome()
-        left = divide(entries, {}, {topic: Fault(f"{topic} is closed", whole=True) for topic in kafka.closed}, outcome)
-        end = kafka.chance.choice(("known",) * 6 + ("committed", "lost"))
-        if left and end != "lost":
-            kafka.visible += [(one.topic, one.value) for entry in left for one in entry.messages]
-            kafka.done += [entry.transaction_id for entry in left]
-        if left and end != "known":
-            kafka.happened[f"in doubt, {end}"] += 1
-            raise InDoubtError("the answer was lost")
-        kafka.happened["refused"] += bool(outcome.refused)
-        outcome.published = [entry.transaction_id for entry in left]
-        self.groups += 1
-        self.known_to = len(kafka.done)
-        return outcome
+    def read(self) -> DoneRead:
+        return DoneRead(len(self.done), frozenset(self.done[self.trimmed :]))
 
     def forget(self, offset: int) -> None:
-        self._kafka.trimmed = max(self._kafka.trimmed, offset)
-        self._kafka.happened["trimmed"] += 1
-
-    def close(self) -> None:
-        """There is nothing to close."""
+        self.trimmed = max(self.trimmed, offset)
+        self.happened["trimmed"] += 1
 
 
-class Direct:
-    """Calls an outbound at once, in place of a thread that can be left behind."""
+class Slot:
+    """A place for a Kafka transaction, as a `PublisherSlot` is one, without a client."""
 
-    def __init__(self, make: Callable[[], Outbound], *_: object) -> None:
-        self._make = make
-        self._outbound: Outbound | None = None
-        self._ended: Any = None
+    is_ready, is_used, lost_ids, name = True, False, 0, "simulated"
 
-    @property
-    def is_busy(self) -> bool:
-        return self._ended is not None
+    def __init__(self, kafka: Kafka) -> None:
+        self.transactional_id = "simulated"
+        self._kafka = kafka
+        self._ended: CommitResult | None = None
+        self._is_asked = False
 
-    def start(self, _label: str, work: Callable[[Outbound], Any]) -> None:
-        self._outbound = self._outbound or self._make()
-        try:
-            result = work(self._outbound)
-        except InDoubtError as error:
-            self._ended = SimpleNamespace(result=lambda error=error: _raise(error))
+    def poll(self, now: float) -> None:
+        """It is always open."""
+
+    def renew(self) -> None:
+        """As above."""
+
+    def begin(self, batches: Mapping[int, StoredBatch], proof: None) -> None:
+        kafka, batch = self._kafka, batches[0]
+        assert proof is None
+        assert not batch.is_watched, "nobody watches"
+        closed = batch.topics() & kafka.closed
+        if closed:
+            kafka.happened["refused"] += 1
+            reasons = dict.fromkeys(closed, "it is closed")
+            self._ended = CommitResult(AbortedError("refused", targets=reasons), 0.01)
+            return
+        end = kafka.chance.choice(("known",) * 6 + ("committed", "lost"))
+        if end != "lost":
+            kafka.visible += [(one.topic, one.value) for entry in batch.decided for one in entry.messages]
+            kafka.done += batch.names
+        if end == "known":
+            self._ended = CommitResult(None, 0.01, done_ends={0: len(kafka.done)})
         else:
-            self._ended = SimpleNamespace(result=lambda: result)
+            kafka.happened[f"in doubt, {end}"] += 1
+            self._ended = CommitResult(InDoubtError("the answer was lost"), 0.01)
 
-    def ended(self) -> Any:
+    def result(self, _: float) -> CommitResult | None:
         ended, self._ended = self._ended, None
         return ended
 
-    def leave(self) -> None:
-        self._outbound = self._ended = None
+    def ask(self, starts: Mapping[int, int]) -> None:
+        assert starts[0] >= self._kafka.trimmed, "what was in doubt was trimmed"
+        self._is_asked = True
 
-
-def _raise(error: Exception) -> None:
-    raise error
+    def answer(self) -> Mapping[int, DoneRead] | None:
+        is_asked, self._is_asked = self._is_asked, False
+        return {0: self._kafka.read()} if is_asked else None
 
 
 class Clock:
-    """The relay's time, which a run moves on."""
+    """The engine's time, which a run moves on."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -128,7 +116,8 @@ class Clock:
 class Run:
     """One seed's run."""
 
-    def __init__(self, seed: int, clock: Clock) -> None:
+    def __init__(self, seed: int, clock: Clock, folder: Path) -> None:
+        self.folder = folder
         self.chance = random.Random(f"relay {seed}")  # noqa: S311 - a seed must give the same run again
         self.kafka = Kafka(self.chance)
         self.disk = TornDisk(self.chance)
@@ -146,14 +135,12 @@ class Run:
         journal.open()
         self.store = OpenStore(journal, "simulated", 1 << 20)
         self.store.writer = SimpleNamespace(submit=self.submit)  # type: ignore[assignment] # what is used of it
-        backlog = FileBacklog(self.store, DISCARDED, self.unsettled.extend)
-        self.relay = relay.Relay(
-            backlog,
-            "simulated",
-            lambda *_, **__: Outbound(self.kafka),  # type: ignore[arg-type] # what is used of it
-            LeftBehind("a simulation"),
-            lambda: None,
-        )
+        shard = FileBacklog(self.store, DISCARDED, self.unsettled.extend, self.folder / "publishers")
+        targets = SimpleNamespace(were_heard=True, has=lambda *_: True, missing=lambda *_: None)
+        pace, left = SimpleNamespace(limit=lambda well_s: well_s), SimpleNamespace(require_few=lambda: None)
+        clients = SimpleNamespace(bootstrap_servers=self.kafka, done_topic="done", config={}, rights=None, spans=None)
+        clients.targets, clients.pace, clients.left, clients.wake = targets, pace, left, lambda: None
+        self.relay = relay.Relay(shard, 0, "simulated", cast("relay.RelayClients", clients))
 
     def submit(self, change: Change, callback: Callable[[Any], None] = lambda _: None) -> None:
         """Write a change, as the store's own thread does."""
@@ -164,7 +151,9 @@ class Run:
     def begin(self) -> None:
         chance = self.chance
         half = Half(new_id(), "orders", chance.choice(TOPICS), None, None, b"%d" % len(self.halves), (), None)
-        self.halves[half.transaction_id] = half = half._replace(order_key=chance.choice((None, b"a", b"b")))
+        order_key = chance.choice((None, b"a", b"b"))
+        key = chance.choice((None, b"k")) if order_key is None else None
+        self.halves[half.transaction_id] = half = half._replace(order_key=order_key, key=key)
         self.submit(Prepare((half,), 1))
 
     def decide(self) -> None:
@@ -227,6 +216,13 @@ class Run:
             seen = [value for topic, value in self.kafka.visible if topic != DISCARDED and value in ours]
             assert seen == sorted(seen, key=ours.index), "a later half of a key passed an earlier one"
 
+        for topic in TOPICS:
+            committed = [self.halves[name] for name, verdict in self.first.items() if verdict is Verdict.COMMIT]
+            ours = [half.value for half in committed if half.key and half.topic == topic]
+            assert [value for to, value in self.kafka.visible if to == topic and value in ours] == ours, (
+                "one of a key passed another that was decided before"
+            )
+
     def stands_behind(self, name: str) -> bool:
         """Tell whether a commit waits for an earlier half of its key that nobody decided."""
         half = self.halves[name]
@@ -240,12 +236,37 @@ class Run:
 MOVES = ((Run.begin, Run.decide, Run.step, Run.settle, Run.close_or_open, Run.open), (5, 6, 8, 2, 1, 1))
 
 
+class AtOnce:
+    """Makes a call at once, in place of a thread that can be left behind."""
+
+    running = None
+
+    def start(self, _label: str, function: Callable[[], Any], _then: object) -> Any:
+        result = function()
+        return SimpleNamespace(done=lambda: True, result=lambda: result)
+
+    def close(self) -> None:
+        """It has no thread."""
+
+
+def without_clients(patch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """Let a relay work on a `Kafka` in memory, which its clients have."""
+    patch.setattr(relay.Relay, "_slot", lambda self, _name, *, apart: Slot(self._clients.bootstrap_servers))  # noqa: ARG005 - as it is
+    patch.setattr(relay.Relay, "_shut_out", lambda self, *_: self._clients.bootstrap_servers.read())
+    patch.setattr(relay, "Disposable", lambda *_: AtOnce())
+    gate = SimpleNamespace(is_open=True, shut=lambda: None, poll=lambda _: False)
+    patch.setattr(relay, "BrokerGate", lambda *_: gate)
+    # It takes the servers first, which are Kafka here.
+    patch.setattr(relay, "DoneLog", lambda kafka, *_: kafka)
+    for module in (relay, engine, target_gate):
+        patch.setattr(module, "time", clock)
+
+
 def run(seed: int) -> Run:
     """Make the run of a seed."""
     clock = Clock()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(relay, "BoundedOutbound", Direct)
-        patch.setattr(relay, "time", clock)
-        made = Run(seed, clock)
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        without_clients(patch, clock)
+        made = Run(seed, clock, Path(folder))
         made.run()
     return made

@@ -21,9 +21,9 @@ from penstock.transactions.coordinator.state.pending.loading import Loading
 from penstock.transactions.coordinator.state.pending.log_places import LogPlaces
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
-from penstock.transactions.coordinator.state.pending.set_aside import SetAside
 from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes, live_snapshots
 from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.publishing.set_aside import SetAside
 from penstock.transactions.wire.done_records import Done, Snapshot, UnloadedSnapshot
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id

@@ -16,7 +16,7 @@ import pytest
 
 from partition_world import World
 from penstock.transactions.coordinator.state import state_machine
-from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
+from penstock.transactions.coordinator.state.pending.commit_batch import CommitBatch
 from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.stores.file.log.journal import Decide, Journal
@@ -24,9 +24,9 @@ from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.ready_queue import ReadyQueue
 from penstock.transactions.stores.file.shard import FileBacklog
-from penstock.transactions.stores.relay import publishable
-from penstock.transactions.stores.relay.quarantine import Quarantine
-from penstock.transactions.stores.relay.relay import Relay
+from penstock.transactions.stores.relay.done_log import DoneRead
+from penstock.transactions.stores.relay.publishable import Publishable
+from penstock.transactions.stores.relay.stored_backlog import StoredBacklog
 from penstock.transactions.wire.ops import Op, Verdict
 from simulation import file_store_runs, relay_runs
 from simulation.varied import ONE_SEED, RUNS, silence
@@ -139,9 +139,19 @@ def settles_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def publishes_what_the_done_log_has(patch: pytest.MonkeyPatch) -> None:
-    """A relay that opens does not ask what its predecessor published."""
-    take_in = Relay._take_in_found
-    patch.setattr(Relay, "_take_in_found", lambda self, result, *paths: take_in(self, (frozenset(), result[1]), *paths))
+    """A relay that takes over does not ask what its predecessor published."""
+    published = FileBacklog.published
+    patch.setattr(
+        FileBacklog, "published", lambda self, names: published(self, [one for one in names if one in self._taken])
+    )
+
+
+def publishes_again_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
+    """After a doubt nobody looks into the done log for what was published."""
+    learned = StoredBacklog.learned
+    patch.setattr(
+        StoredBacklog, "learned", lambda self, batch, found: learned(self, batch, DoneRead(found.end, frozenset()))
+    )
 
 
 def forgets_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
@@ -163,13 +173,12 @@ def lets_later_halves_pass(patch: pytest.MonkeyPatch) -> None:
 
 def lets_others_pass_what_is_refused(patch: pytest.MonkeyPatch) -> None:
     """What stands behind one that its topic refused is published."""
-    patch.setattr(publishable, "lanes_of", lambda entry: ())
-    patch.setattr("penstock.transactions.stores.relay.quarantine.lanes_of", lambda entry: ())
+    patch.setattr(Publishable, "places", ())
 
 
 def tries_what_is_refused_no_more(patch: pytest.MonkeyPatch) -> None:
     """What was set apart stays so."""
-    patch.setattr(Quarantine, "next_trial", lambda self, now: [])
+    patch.setattr(StoredBacklog, "trial", lambda self, *_: None)
 
 
 def run_state(seed: int) -> None:
@@ -190,6 +199,7 @@ PLANTS: dict[Callable[[int], object], list[Plant]] = {
         sends_what_was_rolled_back,
         settles_nothing,
         publishes_what_the_done_log_has,
+        publishes_again_what_was_in_doubt,
         forgets_what_was_in_doubt,
         lets_later_halves_pass,
         lets_others_pass_what_is_refused,

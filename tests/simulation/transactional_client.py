@@ -308,10 +308,11 @@ class SteppedCalls(Disposable):
         self._network = network
         self._go_on = go_on
 
-    def start(self, label: str, function: Callable[[], T]) -> Any:  # noqa: ARG002 - as the method it stands for
+    def start(self, label: str, function: Callable[[], T], then: Callable[[], object] = lambda: None) -> Any:  # noqa: ARG002 - as the method it stands for
         """Make a call whose result nobody asks for."""
         self._network.leave_at = float("inf")
         function()
+        then()
 
     def run(
         self,

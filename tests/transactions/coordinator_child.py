@@ -11,10 +11,12 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 from penstock.transactions import Coordinator
-from penstock.transactions.coordinator.publishing.publisher import NotPublishedError, Publisher
-from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
+from penstock.transactions.coordinator.state.pending.commit_batch import CommitBatch
+from penstock.transactions.publishing.publisher import NotPublishedError, Publisher
 from penstock.transactions.wire.ops import Verdict
 
 #: Set when the process goes on after a freeze.
@@ -29,13 +31,13 @@ def stand_still(where: str) -> None:
 
 def main() -> None:
     servers, prefix, where, *instance = sys.argv[1:]
-    commit, produce = Publisher._commit, Publisher._produce_decided
+    commit, publish = Publisher._commit, Publisher.publish
     settling: set[Publisher] = set()
 
-    def noting_produce(self: Publisher, batch: CommitBatch) -> None:
-        if any(pending.verdict is Verdict.COMMIT for pending in batch.decided):
+    def noting_publish(self: Publisher, batches: Mapping[int, CommitBatch], *rest: Any) -> Any:
+        if any(pending.verdict is Verdict.COMMIT for batch in batches.values() for pending in batch.decided):
             settling.add(self)
-        produce(self, batch)
+        return publish(self, batches, *rest)
 
     def halting_commit(self: Publisher) -> None:
         if self not in settling:
@@ -54,7 +56,7 @@ def main() -> None:
         if where == "after commit":
             stand_still(where)
 
-    Publisher._produce_decided = noting_produce  # type: ignore[method-assign] # as the fault below
+    Publisher.publish = noting_publish  # type: ignore[method-assign] # as the fault below
     Publisher._commit = halting_commit  # type: ignore[method-assign] # the fault
     # How long it was frozen says nothing: a session may end three seconds later, or six.
     signal.signal(signal.SIGCONT, lambda *_: THAWED.set())

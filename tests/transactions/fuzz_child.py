@@ -30,7 +30,7 @@ from penstock.telemetry.spans import propagation
 from penstock.transactions.coordinator.recovery.fencing import decode_claim
 from penstock.transactions.operator.audit import _audited
 from penstock.transactions.operator.inspection import _discarded
-from penstock.transactions.stores.relay.outbound.done_log import decode_ids, decode_numbers, encode_ids, encode_numbers
+from penstock.transactions.stores.relay.done_log import decode_ids, encode_ids
 from penstock.transactions.wire.check_request import CheckRequest, decode_check_request, encode_check_request
 from penstock.transactions.wire.discarded import decode_discarded, encode_discarded
 from penstock.transactions.wire.done_records import Note, Snapshot, SnapshotHalf, decode_done, encode_done
@@ -227,7 +227,6 @@ def decoders() -> dict[str, Decoder]:
         "op": of_bytes(decode_ops, op_records()),
         "done": of_bytes(decode_done, done_records()),
         "ids of a done log": of_bytes(decode_ids, [encode_ids([new_id() for _ in range(5)]), encode_ids([])]),
-        "transactional ids of a done log": of_bytes(decode_numbers, [encode_numbers(range(1, 4))]),
         "claim": of_bytes(
             lambda one: decode_claim(topics, None if one is None else one.decode("latin-1")),
             [b"penstock.coordinators.x.a penstock.coordinators.x.b"],

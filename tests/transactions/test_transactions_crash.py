@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from transaction_tools import Bench
 
-from penstock.transactions.coordinator.publishing.publisher import InDoubtError, Publisher
+from penstock.transactions.publishing.publisher import InDoubtError, Publisher
 from waiting import wait_until
 
 

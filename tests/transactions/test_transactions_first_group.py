@@ -9,7 +9,7 @@ from transaction_tools import Bench
 
 from penstock.outgoing import Outgoing
 from penstock.transactions import TransactionalProducer
-from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit
+from penstock.transactions.publishing.batch_limit import BatchLimit
 
 #: A client's buffer of a mebibyte, the least that still takes what these tests send as one transaction.
 SMALL_BUFFER = {"queue.buffering.max.kbytes": 1024}

@@ -12,7 +12,7 @@ from transaction_tools import Bench, decide, ops_of, prepared, unknown
 
 from kafka_proxy import KafkaProxy
 from penstock.transactions import HalfMessage, TransactionState, new_id
-from penstock.transactions.coordinator.publishing.publisher import Publisher
+from penstock.transactions.publishing.publisher import Publisher
 from penstock.transactions.wire.done_records import decode_done
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from waiting import wait_until
@@ -41,7 +41,7 @@ def test_message_completion_and_positions_take_effect_in_one_kafka_transaction(
 
     # Time for all looks while the Kafka transaction is open, on a slow machine, too.
     monkeypatch.setattr("penstock.clients.transactional.writer.TRANSACTION_S", 60.0)
-    monkeypatch.setattr("penstock.transactions.coordinator.publishing.publisher_slot.PUBLISH_LIMIT_S", 60.0)
+    monkeypatch.setattr("penstock.transactions.publishing.publisher_slot.PUBLISH_LIMIT_S", 60.0)
     # Nor does a Kafka transaction of positions alone come in between.
     monkeypatch.setattr("penstock.transactions.coordinator.partitions.half_partition._IDLE_S", 600.0)
     monkeypatch.setattr(Publisher, "_commit", halting)

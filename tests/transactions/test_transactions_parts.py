@@ -9,7 +9,7 @@ from transaction_tools import Bench
 
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.coordinator.state.judgement import Refusal
-from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
+from penstock.transactions.coordinator.state.pending.commit_batch import CommitBatch
 from penstock.transactions.coordinator.state.state_machine import PartitionState
 from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ids import new_id

@@ -7,8 +7,8 @@ from unittest import mock
 
 from confluent_kafka import TopicPartition
 
-from penstock.transactions.writing import visibility
-from penstock.transactions.writing.visibility import Visibility
+from penstock.transactions.publishing import visibility
+from penstock.transactions.publishing.visibility import Visibility
 
 
 def test_a_client_that_does_not_answer_is_waited_for_no_longer_than_the_limit_and_ends_nothing() -> None:

@@ -75,12 +75,13 @@ class LeftBehind:
 class Call(Generic[T]):
     """A call handed to a thread at the monotonic second `since`. Ended once, by that thread; read by its owner."""
 
-    __slots__ = ("_done", "_error", "_function", "_result", "label", "since")
+    __slots__ = ("_done", "_error", "_function", "_result", "_then", "label", "since")
 
-    def __init__(self, label: str, function: Callable[[], T]) -> None:
+    def __init__(self, label: str, function: Callable[[], T], then: Callable[[], object]) -> None:
         self.label = label
         self.since = time.monotonic()
         self._function = function
+        self._then = then
         self._done = threading.Event()
         self._result: T | None = None
         self._error: BaseException | None = None
@@ -107,6 +108,7 @@ class Call(Generic[T]):
             self._error = _without_locals(raised())
         finally:
             self._done.set()
+            self._then()
 
 
 def _without_locals(error: BaseException) -> BaseException:
@@ -150,9 +152,9 @@ class Disposable:
         last = self._last
         return None if last is None or last.done() else last
 
-    def start(self, label: str, function: Callable[[], T]) -> Call[T]:
-        """Have a call made, after those that were started before."""
-        call = self._last = Call(label, function)
+    def start(self, label: str, function: Callable[[], T], then: Callable[[], object] = lambda: None) -> Call[T]:
+        """Have a call made, after those that were started before; once it is done, its thread calls `then`."""
+        call = self._last = Call(label, function, then)
         self._calls.put(call)
         return call
 

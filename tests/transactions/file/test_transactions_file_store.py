@@ -23,8 +23,10 @@ from penstock.errors import (
 )
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.check_sources import CheckSources
+from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.reader import read_pending
+from penstock.transactions.stores.file.ready_queue import ReadyQueue
 from waiting import wait_until
 
 
@@ -156,3 +158,23 @@ def test_a_check_of_what_was_settled_meanwhile_is_not_asked_and_reads_nothing(
     assert bench.store.opened.journal.redo.bases[0] > place
     assert first.halves[0].transaction_id not in {one.half.transaction_id for one in asked}
     assert bench.seen() == [b"second"]
+
+
+def test_a_backlog_is_taken_in_portions_by_number_and_by_bytes_also_where_one_key_is_hot() -> None:
+    queue = ReadyQueue()
+    for number in range(1, 11):
+        # The first seven share a line.
+        line = ("orders", b"hot") if number < 8 else None
+        stored = StoredTransaction(
+            str(number), "orders", number, 0, 0, 0, COMMIT, number, 0, 100, None, None, line, ("topic",)
+        )
+        queue.add(stored, 0)
+
+    portions: list[list[str]] = []
+    for limit, room_bytes in ((3, 1_000), (100, 250), (100, 10), (100, 1_000), (100, 1_000)):
+        taken = queue.take(0, limit, room_bytes)
+        portions.append([stored.transaction_id for stored in taken])
+        for stored in taken:
+            queue.remove(stored)
+
+    assert portions == [["1", "2", "3"], ["4", "5"], ["6"], ["7", "8", "9", "10"], []]

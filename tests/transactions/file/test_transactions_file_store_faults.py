@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 import pytest
 from conformance.store_cases import NO_CHECKS, FileBench, counted, decide, prepare, settled
@@ -20,13 +19,13 @@ from penstock.errors import (
     HalfNotStoredError,
     StoreDamagedError,
 )
+from penstock.transactions.publishing.publisher import InDoubtError, Publisher
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.log.folder import OsFolder
 from penstock.transactions.stores.file.log.journal import Change, Settle
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.log.writer import ChangedCallback, Writer
 from penstock.transactions.stores.file.reader import read_pending
-from penstock.transactions.stores.relay.outbound.outbound import InDoubtError, Outbound
 from waiting import wait_until
 
 
@@ -87,18 +86,18 @@ def test_what_kafka_has_and_the_store_does_not_know_of_is_not_published_again(
 
 
 def test_ends_in_doubt_are_settled_from_the_done_log(bench: FileBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit, how = Outbound._commit, []
+    commit, how = Publisher._commit, []
 
-    def in_doubt(self: Outbound, producer: Any) -> None:
+    def in_doubt(self: Publisher) -> None:
         how.append("known")
         if len(how) % 3 == 0:
             how[-1] = "committed" if len(how) % 2 else "lost"
             if how[-1] == "committed":
-                commit(self, producer)
+                commit(self)
             raise InDoubtError("the answer was lost")
-        commit(self, producer)
+        commit(self)
 
-    monkeypatch.setattr(Outbound, "_commit", in_doubt)
+    monkeypatch.setattr(Publisher, "_commit", in_doubt)
     coordinator = bench.coordinator(**NO_CHECKS)
 
     for number in range(7):

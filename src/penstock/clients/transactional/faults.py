@@ -10,21 +10,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
 
 from confluent_kafka import KafkaError
 
 from penstock.clients.transactional.end_watch import ClientLog
-
-
-class Fault(NamedTuple):
-    """What is wrong with a topic, and why, as the broker says it.
-
-    One that is `whole` takes nothing; otherwise it refuses some of its messages, nobody knows which.
-    """
-
-    why: str
-    whole: bool
 
 
 class Blamed(Enum):
@@ -130,7 +119,6 @@ class Blame:
 _ADD = "ADDPARTS"
 _GET_ID = "GETPID"
 _CONCURRENT = "concurrent operation"
-_REGISTERED = "registered with transaction"
 #: The first is what is tried again (a topic that is not there), the second what is not (one that is forbidden).
 _REFUSED = re.compile(
     r'(?:AddPartitionsToTxn response:|Failed to add) partition "(?P<topic>[^"]+)":? '
@@ -156,8 +144,8 @@ class AddWatch:
         self._log = log
         #: Reasons by topic, since the last `begin`.
         self.refused: dict[str, str] = {}
-        #: Whether the last answer since then was that the transaction before, whose end is decided, waits for its
-        #: markers: to whoever asks for its id, or begins another one.
+        #: Whether it answered since then, to who asks for a transactional id, that its last transaction, whose end is
+        #: decided, waits for its markers.
         self.is_concurrent = False
 
     def begin(self) -> None:
@@ -168,17 +156,9 @@ class AddWatch:
         """Take a line from the client library: its kind, the client's name and what it says are the arguments."""
         kind, said = (arguments[0], str(arguments[-1])) if arguments else (None, "")
         if kind == _ADD:
-            self._read_answer(said)
-        elif kind == _GET_ID and _CONCURRENT in said:
-            self.is_concurrent = True
-        self._log.log(level, text, *arguments)
-
-    def _read_answer(self, said: str) -> None:
-        if _CONCURRENT in said:
-            self.is_concurrent = True
-        elif _REGISTERED in said:
-            self.is_concurrent = False
-        else:
             found = _REFUSED.search(said)
             if found is not None and any(answer in found["why"] for answer in _TOPICS_ANSWERS):
                 self.refused[found["topic"]] = found["why"]
+        elif kind == _GET_ID and _CONCURRENT in said:
+            self.is_concurrent = True
+        self._log.log(level, text, *arguments)

@@ -1,4 +1,4 @@
-"""One transactional producer: it opens, begins, produces, waits for deliveries, and ends; for publisher and relay.
+"""One transactional producer: it opens, begins, produces, waits for deliveries, and ends.
 
 A producer whose transaction failed is not used again. Its next one could fail for gaps in its sequence numbers, at any
 wait in between (librdkafka 2.16, seen: OUT_OF_ORDER_SEQUENCE_NUMBER up to a second after the abort). The aborts
@@ -297,17 +297,10 @@ class TransactionalWriter:
                 self._refused(transaction_id, topic, error.args[0])
                 raise
 
-    def produce_log(
-        self, partition: int, value: bytes, delivered: Delivered | None = None, *, room_s: float = 0.0
-    ) -> None:
-        """Hand a record for the log of what was settled to the client library; arguments and errors as `produce`."""
-        reported = partial(self._log_reported, delivered)
-        produce = partial(self.producer.produce, self._log_topic, value, None, partition, reported)
+    def produce_log(self, partition: int, value: bytes, delivered: Delivered | None = None) -> None:
+        """Hand a record for the log of what was settled to the client library; errors as `produce`, without a wait."""
         self._handed += 1
-        try:
-            produce()
-        except BufferError:
-            self._await_room(produce, room_s)
+        self.producer.produce(self._log_topic, value, None, partition, partial(self._log_reported, delivered))
 
     def _await_room(self, produce: Callable[[], None], room_s: float) -> None:
         """Hand a message over once there is room in the library's buffer, or raise `BufferError`."""
@@ -347,11 +340,10 @@ class TransactionalWriter:
         """Return the broker's reason, or the right that is missing."""
         return self._rights.lacks(topic_right(Operation.WRITE, topic)) if is_missing_right(error) else reason(error)
 
-    def deliver(self, limit_s: float, look: Callable[[float], object] = lambda _waited_s: None) -> bool:
+    def deliver(self, limit_s: float) -> bool:
         """Wait until all is stored, and tell whether it is; else `blame` says what failed, as far as is known.
 
-        It waits as long as something is stored every `limit_s` seconds, where brokers are well. `look` is called now
-        and then with the seconds that were waited; it may blame somebody.
+        It waits as long as something is stored every `limit_s` seconds, where brokers are well.
         """
         producer = self.producer
         self._step("delivery")
@@ -364,7 +356,6 @@ class TransactionalWriter:
                 # Brokers answer the requests of a connection one after the other.
                 left, stored_s = still, waited_s
                 self._step("delivery")
-            look(waited_s)
             if waited_s - stored_s > limit_s and not self.blame.cause:
                 self._stalled(f"nothing more was stored within {limit_s:g} s", left)
         if self.blame.silent and stored_s > waited_s / 2:
@@ -393,11 +384,6 @@ class TransactionalWriter:
     def is_outpaced(self) -> bool:
         """Whether it was made for quicker brokers, which would end its transactions too soon."""
         return self._pace.limit(self._transaction_s) > _OUTPACED * self._timeout_s
-
-    @property
-    def waits_for_markers(self) -> bool:
-        """Whether the transaction under way cannot go on, for the one before waits for its markers."""
-        return self._added.is_concurrent
 
     def not_let_in(self) -> dict[str, str]:
         """Return the topics that the broker did not let into the transaction, with the reason; without the own log."""

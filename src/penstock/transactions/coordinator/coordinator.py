@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from confluent_kafka import KafkaException
 
@@ -21,7 +22,7 @@ from penstock.clients.bounded_calls import CLOSE_S, LeftBehind, end_within
 from penstock.clients.kafka_errors import reason
 from penstock.clients.requests.group_requests import GroupAdmin
 from penstock.clients.requests.topics import single_copies
-from penstock.clients.rights import Operation, principal_of
+from penstock.clients.rights import Operation, principal_of, transactional_right
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.pace import Pace
 from penstock.errors import ConfigurationError, StoppedError, raised
@@ -36,19 +37,30 @@ from penstock.transactions.coordinator.metrics import observe, publication_spans
 from penstock.transactions.coordinator.options import CoordinatorOptions
 from penstock.transactions.coordinator.partitions.counts import Counts, PartitionReading
 from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
+from penstock.transactions.coordinator.partitions.log_upkeep import LogUpkeep
 from penstock.transactions.coordinator.partitions.membership import Membership
-from penstock.transactions.coordinator.publishing.group_gate import GroupGate
-from penstock.transactions.coordinator.publishing.publisher import Publisher
-from penstock.transactions.coordinator.publishing.publisher_slot import PublisherSlot
-from penstock.transactions.coordinator.recovery.fencing import Fence, encode_claim, transactional_names
+from penstock.transactions.coordinator.recovery.fencing import (
+    Fence,
+    encode_claim,
+    log_positions,
+    transactional_names,
+    trial_positions,
+)
 from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead, RecoveredPartition
 from penstock.transactions.coordinator.recovery.recoveries import Recoveries
 from penstock.transactions.coordinator.recovery.recovery import RecoveryReader
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
-from penstock.transactions.coordinator.state.pending.batch_limit import BatchLimit
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.status import Status, StatusLog
 from penstock.transactions.model import CoordinatorStatistics
+from penstock.transactions.publishing.backlog import Proof
+from penstock.transactions.publishing.batch_limit import BatchLimit
+from penstock.transactions.publishing.broker_gate import BrokerGate
+from penstock.transactions.publishing.engine import Engine
+from penstock.transactions.publishing.publisher import Publisher
+from penstock.transactions.publishing.publisher_slot import PublisherSlot
+from penstock.transactions.publishing.target_quarantine import TargetQuarantine
+from penstock.transactions.publishing.targets import cluster_targets
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.topics import open_topics
@@ -213,6 +225,7 @@ class KafkaCoordinator:
                 log=self._ration,
                 may_publish_to=topics.may_publish_to,
                 clock=clock,
+                discarded=topics.discarded,
                 reader=payloads,
             )
 
@@ -235,20 +248,42 @@ class KafkaCoordinator:
             rights=self._rights,
         )
 
-        pace = Pace(options.publish_timeout)
-
-        def claim() -> str:
-            return encode_claim(ids())
+        pace, group = Pace(options.publish_timeout), topics.coordinators
 
         def make(transactional_id: str, *, apart: bool) -> Publisher:
-            spans = publication_spans(options.telemetry, self._prefix)
-            return Publisher(servers, self._config, topics, transactional_id, claim, self._rights, pace, apart, spans)
+            return Publisher(
+                servers,
+                self._config,
+                transactional_id,
+                done_topic=topics.done,
+                ids_right=transactional_right(f"{group}."),
+                rights=self._rights,
+                pace=pace,
+                apart=apart,
+                spans=publication_spans(options.telemetry, self._prefix),
+            )
 
         def read_done(starts: Mapping[int, int]) -> Mapping[int, DoneRead]:
             return logs.done(starts, starts)
 
+        def prove(batches: Mapping[int, Any], *, apart: bool) -> Proof:
+            claim = encode_claim(ids())
+            positions = trial_positions(topics, batches) if apart else log_positions(topics, batches, claim)
+            return Proof(group, membership.group_metadata(), positions)
+
         slots += [PublisherSlot(partial(make, apart=False), read_done, name, left, pace) for name in names.common]
         slots += [PublisherSlot(partial(make, apart=True), read_done, name, left, pace) for name in names.apart]
+        engine = Engine(
+            membership.owned,
+            slots=slots[: len(names.common)],
+            trial_slots=slots[len(names.common) :],
+            quarantine=TargetQuarantine(),
+            targets=cluster_targets(self._admin, servers, self._prefix, self._rights),
+            prove=prove,
+            gate=BrokerGate(logs.await_coordinator, left),
+            limit=BatchLimit(self._target_latency),
+            ration=self._ration,
+        )
         # A question is a half with a few headers more: it may be larger than what its producer's client let through.
         settings = {**ANY_SIZE, **self._config}
         sends = AckedProducer(servers, settings, _SEND_TIMEOUT_S, f"coordinator-{self._prefix}")
@@ -264,15 +299,20 @@ class KafkaCoordinator:
             ration=self._ration,
         )
         loop = CoordinatorLoop(
-            servers,
+            names.common[0],
             topics=topics,
-            admin=self._admin,
             membership=membership,
-            slots=slots[: len(names.common)],
-            trial_slots=slots[len(names.common) :],
-            gate=GroupGate(logs.await_coordinator, left),
+            engine=engine,
+            upkeep=LogUpkeep(
+                self._admin,
+                topics,
+                membership.logs,
+                self._counts,
+                self._ration,
+                rights=self._rights,
+                begun=time.monotonic(),
+            ),
             left=left,
-            limit=BatchLimit(self._target_latency),
             checks=checks,
             status=keep_status,
             counts=self._counts,

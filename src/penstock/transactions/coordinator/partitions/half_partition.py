@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice, takewhile
 
 from penstock.transactions.coordinator.logs.log_identity import DONE, HALF, OP, encode_ids
@@ -18,15 +19,18 @@ from penstock.transactions.coordinator.logs.payload_reload import PayloadReload
 from penstock.transactions.coordinator.logs.truncation import DoneMarks, Mark
 from penstock.transactions.coordinator.partitions.counts import Counts, PartitionReading
 from penstock.transactions.coordinator.partitions.log_feed import LogFeed
-from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
+from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead, RecoveredPartition
 from penstock.transactions.coordinator.state.broker_clock import BrokerClock
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy, CheckSchedule
+from penstock.transactions.coordinator.state.pending.commit_batch import CommitBatch
 from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.coordinator.state.snapshot import GAP, to_snapshot
 from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.publishing.backlog import Blocking
+from penstock.transactions.publishing.set_aside import SetAside
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot
+from penstock.transactions.wire.ops import Verdict
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -39,11 +43,26 @@ _NAMED = 20
 #: Tries to read what is pending while it changes.
 _TRIES = 5
 
+# A member of an enumeration is slow to look up, and this is the way of every transaction.
+_DISCARD = Verdict.DISCARD
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Discarded:
+    """The address of what is discarded; of its size nobody asks."""
+
+    topic: str
+    partition: None = None
+    key: None = None
+    value: None = None
+    headers: tuple[()] = ()
+
 
 class HalfPartition:
     """Drives the state and the checks of one half partition. Used by the coordinator's thread.
 
-    `reader` reads payloads that were dropped from memory; without one, all stay there.
+    It is a `Backlog` of the engine. `discarded` is the topic of what is discarded; `reader` reads payloads that were
+    dropped from memory; without one, all stay there.
     """
 
     def __init__(
@@ -56,9 +75,11 @@ class HalfPartition:
         log: RationedLog,
         may_publish_to: Callable[[str], bool],
         clock: BrokerClock,
+        discarded: str = "",
         reader: PayloadReader | None = None,
     ) -> None:
         self.number = number
+        self._discarded = discarded
         self.state = PartitionState(recovered.half_position, recovered.op_position)
         self.schedule = CheckSchedule(policy, self.state.pending.get)
         self._counts = counts
@@ -88,6 +109,8 @@ class HalfPartition:
         self.done_end = recovered.done_end
         #: Positions as last committed.
         self.checkpoints = (recovered.half_position, recovered.op_position)
+        # Whether the name of this coordinator stands beside the positions, for those who may have to recover it.
+        self._is_claimed = False
         #: Below which the done log is not needed, as committed; and as it is to be committed next.
         self.done_committed = self.done_checkpoint = recovered.done_position
         #: To where the half and op logs are known to be deleted: what the done log says of more is needed.
@@ -182,8 +205,18 @@ class HalfPartition:
                 return list(islice(self.state.pending.values(), most))
         return []
 
-    def settled(self, batch: CommitBatch) -> None:
-        """Take in that a batch was committed."""
+    def began(self, batch: CommitBatch) -> None:
+        """Note on all that a batch settles or takes snapshots of that a Kafka transaction with it is under way."""
+        self._mark(batch, in_flight=True)
+
+    def failed(self, batch: CommitBatch) -> None:
+        """Take in that a batch was aborted."""
+        self._mark(batch, in_flight=False)
+        self._judge_held(batch)
+
+    def settled(self, batch: CommitBatch, done_end: int | None = None) -> Iterable[str]:  # noqa: ARG002 - upkeep looks
+        """Take in that a batch was committed; return the ids of what it settled."""
+        self._mark(batch, in_flight=False)
         now_ms = self.clock.now_ms(time.monotonic())
         with self._counts.lock:
             for pending in batch.decided:
@@ -192,23 +225,39 @@ class HalfPartition:
         for pending in begun:
             self.schedule.add(pending)
         if batch.moves:
+            self._is_claimed = True
             self.checkpoints = (batch.half_checkpoint, batch.op_checkpoint)
             self.done_committed = batch.done_checkpoint
+        self._judge_held(batch)
+        return (pending.half.transaction_id for pending in batch.decided)
 
-    def settled_in_doubt(self, done_end: int, outcome: tuple[list[Pending], list[Pending]]) -> None:
-        """Take in what the done log, read to `done_end`, holds after a Kafka transaction ended in doubt.
-
-        `outcome`: what is settled, and what is pending since.
-        """
-        settled, begun = outcome
+    def learned(self, batch: CommitBatch, found: DoneRead) -> list[str]:
+        """Take in what the done log says of a batch whose end was in doubt; return the ids of what is settled."""
+        self._mark(batch, in_flight=False)
+        ids = {one.half.transaction_id for one in (*batch.decided, *batch.answered)}
+        snapshotted = {snapshot.note.transaction_id for snapshot in batch.snapshots}
+        settled, begun = self.state.settle(
+            [note for note in found.notes if note.transaction_id in ids],
+            [one for one in found.snapshots if one[1].note.transaction_id in snapshotted],
+        )
         now_ms = self.clock.now_ms(time.monotonic())
         for pending in settled:
             self._counts.settled(pending, now_ms)
         for pending in begun:
             self.schedule.add(pending)
-        self.done_end = done_end
+        self.done_end = found.end
+        self._judge_held(batch)
+        return [pending.half.transaction_id for pending in settled]
 
-    def judge_held(self, batch: CommitBatch) -> None:
+    def _mark(self, batch: CommitBatch, *, in_flight: bool) -> None:
+        for pending in batch.decided:
+            pending.in_flight = in_flight
+        for snapshot in batch.snapshots:
+            pending_then = self.state.pending.get(snapshot.note.transaction_id)
+            if pending_then is not None:
+                pending_then.in_flight = in_flight
+
+    def _judge_held(self, batch: CommitBatch) -> None:
         """Have the decisions judged that waited for the end of the Kafka transaction that had a batch."""
         if not self.state.ahead:
             return
@@ -217,11 +266,28 @@ class HalfPartition:
         for snapshot in batch.snapshots:
             self.feed.judge_held(snapshot.note.transaction_id)
 
-    def next_batch(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> CommitBatch | None:
+    @property
+    def set_aside(self) -> SetAside[Pending]:
+        """What cannot be published with the others now."""
+        return self.state.queue.set_aside
+
+    def release(self, topic: str, is_refused: Callable[[str], bool]) -> None:
+        """Let what was set aside for a topic's sake go with the others, save what is refused."""
+        self.state.queue.release(topic, is_refused)
+
+    def next_batch(self, limit: int, blocking: Blocking, room_bytes: int) -> CommitBatch | None:
         """Choose what the next Kafka transaction settles here, and what it snapshots, or return None.
 
-        The arguments are those of `PartitionState.next_batch`.
+        `limit` and `room_bytes` are those of `PartitionState.next_batch`. Where there is nothing to settle, and this
+        coordinator has not said yet that it owns the partition, it settles nothing.
         """
+        discarded = (_Discarded(self._discarded),)
+
+        def out(pending: Pending) -> str | None:
+            if pending.verdict is _DISCARD:
+                return blocking(discarded)
+            return blocking((pending.half,) if pending.parts is None else pending.halves)
+
         # Before all is read that its predecessors left, what is pending is not known.
         snapshot, now = [], time.monotonic()
         if self.is_recovered and now >= self._snapshot_due:
@@ -239,14 +305,20 @@ class HalfPartition:
             checkpoints = self.state.checkpoints()
             is_as_written = checkpoints == self.checkpoints and self.done_checkpoint == self.done_committed
             return None if is_as_written else self.claim()
-        return None if batch is None else self._placed(batch)
+        if batch is None:
+            return None if self._is_claimed else self.claim()
+        return self._placed(batch)
 
-    def in_memory(self, some: Sequence[Pending], now: float) -> list[Pending]:
-        """Return the first of them whose payloads are in memory; those of the others are asked for."""
-        for pending in some:
+    def trial(self, waiting: Sequence[Pending], now: float, fits: Callable[[Pending], bool]) -> CommitBatch | None:
+        """Return the first of what is set aside whose payloads are in memory and that `fits`; the others are asked for.
+
+        It moves no positions.
+        """
+        for pending in waiting:
             if pending.dropped is not None and not self.state.payloads.want(pending, now):
                 break
-        return list(takewhile(lambda one: one.dropped is None, some))
+        chosen = list(takewhile(fits, takewhile(lambda one: one.dropped is None, waiting)))
+        return CommitBatch(chosen, [], -1, -1, discarded_to=self._discarded) if chosen else None
 
     def claim(self) -> CommitBatch:
         """Return a batch that settles nothing: what is written are the positions, and who owns the partition."""
@@ -254,6 +326,7 @@ class HalfPartition:
 
     def _placed(self, batch: CommitBatch) -> CommitBatch:
         batch.done_checkpoint, batch.log_ids = self.done_checkpoint, encode_ids(self.ids)
+        batch.discarded_to = self._discarded
         return batch
 
     def mark(self, done_end: int) -> None:

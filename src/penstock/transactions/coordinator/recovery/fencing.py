@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, TopicPartition
 
 from penstock import clients
 from penstock.clients.bounded_calls import Disposable, LeftBehind
@@ -22,6 +22,7 @@ from penstock.clients.kafka_errors import reason
 from penstock.clients.transactional.initialisation import initialise
 from penstock.clients.transactional.producer_settings import TRANSACTION_S
 from penstock.options import ClientConfig
+from penstock.transactions.coordinator.state.pending.commit_batch import CommitBatch
 from penstock.transactions.wire.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
@@ -57,6 +58,22 @@ def transactional_names(topics: StoreTopics, name: str) -> Names:
 def encode_claim(ids: Sequence[str]) -> str:
     """Return what is written beside a position."""
     return " ".join(ids)
+
+
+def log_positions(topics: StoreTopics, batches: Mapping[int, CommitBatch], claim: str) -> list[TopicPartition]:
+    """Return the positions of a common Kafka transaction, by half partition, with what stands beside them."""
+    positions: list[TopicPartition] = []
+    for number, batch in batches.items():
+        beside = f"{claim} {batch.log_ids}".rstrip()
+        positions.append(TopicPartition(topics.half, number, batch.half_checkpoint, beside))
+        positions.append(TopicPartition(topics.op, number, batch.op_checkpoint, batch.log_ids))
+        positions.append(TopicPartition(topics.done, number, batch.done_checkpoint, batch.log_ids))
+    return positions
+
+
+def trial_positions(topics: StoreTopics, numbers: Iterable[int]) -> list[TopicPartition]:
+    """Return the positions of a Kafka transaction that is tried apart: nobody reads them, but a zombie is refused."""
+    return [TopicPartition(topics.discarded, number, 0) for number in numbers]
 
 
 def decode_claim(topics: StoreTopics, claim: str | None) -> list[str]:

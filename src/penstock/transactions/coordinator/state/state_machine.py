@@ -22,10 +22,10 @@ from penstock.transactions.coordinator.state.judgement import (
     misfit,
     overrules,
 )
+from penstock.transactions.coordinator.state.pending.commit_batch import CommitBatch
 from penstock.transactions.coordinator.state.pending.log_places import by_offset
 from penstock.transactions.coordinator.state.pending.pending import Pending
 from penstock.transactions.coordinator.state.pending.pending_transactions import PendingTransactions
-from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
 from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes, restored
 from penstock.transactions.wire.done_records import Note, Snapshot, UnloadedSnapshot
 from penstock.transactions.wire.half import Half

@@ -9,9 +9,10 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable
+from itertools import dropwhile, takewhile
 
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
-from penstock.transactions.stores.relay.quarantine import Reason
+from penstock.transactions.stores.relay.backlog import Reason
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ops import Verdict
 
@@ -107,33 +108,36 @@ class ReadyQueue:
         elif was_first and queue[0].verdict is Verdict.COMMIT and queue[0].transaction_id not in self._out:
             heapq.heappush(self._ready, (queue[0].decided, queue[0]))
 
-    def take(self, now_ms: int, limit: int) -> list[StoredTransaction]:
-        """Take what can be published, in order; each must be given back, or removed."""
+    def take(self, now_ms: int, limit: int, room_bytes: int) -> list[StoredTransaction]:
+        """Take what can be published, in order; each must be given back, or removed.
+
+        It is `limit` transactions and `room_bytes` in the log at most; a single one may be larger.
+        """
         while self._delayed and self._delayed[0][0] <= now_ms:
             _, decided, stored = heapq.heappop(self._delayed)
             heapq.heappush(self._ready, (decided, stored))
         taken: list[StoredTransaction] = []
         while self._ready and len(taken) < limit:
-            _, stored = heapq.heappop(self._ready)
-            if stored.settled:
-                # By the done log it had been published.
-                continue
-            taken.append(stored)
-            self._out.add(stored.transaction_id)
-            if stored.line is not None and stored.verdict is Verdict.COMMIT:
-                taken.extend(self._chain(stored))
+            _, first = self._ready[0]
+            for stored in () if first.settled else self._run(first):
+                room_bytes -= stored.size
+                if taken and (room_bytes < 0 or len(taken) == limit):
+                    # The next of a line becomes ready once those before it are settled.
+                    limit = len(taken)
+                    break
+                taken.append(stored)
+                self._out.add(stored.transaction_id)
+            if first.settled or first.transaction_id in self._out:
+                # Where it is settled: by the done log it had been published.
+                heapq.heappop(self._ready)
         return taken
 
-    def _chain(self, first: StoredTransaction) -> Iterable[StoredTransaction]:
-        """Take those of a line that are committed, up to the first that is not."""
-        assert first.line is not None  # noqa: S101 - the caller asked for its line
-        for stored in self._lines[first.line]:
-            if stored is first:
-                continue
-            if stored.verdict is not Verdict.COMMIT:
-                return
-            self._out.add(stored.transaction_id)
-            yield stored
+    def _run(self, first: StoredTransaction) -> Iterable[StoredTransaction]:
+        """Yield one that is ready, and those of its line behind it that are committed, up to the first that is not."""
+        if first.line is None or first.verdict is not Verdict.COMMIT:
+            return (first,)
+        line = dropwhile(lambda stored: stored is not first, self._lines[first.line])
+        return takewhile(lambda stored: stored.verdict is Verdict.COMMIT, line)
 
     def give_back(self, stored: StoredTransaction) -> None:
         """Give back one that was taken and not published, without its fault."""
@@ -145,6 +149,11 @@ class ReadyQueue:
     def hold(self, stored: StoredTransaction, reason: Reason) -> None:
         """Keep one that was taken for trials, or note why it is kept."""
         self._held[stored.transaction_id] = reason
+
+    def release(self, stored: StoredTransaction) -> None:
+        """Let one that was held go with the others again."""
+        self._held.pop(stored.transaction_id, None)
+        self.give_back(stored)
 
     def try_held(self, stored: StoredTransaction) -> bool:
         """Take one that is held for a trial; tell whether that may be: an operator may be about to discard it."""

@@ -20,8 +20,8 @@ from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.slow_call import SlowCall
+from penstock.transactions.stores.relay.backlog import Reason
 from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
-from penstock.transactions.stores.relay.quarantine import Reason
 from penstock.transactions.stores.relay.relay import Relay
 from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.wire.discarded import BY_OPERATOR, EXHAUSTED, encode_discarded
@@ -33,6 +33,8 @@ from penstock.transactions.wire.ops import Author, Verdict
 _LONGEST_WAIT_S = 1.0
 #: Transactions in one Kafka transaction, at most.
 _GROUP = 1_000
+#: The file, beside the redo log, with the transactional ids under which the store may be published.
+_CLAIM = "publishers"
 
 
 class FileShard:
@@ -60,6 +62,7 @@ class FileShard:
         self.name = f"{prefix}.file.{opened.journal.redo.store_id}"
         self._opened = opened
         self._slow_call = SlowCall(folder)
+        self._claim = folder / _CLAIM
         self._discarded = f"{prefix}.discarded"
         self._scheduler = FileCheckScheduler(opened, checks, changes)
         # Ids of published transactions that could not be settled for lack of room, and requests to settle that are
@@ -81,7 +84,7 @@ class FileShard:
 
     def backlog(self, shard: int) -> FileBacklog:  # noqa: ARG002 - the same
         """Return what waits in it."""
-        return FileBacklog(self._opened, self._discarded, self._settle)
+        return FileBacklog(self._opened, self._discarded, self._settle, self._claim)
 
     def renew(self) -> None:
         """Raise why the store takes nothing more, if it does not."""
@@ -112,7 +115,7 @@ class FileShard:
         """Return the seconds after which something is due, if nothing wakes the coordinator before."""
         opened, wait, takes_more = self._opened, _LONGEST_WAIT_S, True
         for relay in relays:
-            wait, takes_more = min(wait, relay.wait_s()), not relay.has_main_busy
+            wait, takes_more = min(wait, relay.wait_s()), relay.is_ready
         with opened.lock:
             if takes_more:
                 wait = min(wait, opened.ready.wait_s(int(time.time() * 1000), wait))
@@ -171,27 +174,40 @@ class FileShard:
 
 
 class FileBacklog:
-    """What waits in a file store. `settle` has transactions settled by their ids, durably some time later."""
+    """What waits in a file store.
+
+    `settle` has transactions settled by their ids, durably some time later; `claim` is the file of transactional ids.
+    """
 
     #: The store has one coordinator.
     is_lost = False
 
-    def __init__(self, opened: OpenStore, discarded: str, settle: Callable[[Sequence[str]], None]) -> None:
+    def __init__(self, opened: OpenStore, discarded: str, settle: Callable[[Sequence[str]], None], claim: Path) -> None:
         self._opened = opened
         self._discarded = discarded
         self._settle = settle
+        self._claim = claim
         # What the relay has, by the name that it has it by.
         self._taken: dict[str, StoredTransaction] = {}
 
-    def may_open(self) -> bool:
-        """Whether it may be published: always, the store has one coordinator."""
+    def may_open(self, claim: Sequence[str]) -> bool:
+        """Write the transactional ids down; the store has one coordinator, so it may always be published."""
+        if list(claim) != self.claimed():
+            # Another process has to know of them; what a machine that failed had under way, Kafka ends by itself.
+            new = self._claim.with_suffix(".new")
+            new.write_text(" ".join(claim))
+            new.replace(self._claim)
         return True
 
-    def take(self) -> Sequence[Publishable]:
+    def claimed(self) -> list[str]:
+        """Return the transactional ids that were written down last."""
+        return self._claim.read_text().split() if self._claim.exists() else []
+
+    def take(self, limit: int, room_bytes: int) -> Sequence[Publishable]:
         """Return what to publish next."""
         opened = self._opened
         with opened.lock:
-            share = opened.ready.take(int(time.time() * 1000), _GROUP)
+            share = opened.ready.take(int(time.time() * 1000), min(limit, _GROUP), room_bytes)
         entries = [_publishable(stored, opened.halves(stored), self._discarded) for stored in share]
         self._taken.update((entry.transaction_id, stored) for entry, stored in zip(entries, share, strict=True))
         return entries
@@ -232,6 +248,14 @@ class FileBacklog:
                 stored = self._taken.get(name)
                 if stored is not None:
                     self._opened.ready.hold(stored, reason)
+
+    def release(self, names: Collection[str]) -> None:
+        """Let what was held go with the others again."""
+        with self._opened.lock:
+            for name in names:
+                stored = self._taken.pop(name, None)
+                if stored is not None and not stored.settled:
+                    self._opened.ready.release(stored)
 
     def take_held(self, names: Sequence[str]) -> Mapping[str, Publishable | None]:
         """Take what is held for a trial."""

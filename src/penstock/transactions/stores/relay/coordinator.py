@@ -26,10 +26,10 @@ from penstock.transactions.coordinator.checks.discard_policy import Discarding
 from penstock.transactions.coordinator.metrics import observe, publication_spans
 from penstock.transactions.coordinator.options import CoordinatorOptions
 from penstock.transactions.model import CoordinatorStatistics, PendingTransaction
-from penstock.transactions.stores.relay.backlog import Backlog
-from penstock.transactions.stores.relay.outbound.done_log import DoneLog, create_done_log
-from penstock.transactions.stores.relay.outbound.outbound import Outbound
-from penstock.transactions.stores.relay.relay import Relay
+from penstock.transactions.publishing.targets import cluster_targets
+from penstock.transactions.stores.relay.backlog import ShardBacklog
+from penstock.transactions.stores.relay.done_log import create_done_log
+from penstock.transactions.stores.relay.relay import Relay, RelayClients
 from penstock.transactions.stores.relay.relayed_store import CheckTerms, RelayedStore, StoreShards
 from penstock.transactions.wire.topics import KEPT, ROOM
 
@@ -41,11 +41,9 @@ _TRIM_S = 5.0
 _PAUSE_S = 0.5
 #: Seconds between two looks at what is under way when it ends.
 _FINISH_S = 0.01
-#: Of the time that a stop has, the part in which what is under way may end; most seconds for it; and least seconds for
-#: closing the Kafka clients.
+#: Of the time that a stop has, the part in which what is under way may end; and most seconds for it.
 _FINISH_PART = 0.6
 _MOST_FINISH_S = 20.0
-_LEAST_CLOSE_S = 1.0
 _NOTHING = CoordinatorStatistics(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
@@ -77,7 +75,8 @@ class RelayCoordinator:
         self._thread: threading.Thread | None = None
         # The thread's alone: by shard what publishes it, shards whose done log it has read, counts of relays that are
         # gone.
-        self._relays: dict[int, tuple[Relay, Backlog]] = {}
+        self._clients: RelayClients | None = None
+        self._relays: dict[int, tuple[Relay, ShardBacklog]] = {}
         self._taken_over: set[int] = set()
         self._former_groups = self._former_recoveries = 0
         self._trim_at = 0.0
@@ -129,6 +128,17 @@ class RelayCoordinator:
             )
             for found in single_copies(admin, (done, discarded)):
                 _log.warning("%s", found)
+            self._clients = RelayClients(
+                servers,
+                config,
+                done,
+                self._rights,
+                self._pace,
+                cluster_targets(admin, servers, store.prefix, self._rights),
+                self._left,
+                self._wake.set,
+                lambda: publication_spans(self._telemetry, store.prefix),
+            )
         except BaseException:
             shards.close()
             raise
@@ -212,9 +222,6 @@ class RelayCoordinator:
             busy = self._work(shards)
         except shards.transient_errors as error:
             _log.warning("%s lost its store: %s; trying again", self._label, cause_of(error))
-            # What was published meanwhile and not marked is found in the done log.
-            for relay, _ in self._relays.values():
-                relay.reset()
             self._stopping.wait(_PAUSE_S)
         else:
             self._wake.wait(shards.wait_s([relay for relay, _ in self._relays.values()], busy=busy))
@@ -227,6 +234,8 @@ class RelayCoordinator:
         for number in [number for number in self._relays if number not in shards.owned]:
             self._drop(number)
         self._discarding.tend()
+        if self._clients is not None:
+            self._clients.targets.look_now_and_then(time.monotonic())
         shards.check()
         busy = False
         for number in sorted(shards.owned):
@@ -248,7 +257,12 @@ class RelayCoordinator:
         """Publish what can be published of a shard; tell whether there was something."""
         relay, backlog = self._relays.get(number) or self._relay(shards, number)
         is_leaving = number in shards.leaving
-        busy = relay.step(takes=not is_leaving)
+        try:
+            busy = relay.step(takes=not is_leaving)
+        except shards.transient_errors:
+            # Taken over again: what was published and not marked is found in the done log.
+            self._drop(number)
+            raise
         if relay.is_open:
             self._taken_over.add(number)
         if backlog.is_lost or (is_leaving and not relay.is_busy):
@@ -256,32 +270,17 @@ class RelayCoordinator:
             shards.give_up(number)
         return busy
 
-    def _relay(self, shards: StoreShards, number: int) -> tuple[Relay, Backlog]:
-        store, rights = self._store, self._rights
-        servers, config, done = store.bootstrap_servers, store.config, f"{shards.name}.done"
-
-        def make(transactional_id: str, *, apart: bool) -> Outbound:
-            log = DoneLog(servers, config, done, number, rights)
-            return Outbound(
-                servers,
-                config,
-                transactional_id=transactional_id,
-                done=log,
-                apart=apart,
-                rights=rights,
-                pace=self._pace,
-                spans=publication_spans(self._telemetry, store.prefix),
-            )
-
+    def _relay(self, shards: StoreShards, number: int) -> tuple[Relay, ShardBacklog]:
+        assert self._clients is not None  # noqa: S101 - made before the thread was started
         backlog = shards.backlog(number)
-        relay = Relay(backlog, shards.transactional_id(number), make, self._left, self._wake.set, pace=self._pace)
+        relay = Relay(backlog, number, shards.transactional_id(number), self._clients)
         self._relays[number] = relay, backlog
         return relay, backlog
 
     def _drop(self, number: int) -> None:
         relay, _ = self._relays.pop(number)
         self._taken_over.discard(number)
-        relay.abandon()
+        relay.close()
         self._former_groups += relay.groups
         self._former_recoveries += relay.recoveries
 
@@ -310,9 +309,8 @@ class RelayCoordinator:
 
     def _end(self, shards: StoreShards) -> None:
         self._discarding.close()
-        close_by = max(self._finish_by, time.monotonic() + _LEAST_CLOSE_S)
         for relay, _ in self._relays.values():
-            relay.close(max(0.0, close_by - time.monotonic()))
+            relay.close()
         self._count()
         try:
             shards.close()

@@ -1,13 +1,14 @@
-"""What a relay publishes, and what became of it: transactions with their messages, in an order that is kept. Pure."""
+"""What a relay publishes: transactions with their messages, in an order that is kept. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.clients.transactional.faults import Fault
 from penstock.transactions.wire.half import Line
+
+#: What a message takes in memory besides its content, generously.
+_MESSAGE_BYTES = 100
 
 
 class OutboundMessage(NamedTuple):
@@ -41,54 +42,30 @@ class Publishable(NamedTuple):
         return f"<Publishable {self.transaction_id}>"
 
     @property
+    def addressed(self) -> Sequence[OutboundMessage]:
+        """The messages with their targets."""
+        return self.messages
+
+    @property
+    def payload_bytes(self) -> int:
+        """What its messages take in the client's buffer, about."""
+        content = sum(_MESSAGE_BYTES + len(message.key or b"") + len(message.value or b"") for message in self.messages)
+        return content + sum(
+            len(name) + len(value or b"") for message in self.messages for name, value in message.headers
+        )
+
+    @property
     def topics(self) -> tuple[str, ...]:
         """The topics of its messages."""
         return tuple(dict.fromkeys(message.topic for message in self.messages))
 
-
-def lanes_of(entry: Publishable) -> tuple[int, ...]:
-    """Return what a transaction shares with those that it must not pass: a number for each key and topic, and line."""
-    if entry.discards is not None:
-        # The discarded topic has no order.
-        return ()
-    lanes = [hash((message.topic, message.key)) for message in entry.messages if message.key is not None]
-    if entry.line is not None:
-        lanes.append(hash(entry.line))
-    return tuple(lanes)
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of transactions that were to be published. Each is in one of the first three."""
-
-    #: Names of those that are committed, in their order. Of all others nothing is visible.
-    published: list[str] = field(default_factory=list)
-    #: Those that cannot be published now, by name, each with the reason.
-    refused: dict[str, str] = field(default_factory=dict)
-    #: Names of those that wait, for one that was refused or because the broker has trouble.
-    held: list[str] = field(default_factory=list)
-    #: Topics that are to blame; of those that were refused for none of them, the message itself is.
-    faults: dict[str, Fault] = field(default_factory=dict)
-    #: Nothing is in doubt, and it has to be opened again before the next publication.
-    is_spent: bool = False
-
-
-def divide(
-    entries: Iterable[Publishable], refused: Mapping[str, str], faults: Mapping[str, Fault], outcome: Outcome
-) -> list[Publishable]:
-    """Set apart what is to blame and what must not pass it; return the others."""
-    left: list[Publishable] = []
-    stopped: set[int] = set()
-    outcome.faults.update(faults)
-    for entry in entries:
-        why = refused.get(entry.transaction_id)
-        why = why or next((faults[m.topic].why for m in entry.messages if m.topic in faults), None)
-        if why is None and (not stopped or stopped.isdisjoint(lanes_of(entry))):
-            left.append(entry)
-            continue
-        stopped.update(lanes_of(entry))
-        if why is None:
-            outcome.held.append(entry.transaction_id)
-        else:
-            outcome.refused[entry.transaction_id] = why
-    return left
+    @property
+    def places(self) -> tuple[int, ...]:
+        """What it shares with those that it must not pass: a number for each target and key, and for its line."""
+        if self.discards is not None:
+            # The discarded topic has no order.
+            return ()
+        places = {hash((message.topic, message.key)) for message in self.messages if message.key is not None}
+        if self.line is not None:
+            places.add(hash(self.line))
+        return tuple(places)

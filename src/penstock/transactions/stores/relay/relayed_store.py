@@ -9,7 +9,7 @@ from penstock.options import ClientConfig
 from penstock.transactions.coordinator.checks.discard_policy import Discarding
 from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
 from penstock.transactions.model import CoordinatorStatistics, PendingTransaction
-from penstock.transactions.stores.relay.backlog import Backlog
+from penstock.transactions.stores.relay.backlog import ShardBacklog
 from penstock.transactions.stores.relay.relay import Relay
 from penstock.transactions.wire.ops import Verdict
 
@@ -49,7 +49,7 @@ class StoreShards(Protocol):
     def transactional_id(self, shard: int) -> str:
         """Return the transactional id that publishes a shard."""
 
-    def backlog(self, shard: int) -> Backlog:
+    def backlog(self, shard: int) -> ShardBacklog:
         """Return what waits in a shard."""
 
     def renew(self) -> None:

@@ -98,6 +98,14 @@ shard = sa.Table(
     sa.Column("epoch", sa.BigInteger, nullable=False),
 )
 
+#: The transactional ids under which a shard may be published, in one text: its next owner shuts them out.
+claim = sa.Table(
+    "penstock_claim",
+    metadata,
+    sa.Column("shard", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("ids", sa.Text, nullable=False),
+)
+
 #: The call into the Kafka client that has not gone on since then, of a shard whose coordinator waits for it.
 slow_call = sa.Table(
     "penstock_slow_call",

@@ -157,6 +157,11 @@ class Pending:
             self.parts.add(offset, half)
 
     @property
+    def transaction_id(self) -> str:
+        """The id that all its halves have."""
+        return self.half.transaction_id
+
+    @property
     def halves(self) -> Sequence[Half]:
         """What it publishes, in the order of its parts."""
         if self.parts is None:
@@ -184,6 +189,31 @@ class Pending:
     def keys(self) -> tuple[int, ...]:
         """A number for each of its keys with its target, as `key_hashes` gives them."""
         return key_hashes(self.halves) if self.dropped is None else self.dropped
+
+    @property
+    def addressed(self) -> Sequence[Half]:
+        """The messages that go to their targets: none where it is rolled back or discarded."""
+        return self.halves if self.verdict is Verdict.COMMIT else ()
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Their targets."""
+        return tuple(dict.fromkeys(half.topic for half in self.addressed))
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The lines in which it stands while it is set aside: what is discarded has no order."""
+        return self.keys if self.verdict is Verdict.COMMIT else ()
+
+    @property
+    def order(self) -> int:
+        """Its place among those that could be published."""
+        return self.sequence
+
+    def partitions_wanted(self, topic: str) -> int:
+        """Return how many partitions a target must have at least; 0 where nothing goes there."""
+        wanted = (1 if half.partition is None else half.partition + 1 for half in self.addressed if half.topic == topic)
+        return max(wanted, default=0)
 
     def drop(self) -> None:
         """Keep no payloads in memory; they can be read again where its halves stand."""

@@ -8,15 +8,13 @@ delayed (`deliver_at`), loading (its payload is being read), or it stands behind
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import chain, count, islice
 
 from penstock.transactions.coordinator.state.pending.delays import Delays
 from penstock.transactions.coordinator.state.pending.key_order import KeyOrder
 from penstock.transactions.coordinator.state.pending.loading import Loading
 from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.state.pending.set_aside import SetAside
-from penstock.transactions.wire.done_records import Note, Snapshot
+from penstock.transactions.publishing.set_aside import SetAside
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ops import Verdict
 
@@ -25,37 +23,6 @@ _DUE = 10_000
 
 # A member of an enumeration is dear to look up, and this is the way of every transaction.
 _ROLLBACK = Verdict.ROLLBACK
-
-
-@dataclass(slots=True)
-class CommitBatch:
-    """The part of one half partition in a Kafka transaction.
-
-    Attributes:
-        decided: what is settled by it, in the order in which it is published.
-        answered: pending transactions whose count of answered checks is written down by it.
-        half_checkpoint: where reading of the half log would start once it is committed.
-        op_checkpoint: the same for the op log.
-        done_checkpoint: the offset of the done log below which nothing is needed.
-        log_ids: topic ids of the logs, as they stand beside the positions.
-        counts: notes on these as they were when it was chosen: answers may come while it is under way.
-        snapshots: pending transactions, as they were then, that it writes down whole so that the checkpoints pass them.
-        moves: whether positions are committed with it: what is tried apart from the others moves none.
-    """
-
-    decided: list[Pending]
-    answered: list[Pending]
-    half_checkpoint: int
-    op_checkpoint: int
-    counts: list[Note] = field(default_factory=list)
-    snapshots: list[Snapshot] = field(default_factory=list)
-    done_checkpoint: int = 0
-    log_ids: str = ""
-    moves: bool = True
-
-    def notes(self) -> list[Note]:
-        """Return what the done log shall say."""
-        return [pending.note() for pending in self.decided] + self.counts
 
 
 class ReadyQueue:
@@ -67,7 +34,7 @@ class ReadyQueue:
         self.keys = KeyOrder()
         self.delays = Delays()
         #: Those that cannot be published with the others now.
-        self.set_aside = SetAside()
+        self.set_aside = SetAside[Pending]()
         #: Those whose payloads are being read, and those behind them.
         self.loading = Loading()
         self._ready: dict[str, Pending] = {}
@@ -162,12 +129,12 @@ class ReadyQueue:
         for pending in islice(self.delays.take_due(now_ms), _DUE):
             self._enter(pending)
 
-    def release(self, topic: str) -> None:
-        """Let what was set aside for a topic's sake go with the others, before those that came later."""
-        freed: list[Pending] = []
-        while fronts := [pending for pending in self.set_aside.fronts(topic) if not pending.in_flight]:
-            for pending in fronts:
-                freed += [pending, *self.set_aside.remove(pending)]
+    def release(self, topic: str, is_refused: Callable[[str], bool]) -> None:
+        """Let what was set aside for a topic's sake go with the others, before those that came later.
+
+        What is refused, by its name, stays where it is.
+        """
+        freed = self.set_aside.release(topic, lambda pending: is_refused(pending.transaction_id))
         self._make_ready_again(freed)
 
     def held_by(self, pending: Pending) -> Pending | None:

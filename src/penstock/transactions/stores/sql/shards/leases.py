@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import sqlalchemy as sa
 
@@ -49,6 +50,24 @@ class Leases:
         if not done.rowcount:
             _log.warning("shard %d was taken by another coordinator", number)
         return bool(done.rowcount)
+
+    def claim(self, number: int, ids: Sequence[str]) -> bool:
+        """Renew a lease, and write down under which transactional ids the shard may be published; tell as `renew`."""
+        if not self.renew(number):
+            return False
+        if self.claimed(number) != list(ids):
+            claim, shard = schema.claim, schema.shard
+            mine = sa.select(shard.c.number, sa.literal(" ".join(ids))).where(self.is_mine(number))
+            with self._database.begin() as connection:
+                connection.execute(claim.delete().where(claim.c.shard == number, sa.exists(mine)))
+                connection.execute(claim.insert().from_select([claim.c.shard, claim.c.ids], mine))
+        return True
+
+    def claimed(self, number: int) -> list[str]:
+        """Return the transactional ids that were written down last for a shard."""
+        with self._database.read() as connection:
+            found = connection.execute(sa.select(schema.claim.c.ids).where(schema.claim.c.shard == number)).scalar()
+        return (found or "").split()
 
     def give_up(self, number: int) -> None:
         """Leave a shard to others. Nothing may be under way in it."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import sqlalchemy as sa
 
+from penstock.transactions.stores.relay.backlog import Reason
 from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
-from penstock.transactions.stores.relay.quarantine import Reason
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.wire.discarded import BY_OPERATOR, EXHAUSTED, encode_discarded
@@ -67,16 +68,21 @@ class RelayQueries:
             ids = list(connection.execute(found.limit(GROUP)).scalars())
             return self._settle(connection, ids, schema.ROLLBACK)
 
-    def ready(self, number: int, mine: sa.ColumnElement[bool]) -> list[Publishable] | None:
-        """Return what to publish next of a shard, in its order; None where the shard is another's."""
-        tx = schema.tx
+    def ready(self, number: int, mine: sa.ColumnElement[bool], limit: int, room_bytes: int) -> list[Publishable] | None:
+        """Return what to publish next of a shard, in its order; None where the shard is another's.
+
+        It is `limit` transactions at most, and `room_bytes` of values; a single one may be larger.
+        """
+        tx, message = schema.tx, schema.message
+        sizes = sa.select(sa.func.sum(sa.func.length(message.c.value))).where(message.c.tx == tx.c.id)
+        found = sa.select(tx, sizes.scalar_subquery().label("size")).where(self._is_ready(number))
         with self._database.read() as connection:
             if connection.execute(sa.select(schema.shard.c.number).where(mine)).first() is None:
                 return None
-            rows = connection.execute(
-                sa.select(tx).where(self._is_ready(number)).order_by(tx.c.decided_seq).limit(GROUP)
-            ).all()
-            return self._publishables(connection, rows)
+            rows = connection.execute(found.order_by(tx.c.decided_seq).limit(min(limit, GROUP))).all()
+            behind = accumulate((row.size or 0 for row in rows), initial=0)
+            fitting = [row for row, before in zip(rows, behind, strict=False) if before + (row.size or 0) <= room_bytes]
+            return self._publishables(connection, fitting or rows[:1])
 
     def settle(self, ids: Sequence[str]) -> list[Settled]:
         """Mark transactions, by their names in the done log, as settled; those that are already are left alone."""
@@ -101,16 +107,18 @@ class RelayQueries:
                     )
                 )
 
-    def release(self, number: int, mine: sa.ColumnElement[bool]) -> None:
-        """Let all of a shard go that a former owner held: whoever had it was shut out, and the done log was read."""
+    def release(self, number: int, mine: sa.ColumnElement[bool], names: Collection[str] | None = None) -> None:
+        """Let go what is held of a shard: some by their names, or all that a former owner held.
+
+        The latter once whoever had it was shut out, and the done log was read.
+        """
         tx = schema.tx
         held = (tx.c.shard == number) & tx.c.settled_at.is_(None) & (tx.c.state != schema.PREPARED)
+        marked = sa.or_(tx.c.held_until > 0, tx.c.taken_until > 0)
         with self._database.begin() as connection:
-            connection.execute(
-                tx.update()
-                .where(held, sa.or_(tx.c.held_until > 0, tx.c.taken_until > 0), _is(mine))
-                .values(held_until=0.0, taken_until=0.0)
-            )
+            for some in [sa.true()] if names is None else _in_groups(tx.c.id, names):
+                released = tx.update().where(held, marked, some, _is(mine))
+                connection.execute(released.values(held_until=0.0, taken_until=0.0))
 
     def take_held(
         self, number: int, names: Sequence[str], mine: sa.ColumnElement[bool]
@@ -138,10 +146,8 @@ class RelayQueries:
     def put_back(self, names: Iterable[str], mine: sa.ColumnElement[bool]) -> None:
         """A trial of these is over."""
         tx = schema.tx
-        ids = [one for name in names for one in (name, _other_id(name))]
         with self._database.begin() as connection:
-            for start in range(0, len(ids), GROUP):
-                some = tx.c.id.in_(ids[start : start + GROUP])
+            for some in _in_groups(tx.c.id, names):
                 connection.execute(
                     tx.update().where(some, tx.c.taken_until >= schema.TAKEN, _is(mine)).values(taken_until=0.0)
                 )
@@ -234,6 +240,12 @@ class RelayQueries:
         if state != schema.DISCARD:
             connection.execute(message.delete().where(message.c.tx.in_([row.id for row in rows])))
         return [Settled(row.state, row.answered, row.age) for row in rows]
+
+
+def _in_groups(column: sa.Column[str], names: Iterable[str]) -> Iterator[sa.ColumnElement[bool]]:
+    """Yield conditions for transactions by their names in the done log, each for some of them."""
+    ids = [one for name in names for one in (name, _other_id(name))]
+    return (column.in_(ids[start : start + GROUP]) for start in range(0, len(ids), GROUP))
 
 
 def _is(mine: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from penstock.transactions.connections import cause_of
 from penstock.transactions.model import CoordinatorStatistics
+from penstock.transactions.stores.relay.backlog import Reason
 from penstock.transactions.stores.relay.publishable import Publishable
-from penstock.transactions.stores.relay.quarantine import Reason
 from penstock.transactions.stores.relay.relay import Relay
 from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.stores.sql import schema
@@ -130,12 +130,16 @@ class SqlBacklog:
         #: Whether another coordinator has the shard.
         self.is_lost = False
 
-    def may_open(self) -> bool:
+    def may_open(self, claim: Sequence[str]) -> bool:
         """Renew the lease: a coordinator that lost the shard must not fence its new owner."""
-        self.is_lost = self.is_lost or not self._leases.renew(self._shard)
+        self.is_lost = self.is_lost or not self._leases.claim(self._shard, claim)
         return not self.is_lost
 
-    def take(self) -> Sequence[Publishable]:
+    def claimed(self) -> Sequence[str]:
+        """Return the transactional ids that were written down last."""
+        return self._leases.claimed(self._shard)
+
+    def take(self, limit: int, room_bytes: int) -> Sequence[Publishable]:
         """Return what to publish next, and settle what was rolled back."""
         if self.is_lost:
             return ()
@@ -147,7 +151,7 @@ class SqlBacklog:
             return ()
         self._counts.settled(self._queries.roll_back(self._shard))
         # With the ownership, after the relay was opened: whoever takes the shard from now on fences this one.
-        entries = self._queries.ready(self._shard, mine)
+        entries = self._queries.ready(self._shard, mine, limit, room_bytes)
         self.is_lost = entries is None
         return entries or ()
 
@@ -165,6 +169,10 @@ class SqlBacklog:
     def hold(self, reasons: Mapping[str, Reason]) -> None:
         """Have what is tried apart left alone by `take`."""
         self._queries.hold(reasons)
+
+    def release(self, names: Collection[str]) -> None:
+        """Let `take` return what was held."""
+        self._queries.release(self._shard, self._leases.is_mine(self._shard), names)
 
     def take_held(self, names: Sequence[str]) -> Mapping[str, Publishable | None]:
         """Take what is held for a trial; None stands for what was discarded or settled."""

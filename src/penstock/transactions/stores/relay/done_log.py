@@ -1,17 +1,16 @@
 """The done log of a store that is not in Kafka: which transactions were published, as Kafka has it.
 
 A record holds the ids of what one Kafka transaction published, and is part of it. Each shard of a store has a
-partition of its own. What the store has marked as published is forgotten, so the log stays short. Beside these there
-are records that say under which transactional ids the shard's owner publishes: see `writer_pool`.
+partition of its own. What the store has marked as published is forgotten, so the log stays short.
 """
 
 from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
@@ -33,15 +32,17 @@ _ANSWER_S = 5.0
 _READ_S = 15.0
 _HEAD = struct.Struct(">BI")
 _VERSION = 1
-#: A record of the numbers of transactional ids: the first of them, and the one behind the last.
-_NUMBERS = struct.Struct(">BII")
-_NUMBERS_VERSION = 2
-#: Transactional ids that one owner has at most; a record with more is somebody else's.
-_MOST_NUMBERS = 100
+
+
+class DoneRead(NamedTuple):
+    """What a done log said: where it ended, and the ids in it."""
+
+    end: int
+    ids: frozenset[str]
 
 
 class DoneLog:
-    """One partition of a done log, the shard's own. Used by one thread at a time.
+    """One partition of a done log, the shard's own. Reading is thread-safe; one thread forgets.
 
     What right is missing is noted in `rights`; without them in the program's log alone.
     """
@@ -62,43 +63,27 @@ class DoneLog:
         self.admin = clients.admin(bootstrap_servers, config)
         self._forgotten_to = 0
 
-    def read(self, goes_on: Callable[[], object] = lambda: None) -> tuple[int, frozenset[str]]:
+    def read(self, goes_on: Callable[[], object] = lambda: None) -> DoneRead:
         """Return the end of the log and the ids in it. Whose records are looked for must have been shut out.
 
         `goes_on` is called as it goes on. Raises `KafkaException` where a broker does not answer, and `TimeoutError`
         where the end was not reached in time.
         """
-        low, end = self._bounds()
-        found: set[str] = set()
-        for message in self._records(low, end, goes_on, "read_committed"):
-            if decode_numbers(message.value()) is None:
-                found.update(_ids(message))
-        self._forgotten_to = low
-        return end, frozenset(found)
-
-    def announced(self, goes_on: Callable[[], object] = lambda: None) -> tuple[range, int] | None:
-        """Return the numbers of transactional ids that were written down last, and where; None: none were.
-
-        It waits for no open transaction: what is part of one counts. Raises as `read`.
-        """
-        last = None
-        for message in self._records(*self._bounds(), goes_on, "read_uncommitted"):
-            numbers = decode_numbers(message.value())
-            if numbers is not None:
-                last = numbers, int(message.offset() or 0)
-        return last
-
-    def _bounds(self) -> tuple[int, int]:
-        with self._reader(isolation="read_uncommitted") as reader:
-            return reader.bounds(self.topic, [self.partition], _ANSWER_S)[self.partition]
-
-    def _records(self, low: int, end: int, goes_on: Callable[[], object], isolation: str) -> Iterator[Message]:
         place = self.topic, self.partition
-        with self._reader(isolation=isolation) as reader:
+        low, end = self.bounds()
+        found: set[str] = set()
+        with self._reader(isolation="read_committed") as reader:
             for records in reader.read(
                 {place: low}, {place: end}, step=lambda _behind, _idle_s: goes_on(), limit_s=_READ_S
             ):
-                yield from records
+                for message in records:
+                    found.update(_ids(message))
+        return DoneRead(end, frozenset(found))
+
+    def bounds(self, limit_s: float = _ANSWER_S) -> tuple[int, int]:
+        """Return where the log begins and ends. Raises `KafkaException` where a broker does not answer in time."""
+        with self._reader(isolation="read_uncommitted") as reader:
+            return reader.bounds(self.topic, [self.partition], limit_s)[self.partition]
 
     def forget(self, offset: int) -> None:
         """Delete what stands below an offset. Does not wait; what fails is deleted by a later call."""
@@ -144,19 +129,6 @@ def decode_ids(value: bytes | None) -> list[str]:
             f"a record of a done log of version {version}, with {count} ids in {len(content)} bytes; it is ignored"
         )
     return [id_text(content[start : start + ID_BYTES]) for start in range(_HEAD.size, len(content), ID_BYTES)]
-
-
-def encode_numbers(numbers: range) -> bytes:
-    """Return the value of a record that says under which transactional ids the shard is published."""
-    return _NUMBERS.pack(_NUMBERS_VERSION, numbers.start, numbers.stop)
-
-
-def decode_numbers(value: bytes | None) -> range | None:
-    """Read the numbers of transactional ids, or return None where a record holds none."""
-    if value is None or len(value) != _NUMBERS.size or value[0] != _NUMBERS_VERSION:
-        return None
-    _, first, behind = _NUMBERS.unpack(value)
-    return range(first, behind) if 0 < first < behind <= first + _MOST_NUMBERS else None
 
 
 def _raise_forbidden(kind: ErrorKind, error: KafkaError, _place: Place) -> None:

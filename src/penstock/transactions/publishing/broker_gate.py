@@ -1,7 +1,7 @@
-"""Whether the coordinator of the group answers: after a failure nothing is published before it does.
+"""Whether the brokers that a Kafka transaction needs answer: after a failure nothing is published before they do.
 
-The client library waits for it without end in the midst of a Kafka transaction. Here it is asked by a consumer, with a
-time limit, on a disposable thread.
+The client library waits for a group's coordinator without end in the midst of a Kafka transaction. Here it is asked
+with a time limit, on a disposable thread.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _LIMIT_S = 5.0
 _AGAIN_S = 0.2
 
 
-class GroupGate:
+class BrokerGate:
     """Open as long as nothing failed, and from an answer on. Used by one thread; waits for nothing.
 
-    `ask` returns once the group's coordinator has answered, or raises `KafkaException`.
+    `ask` returns once the brokers have answered, or raises `KafkaException`.
     """
 
     def __init__(self, ask: Callable[[], None], left: LeftBehind) -> None:
@@ -48,8 +48,8 @@ class GroupGate:
                 return False
             if self._thread is None:
                 self._left.require_few()
-                self._thread = Disposable("penstock-group-gate", self._left)
-            self._question = self._thread.start("asking for the group's coordinator", self._ask)
+                self._thread = Disposable("penstock-broker-gate", self._left)
+            self._question = self._thread.start("asking whether brokers answer", self._ask)
             return False
         if not question.done():
             if question.age_s >= _LIMIT_S and self._thread is not None:
@@ -61,7 +61,7 @@ class GroupGate:
         try:
             question.result()
         except KafkaException as error:
-            _log.debug("the group's coordinator does not answer: %s", reason(error))
+            _log.debug("the brokers do not answer: %s", reason(error))
             self._not_before = now + _AGAIN_S
         else:
             self.is_open = True

@@ -6,6 +6,11 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from confluent_kafka.admin import AdminClient
+
+from penstock.clients.requests.topics import hidden_topics, partition_counts
+from penstock.clients.rights import Operation, topic_right
+from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import PenstockError
 
 _log = logging.getLogger("penstock.transactions")
@@ -17,6 +22,8 @@ _ROUND_S = 5.0
 
 #: Missing topics that are asked for by name, in one round.
 _ASKED_FOR = 20
+#: Seconds in which brokers shall answer.
+_ANSWER_S = 5.0
 
 #: Why a topic cannot take a message that nobody has heard of yet: the list that comes next may have it.
 NOT_KNOWN = "is not known yet"
@@ -101,3 +108,12 @@ class Targets:
         finally:
             self._asking.clear()
             self._heard.set()
+
+
+def cluster_targets(admin: AdminClient, bootstrap_servers: str, name: str, rights: MissingRights) -> Targets:
+    """Return the targets of a cluster; a right that is missing to see one is noted in `rights`."""
+
+    def hidden(missed: Sequence[str]) -> Mapping[str, str]:
+        return {one: rights.lacks(topic_right(Operation.WRITE, one)) for one in hidden_topics(admin, missed, _ANSWER_S)}
+
+    return Targets(lambda: partition_counts(admin, bootstrap_servers, _ANSWER_S), name, hidden)

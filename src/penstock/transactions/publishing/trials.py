@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
-from penstock.transactions.coordinator.partitions.counts import Counts
-from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
-from penstock.transactions.coordinator.publishing.group_commit import Flight, FlightState, GroupCommit
-from penstock.transactions.coordinator.publishing.group_gate import GroupGate
-from penstock.transactions.coordinator.publishing.publisher import InDoubtError, NotPublishedError, TooLargeError
-from penstock.transactions.coordinator.publishing.publisher_slot import CommitResult, PublisherSlot
-from penstock.transactions.coordinator.publishing.target_gate import TargetGate, size_of
-from penstock.transactions.coordinator.publishing.targets import NOT_KNOWN
-from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
+from penstock.transactions.publishing.backlog import Backlog, Batch, Proof
+from penstock.transactions.publishing.broker_gate import BrokerGate
+from penstock.transactions.publishing.flight import Flight, FlightState, GroupCommit
+from penstock.transactions.publishing.publisher import InDoubtError, NotPublishedError, TooLargeError
+from penstock.transactions.publishing.publisher_slot import CommitResult, PublisherSlot
+from penstock.transactions.publishing.set_aside import Waiting
+from penstock.transactions.publishing.target_gate import TargetGate, size_of
+from penstock.transactions.publishing.targets import NOT_KNOWN
 from penstock.transactions.rationed_log import RationedLog
 
 _log = logging.getLogger("penstock.transactions")
@@ -26,6 +25,13 @@ _NO_END = (
     "the broker cannot end a Kafka transaction there: its max.message.bytes may be smaller than the marker that ends "
     "one; mend that, and restart the broker that leads it"
 )
+
+
+class Prove(Protocol):
+    """Proves the ownership of the partitions that a Kafka transaction settles something of."""
+
+    def __call__(self, batches: Mapping[int, Batch], *, apart: bool) -> Proof | None:
+        """Return what goes into the Kafka transaction for that; `apart` tells whether it is a trial."""
 
 
 class _Trial(Flight):
@@ -39,7 +45,7 @@ class _Trial(Flight):
 
 
 class Trials:
-    """Tries what is set aside. Used by the coordinator's thread; waits for nothing.
+    """Tries what is set aside. Used by the engine's thread; waits for nothing.
 
     `under_way` returns the targets of the common transaction under way, or in doubt.
     """
@@ -49,27 +55,32 @@ class Trials:
         slots: Sequence[PublisherSlot],
         *,
         targets: TargetGate,
-        owned: Mapping[int, HalfPartition],
-        group_metadata: Callable[[], Any],
-        gate: GroupGate,
+        owned: Mapping[int, Backlog],
+        prove: Prove,
+        gate: BrokerGate,
         under_way: Callable[[], set[str]],
-        counts: Counts,
         ration: RationedLog,
     ) -> None:
         self._trials = [_Trial(slot) for slot in slots]
         self._targets = targets
         self._quarantine = targets.quarantine
         self._owned = owned
-        self._group_metadata = group_metadata
+        self._prove = prove
         self._gate = gate
         self._under_way = under_way
-        self._counts = counts
         self._ration = ration
+        #: Kafka transactions that were committed; ends that were in doubt, or may come twice.
+        self.groups = self.recoveries = 0
 
     @property
     def slots(self) -> list[PublisherSlot]:
         """The slots that have something to look after."""
         return [one.slot for one in self._trials if not one.is_idle or one.slot.is_used]
+
+    @property
+    def commits(self) -> list[GroupCommit]:
+        """What is under way or in doubt."""
+        return [one.commit for one in self._trials if one.commit is not None]
 
     @property
     def is_flying(self) -> bool:
@@ -91,7 +102,7 @@ class Trials:
             if not trial.is_idle:
                 continue
             if waiting is None:
-                waiting = {topic for p in self._owned.values() for topic in p.state.queue.set_aside.topics()}
+                waiting = {topic for backlog in self._owned.values() for topic in backlog.set_aside.topics()}
             if not waiting:
                 return
             if trial.slot.lost_ids > trial.lost_ids:
@@ -119,36 +130,45 @@ class Trials:
         if missing is not None:
             self._targets.is_absent(topic, missing, now)
             return
-        batches = self._chosen(topic, now)
+        width = self._quarantine.begin_try(topic, now)
+        is_retry, candidates = self._candidates(topic, width, now)
+        topics = {target for some in candidates.values() for waiting in some for target in waiting.topics}
+        if not topics.isdisjoint(self._under_way()):
+            # What was there before it entered quarantine goes first.
+            self._quarantine.end_try(topic)
+            return
+        batches = self._batches(candidates, now, is_retry=is_retry)
         if not batches:
             self._quarantine.end_try(topic)
             self._quarantine.postpone(topic, now)
             return
-        commit_topics = {half.topic for batch in batches.values() for p in batch.decided for half in p.halves}
-        if not commit_topics.isdisjoint(self._under_way()):
-            # What was there before it entered quarantine goes first.
-            self._quarantine.end_try(topic)
-            return
         trial.topic = topic
-        trial.begin(trial.slot, GroupCommit.of(self._owned, batches, topic), self._group_metadata())
+        commit = GroupCommit.of(self._owned, batches, topic)
+        trial.begin(trial.slot, commit, self._prove(batches, apart=True))
 
-    def _chosen(self, topic: str, now: float) -> dict[int, CommitBatch]:
+    def _candidates(self, topic: str, width: int, now: float) -> tuple[bool, dict[int, list[Waiting]]]:
         """Return what is tried for a topic's sake: what was refused, one alone; or what was not, as many as may be."""
-        width = self._quarantine.begin_try(topic, now)
         refused = self._targets.refused_longest(topic) if self._quarantine.retries(topic, now) else None
         if refused is not None:
-            number, pending = refused
-            is_there = self._owned[number].in_memory([pending], now)
-            return {number: CommitBatch([pending], [], -1, -1, moves=False)} if is_there else {}
-        batches: dict[int, CommitBatch] = {}
-        for number, partition in self._owned.items():
-            chosen = partition.in_memory(self._targets.candidates(partition, topic, width), now)
-            chosen = self._targets.without_too_large(chosen, now)
-            width -= len(chosen)
-            if chosen:
-                batches[number] = CommitBatch(chosen, [], -1, -1, moves=False)
+            number, waiting = refused
+            return True, {number: [waiting]}
+        found: dict[int, list[Waiting]] = {}
+        for number, backlog in self._owned.items():
+            some = self._targets.candidates(backlog, topic, width)
+            width -= len(some)
+            if some:
+                found[number] = some
             if width <= 0:
                 break
+        return False, found
+
+    def _batches(self, candidates: Mapping[int, list[Waiting]], now: float, *, is_retry: bool) -> dict[int, Batch]:
+        """Return those whose messages are there; where none was refused before, as far as they fit."""
+        batches: dict[int, Batch] = {}
+        for number, some in candidates.items():
+            batch = self._owned[number].trial(some, now, lambda entry: is_retry or self._targets.fits(entry, now))
+            if batch is not None:
+                batches[number] = batch
         return batches
 
     def take_results(self, now: float) -> None:
@@ -157,7 +177,7 @@ class Trials:
             learned = trial.learned()
             if learned is not None:
                 commit, found = learned
-                self._counts.recoveries += 1
+                self.recoveries += 1
                 self._targets.settled(commit.learn(found, self._owned))
                 self._quarantine.end_try(commit.topic)
             ended = trial.ended()
@@ -174,20 +194,20 @@ class Trials:
             return
         self._quarantine.end_try(topic)
         if error is None:
-            names = [pending.half.transaction_id for pending in commit.decided()]
+            names = [entry.transaction_id for entry in commit.decided()]
             self._quarantine.succeeded(topic, names, now)
-            self._targets.settled(commit.committed())
-            self._counts.groups += 1
-            self._counts.recoveries += result.is_replaced
+            self._targets.settled(commit.committed(result.done_ends))
+            self.groups += 1
+            self.recoveries += result.is_replaced
             return
-        commit.failed()
         if isinstance(error, TooLargeError) and commit.count() == 1:
-            for pending in commit.decided():
-                self._targets.refuse(pending.half.transaction_id, topic, str(error), now)
+            for entry in commit.decided():
+                self._targets.refuse(entry.transaction_id, topic, str(error), now)
         elif error.failed:
             self._refuse_all(commit, error, topic, now)
         else:
             self._failed(commit, error, topic, now)
+        commit.failed()
 
     def _failed(self, commit: GroupCommit, error: NotPublishedError, topic: str, now: float) -> None:
         """Take in that a trial failed for no message of it."""
@@ -209,18 +229,17 @@ class Trials:
 
     def _refuse_all(self, commit: GroupCommit, error: NotPublishedError, topic: str, now: float) -> None:
         """Take in which ones the broker refused."""
-        for pending in commit.decided():
-            why = error.failed.get(pending.half.transaction_id)
-            if why is not None:
-                is_size = pending.half.transaction_id in error.too_large
-                size = max(map(size_of, pending.halves)) if is_size else None
-                self._targets.refuse(pending.half.transaction_id, topic, why, now, size)
+        for entry in commit.decided():
+            refused = error.failed.get(entry.transaction_id)
+            if refused is not None:
+                is_size = entry.transaction_id in error.too_large
+                size = max(map(size_of, entry.addressed), default=None) if is_size else None
+                self._targets.refuse(entry.transaction_id, topic, refused[1], now, size)
 
 
 def _refile(commit: GroupCommit, topic: str) -> None:
     """Have those wait for a topic's sake that go there, too: it was that topic's fault."""
-    for partition, batch in commit.batches.values():
-        set_aside = partition.state.queue.set_aside
-        for pending in batch.decided:
-            if pending.half.transaction_id in set_aside and any(half.topic == topic for half in pending.halves):
-                set_aside.refile(pending, topic)
+    for backlog, batch in commit.batches.values():
+        for entry in batch.decided:
+            if any(message.topic == topic for message in entry.addressed):
+                backlog.set_aside.refile(entry.transaction_id, topic)

@@ -3,10 +3,10 @@
 Each producer lives on a disposable thread of its own: it is made, used and closed there. Where a transaction failed, or
 a call did not return in time, both are left behind, and a successor is made on a new thread. Under the same id it has
 the broker end what was left open; where the broker cannot, that is settled all the same, and the next one has a new id.
-So the coordinator's loop waits for no call of the client library, and what became of a transaction is known once the
+So the engine waits for no call of the client library, and what became of a transaction is known once the
 successor is open and the done log was read.
 
-All methods are called by the coordinator's thread; none of them waits, save `begin`, for a moment.
+All methods are called by the engine's thread; none of them waits, save `begin`, for a moment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -27,14 +27,8 @@ from penstock.clients.transactional.end_watch import SURE_S
 from penstock.clients.transactional.errors import IdLostError
 from penstock.clients.transactional.pace import Pace
 from penstock.errors import StoppedError
-from penstock.transactions.coordinator.publishing.publisher import (
-    AbortedError,
-    InDoubtError,
-    NotPublishedError,
-    Publisher,
-)
-from penstock.transactions.coordinator.recovery.recovered_partition import DoneRead
-from penstock.transactions.coordinator.state.pending.ready_queue import CommitBatch
+from penstock.transactions.publishing.backlog import Batch, Proof
+from penstock.transactions.publishing.publisher import AbortedError, InDoubtError, NotPublishedError, Publisher
 from penstock.transactions.rationed_log import RationedLog
 
 _log = logging.getLogger("penstock.transactions")
@@ -59,7 +53,7 @@ _PRODUCED_S = 1.0
 #: Makes a publisher, on its own thread, for a transactional id.
 MakePublisher = Callable[[str], Publisher]
 #: Reads done logs to their ends, by partition and offset to begin at, on the thread of the publisher.
-ReadDone = Callable[[Mapping[int, int]], Mapping[int, DoneRead]]
+ReadDone = Callable[[Mapping[int, int]], Mapping[int, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +61,13 @@ class CommitResult:
     """How a Kafka transaction ended, and the seconds from its begin to the answer of its end.
 
     The error is None where it was committed for certain; else what `Publisher.publish` raised. Where its end may come a
-    second time, its producer is replaced all the same.
+    second time, its producer is replaced all the same. `done_ends` is what `Publisher.publish` returned.
     """
 
     error: NotPublishedError | None
     took_s: float
     is_replaced: bool = False
+    done_ends: Mapping[int, int] = field(default_factory=dict)
 
 
 class SlotState(Enum):
@@ -91,11 +86,20 @@ class SlotState(Enum):
 class PublisherSlot:
     """One place for a Kafka transaction under way.
 
-    Its transactional ids begin with `name`; a number is put behind it once one is lost.
+    Its transactional ids begin with `name`; a number is put behind it once one is lost. `may_open` is asked before a
+    producer is made, and tells whether that may be now; `wake` is called by other threads when a call has ended.
     """
 
     def __init__(
-        self, make: MakePublisher, read_done: ReadDone, name: str, left: LeftBehind, pace: Pace | None = None
+        self,
+        make: MakePublisher,
+        read_done: ReadDone,
+        name: str,
+        left: LeftBehind,
+        pace: Pace | None = None,
+        *,
+        may_open: Callable[[], bool] = lambda: True,
+        wake: Callable[[], object] = lambda: None,
     ) -> None:
         self._make = make
         self._read_done = read_done
@@ -103,6 +107,8 @@ class PublisherSlot:
         self.name = name
         self._left = left
         self._pace = pace or Pace()
+        self._may_open = may_open
+        self._wake = wake
         self._ration = RationedLog()
         #: Transactional ids that the broker could not free.
         self.lost_ids = 0
@@ -115,7 +121,7 @@ class PublisherSlot:
         self._not_before = 0.0
         # Where the done logs have to be read from once the next producer is open; empty: nothing is in doubt.
         self._doubt: dict[int, int] = {}
-        self._answer: Mapping[int, DoneRead] | None = None
+        self._answer: Mapping[int, Any] | None = None
         # Threads that close failed producers, until they have.
         self._closing: list[tuple[Disposable, Publisher, Call[None]]] = []
         self._warned_at = 0.0
@@ -148,7 +154,7 @@ class PublisherSlot:
         publisher = self._publisher
         return (publisher.doing if publisher is not None else "") or call.label, call.age_s
 
-    def begin(self, batches: Mapping[int, CommitBatch], group_metadata: Any) -> None:
+    def begin(self, batches: Mapping[int, Batch], proof: Proof | None) -> None:
         """Settle what the partitions' batches hold in one Kafka transaction; `result` gives its end.
 
         What is decided in the batches must not change until then. It returns when all is in the client library's hands:
@@ -160,13 +166,13 @@ class PublisherSlot:
         assert publisher is not None  # noqa: S101 - the same
         produced = threading.Event()
 
-        def publish() -> None:
+        def publish() -> Mapping[int, int]:
             try:
-                publisher.publish(batches, group_metadata, produced.set)
+                return publisher.publish(batches, proof, produced.set)
             finally:
                 produced.set()
 
-        self._call, self._state = thread.start("a Kafka transaction", publish), SlotState.IN_FLIGHT
+        self._call, self._state = thread.start("a Kafka transaction", publish, self._wake), SlotState.IN_FLIGHT
         produced.wait(_PRODUCED_S)
 
     def result(self, timeout_s: float = 0.0) -> CommitResult | None:
@@ -177,14 +183,14 @@ class PublisherSlot:
         if call.done(timeout_s):
             self._call, self._state, took_s = None, SlotState.READY, call.age_s
             try:
-                call.result()
+                done_ends = call.result()
             except NotPublishedError as error:
                 self._replace()
                 return CommitResult(error, took_s)
             is_spent = self._publisher is not None and self._publisher.is_spent
             if is_spent:
                 self._replace()
-            return CommitResult(None, took_s, is_spent)
+            return CommitResult(None, took_s, is_spent, done_ends)
         self._warn_if_slow(call)
         publisher = self._publisher
         assert publisher is not None  # noqa: S101 - it publishes
@@ -207,7 +213,7 @@ class PublisherSlot:
         """
         self._doubt = dict(doubt)
 
-    def answer(self) -> Mapping[int, DoneRead] | None:
+    def answer(self) -> Mapping[int, Any] | None:
         """Return what the done logs say, once, when they were read."""
         answer, self._answer = self._answer, None
         return answer
@@ -219,7 +225,8 @@ class PublisherSlot:
         """
         self._poll_closing()
         if self._state is SlotState.CLOSED and now >= self._not_before:
-            self._open()
+            if self._may_open():
+                self._open()
             return
         publisher, opening = self._publisher, self._call
         if self.is_ready and publisher is not None and publisher.is_outpaced:
@@ -237,7 +244,7 @@ class PublisherSlot:
         try:
             found = opening.result()
         except IdLostError as error:
-            _log.error("%s", error)
+            _log.error("%s; another transactional id takes its place", error)
             self.lost_ids += 1
             self._replace()
         except (InDoubtError, KafkaException, StoppedError) as error:
@@ -271,7 +278,7 @@ class PublisherSlot:
         free_s = min(_MOST_FREE_S, _FREE_S * 2.0 ** min(self.lost_ids, 9))
         self._publisher = publisher
 
-        def open_it() -> Mapping[int, DoneRead]:
+        def open_it() -> Mapping[int, Any]:
             publisher.open(free_s)
             if not doubt:
                 return {}
@@ -280,7 +287,7 @@ class PublisherSlot:
             time.sleep(SURE_S)
             return self._read_done(doubt)
 
-        self._call, self._state = self._thread.start("opening a Kafka producer", open_it), SlotState.OPENING
+        self._call, self._state = self._thread.start("opening a Kafka producer", open_it, self._wake), SlotState.OPENING
 
     def _replace(self) -> None:
         """Have the producer closed on its thread, and open a successor when the time has come."""

@@ -1,6 +1,5 @@
 """Topics that take nothing now, and transactions that were refused: what is tried apart from the others, and when.
 
-The rule is that of all stores: the coordinator on Kafka uses it, and the relays of the others (see `quarantine`).
 Pure: the caller gives the time, in monotonic seconds. A Kafka transaction fails as a whole, so whatever failed once is
 left out of the common ones. A topic in quarantine has all its messages tried apart; one that refused single messages
 stays there for a while after the last refusal, longer each time, so that the next refusal costs nobody else anything.
@@ -10,7 +9,7 @@ large is not tried before that one is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass
 
 #: Seconds until what failed is tried again: at first, and at last.
@@ -66,8 +65,6 @@ class TargetQuarantine:
     def __init__(self) -> None:
         self._topics: dict[str, _Topic] = {}
         self._refused: dict[str, _Refusal] = {}
-        #: Changes whenever something comes in or goes out.
-        self.version = 0
 
     def is_out(self, topic: str) -> bool:
         """Tell whether messages to a topic are left out of the common transactions."""
@@ -97,19 +94,16 @@ class TargetQuarantine:
         if found is not None and found.pause_s and found.why == why:
             found.why = next((one.why for one in self._refused.values() if one.topic == topic), "")
             found.pause_s, found.until = 0.0, now
-            self.version += 1
 
-    def refuse(
-        self, transaction_id: str, topic: str, why: str, now: float, too_large: int | None = None, *, stays: bool = True
-    ) -> bool:
+    def refuse(self, transaction_id: str, topic: str, why: str, now: float, too_large: int | None = None) -> bool:
         """Take in that the broker refused a transaction, or would; tell whether this is the first time.
 
-        `too_large` are its bytes, if that was the reason. It `stays` where its target is out for that also if it was
-        refused before.
+        `too_large` are its bytes, if that was the reason. One that is refused again says nothing new of its topic,
+        whose other messages need not stay apart for it.
         """
         is_first = transaction_id not in self._refused
         found = self._topics.get(topic)
-        if found is None or is_first or stays:
+        if found is None or is_first:
             found = self._enter(topic, why, now)
             found.why = found.why or why
             self._prolong(found, now)
@@ -119,7 +113,6 @@ class TargetQuarantine:
             found.retry_s = min(_LAST_S, 2 * found.retry_s) if found.retry_s else _FIRST_S
             found.retry_at = now + found.retry_s
         self._refused[transaction_id] = _Refusal(why, topic, now)
-        self.version += 1
         return is_first
 
     def watch(self, topic: str, now: float) -> None:
@@ -156,7 +149,6 @@ class TargetQuarantine:
             found.too_large, found.retry_s, found.retry_at = None, 0.0, 0.0
             for name in [name for name, refusal in self._refused.items() if refusal.topic == topic]:
                 del self._refused[name]
-            self.version += 1
 
     def try_now(self, topic: str, now: float) -> None:
         """Let a topic be tried at once: it may have come back."""
@@ -167,6 +159,11 @@ class TargetQuarantine:
     def is_refused(self, transaction_id: str) -> bool:
         """Tell whether a transaction was refused, and is tried alone."""
         return transaction_id in self._refused
+
+    def why_refused(self, transaction_id: str) -> str | None:
+        """Return why a transaction was refused, or None."""
+        refusal = self._refused.get(transaction_id)
+        return None if refusal is None else refusal.why
 
     def retries(self, topic: str, now: float) -> bool:
         """Tell whether a refused one of a topic is to be tried again."""
@@ -180,8 +177,7 @@ class TargetQuarantine:
 
     def forget(self, transaction_id: str) -> None:
         """A transaction is settled."""
-        if self._refused and self._refused.pop(transaction_id, None) is not None:
-            self.version += 1
+        self._refused.pop(transaction_id, None)
 
     def next_topic(self, waiting: Collection[str], now: float) -> str | None:
         """Return the topic to try next, or None: the one that has waited longest since its time came."""
@@ -217,29 +213,18 @@ class TargetQuarantine:
             found.until = max(found.until, now + _FIRST_S / 2)
             found.retry_at = max(found.retry_at, now + _FIRST_S / 2)
 
-    def takes_nothing(self, topic: str) -> bool:
-        """Tell whether a topic took nothing when it was tried last."""
-        found = self._topics.get(topic)
-        return found is not None and bool(found.pause_s)
-
-    def due(self, topic: str) -> float:
-        """Return when one that may fail is tried next: of a topic that takes nothing, or refused one; in seconds."""
-        found = self._topics.get(topic)
-        if found is None or not (found.pause_s or found.retry_s):
-            return float("inf")
-        return found.until if found.pause_s else found.retry_at
-
-    def release(self, has_work: Callable[[str], bool], now: float) -> list[str]:
+    def release(self, has_work: Callable[[str], bool], waiting: Container[str], now: float) -> list[str]:
         """Let out those topics that are well again, and return them.
 
-        `has_work` tells whether something waits for a topic's sake that was not refused.
+        `has_work` tells whether something waits for a topic's sake that was not refused; in `waiting` are those for
+        whose sake anything does. One that took nothing, and is tried no more since nothing waits for it, may be well.
         """
         well = []
         for topic, found in list(self._topics.items()):
-            if found.is_out and not found.is_tried and not found.pause_s and now >= found.out_until:
-                if not has_work(topic):
-                    found.is_out = False
-                    self.version += 1
+            if found.is_out and not found.is_tried and now >= found.out_until:
+                may_be_well = not found.pause_s or (topic not in waiting and now >= found.until)
+                if may_be_well and not has_work(topic):
+                    found.is_out, found.pause_s = False, 0.0
                     well.append(topic)
             elif not found.is_out and not found.is_tried and now >= found.out_until + _FORGET_S:
                 del self._topics[topic]
@@ -257,8 +242,6 @@ class TargetQuarantine:
         found = self._topics.get(topic)
         if found is None:
             found = self._topics[topic] = _Topic(why, now, 0.0, _ONE, now, _FIRST_PROBATION_S / 2)
-            self.version += 1
         elif not found.is_out:
             found.is_out, found.why, found.width = True, why, _ONE
-            self.version += 1
         return found

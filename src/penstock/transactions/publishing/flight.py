@@ -1,0 +1,137 @@
+"""One Kafka transaction under way: what several partitions settle in it, and how it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from itertools import chain
+from typing import Any
+
+from penstock.transactions.publishing.backlog import Backlog, Batch, Decided, Proof
+from penstock.transactions.publishing.publisher_slot import CommitResult, PublisherSlot
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCommit:
+    """What one Kafka transaction settles.
+
+    Attributes:
+        batches: by partition, with the objects they were taken from: by the time it ends a partition may be lost, or
+            lost and taken again.
+        done_from: where the done logs ended, or before, as it began: its records come behind.
+        topic: for whose sake it is tried apart; empty for the common one.
+    """
+
+    batches: Mapping[int, tuple[Backlog, Batch]]
+    done_from: Mapping[int, int]
+    topic: str = ""
+
+    @classmethod
+    def of(cls, owned: Mapping[int, Backlog], batches: Mapping[int, Batch], topic: str = "") -> GroupCommit:
+        """Return what these batches are together, marked as under way."""
+        for number, batch in batches.items():
+            owned[number].began(batch)
+        return cls(
+            {number: (owned[number], batch) for number, batch in batches.items()},
+            {number: owned[number].done_end for number in batches},
+            topic,
+        )
+
+    def count(self) -> int:
+        """Return how many transactions it settles."""
+        return sum(len(batch.decided) for _, batch in self.batches.values())
+
+    def decided(self) -> Iterable[Decided]:
+        """Yield the transactions that it settles."""
+        return (entry for _, batch in self.batches.values() for entry in batch.decided)
+
+    def topics(self) -> set[str]:
+        """Return the targets of its messages."""
+        return {topic for _, batch in self.batches.values() for topic in batch.topics()}
+
+    def size_bytes(self) -> int:
+        """Return how large the messages are that it publishes."""
+        return sum(entry.payload_bytes for entry in self.decided())
+
+    def failed(self) -> None:
+        """Take in that it was aborted."""
+        for backlog, batch in self.batches.values():
+            backlog.failed(batch)
+
+    def committed(self, done_ends: Mapping[int, int]) -> Iterable[str]:
+        """Take in that it was committed; return the names of what it settled."""
+        parts = [backlog.settled(batch, done_ends.get(number)) for number, (backlog, batch) in self.batches.items()]
+        return chain.from_iterable(parts)
+
+    def learn(self, found: Mapping[int, Any], owned: Mapping[int, Backlog]) -> list[str]:
+        """Take in what the done logs say of it after its end was in doubt; return the names of what is settled.
+
+        Records of others may be there that are under way, or have ended meanwhile: those take in their own.
+        """
+        settled: list[str] = []
+        for number, (backlog, batch) in self.batches.items():
+            if owned.get(number) is backlog:
+                settled += backlog.learned(batch, found[number])
+            else:
+                backlog.failed(batch)
+        return settled
+
+
+class FlightState(Enum):
+    """How a Kafka transaction stands."""
+
+    #: There is none.
+    IDLE = "idle"
+    IN_FLIGHT = "in flight"
+    #: Its end is not known: a successor of its producer is being opened, and the done log read.
+    IN_DOUBT = "in doubt"
+
+
+class Flight:
+    """At most one Kafka transaction at a time, from its begin until it is known what became of it.
+
+    Used by the engine's thread alone; waits for nothing, save where a time is given.
+    """
+
+    def __init__(self, slot: PublisherSlot) -> None:
+        #: The producer in use.
+        self.slot = slot
+        self.state = FlightState.IDLE
+        #: What is under way, or in doubt.
+        self.commit: GroupCommit | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether another one may begin."""
+        return self.state is FlightState.IDLE
+
+    def begin(self, slot: PublisherSlot, commit: GroupCommit, proof: Proof | None) -> None:
+        """Begin a Kafka transaction."""
+        self.slot, self.commit, self.state = slot, commit, FlightState.IN_FLIGHT
+        slot.begin({number: batch for number, (_, batch) in commit.batches.items()}, proof)
+
+    def ended(self, timeout_s: float = 0.0) -> tuple[GroupCommit, CommitResult] | None:
+        """Return what was under way and how it ended, once; None while that is not known."""
+        if self.state is not FlightState.IN_FLIGHT or self.commit is None:
+            return None
+        result = self.slot.result(timeout_s)
+        if result is None:
+            return None
+        commit, self.commit, self.state = self.commit, None, FlightState.IDLE
+        return commit, result
+
+    def doubt(self, commit: GroupCommit) -> None:
+        """Have the done logs read for one that ended in doubt."""
+        self.commit, self.state = commit, FlightState.IN_DOUBT
+        self.slot.ask(commit.done_from)
+
+    def learned(self) -> tuple[GroupCommit, Mapping[int, Any]] | None:
+        """Return one that was in doubt and what the done logs say, once; None while they were not read."""
+        if self.state is not FlightState.IN_DOUBT or self.commit is None:
+            return None
+        found = self.slot.answer()
+        if found is None:
+            return None
+        commit, self.commit, self.state = self.commit, None, FlightState.IDLE
+        return commit, found

@@ -1,0 +1,77 @@
+"""How long the coordinator's loop waits for records."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.transactions.coordinator.loop import CoordinatorLoop
+
+
+@pytest.mark.parametrize(
+    ("state", "has_work", "at_least_s", "at_most_s"),
+    [
+        # Nothing to do, or nothing that could be done: a gate that is shut, a producer that is made, a back-off.
+        ({}, False, 0.05, 0.05),
+        ({"is_ready": lambda _: False}, True, 0.05, 0.05),
+        ({"has_doubt": True, "is_ready": lambda _: False}, True, 0.001, 0.01),
+        # What is ready and does not begin waits for payloads.
+        ({}, True, 0.001, 0.01),
+        ({"is_in_flight": True}, True, 0.0, 0.0),
+        # The next Kafka transaction begins at once.
+        ({"take_result": lambda _: True}, True, 0.0, 0.0),
+    ],
+)
+def test_a_backlog_that_cannot_be_published_does_not_keep_a_core_busy(
+    state: dict[str, Any], has_work: bool, at_least_s: float, at_most_s: float
+) -> None:
+    waited: list[float] = []
+    loop = loop_of(state, has_work, waited)
+
+    loop.round()
+
+    assert at_least_s <= waited[0] <= at_most_s
+
+
+def loop_of(state: dict[str, Any], has_work: bool, waited: list[float]) -> CoordinatorLoop:
+    """Return a loop whose engine is in that state, and which notes how long it waits."""
+    nothing = SimpleNamespace(**dict.fromkeys(("poll", "release", "begin", "look_now_and_then"), lambda _: None))
+    usual = {"is_in_flight": False, "has_doubt": False, "is_busy": False, "is_idle": False, "decisions": 1}
+    more = {"take_result": lambda _: False, "is_ready": lambda _: True, "is_crowded": lambda _: False}
+    engine = SimpleNamespace(**{**vars(nothing), **usual, **more, **state})
+    engine.targets, engine.groups, engine.recoveries = nothing, 0, 0
+    engine.slow_call = lambda: ("", 0.0)
+
+    partition = SimpleNamespace(
+        state=SimpleNamespace(has_work=has_work, queue=SimpleNamespace(ready=1), pending=(), decided=()),
+        feed=SimpleNamespace(waits_for_halves=False),
+        note_progress=lambda _: None,
+    )
+
+    def read(timeout_s: float, *_: object, **__: object) -> list[object]:
+        waited.append(timeout_s)
+        return []
+
+    membership = SimpleNamespace(
+        owned={0: partition},
+        serve=lambda: None,
+        was_cut_off=lambda: False,
+        recoveries=SimpleNamespace(slow_call=lambda _: ("", 0.0), partitions=()),
+        logs=SimpleNamespace(read=read),
+    )
+    parts: dict[str, Any] = dict.fromkeys(("topics", "ration", "rights"), SimpleNamespace(half="half"))
+    loop = CoordinatorLoop(
+        "c",
+        membership=membership,  # type: ignore[arg-type] # what is used of it, here and below
+        engine=engine,  # type: ignore[arg-type]
+        upkeep=SimpleNamespace(look=lambda *_: None),  # type: ignore[arg-type]
+        left=SimpleNamespace(hanging=0),  # type: ignore[arg-type]
+        checks=SimpleNamespace(run=lambda *_: None),  # type: ignore[arg-type]
+        status=lambda *_: None,
+        counts=SimpleNamespace(),  # type: ignore[arg-type]
+        **parts,
+    )
+    loop._update_status = lambda _: None  # type: ignore[method-assign] # it is written elsewhere
+    return loop

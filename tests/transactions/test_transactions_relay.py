@@ -1,0 +1,187 @@
+"""Publication from a store outside Kafka: once, whatever happens between Kafka and the store."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+
+import pytest
+from confluent_kafka import Producer
+
+from kafka_tools import read_all
+from penstock import clients
+from penstock.clients.bounded_calls import LeftBehind
+from penstock.clients.transactional.missing_rights import MissingRights
+from penstock.clients.transactional.pace import Pace
+from penstock.devbroker import DevBroker
+from penstock.errors import MessageFormatError
+from penstock.transactions.publishing.targets import cluster_targets
+from penstock.transactions.stores.relay.backlog import Reason
+from penstock.transactions.stores.relay.done_log import DoneLog, create_done_log, decode_ids, encode_ids
+from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
+from penstock.transactions.stores.relay.relay import Relay, RelayClients
+from penstock.transactions.wire.ids import new_id
+from waiting import wait_until
+
+
+class Shard:
+    """A shard that holds what a test puts there."""
+
+    is_lost = False
+
+    def __init__(self, claim: Sequence[str] = ()) -> None:
+        self.ready: list[Publishable] = []
+        self.settled: list[str] = []
+        self.claim = list(claim)
+
+    def may_open(self, claim: Sequence[str]) -> bool:
+        self.claim = list(claim)
+        return True
+
+    def claimed(self) -> Sequence[str]:
+        return self.claim
+
+    def take(self, limit: int, room_bytes: int) -> Sequence[Publishable]:  # noqa: ARG002 - as the protocol, also below
+        taken, self.ready = self.ready, []
+        return taken
+
+    def wants_visible(self, entries: Sequence[Publishable]) -> bool:  # noqa: ARG002 - as above
+        return True
+
+    def published(self, names: Collection[str]) -> None:
+        self.settled += names
+
+    def give_back(self, names: Collection[str]) -> None:
+        """A test that needs it puts it there again."""
+
+    def hold(self, reasons: Mapping[str, Reason]) -> None:
+        raise AssertionError(f"nothing is refused: {reasons}")
+
+    def release(self, names: Collection[str]) -> None:
+        raise AssertionError(f"nothing was held: {names}")
+
+    def take_held(self, names: Sequence[str]) -> Mapping[str, Publishable | None]:
+        raise AssertionError(f"nothing was held: {names}")
+
+    def put_back(self, names: Collection[str]) -> None:
+        raise AssertionError(f"nothing was held: {names}")
+
+
+class Bench:
+    """A topic, a done log with two partitions, and relays of its shards."""
+
+    def __init__(self, servers: str, topic: str, stack: ExitStack) -> None:
+        self.servers = servers
+        self.topic = topic
+        self.done = f"done.{topic}"
+        self._stack = stack
+        create_done_log(servers, {}, self.done, 2)
+
+    def relay(self, shard: Shard, number: int = 0) -> Relay:
+        """Return a relay that has taken its shard over."""
+        rights = MissingRights({})
+        targets = cluster_targets(clients.admin(self.servers, {}), self.servers, self.topic, rights)
+        targets.look(0.0)
+        left = LeftBehind("a test")
+        parts = RelayClients(
+            self.servers, {}, self.done, rights, Pace(), targets, left, wake=lambda: None, spans=lambda: None
+        )
+        made = Relay(shard, number, f"{self.topic}.{number}", parts)
+        self._stack.callback(made.close)
+        wait_until(lambda: made.step() | made.is_ready and made.is_ready)
+        return made
+
+    def publish(self, relay: Relay, shard: Shard, *entries: Publishable) -> None:
+        """Put transactions into a shard, and wait until they are settled."""
+        shard.ready += entries
+        wait_until(lambda: relay.step() and set(ids(entries)) <= set(shard.settled))
+
+    def entry(self, text: str) -> Publishable:
+        message = OutboundMessage(self.topic, None, None, text.encode(), (("h", b"1"),))
+        return Publishable(new_id(), [message], None)
+
+    def visible(self) -> list[str]:
+        return [(message.value() or b"").decode() for message in read_all(self.servers, self.topic)]
+
+
+@pytest.fixture
+def bench(broker: DevBroker, new_topic: Callable[..., str]) -> Iterator[Bench]:
+    with ExitStack() as stack:
+        yield Bench(broker.bootstrap_servers, new_topic(), stack)
+
+
+def ids(entries: Sequence[Publishable]) -> list[str]:
+    return [entry.transaction_id for entry in entries]
+
+
+def test_what_is_published_is_visible_once_and_known_to_the_next_owner_until_it_is_trimmed(bench: Bench) -> None:
+    first, entries = Shard(), [bench.entry(f"{number}") for number in range(5)]
+    relay = bench.relay(first)
+    bench.publish(relay, first, *entries)
+
+    assert relay.groups == 1
+    assert bench.visible() == ["0", "1", "2", "3", "4"]
+    second, other = Shard(), Shard()
+    successor = bench.relay(second)
+    bench.relay(other, 1)
+    assert sorted(second.settled) == sorted(ids(entries))
+    assert other.settled == []
+
+    bench.publish(successor, second, bench.entry("5"))
+    successor.trim()
+    wait_until(lambda: DoneLog(bench.servers, {}, bench.done, 0).read().ids == frozenset())
+    assert bench.visible() == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_who_was_thought_dead_publishes_nothing_more(bench: Bench) -> None:
+    first, second = Shard(), Shard()
+    old = bench.relay(first)
+    new = bench.relay(second)
+
+    first.ready.append(bench.entry("late"))
+    wait_until(lambda: old.step() and not old.is_busy)
+    bench.publish(new, second, bench.entry("new"))
+
+    assert first.settled == []
+    assert bench.visible() == ["new"]
+
+
+@pytest.mark.parametrize("claim", [(), ("another",)])
+def test_a_predecessor_that_died_in_its_transaction_is_ended_by_its_successor(
+    bench: Bench, claim: Sequence[str]
+) -> None:
+    """Also one that published under an id which only the store knows of."""
+    name = claim[0] if claim else f"{bench.topic}.0.a"
+    dying = Producer({"bootstrap.servers": bench.servers, "transactional.id": name, "transaction.timeout.ms": 600_000})
+    dying.init_transactions(60)
+    dying.begin_transaction()
+    dying.produce(bench.topic, b"never")
+    dying.produce(bench.done, encode_ids([new_id()]), partition=0)
+    assert dying.flush(60) == 0
+
+    shard = Shard(claim)
+    bench.publish(bench.relay(shard), shard, bench.entry("next"))
+
+    assert bench.visible() == ["next"]
+
+
+def test_a_done_log_reads_what_it_wrote_and_ignores_what_others_did(bench: Bench) -> None:
+    some = [new_id() for _ in range(3)]
+    assert decode_ids(encode_ids(some)) == some
+    for forged in (
+        None,
+        b"",
+        b"\x01",
+        b"\x02" + encode_ids(some)[1:],
+        encode_ids(some) + b"x",
+        struct.pack(">BI", 1, 9),
+    ):
+        with pytest.raises(MessageFormatError):
+            decode_ids(forged)
+    producer = Producer({"bootstrap.servers": bench.servers})
+    producer.produce(bench.done, b"forged", partition=0)
+    producer.produce(bench.done, encode_ids(some), partition=0)
+    assert producer.flush(60) == 0
+
+    assert DoneLog(bench.servers, {}, bench.done, 0).read().ids == set(some)
