@@ -23,6 +23,7 @@ from penstock.spark_sink.sinks.sink import ledger_positions
 from penstock.spark_sink.sinks.sql.rows import Rejected
 from penstock.spark_sink.source.batch import BatchReader
 from penstock.spark_sink.source.options import SourceOptions
+from rights import Right
 from waiting import wait_until
 
 
@@ -200,6 +201,9 @@ def write_dead_letters(world: World) -> None:
     world.write()
     world.trial.rounds(lambda: world.trial.attempt(lambda: writer.write(rejected)))
 
+
+#: What only an app with `@app.sink` needs, which runs a sink in one of its replicas.
+OF_AN_APP = frozenset({Right("group", "<app>-sinks", "READ")})
 
 #: What the parts do on the driver and in tasks, without a Spark that starts for it.
 WITHOUT_SPARK: dict[str, Callable[[World], None]] = {

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from source_batches import Read
 from streams import SPARK_S
 
 from kafka_tools import NewTopic, produce
@@ -68,7 +67,7 @@ def test_a_stop_finishes_the_batch_under_way_and_the_next_start_goes_on_behind_i
 
 @pytest.mark.thorough
 def test_a_batch_behind_a_closed_gate_is_woken_by_sparks_stop_which_is_no_failure(
-    spark: SparkSession, read: Read, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
+    spark: SparkSession, read: Callable[..., DataFrame], broker: DevBroker, new_topic: NewTopic, tmp_path: Path
 ) -> None:
     topic = new_topic()
     produce(broker.bootstrap_servers, topic, [(b"k", b"x")])

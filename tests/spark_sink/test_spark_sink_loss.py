@@ -57,14 +57,13 @@ def test_a_limit_is_not_spent_on_offsets_that_are_gone(
     assert f"{topic}[0]: offsets 10 to 399 are gone" in caplog.text
 
 
-@pytest.mark.parametrize("how", ["subscribe", pytest.param("assign", marks=pytest.mark.thorough)])
-def test_a_topic_deleted_under_a_query_stops_it_or_keeps_its_place_as_told(  # noqa: PLR0917 - fixtures
-    broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, caplog: pytest.LogCaptureFixture, how: str
+def test_a_topic_deleted_under_a_query_stops_it_or_keeps_its_place_as_told(
+    broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept, lost = new_topic(), new_topic()
     for topic in (kept, lost):
         write(topic, 0, [(None, b"x")] * 20)
-    chosen = {"subscribe": f"{kept},{lost}"} if how == "subscribe" else {"assign": f'{{"{kept}":[0],"{lost}":[0]}}'}
+    chosen = {"subscribe": f"{kept},{lost}"}
     lenient, strict = (reader_of(broker, lenient=one, **chosen) for one in (True, False))
     start = {topic: {"0": 5} for topic in (kept, lost)}
     end = lenient.latestOffset(start, ReadAllAvailable())

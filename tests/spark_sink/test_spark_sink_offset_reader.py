@@ -72,15 +72,18 @@ def view() -> Callable[..., OffsetReader]:
     return make
 
 
+THERE = SimpleNamespace(partitions=[0, 1], topic_id="id-1", authorized_operations=None)
+
+
 @pytest.mark.parametrize("code", PASSING)
-def test_an_offset_that_a_broker_cannot_tell_just_now_is_asked_for_again(
-    view: Callable[..., OffsetReader], code: int
-) -> None:
-    admin = Admin(code, code, SimpleNamespace(offset=7))
+def test_what_a_broker_cannot_tell_just_now_is_asked_for_again(view: Callable[..., OffsetReader], code: int) -> None:
+    offsets, topics = Admin(code, code, SimpleNamespace(offset=7)), Admin(code, code, THERE)
 
-    assert view(admin).latest([PART]) == {PART: 7}
+    assert view(offsets).latest([PART]) == {PART: 7}
+    found = view(topics).topics(expected={"orders"})
 
-    assert admin.asked == 3
+    assert (found.counts, found.ids, found.refused) == ({"orders": 2}, {"orders": "id-1"}, {})
+    assert (offsets.asked, topics.asked) == (3, 3)
 
 
 @pytest.mark.parametrize(
@@ -104,21 +107,6 @@ def test_an_offset_that_is_not_known_in_the_end_is_an_error_with_the_reason(
         view(admin, **{"fetchOffset.numRetries": "2"}).latest([PART])
 
     assert admin.asked == asked
-
-
-THERE = SimpleNamespace(partitions=[0, 1], topic_id="id-1", authorized_operations=None)
-
-
-@pytest.mark.parametrize("code", PASSING)
-def test_a_topic_that_was_there_is_asked_for_again_before_it_counts_as_missing(
-    view: Callable[..., OffsetReader], code: int
-) -> None:
-    admin = Admin(code, code, THERE)
-
-    found = view(admin).topics(expected={"orders"})
-
-    assert (found.counts, found.ids, found.refused) == ({"orders": 2}, {"orders": "id-1"}, {})
-    assert admin.asked == 3
 
 
 def test_a_client_that_asks_a_node_which_is_away_is_replaced(view: Callable[..., OffsetReader]) -> None:

@@ -13,6 +13,7 @@ from source_tasks import Clock, options_for, ranges
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SourceError
 from penstock.spark_sink.source.batch import BatchReader
+from penstock.spark_sink.source.plan import OffsetRange
 from penstock.spark_sink.source.stream import StreamReader
 
 NewTopic = Callable[..., str]
@@ -137,3 +138,20 @@ def test_a_topic_that_the_query_names_no_longer_is_not_called_deleted(
 
     with pytest.raises(SourceError, match=rf"{dropped}\[0\] was read up to offset 2 and is read no more, as this"):
         reader.latestOffset({topic: {"0": 1}, dropped: {"0": 2}}, ReadAllAvailable())
+
+
+def test_assigned_partitions_are_cut_into_the_tasks_that_are_wanted(broker: DevBroker, timed: str) -> None:
+    cut = ranges(BatchReader(options_for(broker, assign=json.dumps({timed: [0]}), minPartitions="4")).partitions())
+
+    assert len(cut) == 4
+    assert [offset for one in cut for offset in range(one.start, one.end)] == list(range(10))
+
+
+def test_a_partition_that_is_new_is_read_from_its_beginning(broker: DevBroker, timed: str) -> None:
+    reader = StreamReader(options_for(broker, subscribe=timed))
+    before = {timed: {"0": 10}}
+
+    end = reader.latestOffset(before, ReadAllAvailable())
+
+    assert end == {timed: {"0": 10, "1": 5}}
+    assert ranges(reader.partitions(before, end)) == [OffsetRange(timed, 1, 0, 5)]

@@ -2,59 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from source_tasks import batches_read, offsets_read, options_for, rows_of
 
 from kafka_tools import NewTopic, Write
 from penstock.devbroker import DevBroker
-from penstock.errors import SourceError
 from penstock.spark_sink.source import columns
-from penstock.spark_sink.source.brokers import OffsetReader
 from penstock.spark_sink.source.plan import OffsetRange
 from raw_produce import produce_raw
-from waiting import wait_until
-
-
-def test_offsets_that_vanish_between_planning_and_reading_are_named_or_skipped(
-    broker: DevBroker, admin: AdminClient, new_topic: NewTopic, write: Write, caplog: pytest.LogCaptureFixture
-) -> None:
-    topic = new_topic()
-    write(topic, 0, [(None, b"%d" % n) for n in range(100)])
-    planned = OffsetRange(topic, 0, 10, 90)
-    gone = TopicPartition(topic, 0, 40)
-    assert next(iter(admin.delete_records([gone]).values())).result(20).low_watermark == 40
-
-    with pytest.raises(SourceError, match=r"\[0\]: offsets from 10 are not in the log, which begins at 40"):
-        offsets_read(options_for(broker, topic), planned)
-    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
-        rest = offsets_read(options_for(broker, topic, failOnDataLoss="false"), planned)
-
-    assert rest == list(range(40, 90))
-    assert "which begins at 40; going on, as failOnDataLoss=false says" in caplog.text
-
-
-@pytest.mark.thorough  # it takes the twenty seconds of the option
-def test_an_open_transaction_ends_the_plan_and_stops_a_task_that_is_sent_past_it(
-    broker: DevBroker, new_topic: NewTopic, write: Write, open_transaction: Callable[[str, int], Producer]
-) -> None:
-    topic = new_topic()
-    write(topic, 0, [(None, b"committed")] * 3)
-    producer = open_transaction(topic, 0)
-    options = options_for(broker, topic, **{"kafkaConsumer.pollTimeoutMs": "20000"})
-
-    ends = OffsetReader(options).latest([(topic, 0)])
-    with pytest.raises(SourceError, match=r"nothing came at offset 3 for 20 s"):
-        offsets_read(options, OffsetRange(topic, 0, 0, 5))
-    producer.abort_transaction(30)
-
-    assert ends == {(topic, 0): 3}
-    wait_until(lambda: OffsetReader(options).latest([(topic, 0)]) == {(topic, 0): 5})
-    assert offsets_read(options, OffsetRange(topic, 0, 0, 5)) == [0, 1, 2]
 
 
 def test_record_batches_are_bounded_in_rows_and_in_bytes(

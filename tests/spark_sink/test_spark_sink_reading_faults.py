@@ -19,6 +19,7 @@ from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import OffsetRange
 
 PASSING = [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TRANSPORT, KafkaError.UNKNOWN_TOPIC_OR_PART]
+WAITED_OUT = [*PASSING, KafkaError.GROUP_AUTHORIZATION_FAILED]
 
 
 def offsets_read(monkeypatch: pytest.MonkeyPatch, consumer: FixedConsumer, end: int, **options: str) -> list[Any]:
@@ -42,7 +43,7 @@ def letter(monkeypatch: pytest.MonkeyPatch, consumer: FixedConsumer) -> bytes | 
     return dead_letters._read(reader, "orders", 0, 5).value()
 
 
-@pytest.mark.parametrize("code", [*PASSING, KafkaError.GROUP_AUTHORIZATION_FAILED])
+@pytest.mark.parametrize("code", WAITED_OUT)
 def test_a_task_goes_on_when_an_error_has_passed_or_is_about_a_group(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
@@ -89,18 +90,23 @@ def test_where_a_log_begins_is_asked_again(monkeypatch: pytest.MonkeyPatch, capl
         assert offsets_read(monkeypatch, consumer, 8, failOnDataLoss="false") == [7]
 
     assert [part.offset for part in consumer.assigned] == [0, 7]
+    assert "which begins at 7; going on, as failOnDataLoss=false says" in caplog.text
 
 
-@pytest.mark.parametrize("code", [*PASSING, KafkaError.GROUP_AUTHORIZATION_FAILED])
-def test_the_message_for_a_dead_letter_is_waited_for(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    assert letter(monkeypatch, FixedConsumer(failed(code), failed(code), record(5))) == b"x"
-
-
-@pytest.mark.parametrize("found", [failed(KafkaError.OFFSET_OUT_OF_RANGE), end(5), record(6)])
-def test_the_message_for_a_dead_letter_that_is_gone_has_no_value(
-    monkeypatch: pytest.MonkeyPatch, found: Message
+@pytest.mark.parametrize(
+    ("found", "value"),
+    [
+        *(
+            ([failed(code), failed(code), record(5)], b"x")
+            for code in (*PASSING, KafkaError.GROUP_AUTHORIZATION_FAILED)
+        ),
+        *(([gone], None) for gone in (failed(KafkaError.OFFSET_OUT_OF_RANGE), end(5), record(6))),
+    ],
+)
+def test_the_message_for_a_dead_letter_is_waited_for_unless_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch, found: list[Message], value: bytes | None
 ) -> None:
-    assert letter(monkeypatch, FixedConsumer(found)) is None
+    assert letter(monkeypatch, FixedConsumer(*found)) == value
 
 
 def test_a_message_that_may_not_be_read_becomes_no_letter(monkeypatch: pytest.MonkeyPatch) -> None:

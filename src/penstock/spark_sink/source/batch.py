@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -11,7 +11,7 @@ from penstock.clients.gc_pause import imports_set_aside
 from penstock.spark_sink.source.brokers import OffsetReader
 from penstock.spark_sink.source.open_transactions import OpenTransactions
 from penstock.spark_sink.source.options import SourceOptions
-from penstock.spark_sink.source.plan import OffsetRange, Offsets, TopicPartition, cut, place
+from penstock.spark_sink.source.plan import OffsetRange, Offsets, cut, place
 from penstock.spark_sink.source.pool import WorkerPool
 from penstock.spark_sink.source.positions import refuse_backwards, resolve
 from penstock.spark_sink.source.reading import KeptConsumer, read_ranges
@@ -52,23 +52,20 @@ def tasks(options: SourceOptions, start: Offsets, end: Offsets, first: Offsets) 
 
 
 def written_past(
-    options: SourceOptions,
-    reader: OffsetReader,
-    offsets: Offsets,
-    readable: Offsets,
-    said: Callable[[TopicPartition], str],
+    options: SourceOptions, reader: OffsetReader, offsets: Offsets, readable: Offsets, said: str
 ) -> Offsets:
     """Return the real ends of those logs in which an offset lies past what may be read.
 
     Up to there a transaction may be open, as where a query begins behind it or has read uncommitted before; past it,
-    messages are gone, and that is reported. `said` begins the sentence about a partition's offset.
+    messages are gone, and that is reported. `said` goes on after the partition, and has a place for the offset.
     """
     past = [part for part, offset in offsets.items() if offset > readable.get(part, offset)]
     written = reader.written(past) if past else {}
     for part, until in sorted(written.items()):
         if offsets[part] > until:
             options.report_loss(
-                f"{said(part)}, but its log ends at {until}: the topic was created again or its log was cut"
+                f"{place(part)}{said.format(offsets[part])}, but its log ends at {until}: the topic was created again "
+                "or its log was cut"
             )
     return written
 
@@ -100,16 +97,13 @@ class BatchReader(DataSourceReader):
         start = resolve("startingOffsets", starting, first, last, reader.at_times)
         end = resolve("endingOffsets", ending, first, last, reader.at_times)
         refuse_backwards(starting, ending, start, end)
-        written_past(options, reader, start, last, lambda part: f"{place(part)}: startingOffsets is {start[part]}")
+        written_past(options, reader, start, last, ": startingOffsets is {}")
         if options.read_committed:
             OpenTransactions(reader).warn({part: offset for part, offset in last.items() if end[part] >= offset})
-
-        def ends(part: TopicPartition) -> str:
-            return f"{place(part)}: endingOffsets is {end[part]}"
-
-        for part, until in written_past(options, reader, end, last, ends).items():
+        for part, until in written_past(options, reader, end, last, ": endingOffsets is {}").items():
             if last[part] < end[part] <= until:
-                options.report_loss(open_transaction_text(ends(part), last[part]), "start the query again then")
+                said = f"{place(part)}: endingOffsets is {end[part]}"
+                options.report_loss(open_transaction_text(said, last[part]), "start the query again then")
         return tasks(options, start, {part: min(offset, last[part]) for part, offset in end.items()}, first)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from confluent_kafka import KafkaException
@@ -37,16 +37,15 @@ class OpenTransactions:
         self._watched: dict[TopicPartition, tuple[int, float]] = {}
         self._quiet_until = float("-inf")
 
-    def watch(self, stable: Offsets, at_once: Collection[TopicPartition] = ()) -> None:
+    def watch(self, stable: Offsets) -> None:
         """Note the last stable offsets; where one does not move and something stands behind it, that is logged.
 
-        A log that is merely idle costs a question a minute, and a query one warning a minute. `at_once` are partitions
-        that are known to wait: they are asked about at once.
+        A log that is merely idle costs a question a minute, and a query one warning a minute.
         """
         now = self._clock()
         for part, offset in stable.items():
             if part not in self._watched or self._watched[part][0] != offset:
-                self._watched[part] = offset, now + (0 if part in at_once else STALLED_S)
+                self._watched[part] = offset, now + STALLED_S
         due = {part: offset for part, offset in stable.items() if now >= self._watched[part][1]}
         if not due or now < self._quiet_until:
             return

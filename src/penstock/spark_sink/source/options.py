@@ -36,11 +36,8 @@ _OWNED = {
     "enable.auto.offset.store": "Spark keeps the offsets in its checkpoint",
     "enable.partition.eof": "the source finds the end of a range by it",
     "group.protocol": "the source assigns partitions itself and joins no group",
-    "interceptor.classes": "the client library has no interceptors",
     "key.deserializer": "key is binary; cast it in the query",
-    "key.serializer": "this is a source; it writes nothing",
     "value.deserializer": "value is binary; cast it in the query",
-    "value.serializer": "this is a source; it writes nothing",
 }
 
 #: Spark's units of time; a number without one counts milliseconds.

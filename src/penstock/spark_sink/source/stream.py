@@ -26,9 +26,6 @@ from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import Offsets, TopicPartition, from_json, limited, place, to_json
 from penstock.spark_sink.source.positions import resolve
 
-#: Of topics that were not asked for.
-_NOT_ASKED = Topics(counts={}, ids={}, refused={})
-
 _log = logging.getLogger("penstock.spark_sink")
 
 
@@ -45,8 +42,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._kafka: OffsetReader | None = None
         self._target: Offsets | None = None
         self._seen: Offsets = {}
-        #: Where the logs begin, as far as this trigger has asked already.
-        self._first: Offsets = {}
         self._open: OpenTransactions | None = None
         self._triggered_at: float | None = None
         self._missing = MissingPartitions(options)
@@ -56,7 +51,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reader = self._reader()
         reader.partitions()  # one that is named and not there is a mistake, here at the beginning
         # Where the end is fixed already, "latest" is that end: what came since must not lie past it.
-        latest = self._latest()
+        latest = self._there({})[0]
         first = reader.earliest(latest)
         if self._options.starting is None and any(first[part] < end for part, end in latest.items()):
             _log.warning(
@@ -77,7 +72,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of the query: what is committed now, and nothing later."""
         reader = self._reader()
-        self._target = self._latest()
+        self._target = self._there({})[0]
         if self._options.read_committed:
             OpenTransactions(reader).warn(self._target)
 
@@ -85,22 +80,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where the next batch ends, within the limit; partitions that are new are taken in."""
         begun = from_json(start)
         self._refuse_another_query(begun)
-        self._first = {}
         there, topics = self._there(begun)
         # Back to 0 in a batch of its own, which is empty: the next one begins there.
         recreated = self._missing.recreated(begun, topics)
         known = {part: offset for part, offset in begun.items() if part not in recreated}
         unseen = self._missing.retained(known, there, topics)
-        written = self._written_past(known, there, "was read")
+        written = written_past(self._options, self._reader(), known, there, " was read up to offset {}")
         ahead = {part for part, until in written.items() if known[part] <= until}
         if self._open is not None and self._target is None:
-            self._open.watch(there, at_once=ahead)
+            self._open.watch(there)
         # What may be read ends before the query's position: it stays where it is until the end has come to it.
         latest = self._seen = there | {part: known[part] for part in ahead} | unseen | recreated
         if not isinstance(limit, ReadMaxRows | ReadMinRows):
             return to_json(latest)
         # What a log holds no more is no work: counted in, a limit would be spent on it, batch after batch.
-        first = self._first = self._reader().earliest(latest.keys() - unseen.keys())
+        first = self._reader().earliest(latest.keys() - unseen.keys())
         from_here = {part: max(begun.get(part, 0), min(first.get(part, 0), end)) for part, end in latest.items()}
         if self._is_too_little(sum(max(0, latest[part] - offset) for part, offset in from_here.items())):
             # The same text as before tells Spark that there is nothing new; what is gone is logged once.
@@ -145,16 +139,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if any(offset > self._seen.get(part, -1) for part, offset in ends.items()):
             ends = self._still_there(begun, ends)
         ends = {part: offset for part, offset in ends.items() if offset > begun.get(part, 0)}
-        # What goes since, between two questions, a task finds out.
-        first = self._first if ends.keys() <= self._first.keys() else self._reader().earliest(ends)
-        return tasks(self._options, begun, ends, first)
+        return tasks(self._options, begun, ends, self._reader().earliest(ends))
 
     def _still_there(self, start: Offsets, ends: Offsets) -> Offsets:
         """Return the ends of those partitions that there are, none past its log, once what is gone is reported."""
         reader, selection = self._reader(), self._options.selection
         topics = reader.topics(_covered(self._options, ends))
         last = reader.latest(set(selection.pick_existing(topics.counts)) & ends.keys())
-        written = self._written_past(ends, last, "was to be read")
+        written = written_past(self._options, reader, ends, last, " was to be read up to offset {}")
         for part, offset in sorted(ends.items()):
             said = f"{place(part)} was to be read up to offset {offset}"
             if offset <= start.get(part, 0):
@@ -166,14 +158,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 # Cut short, the batch would leave out for ever what is committed later.
                 raise SourceError(f"{open_transaction_text(said, last[part])}; start the query again then")
         return {part: min(ends[part], offset) for part, offset in last.items()}
-
-    def _written_past(self, offsets: Offsets, readable: Offsets, verb: str) -> Offsets:
-        """Return the real ends of logs in which an offset lies past what may be read; what is gone is reported."""
-
-        def said(part: TopicPartition) -> str:
-            return f"{place(part)} {verb} up to offset {offsets[part]}"
-
-        return written_past(self._options, self._reader(), offsets, readable, said)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one task's ranges on an executor."""
@@ -190,15 +174,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._open = OpenTransactions(self._kafka, self._clock)
         return self._kafka
 
-    def _latest(self) -> Offsets:
-        """Return the ends of the logs that are there: one may have been deleted since the query began."""
-        return self._there({})[0]
-
     def _there(self, begun: Offsets) -> tuple[Offsets, Topics]:
         """Return the ends of the logs that can be seen, and what the brokers say of the topics."""
         reader = self._reader()
-        if self._target is not None and begun.keys() <= self._target.keys():
-            return self._target, _NOT_ASKED
         # Of those that are known to be missing it is not asked again and again: the others would wait for it.
         topics = reader.topics(_covered(self._options, begun) - self._missing.reported_topics)
         if self._target is not None:
