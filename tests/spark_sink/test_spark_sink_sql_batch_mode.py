@@ -17,7 +17,7 @@ from commands import commands
 from databases import TestDatabase
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError
-from penstock.spark_sink import DeadLetters, SqlSink
+from penstock.spark_sink import SqlSink
 from penstock.spark_sink.queries.starting_offsets import refuse_forgetful
 from penstock.spark_sink.sinks.sink import Origin
 from penstock.spark_sink.sinks.sql import sink as sql_sink
@@ -75,14 +75,9 @@ def test_several_rows_of_one_key_are_refused_and_so_are_frames_with_a_position(
         sink(twins.withColumnRenamed("n", "topic"), 0)
 
 
-def test_what_makes_no_sense_without_positions_is_refused(tmp_path: Path) -> None:
-    url, letters = f"sqlite:///{tmp_path / 'x.db'}", DeadLetters("127.0.0.1:1")
-    wrong: list[dict[str, Any]] = [{"keep_position": True}, {"sum_columns": ["n"]}, {"dead_letters": letters}]
-    for options in wrong:
-        with pytest.raises(ConfigurationError, match=f"no message; leave out {next(iter(options))}"):
-            SqlSink(url, "t", ["id"], mode="batch", **options)
+def test_totals_without_a_checkpoint_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="no checkpoint"):
-        refuse_forgetful("totals", SqlSink(url, "t", ["id"], mode="batch"))
+        refuse_forgetful("totals", SqlSink("sqlite:///x.db", "t", ["id"], mode="batch"))
 
 
 def test_totals_of_windows_survive_a_repeated_batch_and_a_lost_checkpoint_is_refused(  # noqa: PLR0917 - fixtures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from databases import TestDatabase
 from kafka_tools import read_all
 from penstock.dead_letters.headers import DeadLetterOrigin, read
 from penstock.devbroker import DevBroker
-from penstock.errors import ConfigurationError, SinkError
+from penstock.errors import SinkError
 from penstock.spark_sink import DeadLetters, SqlSink
 from penstock.spark_sink.sinks.sql.rows import Rejected
 
@@ -64,12 +63,3 @@ def test_dead_letters_that_cannot_be_written_hold_the_batch(
     assert "4711" not in str(caught.value)
     assert database.rows("SELECT * FROM prices") == []
     assert not any(sink.position().values())
-
-
-def test_dead_letters_travel_and_keep_their_settings_to_themselves() -> None:
-    letters = DeadLetters("127.0.0.1:9092", config={"sasl.password": "canary-4711"})
-
-    assert pickle.loads(pickle.dumps(letters)) == letters  # noqa: S301 - the test's own bytes
-    assert "canary-4711" not in repr(SqlSink("sqlite:///x.db", "t", dead_letters=letters))
-    with pytest.raises(ConfigurationError, match="topic"):
-        DeadLetters("127.0.0.1:9092", "")

@@ -151,24 +151,6 @@ def test_a_session_that_is_lost_between_batches_costs_no_try_and_leaves_no_table
     assert totals(server) == expected(2)
 
 
-def test_a_second_copy_of_a_query_in_the_middle_of_a_batch_does_not_get_its_staging_table(
-    server: TestDatabase, calls: dict[str, int], caplog: pytest.LogCaptureFixture
-) -> None:
-    sink = totals_sink(server)
-    sink(batch(0), 0)
-    copies = iter([batch(1, run="copy")])
-
-    def copy() -> None:
-        for one in copies:  # once
-            sink(one, 1)
-
-    sink(batch(1, between=copy), 1)
-
-    assert "another writer has moved its ledger" in caplog.text
-    assert totals(server) == expected(2)
-    assert len(stages(server)) == 2
-
-
 def test_a_staging_table_into_which_a_lost_task_still_copies_is_left_behind(server: TestDatabase) -> None:
     sink = totals_sink(server)
     with sa.create_engine(server.url, poolclass=sa.NullPool).connect() as lost:

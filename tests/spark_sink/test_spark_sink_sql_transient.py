@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import socket
 from typing import Any
@@ -73,15 +74,22 @@ def test_a_deadlock_a_conflict_and_a_lost_connection_are_tried_again(
     assert caplog.text.count("batch 0 for table totals is tried again") == 2
 
 
-def test_a_database_that_goes_on_failing_ends_the_batch(server: TestDatabase) -> None:
-    sink = SqlSink(server.url, "totals", ["id"], tries=3)
-    failing(sink, server, 99, FAILURES[server.kind][0])
+@pytest.mark.parametrize("failure", [0, 2], ids=["deadlock", "crash"])
+def test_a_crash_in_the_middle_of_the_transaction_stores_nothing_and_the_next_run_completes(
+    server: TestDatabase, failure: int
+) -> None:
+    sink = SqlSink(server.url, "totals", ["id"], sum_columns=["price"], tries=3)
+    failing(sink, server, 3, FAILURES[server.kind][failure])
 
-    with pytest.raises(SinkError, match=r"batch 0 was refused by table totals .*(40P01|1213)"):
+    with pytest.raises(SinkError, match="batch 0 was refused by table totals") as caught:
         sink(frame(PRICES, BATCH), 0)
+    after_crash = server.rows("SELECT * FROM totals")
+    sink(frame(PRICES, BATCH), 0)
 
-    assert server.rows(NEXT[server.kind]) == [(4,)]
-    assert server.rows("SELECT * FROM totals") == []
+    assert failure or re.search("40P01|1213", str(caught.value))
+    assert after_crash == []
+    assert server.rows(NEXT[server.kind]) == [(5,)]  # it failed three times
+    assert server.rows("SELECT id, price FROM totals ORDER BY id") == [("a", 4), ("b", 2)]
 
 
 def test_a_task_that_loses_its_connection_has_the_batch_staged_anew(
@@ -149,6 +157,17 @@ def test_what_is_transient_is_told_by_sqlstate_or_number(state: str | int, trans
     assert is_transient(database, sa.exc.DBAPIError("", None, error)) is transient
     assert not is_transient(database, sa.exc.ProgrammingError("", None, psycopg.ProgrammingError("no state")))
     assert not is_transient(database, SinkError("the connection is lost"))
+
+
+def test_the_address_bounds_a_statement_of_postgresql(postgresql: TestDatabase) -> None:
+    SqlSink(postgresql.url, "prices", ["id"]).check(frame(PRICES, []).schema)
+    url = sa.make_url(postgresql.url).update_query_string("options=-c%20statement_timeout%3D1s")
+    sink = SqlSink(url.render_as_string(hide_password=False), "prices", ["id"])
+
+    with sa.create_engine(postgresql.url, poolclass=sa.NullPool).begin() as locking:
+        locking.exec_driver_sql("LOCK TABLE prices")
+        with pytest.raises(SinkError, match=r"batch 0 was refused .* 57014, canceling statement due to statement time"):
+            sink(frame(PRICES, BATCH), 0)
 
 
 @pytest.mark.parametrize(("driver", "more"), [("mysql+pymysql", "&read_timeout=2"), ("postgresql+psycopg", "")])

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from arrow_frames import PRICES, Letters, frame
 
 from databases import TestDatabase
-from penstock.errors import ConfigurationError, SinkError
+from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.queries.restarts import is_permanent
@@ -66,36 +66,6 @@ def test_sqlite_refuses_what_it_would_change_in_silence(sqlite: TestDatabase) ->
     ]
 
 
-def test_times_of_no_calendar_are_refused_rows(sqlite: TestDatabase) -> None:
-    letters = Letters()
-    columns = {"at": pa.timestamp("us", "UTC"), "wall": pa.timestamp("us"), "day": pa.date32()}
-    last, first = (253_402_300_799_999_999, 2_932_896), (-62_135_596_800_000_000, -719_162)
-    rows = [(0, 0, last[0], last[0], last[1]), (0, 1, first[0], first[0], first[1])]
-    far = [(last[0] + 1, 0, 0), (0, 1_760_000_000_000_000_000, 0), (0, 0, last[1] + 1), (first[0] - 1, 0, 0),
-           (0, -(2**63), 0), (0, 0, first[1] - 1)]  # fmt: skip
-
-    sink = SqlSink(sqlite.url, "facts", dead_letters=letters)
-    sink(frame(columns, [*rows, *((0, 2 + number, *row) for number, row in enumerate(far))]), 0)
-
-    end, begin = ("9999-12-31 23:59:59.999999", "9999-12-31"), ("0001-01-01 00:00:00.000000", "0001-01-01")
-    assert sqlite.rows("SELECT * FROM facts") == [(*2 * end[:1], end[1]), (*2 * begin[:1], begin[1])]
-    named = [(2 + number, f"column {name} is out of the years 1 to 9999") for number, name in
-             enumerate(["at", "wall", "day"] * 2)]  # fmt: skip
-    assert [(one.offset, one.reason) for one in letters.written] == named
-
-
-def test_a_batch_too_large_for_the_driver_is_refused(sqlite: TestDatabase) -> None:
-    sink = SqlSink(sqlite.url, "prices", ["id"], max_batch_bytes=100)
-
-    with pytest.raises(
-        SinkError, match=r"batch 3 has \d+ bytes in 9 rows, and table prices .* max_batch_bytes=100; noth"
-    ):
-        sink(frame(PRICES, [(0, n, "a", n) for n in range(9)]), 3)
-    sink(frame(PRICES, [(0, 0, "a", 1)]), 4)
-
-    assert sqlite.rows("SELECT * FROM prices") == [("a", 1)]
-
-
 def test_names_that_differ_only_in_case_are_refused(database: TestDatabase) -> None:
     sink = SqlSink(database.url, "prices", evolve=True)
     sink(frame(PRICES, [(0, 0, "a", 1)]), 0)
@@ -124,15 +94,6 @@ def test_totals_have_room_for_what_is_added(database: TestDatabase) -> None:
     assert [one.offset for one in letters.written] == [4]
 
 
-def test_decimal_totals_of_postgresql_have_room(postgresql: TestDatabase) -> None:
-    sink = SqlSink(postgresql.url, "totals", ["id"], sum_columns=["d"])
-
-    for number in range(2):
-        sink(frame({"id": pa.string(), "d": pa.decimal128(4, 2)}, [(0, number, "a", Decimal("99.99"))]), number)
-
-    assert postgresql.rows("SELECT d FROM totals") == [(Decimal("199.98"),)]
-
-
 def test_a_table_with_its_schema_s_name_is_that_table(server: TestDatabase) -> None:
     database = str(sa.make_url(server.url).database)
     other, own = f"other_{database}", "public" if server.kind == "postgresql" else database
@@ -147,14 +108,6 @@ def test_a_table_with_its_schema_s_name_is_that_table(server: TestDatabase) -> N
 
     for table in (f"{other}.prices", f"{own}.prices", f'{other}."odd.name"'):
         assert server.rows(f"SELECT id, price FROM {table}") == [("a", 1)]  # noqa: S608 - the test's own names
-
-
-@pytest.mark.parametrize(
-    ("url", "table"), [("sqlite:///x.db", "main.t"), ("postgresql://h/d", "a.b.c"), ("postgresql://h/d", ".t")]
-)
-def test_a_table_with_a_dot_that_names_no_schema_is_refused(url: str, table: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"table is .* no name of a table and a schema"):
-        SqlSink(url, table)
 
 
 @pytest.mark.parametrize("staged", ["driver", "executors"])

@@ -74,6 +74,23 @@ class BatchWrite:
     batch: Batch
     run: str | None
 
+    def rehearse(self) -> None:
+        """Check the tables, and run every statement of a batch on no rows: what is missing shows before the first.
+
+        Nothing of it stands afterwards but tables, and columns, that did not exist.
+        """
+        database = self.settings.database
+        with open_stage(self.settings, self.url, self.frame, None) as stage:
+            plan = self.plan(stage, exact=False)
+            with stage.staged(None, self.batch.batch_id, plan.deduplication) as staged:
+                connection, tables = stage.connection, stage.tables
+                lock_ledger(connection, database.insert_new, tables.ledger, self.owner, [_NOWHERE])
+                tables.upsert.apply(connection, staged.rows)
+                if self.settings.dead_letters is not None:
+                    numbered(database, connection, staged.rows, ORDERED)
+                write_ledger(connection, tables.ledger, self.owner, {_NOWHERE: LedgerEntry(0)})
+                staged.transaction.rollback()
+
     def store(self, rows: DataFrame) -> None:
         """Store the batch; may be called again where it failed, and then finds what it has stored.
 
@@ -106,7 +123,7 @@ class BatchWrite:
         """Read the ledger and decide which rows are left out; a `SinkError` refuses a batch that does not fit it."""
         settings = self.settings
         with stage.connection.begin():
-            ledger = read_ledger(stage.connection, stage.tables.ledger, self.owner)
+            ledger = read_ledger(stage.connection, stage.tables.ledger, self.owner).get(self.owner, {})
         deduplication = Deduplication(
             target=settings.table,
             schema=staged_schema(self.frame, settings.sum_columns),
@@ -225,19 +242,3 @@ class BatchWrite:
             settings.table,
             rejected[0],
         )
-
-
-def rehearse(settings: SqlSinkSettings, url: sa.URL, frame: pa.Schema) -> None:
-    """Check the tables, and run every statement of a batch on no rows: what is missing for one shows before the first.
-
-    Nothing of it stands afterwards but tables, and columns, that did not exist.
-    """
-    database = settings.database
-    with open_stage(settings, url, frame, None) as stage, stage.nothing_staged() as staged:
-        connection, tables, owner = stage.connection, stage.tables, Owner("", settings.table)
-        lock_ledger(connection, database.insert_new, tables.ledger, owner, [_NOWHERE])
-        tables.upsert.apply(connection, staged.rows)
-        if settings.dead_letters is not None:
-            numbered(database, connection, staged.rows, ORDERED)
-        write_ledger(connection, tables.ledger, owner, {_NOWHERE: LedgerEntry(0)})
-        staged.transaction.rollback()

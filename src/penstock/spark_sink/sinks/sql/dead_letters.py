@@ -6,15 +6,16 @@ headers, and the headers that tell of its death. `write` returns when the broker
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-import tenacity
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
 from penstock import clients
+from penstock.clients.asking import ask_again
 from penstock.clients.kafka_errors import ErrorKind, is_transient, reason
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.requests.granted_rights import require_rights
@@ -31,8 +32,8 @@ from penstock.spark_sink.sinks.sql.rows import Rejected
 _READ_S = 30.0
 _WRITE_S = 60.0
 
-#: How often it is asked, and seconds in between, for a topic that has rows and is not to be seen.
-_ATTEMPTS, _WAIT_S = 5, 1.0
+#: Seconds for which it is asked, and in between, for a topic that has rows and is not to be seen.
+_TOPICS_S, _WAIT_S = 5.0, 1.0
 
 #: Bytes; what could be read must not be refused by the client for its size: the topic's own limit decides.
 _LARGEST_MESSAGE = 1_000_000_000
@@ -161,20 +162,14 @@ def _partitions(admin: AdminClient, topics: set[str]) -> dict[str, int]:
     """
     counts: dict[str, int] = {}
 
-    def ask() -> list[KafkaException]:
+    def ask() -> dict[str, KafkaException]:
         found, failed = described(admin, topics - counts.keys())
         counts.update({name: len(one.partitions) for name, one in found.items()})
         if lasting := next((error for error in failed.values() if not is_transient(error)), None):
             raise lasting
-        return list(failed.values())
+        return failed
 
-    failed = tenacity.Retrying(
-        stop=tenacity.stop_after_attempt(_ATTEMPTS),
-        wait=tenacity.wait_fixed(_WAIT_S),
-        retry=tenacity.retry_if_result(bool),
-        retry_error_callback=lambda state: state.outcome.result() if state.outcome else [],
-    )(ask)
-    for error in failed:
+    for error in ask_again(ask, _TOPICS_S, _WAIT_S, until=operator.not_).values():
         if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise error
     return counts

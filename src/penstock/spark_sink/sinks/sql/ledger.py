@@ -95,20 +95,12 @@ class Owner:
 Entries = dict[TopicPartition, LedgerEntry]
 
 
-def read_ledger(connection: sa.Connection, ledger: sa.Table, owner: Owner, *, former: bool = False) -> Entries:
-    """Return the ledger of a query and table as it stands, without locking it; see `is_former`."""
+def read_ledger(
+    connection: sa.Connection, ledger: sa.Table, owner: Owner | None = None, *, former: bool = False
+) -> dict[Owner, Entries]:
+    """Return what the ledger has of one query and table, or of each, without locking it; see `is_former`."""
     columns = [ledger.c[name] for name in _FORMER] if former else ledger.columns
-    return _entries(connection, sa.select(*columns).where(owner.rows(ledger)))
-
-
-def read_all(connection: sa.Connection, ledger: sa.Table, *, former: bool = False) -> dict[Owner, Entries]:
-    """Return what the ledger has of each query and table, without locking it; see `is_former`."""
-    columns = [ledger.c[name] for name in _FORMER] if former else ledger.columns
-    found: dict[Owner, Entries] = {}
-    for row in connection.execute(sa.select(*columns)).mappings():
-        if row["next_offset"] != _ABSENT:
-            found.setdefault(Owner(row["query"], row["target"]), {})[row["topic"], row["partition"]] = _entry(row)
-    return found
+    return _entries(connection, sa.select(*columns).where(sa.true() if owner is None else owner.rows(ledger)))
 
 
 def lock_ledger(
@@ -124,27 +116,23 @@ def lock_ledger(
         for topic, partition in sorted(parts)
     ]
     connection.execute(insert_new(ledger), rows)
-    return _entries(
-        connection,
+    locked = (
         sa.select(ledger)
         .where(owner.rows(ledger), ledger.c.topic.in_({row["topic"] for row in rows}))
         .order_by(ledger.c.topic, ledger.c.partition)
-        .with_for_update(),
+        .with_for_update()
     )
+    return _entries(connection, locked).get(owner, {})
 
 
-def _entries(connection: sa.Connection, statement: sa.Select[Any]) -> Entries:
-    return {
-        (row["topic"], row["partition"]): _entry(row)
-        for row in connection.execute(statement).mappings()
-        if row["next_offset"] != _ABSENT
-    }
-
-
-def _entry(row: Mapping[Any, Any]) -> LedgerEntry:
-    return LedgerEntry(
-        row["next_offset"], *(row.get(name) for name in ("start_offset", "topic_id", "query_id", "batch_id"))
-    )
+def _entries(connection: sa.Connection, statement: sa.Select[Any]) -> dict[Owner, Entries]:
+    found: dict[Owner, Entries] = {}
+    for row in connection.execute(statement).mappings():
+        if row["next_offset"] != _ABSENT:
+            known = (row.get(name) for name in ("start_offset", "topic_id", "query_id", "batch_id"))
+            entries = found.setdefault(Owner(row["query"], row["target"]), {})
+            entries[row["topic"], row["partition"]] = LedgerEntry(row["next_offset"], *known)
+    return found
 
 
 def write_ledger(

@@ -20,11 +20,11 @@ import tenacity
 from penstock.clients.rights import MissingRightError, Right
 from penstock.database_url import parse_database_url
 from penstock.errors import PenstockError, SinkError
-from penstock.spark_sink.ledger.rules import LedgerEntry, unknown
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, unknown
 from penstock.spark_sink.sinks.frames import numbered
 from penstock.spark_sink.sinks.planned_offsets import micro_batch, numbered_batch
 from penstock.spark_sink.sinks.sink import origin_of, stored_batches
-from penstock.spark_sink.sinks.sql.batch_write import BatchWrite, rehearse
+from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
 from penstock.spark_sink.sinks.sql.databases.errors import (
     LostTaskError,
     facts_of,
@@ -39,7 +39,6 @@ from penstock.spark_sink.sinks.sql.ledger import (
     is_former,
     ledger_table,
     lock_ledger,
-    read_all,
     read_ledger,
     write_ledger,
 )
@@ -101,7 +100,7 @@ class SqlSink(SqlSinkSettings):
         """
         frame, url = self.arrow_frame(schema), parse_database_url(self.url)
         try:
-            rehearse(self, url, frame)
+            BatchWrite(self, url, frame, Owner("", self.table), Batch(f"table {self.table}", 0), None).rehearse()
         except sa.exc.SQLAlchemyError as error:
             # Not chained: drivers quote keys and values in their texts, which end in Spark's log.
             raise self._refused(error, self.table, None) from None
@@ -158,19 +157,12 @@ class SqlSink(SqlSinkSettings):
             SinkError: the database cannot be asked.
             MissingRightError: the sink may not read its ledger.
         """
-        return {part: entry.end for part, entry in self._entries(query).items()}
+        return {part: entry.end for part, entry in self.ledger().get(self.name or query, {}).items()}
 
     def ledger_entries(self, query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
         """Return what the ledger has of some partitions. Raises as `position` does."""
-        known = self._entries(query)
+        known = self.ledger().get(self.name or query, {})
         return {part: known[part] for part in partitions if part in known}
-
-    def _entries(self, query: str) -> Entries:
-        with self._ledger() as (connection, ledger):
-            if not self._exists(connection):
-                return {}
-            owner = Owner(self.name or query, self.table)
-            return read_ledger(connection, ledger, owner, former=is_former(connection, ledger))
 
     def ledger(self) -> dict[str, dict[TopicPartition, LedgerEntry]]:
         """Return what the ledger has of each query that fills the table, by their names. Raises as `position` does."""
@@ -182,9 +174,9 @@ class SqlSink(SqlSinkSettings):
 
     def _read_all(self) -> dict[Owner, Entries]:
         with self._ledger() as (connection, ledger):
-            return (
-                read_all(connection, ledger, former=is_former(connection, ledger)) if self._exists(connection) else {}
-            )
+            if not self._exists(connection):
+                return {}
+            return read_ledger(connection, ledger, former=is_former(connection, ledger))
 
     def begin_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
         """Write where a query begins, in partitions that the ledger does not know. Raises as `position` does."""

@@ -28,7 +28,7 @@ from penstock.spark_sink.sinks.frames import collected
 from penstock.spark_sink.sinks.sql.databases.database import Server
 from penstock.spark_sink.sinks.sql.rows import BatchStatistics, Deduplication, staged_schema
 from penstock.spark_sink.sinks.sql.settings import STAGING, SqlSinkSettings
-from penstock.spark_sink.sinks.sql.staging_task import ATTEMPT, StagingTask, run_tasks, stage_table
+from penstock.spark_sink.sinks.sql.staging_task import ATTEMPT, Report, StagingTask, run_tasks, stage_table
 from penstock.spark_sink.sinks.sql.tables import Tables, columns_of, prepare
 from penstock.spark_sink.source.pool import WorkerPool
 
@@ -60,12 +60,8 @@ class Stage(ABC):
     tables: Tables
 
     @abstractmethod
-    def staged(self, batch: DataFrame, batch_id: int, rows: Deduplication) -> AbstractContextManager[Staged]:
-        """Stage a batch's rows, and begin the transaction that applies them, which ends with the block."""
-
-    @abstractmethod
-    def nothing_staged(self) -> AbstractContextManager[Staged]:
-        """Begin the transaction of a batch without rows."""
+    def staged(self, batch: DataFrame | None, batch_id: int, rows: Deduplication) -> AbstractContextManager[Staged]:
+        """Stage a batch's rows, None for no rows, and begin the transaction that applies them, which ends with it."""
 
 
 class DriverStage(Stage):
@@ -80,28 +76,18 @@ class DriverStage(Stage):
             self.tables = prepare(settings, frame, connection)
 
     @contextmanager
-    def staged(self, batch: DataFrame, batch_id: int, rows: Deduplication) -> Iterator[Staged]:
+    def staged(self, batch: DataFrame | None, batch_id: int, rows: Deduplication) -> Iterator[Staged]:
         """Put the rows into a temporary table."""
-        settings, statistics = self._settings, BatchStatistics()
-        if self._collected is None:
+        settings, database, statistics = self._settings, self._settings.database, BatchStatistics()
+        if batch is not None and self._collected is None:
             self._collected = collected(batch, settings.max_batch_bytes, batch_id, f"table {settings.table}")
+        batches = [] if self._collected is None else self._collected.to_batches()
         with self.connection.begin() as transaction:
-            table = self._temporary()
-            for piece in rows.pieces(self._collected.to_batches(), statistics):
-                settings.database.stage(self.connection, table, piece)
+            columns = columns_of(database, self._columns, self._columns.names)
+            table = database.create_temporary(self.connection, STAGING, *columns)
+            for piece in rows.pieces(batches, statistics):
+                database.stage(self.connection, table, piece)
             yield Staged(transaction, table, statistics)
-
-    @contextmanager
-    def nothing_staged(self) -> Iterator[Staged]:
-        """Make the temporary table."""
-        with self.connection.begin() as transaction:
-            yield Staged(transaction, self._temporary(), BatchStatistics())
-
-    def _temporary(self) -> sa.Table:
-        database = self._settings.database
-        return database.create_temporary(
-            self.connection, STAGING, *columns_of(database, self._columns, self._columns.names)
-        )
 
 
 class ExecutorStage(Stage):
@@ -135,27 +121,22 @@ class ExecutorStage(Stage):
             self._database.take_lock(self.connection, str(stage.name))
             stage.create(self.connection, checkfirst=False)
         self._table = stage
+        # What tasks, and the end of a batch, do with it: a permission that is missing shows before the first.
+        with self.connection.begin():
+            self.connection.execute(sa.insert(stage).from_select(list(stage.c), sa.select(stage).where(sa.false())))
+        self._empty()
         self._fingerprint = self._look()
 
     @contextmanager
-    def staged(self, batch: DataFrame, batch_id: int, rows: Deduplication) -> Iterator[Staged]:
+    def staged(self, batch: DataFrame | None, batch_id: int, rows: Deduplication) -> Iterator[Staged]:
         """Have the rows copied, and count what was."""
         settings, table = self._settings, self._stage()
         url, most = self._url.render_as_string(hide_password=False), settings.most_rejects
         task = StagingTask(url, str(table.name), settings.schema, rows, batch_id, most)
-        report = run_tasks(batch, task, settings.max_connections)
+        report = Report() if batch is None else run_tasks(batch, task, settings.max_connections)
         with self.connection.begin() as transaction:
             require_copied(self.connection, table, report.copied)
             yield Staged(transaction, staged_rows(table, report.copied), report.statistics)
-
-    @contextmanager
-    def nothing_staged(self) -> Iterator[Staged]:
-        """Take rows of no attempt, and do with the staging table what is done for a batch."""
-        stage = self._stage()
-        with self.connection.begin() as transaction:
-            self.connection.execute(sa.insert(stage).from_select(list(stage.c), sa.select(stage).where(sa.false())))
-            yield Staged(transaction, staged_rows(stage, ()), BatchStatistics())
-        self._empty()
 
     def release(self) -> bool:
         """Empty the staging table for the next batch; tell whether it is. A lost task may still copy into it."""

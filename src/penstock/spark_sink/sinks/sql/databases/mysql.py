@@ -6,9 +6,8 @@ name belong to a session, not to a transaction. `mysql_types` says which values 
 
 from __future__ import annotations
 
-import re
 import ssl
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -38,24 +37,17 @@ _SESSION = (
 #: Rows that are Python objects at one time.
 _ROWS_AT_ONCE = 10_000
 
-#: Characters of a name, and those that none has: out of the first plane, or a space at the end; nor backticks, which
-#: SQLAlchemy does not read as they are.
-_LONGEST_NAME = 64
-_NO_NAME = re.compile("[\0`\U00010000-\U0010ffff]| $")
-
 #: Bytes of an index, and of a character; most characters of a key's column.
 _INDEX_BYTES, _CHARACTER_BYTES, _KEY_SIZE = 3072, 4, 255
-#: Digits behind the point that a decimal has in both servers.
-_DIGITS = 30
 
 _ENGINE = """
 SELECT COALESCE(engine, table_type) FROM information_schema.tables
 WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :name
 """
-#: Columns that hold texts for equal which are not: of another case, say.
+#: Columns that hold texts for equal which are not, of another case say, or that lack characters.
 _LOOSE = """
 SELECT column_name, collation_name FROM information_schema.columns
-WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :name AND collation_name NOT LIKE '%\\_bin'
+WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :name AND collation_name NOT LIKE 'utf8mb4%\\_bin'
 """
 _FINGERPRINT = """
 SELECT CONCAT_WS(' ', table_name, column_name, ordinal_position, column_type, collation_name, is_nullable,
@@ -90,11 +82,12 @@ class MySql(Server):
         "2013", "2014", "2045", "2055", "4031",
     })  # fmt: skip
     forbidden_codes = frozenset({"1044", "1142", "1143", "1227", "1370"})
+    #: Names that are too long, or that no column, table or database has, and decimals of more digits than it has.
+    misfit_codes = frozenset({"1059", "1102", "1103", "1166", "1300", "1425", "1426"})
     #: Texts with names of columns, tables, constraints, servers and users; those of users are taken out.
     plain_codes = frozenset({
-        "1045", "1046", "1048", "1049", "1050", "1054", "1059", "1067", "1071", "1101", "1118", "1146", "1153", "1193",
-        "1264", "1267", "1273", "1364", "1406", "1425", "1665", "1698", "2058", "2059", "3750", "3819", "4025",
-        *(transient_codes - {"1203"}), *forbidden_codes,
+        "1045", "1046", "1048", "1049", "1054", "1071", "1118", "1146", "1153", "1264", "1267", "1364", "1406", "1698",
+        "2058", "2059", "3819", "4025", *(transient_codes - {"1203"}), *forbidden_codes, *misfit_codes,
     })  # fmt: skip
 
     def engine(self, url: sa.URL) -> sa.Engine:
@@ -161,21 +154,6 @@ class MySql(Server):
             return mysql.LONGBLOB() if size is None else sa.VARBINARY(size * _CHARACTER_BYTES)
         return mysql.DATETIME(timezone=kind.timezone, fsp=6) if isinstance(kind, sa.DateTime) else kind
 
-    def require_storable(self, frame: pa.Schema, table: str, names: Sequence[str], _summed: Collection[str]) -> None:
-        """Refuse names that it does not have, and decimals of more digits behind the point than it has."""
-        wrong = [name for name in (*names, *frame.names) if len(name) > _LONGEST_NAME or _NO_NAME.search(name)]
-        if wrong:
-            raise SchemaMismatchError(
-                f"MySQL has names of at most {_LONGEST_NAME} characters without backticks, emoji and spaces at the "
-                f"end, so table {table} cannot take the frame with {', '.join(wrong)}; give other names"
-            )
-        fine = [field.name for field in frame if pa.types.is_decimal(field.type) and field.type.scale > _DIGITS]
-        if fine:
-            raise SchemaMismatchError(
-                f"the frame for table {table} has {', '.join(fine)}, a decimal of more than the {_DIGITS} digits "
-                "behind the point that MySQL has; cast it"
-            )
-
     def conversions(self, connection: sa.Connection, table: sa.Table) -> dict[str, Conversion]:
         """Return how values of the frame get into the columns of a table."""
         return conversions(connection, table)
@@ -222,7 +200,7 @@ class MySql(Server):
         names = {"schema": table.schema, "name": table.name}
         found += [
             f"column {name} of the key has the collation {collation}, by which texts are equal that differ, in case "
-            "say; give it a binary one, such as utf8mb4_bin"
+            "say, or that lacks characters; give it a binary one of utf8mb4, such as utf8mb4_bin"
             for name, collation in connection.execute(sa.text(_LOOSE), names)
             if name in key
         ]

@@ -79,19 +79,9 @@ def _conversion(column: sa.Column[Any], held: _Held) -> Conversion:
     if not isinstance(column.type, sa.Text):
         return Conversion(written, None, _keeps(column.type, value, held))
     conditions = _keeps_text(value, held, is_key=column.primary_key)
-    read = None
-    if column.primary_key and held.collation is not None:
-        # As the table tells keys apart.
-        read = partial(_by_column, charset=held.charset, collation=held.collation)
+    # As the table tells keys apart.
+    read = partial(sa.collate, collation=held.collation) if column.primary_key and held.collation is not None else None
     return Conversion(written, read, sa.and_(*conditions) if conditions else None)
-
-
-def _by_column(value: sa.ColumnElement[Any], charset: str | None, collation: str) -> sa.ColumnElement[Any]:
-    return sa.collate(_in_charset(value, charset), collation)
-
-
-def _in_charset(value: sa.ColumnElement[Any], charset: str | None) -> sa.ColumnElement[Any]:
-    return value if charset == "utf8mb4" else sa.cast(value, mysql.CHAR(charset=charset))
 
 
 def _keeps(kind: Type, value: sa.ColumnElement[Any], held: _Held) -> sa.ColumnElement[bool] | None:
@@ -117,12 +107,10 @@ def _keeps_text(value: sa.ColumnElement[Any], held: _Held, *, is_key: bool) -> l
     if held.kind in {"char", "varchar"}:
         found.append(sa.func.char_length(value) <= held.size)
     if held.kind in {"tinytext", "text", "mediumtext"}:
-        found.append(sa.func.octet_length(_in_charset(value, held.charset)) <= held.size)
+        text = value if held.charset == "utf8mb4" else sa.cast(value, mysql.CHAR(charset=held.charset))
+        found.append(sa.func.octet_length(text) <= held.size)
     if held.kind == "char" or (is_key and held.pads):
         found.append(sa.func.char_length(sa.func.rtrim(value)) == sa.func.char_length(value))
-    if is_key and held.charset not in {None, "utf8mb4"}:
-        there_and_back = sa.cast(_in_charset(value, held.charset), mysql.CHAR(charset="utf8mb4"))
-        found.append(sa.func.hex(there_and_back) == sa.func.hex(value))
     if held.kind == "enum":
         members = [member.replace("''", "'") for member in re.findall("'((?:[^']|'')*)'", held.written)]
         found.append(sa.func.hex(value).in_([member.encode().hex().upper() for member in members]))

@@ -31,9 +31,6 @@ _TRANSACTION = f"SET LOCAL TIME ZONE 'UTC'; SET LOCAL lock_timeout = '{_LOCK_WAI
 #: Bytes of a name.
 _LONGEST_NAME = 63
 
-#: Columns that each of its tables has already.
-_SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "cmin", "xmax", "cmax", "tableoid"})
-
 #: Which rows of the catalogue tell of the columns and indexes of tables, and which version of each.
 _FINGERPRINT = """
 SELECT string_agg(concat_ws(' ', relation, part, version), ',' ORDER BY relation, part) FROM (
@@ -69,9 +66,11 @@ class PostgreSql(Server):
     #: fell or is not ready yet, and one that takes no changes, as it is in the middle of a failover.
     transient_codes = frozenset({"08", "40001", "40P01", "55P03", "53300", "57P01", "57P02", "57P03", "25006"})
     forbidden_codes = frozenset({"42501"})
-    #: A column of another type, and a key without a constraint, where a table was altered since it was looked at.
-    misfit_codes = frozenset({"42804", "42P10"})
-    plain_codes = forbidden_codes | misfit_codes
+    #: A column of another type, and a key without a constraint, where a table was altered since it was looked at; and
+    #: a column that each table has already, such as ctid.
+    misfit_codes = frozenset({"42804", "42P10", "42701"})
+    #: Also what an address with a `statement_timeout` bounds.
+    plain_codes = forbidden_codes | misfit_codes | {"57014"}
     connection_errors_have_no_code = True
 
     def engine(self, url: sa.URL) -> sa.Engine:
@@ -116,13 +115,7 @@ class PostgreSql(Server):
             raise sa.exc.DBAPIError("COPY", None, error, hide_parameters=True) from error
 
     def require_storable(self, frame: pa.Schema, table: str, names: Sequence[str], _summed: Collection[str]) -> None:
-        """Refuse names that it would cut or that each table has already."""
-        taken = sorted(_SYSTEM_COLUMNS.intersection(frame.names))
-        if taken:
-            raise SchemaMismatchError(
-                f"the frame for table {table} has {', '.join(taken)}, a column that PostgreSQL itself gives each "
-                "table; rename it"
-            )
+        """Refuse names that it would cut."""
         long = [name for name in (*names, *frame.names) if len(name.encode()) > _LONGEST_NAME]
         if long:
             raise SchemaMismatchError(
