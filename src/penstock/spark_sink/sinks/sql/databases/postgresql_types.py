@@ -2,7 +2,7 @@
 
 PostgreSQL rounds numbers and times, and cuts and pads texts, to what a column holds, and says nothing. So a value is
 kept if it comes back as it was when it is cast to the column's type and back. Types below keep what a text says in any
-spelling; for others, such as times and intervals, a text must read as PostgreSQL writes the value.
+spelling, times and intervals in some; for others a text must read as PostgreSQL writes the value.
 """
 
 from __future__ import annotations
@@ -40,6 +40,15 @@ _EXACT = _WHOLE | {
     "text", "varchar", "uuid", "json", "jsonb", "xml", "inet", "cidr", "macaddr", "macaddr8", "int4range", "int8range",
     "numrange", "bool", "numeric",
 }  # fmt: skip
+
+#: Spellings of which nothing is lost but by a column's precision. Others would be read as well: without a time's date
+#: or zone, say, or with a fraction of a month in whole days.
+_CLOCK = "[0-9]{2}:[0-9]{2}(:[0-5][0-9]([.][0-9]{1,6}0*)?)?"
+_SPELLINGS = {
+    "time": f"^{_CLOCK}$",
+    "timetz": f"^{_CLOCK}([+-][0-9]{{2}}(:?[0-9]{{2}})?|z)$",
+    "interval": "^[^.]*([.][0-9]{1,6}0*)? ?(s|secs?|seconds?)?$",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,4 +120,7 @@ def _keeps_text(value: sa.ColumnElement[Any], held: _Held) -> sa.ColumnElement[b
     """Return the condition under which what a text says is what is stored; None where each text is refused or kept."""
     if held.is_named or (held.name.removeprefix("_") in _EXACT and held.modifier == -1):
         return None
-    return sa.cast(sa.cast(value, _Named(held.written)), sa.Text()) == value
+    stored = sa.cast(value, _Named(held.written))
+    if held.name in _SPELLINGS:
+        return sa.and_(value.op("~*")(_SPELLINGS[held.name]), stored == sa.cast(value, _Named(held.name)))
+    return sa.cast(stored, sa.Text()) == value
