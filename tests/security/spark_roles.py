@@ -19,7 +19,7 @@ from penstock.spark_sink.progress.statistics import SinkState
 from penstock.spark_sink.sinks.kafka_ledger import PARTITIONS, require_target
 from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher
 from penstock.spark_sink.sinks.kafka_publisher import publish as publish_rows
-from penstock.spark_sink.sinks.sink import ledger_positions
+from penstock.spark_sink.sinks.sink import ledger_entries
 from penstock.spark_sink.sinks.sql.rows import Rejected
 from penstock.spark_sink.source.batch import BatchReader
 from penstock.spark_sink.source.options import SourceOptions
@@ -190,7 +190,8 @@ def publish(world: World) -> None:
 
     world.trial.attempt(lambda: require_target(target, [copies]))
     world.trial.rounds(work)
-    assert world.trial.attempt(lambda: ledger_positions(sink, "", [source])) == {source: len(world.sent) + 1}
+    entries = world.trial.attempt(lambda: ledger_entries(sink, "", [source]))
+    assert entries[source].end == len(world.sent) + 1
     world.require_all_once(copies)
 
 

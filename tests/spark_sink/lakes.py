@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import sqlalchemy as sa
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
@@ -43,10 +42,6 @@ class Lake(ABC):
     def maintain(self) -> None:
         """Do what those who keep tables do: shorten the log, forget former versions."""
 
-    @abstractmethod
-    def lose_newest_commit(self) -> None:
-        """Have it be as it was before, as from a backup."""
-
     def found(self, *columns: str) -> list[tuple[Any, ...]]:
         """Return some columns of all rows, sorted."""
         return sorted(tuple(row[name] for name in columns) for row in self.rows().to_pylist())
@@ -69,9 +64,6 @@ class DeltaLake(Lake):
 
     def maintain(self) -> None:
         DeltaTable(self.folder / "table").create_checkpoint()
-
-    def lose_newest_commit(self) -> None:
-        max((self.folder / "table/_delta_log").glob("*.json")).unlink()
 
 
 class IcebergLake(Lake):
@@ -109,12 +101,6 @@ class IcebergLake(Lake):
         with self.table() as table:
             former = {one.snapshot_id for one in table.snapshots()} - {table.metadata.current_snapshot_id}
             table.maintenance.expire_snapshots().by_ids(list(former)).commit()
-
-    def lose_newest_commit(self) -> None:
-        engine = sa.create_engine(self.catalog["uri"])
-        with engine.begin() as connection:
-            connection.execute(sa.text("UPDATE iceberg_tables SET metadata_location = previous_metadata_location"))
-        engine.dispose()
 
 
 LAKES: dict[str, type[Lake]] = {"delta": DeltaLake, "iceberg": IcebergLake}

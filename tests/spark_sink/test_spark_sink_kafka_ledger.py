@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -15,7 +16,6 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from kafka_tools import read_all, transactional
-from penstock import clients
 from penstock.clients import factory as making
 from penstock.clients.reading import PartitionReader, partition_reader
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
@@ -29,7 +29,6 @@ from penstock.spark_sink.sinks.kafka_ledger import (
     KafkaLedger,
     Target,
     ledger_key,
-    ledger_of,
     ledger_partition,
     ledgers_of,
     slot_of,
@@ -96,8 +95,8 @@ def worker(broker: DevBroker, ledger_topic: str, new_topic: Callable[..., str]) 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Return how often producers took an id and committed, and how many consumers and admin clients were made."""
-    found = {"init": 0, "commit": 0, "consumers": 0, "admins": 0}
+    """Return how often producers took an id and committed."""
+    found = {"init": 0, "commit": 0}
 
     class Counted(Producer):
         def init_transactions(self, timeout: float = -1) -> None:
@@ -108,16 +107,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
             found["commit"] += 1
             super().commit_transaction(timeout)
 
-    def counting(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*given: Any) -> Any:
-            found[name] += 1
-            return make(*given)
-
-        return counted
-
     monkeypatch.setattr(making, "Producer", Counted)
-    monkeypatch.setattr(partition_reader, "new_consumer", counting("consumers", partition_reader.new_consumer))
-    monkeypatch.setattr(clients, "admin", counting("admins", clients.admin))
     return found
 
 
@@ -126,15 +116,18 @@ def once(last: int) -> dict[int, list[int]]:
 
 
 def test_batch_after_batch_a_worker_takes_its_ids_once_and_reads_the_ledger_on(
-    worker: Callable[[], Worker], calls: dict[str, int]
+    worker: Callable[[], Worker], calls: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = worker()
+    consumers = mock.Mock(wraps=partition_reader.new_consumer)
+    monkeypatch.setattr(partition_reader, "new_consumer", consumers)
 
     for batch in range(6):
         assert one.applied(10 * batch, 10 * batch + 9, batch) == [0, 0]
     assert one.applied(50, 64, 5) == [10, 10]  # tried again, with more
 
-    assert calls == {"init": 2, "commit": 14, "consumers": 1, "admins": 1}
+    assert calls == {"init": 2, "commit": 14}
+    assert consumers.call_count == 1
     assert one.seen() == once(64)
 
 
@@ -272,20 +265,6 @@ def test_a_source_partition_has_one_slot_for_ever_and_spark_finds_the_same(spark
     assert [Target("", {}, "sink", "").transactional_id(source) for source in SOURCES] == ["sink/18", "sink/4"]
     nowhere = spark.createDataFrame([(None, None)], "topic STRING, partition INT").select(slot_column().alias("slot"))
     assert nowhere.collect()[0].slot is not None
-
-
-def test_a_row_without_a_topic_moves_the_ledger_and_one_may_name_its_partition(worker: Callable[[], Worker]) -> None:
-    one = worker()
-    row, mark = one.row(3), one.row(9)._replace(target_topic=None, key=None, value=None)
-
-    assert one.publish([row._replace(target_partition=0), mark]) == [0]
-    assert one.publish([row, mark]) == [1]  # of those that publish something
-    assert one.publish([mark._replace(offset=20)], 1) == [0]
-    with pytest.raises(SinkError, match="offset 21 were not published to"):
-        one.publish([row._replace(offset=21, target_partition=7)], 2)
-
-    assert one.seen()[0] == [3]
-    assert ledger_of(one.target, [SOURCE])[SOURCE].end == 21
 
 
 def test_where_a_query_begins_is_written_though_the_ledger_has_no_leader_at_first(

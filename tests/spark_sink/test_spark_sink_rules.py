@@ -44,6 +44,7 @@ BEGUN = LedgerEntry(20, 20, "topic")
         (UNPLANNED, LedgerEntry(30, 25, "topic", "query", 4), Rule.NEXT),
         (HELD, LedgerEntry(0, 20, None, "query", 4), Rule.RECREATED),
         (LedgerEntry(0, 20, None, "query", 4), LedgerEntry(0, 20, None, "query", 4), Rule.REPLAY),
+        (LedgerEntry(0, 20, None, "query", 4), LedgerEntry(0, 20, None, "another", 4), Rule.GAP),
         (LedgerEntry(0, 20, None, "query", 4), LedgerEntry(3, 0, None, "query", 5), Rule.NEXT),
         # Another copy has gone back before, or has yet to.
         (HELD, LedgerEntry(0, 25, None, "another", 1), Rule.GAP),
@@ -106,14 +107,14 @@ def test_rows_of_an_earlier_batch_are_refused_and_named(held: LedgerEntry | None
         late.entries_after(ledger, {PART: span})
 
 
-@pytest.mark.parametrize("number", [2, 3])
-def test_without_a_plan_a_batch_that_is_no_later_one_comes_again(number: int) -> None:
-    repeated = Batch("table orders", number, "query")
+@pytest.mark.parametrize(("number", "query"), [(2, "query"), (3, "query"), (4, "another")])
+def test_without_a_plan_a_batch_that_is_no_later_one_comes_again(number: int, query: str) -> None:
+    repeated = Batch("table orders", number, query)
 
     assert repeated.applied_below({PART: UNPLANNED}) == {PART: 20}
     assert repeated.entries_after({PART: UNPLANNED}, {PART: Span(12, 19)}) == {}
     assert repeated.entries_after({PART: UNPLANNED}, {PART: Span(12, 22)}) == {
-        PART: LedgerEntry(23, None, "topic", "query", number)
+        PART: LedgerEntry(23, None, "topic", query, number)
     }
 
 

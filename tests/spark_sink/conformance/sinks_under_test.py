@@ -29,7 +29,7 @@ from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
 from penstock.spark_sink.sinks import kafka_publication, kafka_publisher, lake_sink
 from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher
-from penstock.spark_sink.sinks.sink import begin_ledger, ledger_positions
+from penstock.spark_sink.sinks.sink import begin_ledger, ledger_entries
 from penstock.spark_sink.sinks.sql import batch_write
 from penstock.spark_sink.source.pool import WorkerPool
 
@@ -44,7 +44,7 @@ class SinkUnderTest(ABC):
 
     Attributes:
         query: its name.
-        sink: what `ledger_positions` is asked of.
+        sink: what `ledger_entries` is asked of.
         makes_rivals_wait: whether a second copy waits for the first one's commit.
         takes_retries_for_calls: whether a second call in one batch is an error; else it is a task's second try.
     """
@@ -90,9 +90,7 @@ class SinkUnderTest(ABC):
 
     def position(self, *parts: tuple[str, int]) -> dict[tuple[str, int], int]:
         """Return what the ledger tells a query that begins without a checkpoint."""
-        found = ledger_positions(self.sink, self.query, parts)
-        assert found is not None
-        return dict(found)
+        return {part: entry.end for part, entry in ledger_entries(self.sink, self.query, parts).items()}
 
 
 def frame_of(rows: Sequence[Place], run: str, query: str, **options: Any) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -17,8 +17,7 @@ import sqlalchemy as sa
 from sinks_under_test import SinkUnderTest
 
 from penstock.errors import SinkError
-from penstock.spark_sink.ledger import rules
-from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, Rule
+from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks import iceberg_sink, kafka_ledger, kafka_publisher, planned_offsets
 from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.sink import StoredBatches
@@ -26,61 +25,11 @@ from penstock.spark_sink.sinks.sql import batch_write, stages
 from penstock.spark_sink.sinks.sql import ledger as sql_ledger
 
 Plant = Callable[[pytest.MonkeyPatch], None]
-Parts = Mapping[tuple[str, int], Any]
-
-
-def after(
-    patch: pytest.MonkeyPatch, planted: Callable[[Batch, Parts, Parts, dict[tuple[str, int], LedgerEntry]], Any]
-) -> None:
-    """Have the entries after a batch be others; what is planted gets the ledger, the spans and the right ones."""
-    real = Batch.entries_after
-    patch.setattr(Batch, "entries_after", lambda self, held, spans: planted(self, held, spans, real(self, held, spans)))
-
-
-def does_not_advance(patch: pytest.MonkeyPatch) -> None:
-    """A batch does not move the ledger."""
-    after(patch, lambda batch, held, spans, right: {})
-
-
-def advances_to_its_last_row(patch: pytest.MonkeyPatch) -> None:
-    """The next offset is that of the last row."""
-    after(patch, lambda batch, held, spans, right: {part: replace(one, end=one.end - 1) for part, one in right.items()})
-
-
-def goes_back(patch: pytest.MonkeyPatch) -> None:
-    """A batch below the ledger moves it back."""
-    after(patch, lambda batch, held, spans, right: {part: batch._plan(part, span) for part, span in spans.items()})
-
-
-def counts_rows(patch: pytest.MonkeyPatch) -> None:
-    """The next offset is found by counting, as if offsets had no holes."""
-    one = LedgerEntry(0)
-    after(patch, lambda batch, held, spans, right: {part: LedgerEntry(held.get(part, one).end + 1) for part in spans})
-
-
-def drops_late_rows(patch: pytest.MonkeyPatch) -> None:
-    """Rows that come late are taken for repeated ones."""
-    patch.setattr(Batch, "_refuse_late", lambda *given: None)
 
 
 def drops_second_frames(patch: pytest.MonkeyPatch) -> None:
     """A second frame of a batch is taken for the first one that comes again."""
     patch.setattr(StoredBatches, "one_call", lambda *given: nullcontext())
-
-
-def takes_another_query_for_its_own(patch: pytest.MonkeyPatch) -> None:
-    """What another copy has stored makes rows late."""
-    patch.setattr(LedgerEntry, "is_of_query", lambda self, other: True)
-
-
-def without_rule(rule: Rule) -> Plant:
-    """One of the rules is left out."""
-
-    def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(rules, "RULES", [one for one in rules.RULES if one[0] is not rule])
-
-    plant.__name__ = f"without_the_rule_{rule.name.lower()}"
-    return plant
 
 
 def ends_at_last_rows(patch: pytest.MonkeyPatch) -> None:
@@ -145,15 +94,10 @@ def counts_lost_tasks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(stages, "require_copied", lambda *given: None)
 
 
-#: Each defect, a sink that has it, and the scenario that shows it. What the pure rules do wrong is planted on one sink.
+#: Each defect, a sink that has it, and the scenario that shows it. `test_spark_sink_rules` finds those of
+#: the pure rules.
 DEFECTS: list[tuple[Plant, str, Callable[[SinkUnderTest], None]]] = [
-    (does_not_advance, "sqlite", scenarios.a_batch_is_repeated_by_a_new_run),
-    (advances_to_its_last_row, "sqlite", scenarios.a_checkpoint_is_lost),
-    (goes_back, "sqlite", scenarios.another_copy_is_behind),
-    (counts_rows, "sqlite", scenarios.offsets_have_holes_and_a_batch_has_no_rows),
-    (drops_late_rows, "sqlite", scenarios.rows_come_below_a_later_batch),
     (drops_second_frames, "delta", scenarios.a_sink_is_called_twice_in_a_batch),
-    (takes_another_query_for_its_own, "sqlite", scenarios.another_copy_is_ahead),
     (knows_one_position_a_partition, "sqlite", scenarios.topics_and_partitions_have_positions_of_their_own),
     (knows_one_position_a_partition_in_kafka, "kafka", scenarios.topics_and_partitions_have_positions_of_their_own),
     (knows_one_query, "sqlite", scenarios.two_queries_fill_one_target),
@@ -162,11 +106,7 @@ DEFECTS: list[tuple[Plant, str, Callable[[SinkUnderTest], None]]] = [
     (shuts_nobody_out, "kafka", scenarios.another_copy_commits_in_the_middle_of_a_batch),
     (does_not_compare, "postgresql from executors", scenarios.another_copy_commits_in_the_middle_of_a_batch),
     (counts_lost_tasks, "postgresql from executors", scenarios.a_task_is_retried),
-    (without_rule(Rule.GAP), "sqlite", scenarios.a_target_was_restored),
-    (without_rule(Rule.RECREATED), "sqlite", scenarios.a_topic_was_created_again),
-    (without_rule(Rule.REPLAY), "sqlite", scenarios.a_topic_was_created_again),
     (ends_at_last_rows, "sqlite", scenarios.a_filter_leaves_rows_out),
-    (drops_late_rows, "sqlite", scenarios.a_planned_batch_holds_late_rows),
 ]
 
 

@@ -17,7 +17,7 @@ from penstock.consumer import handler, retry
 from penstock.devbroker import DevBroker
 from penstock.message import Message
 from penstock.spark_sink import HandlerSink
-from penstock.spark_sink.sinks.sink import ledger_positions
+from penstock.spark_sink.sinks.sink import ledger_entries
 
 
 @pytest.mark.thorough
@@ -96,4 +96,5 @@ def test_a_replayed_batch_and_a_lost_checkpoint_call_handlers_again_and_publish_
     assert report is not None
     assert (report.rows, report.handled, report.dead_letters, report.results) == (20, 20, 0, 40)
     # Where a query without a checkpoint begins.
-    assert ledger_positions(sink, "", [(source, 0), (source, 1)]) == {(source, 0): 20, (source, 1): 20}
+    begun = ledger_entries(sink, "", [(source, 0), (source, 1)])
+    assert {part: entry.end for part, entry in begun.items()} == {(source, 0): 20, (source, 1): 20}

@@ -129,7 +129,6 @@ def positions(
 class Change:
     """An entry before and after; None after where it is removed."""
 
-    query: str
     target: str
     part: TopicPartition
     before: LedgerEntry
@@ -152,10 +151,10 @@ def changes(found: Iterable[QueryLedger], to: Mapping[TopicPartition, LedgerEntr
     for held in found:
         for part, before in sorted(held.entries.items()):
             if to is None:
-                made.append(Change(held.query, held.target, part, before, None))
+                made.append(Change(held.target, part, before, None))
             elif part in to:
                 after = replace(to[part], topic_id=to[part].topic_id or before.topic_id)
-                made.append(Change(held.query, held.target, part, before, after))
+                made.append(Change(held.target, part, before, after))
     return made
 
 

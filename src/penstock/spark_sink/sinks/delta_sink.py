@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
@@ -28,7 +29,7 @@ from deltalake.fs import DeltaStorageHandler
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import not_empty
 from penstock.spark_sink.ledger.rules import LedgerEntry
-from penstock.spark_sink.sinks.lake_sink import Changes, LakeSink, Ledger, plain
+from penstock.spark_sink.sinks.lake_sink import Changes, LakeSink, Ledger
 from penstock.spark_sink.source.plan import TopicPartition
 
 #: Ends of the application ids whose versions tell where the last batch of a partition was planned to start, and which
@@ -131,11 +132,7 @@ class DeltaSink(LakeSink[DeltaTable]):
             found[topic, partition] = LedgerEntry(end, planned, None, query_id if is_ours else None, number)
         return found
 
-    def _commit(self, table: DeltaTable, query: str, changes: Changes, rows: pa.Table | None, more: pa.Schema) -> None:
-        if len(more):
-            # In a commit of its own, upon the version that was opened.
-            once = CommitProperties(max_commit_retries=0)
-            table.alter.add_columns(Schema.from_arrow(more).fields, commit_properties=once)
+    def _commit(self, table: DeltaTable, query: str, changes: Changes, rows: pa.Table, more: pa.Schema) -> None:
         transactions = [Transaction(query + _VERSION, table.version() + 1)]
         for (topic, partition), entry in changes.items():
             application, held = f"{query}/{topic}/{partition}", entry or LedgerEntry(_UNKNOWN)
@@ -146,13 +143,14 @@ class DeltaSink(LakeSink[DeltaTable]):
             transactions += [Transaction(*version) for version in versions]
         # The library would put the commit behind another writer's, whose ledger was not read.
         commit = CommitProperties(app_transactions=transactions, max_commit_retries=0)
-        held_columns = self._columns(table)
-        rows = held_columns.empty_table() if rows is None else _as_held(rows, held_columns)
         if not self.key or not rows.num_rows:  # a merge of nothing would commit nothing, and the ledger neither
-            write_deltalake(table, rows, mode="append", commit_properties=commit)
+            schema_mode: Literal["merge"] | None = "merge" if len(more) else None
+            write_deltalake(table, rows, mode="append", schema_mode=schema_mode, commit_properties=commit)
             return
         same = " AND ".join(f"held.{_quoted(name)} = new.{_quoted(name)}" for name in self.key)
-        merge = table.merge(rows, same, source_alias="new", target_alias="held", commit_properties=commit)
+        merge = table.merge(
+            rows, same, source_alias="new", target_alias="held", merge_schema=len(more) > 0, commit_properties=commit
+        )
         merge.when_matched_update_all().when_not_matched_insert_all().execute()
 
     @contextmanager
@@ -203,15 +201,6 @@ def _mark(query_id: str, batch_id: int) -> int:
     """Return a batch and its query's id as a version: 32 bits of the id's hash, 31 of the batch's number."""
     hashed = int.from_bytes(hashlib.blake2b(query_id.encode(), digest_size=4).digest(), "big")
     return hashed << 31 | batch_id & _BATCH_BITS
-
-
-def _as_held(rows: pa.Table, held: pa.Schema) -> pa.Table:
-    """Return the rows with the table's own types where values within those must not be NULL; others it takes."""
-    for index, column in enumerate(rows.schema):
-        kind = held.field(column.name).type
-        if kind != plain(kind):
-            rows = rows.set_column(index, pa.field(column.name, kind), rows[column.name].cast(kind))
-    return rows
 
 
 def _quoted(name: str) -> str:

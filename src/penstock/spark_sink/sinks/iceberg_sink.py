@@ -127,7 +127,7 @@ class IcebergSink(LakeSink[Table]):
             f"topic, then ALTER TABLE ... UNSET TBLPROPERTIES ('{_LEDGER}') and set the ledger's entries"
         )
 
-    def _commit(self, table: Table, query: str, changes: Changes, rows: pa.Table | None, more: pa.Schema) -> None:
+    def _commit(self, table: Table, query: str, changes: Changes, rows: pa.Table, more: pa.Schema) -> None:
         ledger = self._read(table)
         changed = {**ledger.get(query, {}), **changes}
         ledger[query] = {part: entry for part, entry in changed.items() if entry is not None}
@@ -149,8 +149,6 @@ class IcebergSink(LakeSink[Table]):
             with transaction.update_schema() as columns_update:
                 columns_update.union_by_name(more)
         metadata = transaction.table_metadata
-        columns = files.schema_to_pyarrow(metadata.schema(), include_field_ids=False)
-        rows = columns.empty_table() if rows is None else rows.select(columns.names).cast(columns)
         added, removed = self._written(table, metadata, rows), list[DataFile]()
         for file, others in self._replaced(table, metadata.schema(), rows):
             removed.append(file)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 
@@ -37,8 +38,17 @@ class WriterCommitMessage(NamedTuple):
     lacks_right: bool = False
 
 
-#: Its columns, as Spark's DDL.
-COMMIT_MESSAGE_DDL = "topic string, partition int, rows bigint, applied bigint, failure string, lacks_right boolean"
+#: Its columns.
+COMMIT_MESSAGE = pa.schema(
+    {
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "rows": pa.int64(),
+        "applied": pa.int64(),
+        "failure": pa.string(),
+        "lacks_right": pa.bool_(),
+    }
+)
 
 
 def pieces(rows: Iterable[Row], *, whole: bool = False) -> Iterator[Sequence[Row]]:

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
-from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import BinaryType, StringType, StructType
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.clients.rights import Right
@@ -31,7 +32,7 @@ from penstock.spark_sink.sinks.kafka_ledger import (
     require_target,
 )
 from penstock.spark_sink.sinks.kafka_publication import (
-    COMMIT_MESSAGE_DDL,
+    COMMIT_MESSAGE,
     IS_END,
     WriterCommitMessage,
     conclude,
@@ -41,7 +42,6 @@ from penstock.spark_sink.sinks.kafka_publication import (
 from penstock.spark_sink.sinks.kafka_publisher import Row, begin_ledger
 from penstock.spark_sink.sinks.planned_offsets import micro_batch
 from penstock.spark_sink.sinks.position import POSITION, require_columns, require_position
-from penstock.spark_sink.sinks.reports import report_schema
 from penstock.spark_sink.sinks.sink import origin_of, stored_batches
 from penstock.spark_sink.source.plan import TopicPartition
 
@@ -129,7 +129,7 @@ class KafkaSink:
         target = replace(self._target(), batch=what)
         with stored_batches.one_call(self.ledger_key, origin, what):
             lanes = in_lanes(self._as_messages(batch), target, self.parallelism).sortWithinPartitions(*POSITION)
-            found = lanes.mapInArrow(_Task(target), COMMIT_MESSAGE_DDL).collect()
+            found = lanes.mapInArrow(_Task(target), from_arrow_schema(COMMIT_MESSAGE)).collect()
             conclude(batch_id, self.name, [WriterCommitMessage(*message) for message in found])
 
     def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
@@ -196,7 +196,7 @@ class KafkaSink:
                     f"text or bytes: cast it, or make text of it with to_json(...)"
                 )
         headers = schema["headers"].dataType if "headers" in schema.names else None
-        if headers is not None and not _are_headers(headers):
+        if headers is not None and headers.simpleString() != _HEADERS:
             raise SchemaMismatchError(
                 f"column headers of the frame for {target} is {headers.simpleString()}, not {_HEADERS}; shape it so"
             )
@@ -211,7 +211,7 @@ class _Task:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = (row for batch in batches for row in _rows_of(batch, self.target))
         for message in publish_rows(self.target, rows):
-            yield pa.RecordBatch.from_pylist([message._asdict()], schema=report_schema(COMMIT_MESSAGE_DDL))
+            yield pa.RecordBatch.from_pylist([message._asdict()], schema=COMMIT_MESSAGE)
         imports_set_aside("publishing")
 
 
@@ -234,10 +234,3 @@ def _row_of(cells: tuple[Any, ...], target: Target) -> Row:
             "value in the query, or filter such rows out"
         )
     return Row((topic, partition), offset, target_topic, key, value, pairs)
-
-
-def _are_headers(kind: Any) -> bool:
-    if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
-        return False
-    fields = [(header.name, type(header.dataType)) for header in kind.elementType.fields]
-    return fields == [("key", StringType), ("value", BinaryType)]

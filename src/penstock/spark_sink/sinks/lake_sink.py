@@ -130,8 +130,11 @@ class LakeSink(ABC, Generic[TableT]):
         return {part: ledger[part] for part in partitions if part in ledger}
 
     @abstractmethod
-    def _commit(self, table: TableT, query: str, changes: Changes, rows: pa.Table | None, more: pa.Schema) -> None:
-        """Add rows, the ledger's entries and columns to the version that was opened; an error if it is not the last."""
+    def _commit(self, table: TableT, query: str, changes: Changes, rows: pa.Table, more: pa.Schema) -> None:
+        """Add rows, the ledger's entries and columns to the version that was opened; an error if it is not the last.
+
+        The rows have the table's columns, in its types, and then those that are added.
+        """
 
     def check(self, schema: StructType) -> None:
         """Say what is wrong with a frame of this schema, or how it differs from the table. An absent table is made.
@@ -198,7 +201,7 @@ class LakeSink(ABC, Generic[TableT]):
             if table is None:
                 raise SinkError(f"there is no {self._target}, and so no ledger; the sink's check makes it")
             if changed := changes(table):
-                self._commit(table, query, changed, None, pa.schema([]))
+                self._commit(table, query, changed, self._columns(table).empty_table(), pa.schema([]))
 
         self._commit_upon(f"the ledger of {self._target} cannot be written", change)
 
@@ -251,7 +254,8 @@ class LakeSink(ABC, Generic[TableT]):
     def _store(self, table: TableT, rows: pa.Table, stored: list[str], batch: Batch) -> None:
         """Write what is not applied yet, in one commit, upon the version of the table whose ledger was read."""
         more = self._missing(table, rows.select(stored).schema)
-        required = [column.name for column in self._columns(table) if not column.nullable]
+        columns = pa.schema([*self._columns(table), *more])
+        required = [column.name for column in columns if not column.nullable]
         self._refuse_null(rows, required, "is NOT NULL in")
         spans = offset_spans(rows)
         ledger = self._entries(table, self.name, spans.keys() | batch.planned.keys(), batch.query_id)
@@ -262,7 +266,7 @@ class LakeSink(ABC, Generic[TableT]):
             return
         if self.key:
             left = _newest(one_zero(left, self.key), self.key)
-        self._commit(table, self.name, entries, left.select(stored), more)
+        self._commit(table, self.name, entries, left.select(columns.names).cast(columns), more)
 
     def _stored(self, schema: pa.Schema) -> list[str]:
         """Return the columns to store, or raise `SinkError`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections import ChainMap
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -97,10 +98,8 @@ def merged(sources: list[tuple[str, str]]) -> Planned:
             continue
         # The source reads a partition that it has not met before from its beginning.
         plans.append({part: (start.get(part, 0), until) for part, until in end.items()})
-    planned: Planned = {}
-    for plan in plans:
-        planned |= plan
-    return {part: ends for part, ends in planned.items() if all(plan.get(part, ends) == ends for plan in plans)}
+    planned = ChainMap(*plans).items()
+    return {part: ends for part, ends in planned if all(plan.get(part, ends) == ends for plan in plans)}
 
 
 def _offsets(text: str) -> Offsets:

@@ -82,11 +82,6 @@ def ledger_entries(sink: object, query: str, partitions: Iterable[TopicPartition
     return {part: LedgerEntry(known[part]) for part in partitions if part in known}
 
 
-def ledger_positions(sink: object, query: str, partitions: Iterable[TopicPartition]) -> Offsets:
-    """Return the next offset of those partitions that a sink's ledger knows of a query; see `ledger_entries`."""
-    return {part: entry.end for part, entry in ledger_entries(sink, query, partitions).items()}
-
-
 def begin_ledger(sink: object, query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
     """Write where a query begins, in partitions that a sink's ledger does not know, by its `begin_ledger`."""
     begin = getattr(sink, "begin_ledger", None)

@@ -12,22 +12,22 @@ from typing import cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.spark_sink.sinks.handlers.report import TaskReport
 from penstock.spark_sink.sinks.handlers.results import ORDER, published_rows, report_of
 from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.kafka_publication import (
-    COMMIT_MESSAGE_DDL,
+    COMMIT_MESSAGE,
     WriterCommitMessage,
     conclude,
     in_lanes,
     publish_rows,
 )
-from penstock.spark_sink.sinks.reports import report_schema
 
 #: What a task that publishes tells: of a source partition, or the report of a task that has called handlers.
-_PUBLISHED_DDL = f"{COMMIT_MESSAGE_DDL}, report string"
+_PUBLISHED = COMMIT_MESSAGE.append(pa.field("report", pa.string()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,9 @@ class _PublishTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         reports: list[str] = []
-        schema = report_schema(_PUBLISHED_DDL)
         for message in publish_rows(self.target, published_rows(batches, reports)):
-            yield pa.RecordBatch.from_pylist([message._asdict()], schema=schema)
-        yield pa.RecordBatch.from_pylist([{"report": report} for report in reports], schema=schema)
+            yield pa.RecordBatch.from_pylist([message._asdict()], schema=_PUBLISHED)
+        yield pa.RecordBatch.from_pylist([{"report": report} for report in reports], schema=_PUBLISHED)
         imports_set_aside("publishing")
 
 
@@ -55,7 +54,7 @@ class Publication:
     def run(self, handled: DataFrame) -> pa.Table:
         """Run the job over the rows of the batch's tasks; what it returns is for `conclude`."""
         lanes = in_lanes(handled, self.target, self.parallelism).sortWithinPartitions(*ORDER)
-        return lanes.mapInArrow(_PublishTask(self.target), _PUBLISHED_DDL).toArrow()
+        return lanes.mapInArrow(_PublishTask(self.target), from_arrow_schema(_PUBLISHED)).toArrow()
 
     def conclude(self, batch_id: int, found: pa.Table) -> list[TaskReport]:
         """Return the reports of the tasks, all results being published.
