@@ -12,7 +12,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock.clients import require_travelling
-from penstock.clients.reading import without_membership
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, a_callable, names
 from penstock.spark_sink.queries.restarts import lacking_package
@@ -136,19 +135,6 @@ def load(reader: DataStreamReader) -> DataFrame:
         if remedy is None:
             raise
         raise ConfigurationError(f"the source penstock did not start: {remedy}") from error
-
-
-def source_config(config: ClientConfig) -> dict[str, Any]:
-    """Return what of an app's client settings means something to the source.
-
-    The rest speaks of a consumer group, which the source does not join, or calls back into this process, which
-    executors cannot. A callback that gives credentials stays, and is refused by `start_sink` rather than left out.
-    """
-    return {
-        key: value
-        for key, value in without_membership(config).items()
-        if (not callable(value) or key == "oauth_cb") and key != "logger"
-    }
 
 
 def trigger_arguments(trigger: str) -> dict[str, Any]:
