@@ -18,7 +18,6 @@ from databases import TestDatabase
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError
 from penstock.spark_sink import DeadLetters, SqlSink
-from penstock.spark_sink.queries.starting_offsets import refuse_forgetful
 from penstock.spark_sink.sinks.sink import Origin
 from penstock.spark_sink.sinks.sql import sink as sql_sink
 
@@ -81,8 +80,6 @@ def test_what_makes_no_sense_without_positions_is_refused(tmp_path: Path) -> Non
     for options in wrong:
         with pytest.raises(ConfigurationError, match=f"no message; leave out {next(iter(options))}"):
             SqlSink(url, "t", ["id"], mode="batch", **options)
-    with pytest.raises(ConfigurationError, match="no checkpoint"):
-        refuse_forgetful("totals", SqlSink(url, "t", ["id"], mode="batch"))
 
 
 def test_totals_of_windows_survive_a_repeated_batch_and_a_lost_checkpoint_is_refused(  # noqa: PLR0917 - fixtures
