@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock import Outgoing
 from penstock.consumer import handler, retry
 from penstock.consumer.handlers.handler import Handler
-from penstock.errors import ConfigurationError, SinkError
+from penstock.errors import SinkError
 from penstock.message import Message
 from penstock.spark_sink.sinks import kafka_publication
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
@@ -165,22 +165,6 @@ def test_whatever_fails_each_message_has_the_results_of_one_call_whole_once_and_
 
 def sink_of(one: Handler, **options: Any) -> HandlerSink:
     return HandlerSink({"orders": one}, **{"group": "billing", "parallelism": 2, **options})
-
-
-def test_what_publishing_needs_is_told_when_the_sink_is_made() -> None:
-    one = handler(two, to="invoices")
-    named = {"name": "invoices", "bootstrap_servers": "there:1"}
-
-    with pytest.raises(ConfigurationError, match=r"two of orders has to='invoices'; give the HandlerSink name=\.\.\."):
-        sink_of(one)
-    with pytest.raises(ConfigurationError, match="the sink invoices publishes; give bootstrap_servers"):
-        sink_of(one, name="invoices")
-    with pytest.raises(ConfigurationError, match="has to='invoices', the topic of the ledger"):
-        sink_of(one, **named, ledger_topic="invoices")
-    with pytest.raises(ConfigurationError, match=r"config\['transactional.id'\] belongs to HandlerSink"):
-        sink_of(one, **named, config={"transactional.id": "x"})
-    with pytest.raises(ConfigurationError, match=r"oauth_cb.* cannot travel"):
-        sink_of(one, **named, config={"oauth_cb": print})
 
 
 def test_a_sink_with_a_name_has_a_ledger_and_its_results_go_where_an_apps_would() -> None:
