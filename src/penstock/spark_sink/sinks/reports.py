@@ -1,4 +1,4 @@
-"""The reports of tasks to the driver: a few columns, named once for Spark and for Arrow."""
+"""What tasks report or pass on: a few columns, named once for Spark and for Arrow."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _TYPES = {
     "string": pa.string(),
     "int": pa.int32(),
     "bigint": pa.int64(),
-    "double": pa.float64(),
     "boolean": pa.bool_(),
-    "array<string>": pa.list_(pa.string()),
+    "binary": pa.binary(),
+    "array<struct<key:string,value:binary>>": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
 }
 
 
 def report_schema(columns: str) -> pa.Schema:
-    """Return the Arrow schema of a report, given its columns as Spark's DDL: `name type, ...`."""
-    pairs = (column.split() for column in columns.split(","))
+    """Return the Arrow schema of columns, given as Spark's DDL: `name type, ...`."""
+    pairs = (column.split() for column in columns.split(", "))
     return pa.schema([(name, _TYPES[kind]) for name, kind in pairs])

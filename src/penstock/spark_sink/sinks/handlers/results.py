@@ -20,9 +20,10 @@ from penstock.consumer.publishing.result_publisher import ResultTaker, Tries
 from penstock.errors import SinkError
 from penstock.message import Record
 from penstock.spark_sink.sinks.handlers.report import TaskReport
-from penstock.spark_sink.sinks.handlers.rows import steps
+from penstock.spark_sink.sinks.handlers.rows import STEP_BYTES, STEP_ROWS, steps
 from penstock.spark_sink.sinks.kafka_publisher import Row
 from penstock.spark_sink.sinks.position import offset_spans
+from penstock.spark_sink.sinks.reports import report_schema
 from penstock.spark_sink.source.plan import TopicPartition
 
 #: Columns by which results are sorted: of one message, they stand as the handler returned them.
@@ -33,24 +34,8 @@ RESULT_DDL = (
     "topic string, partition int, offset bigint, place int, target_topic string, target_partition int, key binary, "
     "value binary, headers array<struct<key:string,value:binary>>, report string"
 )
-RESULT_SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("place", pa.int32()),
-        ("target_topic", pa.string()),
-        ("target_partition", pa.int32()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-        ("report", pa.string()),
-    ]
-)
+_RESULT_SCHEMA = report_schema(RESULT_DDL)
 
-#: Rows, and bytes of keys and values, that are Python objects before they become columns.
-_STEP_ROWS = 4_096
-_STEP_BYTES = 8 * 1024 * 1024
 #: The empty cells behind a position, and before a report.
 _NO_RESULT = (None,) * 6
 _NO_ROW = (None,) * 9
@@ -138,7 +123,7 @@ class ResultRows(ResultTaker):
 
     def full(self) -> Iterator[pa.RecordBatch]:
         """Return what was taken as columns, where it is enough for that."""
-        if len(self._rows) >= _STEP_ROWS or self._size >= _STEP_BYTES:
+        if len(self._rows) >= STEP_ROWS or self._size >= STEP_BYTES:
             yield self._take()
 
     def end(self, report: TaskReport) -> Iterator[pa.RecordBatch]:
@@ -152,9 +137,9 @@ class ResultRows(ResultTaker):
         with self._lock:
             rows, self._rows, self._size = self._rows, [], 0
         columns = [
-            pa.array(cells, kind) for cells, kind in zip(zip(*rows, strict=True), RESULT_SCHEMA.types, strict=True)
+            pa.array(cells, kind) for cells, kind in zip(zip(*rows, strict=True), _RESULT_SCHEMA.types, strict=True)
         ]
-        return pa.record_batch(columns, schema=RESULT_SCHEMA)
+        return pa.record_batch(columns, schema=_RESULT_SCHEMA)
 
 
 def published_rows(batches: Iterable[pa.RecordBatch], reports: list[str]) -> Iterator[Row]:
