@@ -16,9 +16,8 @@ from streams import lose_commit, run_sink
 from commands import commands
 from databases import TestDatabase
 from penstock.devbroker import DevBroker
-from penstock.errors import ConfigurationError, SinkError
+from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
-from penstock.spark_sink.queries.starting_offsets import refuse_forgetful
 from penstock.spark_sink.sinks.sink import Origin
 from penstock.spark_sink.sinks.sql import sink as sql_sink
 
@@ -73,11 +72,6 @@ def test_several_rows_of_one_key_are_refused_and_so_are_frames_with_a_position(
         sink(twins, 0)
     with pytest.raises(SinkError, match=r'the frame for table totals has topic, names .* mode="batch"'):
         sink(twins.withColumnRenamed("n", "topic"), 0)
-
-
-def test_totals_without_a_checkpoint_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no checkpoint"):
-        refuse_forgetful("totals", SqlSink("sqlite:///x.db", "t", ["id"], mode="batch"))
 
 
 def test_totals_of_windows_survive_a_repeated_batch_and_a_lost_checkpoint_is_refused(  # noqa: PLR0917 - fixtures

@@ -8,19 +8,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.consumer import handler
 from penstock.errors import ConfigurationError
 from penstock.spark_sink import DataLossError, SqlSink
 from penstock.spark_sink.ledger.rules import LedgerEntry
-from penstock.spark_sink.queries import query
 from penstock.spark_sink.queries import starting_offsets as starting
-from penstock.spark_sink.queries.query import start_sink
 from penstock.spark_sink.queries.sink_specs import SinkSpec
-from penstock.spark_sink.queries.starting_offsets import beginning, has_progress, refuse_forgetful
+from penstock.spark_sink.queries.starting_offsets import beginning, checkpoint_of, has_progress
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.sink import begin_ledger
 from penstock.spark_sink.source import source
@@ -150,40 +148,36 @@ def test_where_a_checkpoint_counts_or_cannot_be_looked_at_nothing_is_written(beg
 
 def test_a_checkpoint_has_progress_when_it_has_offsets(spark: SparkSession, tmp_path: Path) -> None:
     place = str(tmp_path / "c")
-    found = [has_progress(spark, None, "q"), has_progress(spark, place, "q")]
+    found = [has_progress(spark, None), has_progress(spark, place)]
     (tmp_path / "c" / "offsets").mkdir(parents=True)
     (tmp_path / "c" / "offsets" / ".0.crc").touch()
-    found.append(has_progress(spark, place, "q"))
+    found.append(has_progress(spark, place))
     (tmp_path / "c" / "offsets" / "0").touch()
 
-    assert [*found, has_progress(spark, place, "q")] == [False, False, False, True]
-    assert has_progress(spark, "nosuch://there/c", "q") is None
+    assert [*found, has_progress(spark, place)] == [False, False, False, True]
+    assert has_progress(spark, "nosuch://there/c") is None
+
+
+def checkpoint(sink: object, folder: str | None = None, location: str | None = None) -> str | None:
+    """Return the checkpoint of a query into a sink, in a session with a folder for checkpoints or with none."""
+    session: Any = SimpleNamespace(conf={starting.CHECKPOINTS: folder})
+    function: Any = sink
+    return checkpoint_of(
+        session, SinkSpec(topics=("t",), function=function, name="orders", checkpoint_location=location)
+    )
 
 
 def test_a_sink_without_a_ledger_is_refused_without_a_checkpoint() -> None:
-    refuse_forgetful("orders", SqlSink("sqlite:///shop.db", table="orders"))
-    refuse_forgetful("orders", Kept())
-    handlers = HandlerSink.__new__(HandlerSink)
+    batches = SqlSink("sqlite:///shop.db", "totals", ["id"], mode="batch")
+    handlers = HandlerSink({"orders": handler(lambda _: None)}, group="g", parallelism=1)
 
-    for forgetful in (print, handlers):
+    for sink in (SqlSink("sqlite:///shop.db", table="orders"), Kept()):
+        assert checkpoint(sink) is None
+    for forgetful in (print, handlers, batches):
         with pytest.raises(ConfigurationError, match="the sink of the query orders has no ledger, and the query no ch"):
-            refuse_forgetful("orders", forgetful)
-
-
-@pytest.mark.parametrize("folder", [None, "/checkpoints"])
-def test_start_sink_takes_the_sessions_folder_of_checkpoints_for_one(
-    monkeypatch: pytest.MonkeyPatch, folder: str | None
-) -> None:
-    class BegunError(Exception):
-        """Ends the start at the question where the query begins."""
-
-    monkeypatch.setattr(query, "beginning", mock.Mock(side_effect=BegunError))
-    session: Any = SimpleNamespace(
-        conf=SimpleNamespace(get=lambda name, _default: folder if "checkpoint" in name else 0)
-    )
-
-    with pytest.raises(ConfigurationError if folder is None else BegunError):
-        start_sink(session, "orders", print, bootstrap_servers="127.0.0.1:1", name="orders")
+            checkpoint(forgetful)
+        assert checkpoint(forgetful, folder="/all") == "/all/orders"
+        assert checkpoint(forgetful, folder="/all", location="/own") == "/own"
 
 
 @pytest.mark.parametrize(

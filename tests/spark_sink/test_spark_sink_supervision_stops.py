@@ -37,8 +37,9 @@ class Stage:
     """A supervisor with queries that run batches on threads of their own, as Spark does."""
 
     def __init__(self, count: int = 1, *, begins: bool = True, refusals: tuple[Exception, ...] = ()) -> None:
-        self.release = threading.Event()
-        self.worlds = [World(function=lambda *_: self.release.wait(60)) for _ in range(count)]
+        self.begun, self.release = threading.Event(), threading.Event()
+        self.answers: list[bool] = []
+        self.worlds = [World(function=self.work) for _ in range(count)]
         self.worlds[-1].refusals = list(refusals)
         self.world, self.fleet = self.worlds[0], FakeFleet(begins=begins)
         self.supervisor = Supervisor("test", release_s=60)
@@ -48,72 +49,89 @@ class Stage:
         self.supervisor.supervise([world.one for world in self.worlds], fleet)
         return self
 
+    def work(self, _batch: object, _batch_id: int) -> None:
+        self.begun.set()
+        self.release.wait(60)
+
     def begin_batch(self, batch_id: int) -> threading.Thread:
         query, gate = self.world.query, self.world.gates[-1]
-        begun = threading.Event()
 
         def run() -> None:
             query.status = {"isTriggerActive": True}
-            begun.set()
             gate(FRAME, batch_id)
             query.lastProgress = report(batch_id)
             query.status = {"isTriggerActive": False}
 
         thread = threading.Thread(target=run)
         thread.start()
-        assert begun.wait(60)
+        assert self.begun.wait(60)
         return thread
 
     @property
     def is_closed(self) -> bool:
         return self.world.gates[0].is_closed
 
+    def stop(self, timeout: float) -> None:
+        """Stop the supervisor, on a thread of its own."""
+        threading.Thread(target=lambda: self.answers.append(self.supervisor.stop(timeout))).start()
 
-def stopping(supervisor: Supervisor, timeout: float) -> tuple[threading.Thread, list[bool]]:
-    answers: list[bool] = []
-    thread = threading.Thread(target=lambda: answers.append(supervisor.stop(timeout)))
-    thread.start()
-    return thread, answers
+    def stop_twice(self) -> None:
+        self.stop(600)
+        wait_until(lambda: self.is_closed)
+        self.supervisor.request_stop(now=True)
 
-
-def test_a_stop_lets_the_batch_under_way_be_finished_and_committed_before_it_ends_the_query() -> None:
-    stage = Stage().start()
-    batch = stage.begin_batch(5)
-
-    stop, answers = stopping(stage.supervisor, 60)
-    wait_until(lambda: stage.is_closed)
-    assert stage.world.query.stops == 0, "the query is not ended while its batch is under way"
-    with pytest.raises(BatchLeftError):
-        Gate.__call__(stage.world.gates[0], FRAME, 6)
-    stage.world.gates[0].is_parked = False  # that batch would come after the one under way
-    stage.release.set()
-    stop.join(30)
-    batch.join(30)
-
-    assert answers == [True]
-    assert (stage.world.query.stops, stage.world.one.state) == (1, SinkState.STOPPED)
-    assert stage.world.progress.statistics("orders").batch_id == 5
-    assert stage.fleet.has_left
+    def take_away(self, *, is_lost: bool) -> None:
+        """Have the query given to another replica."""
+        self.fleet.news.append(lambda: self.fleet.take(is_lost=is_lost))
 
 
-@pytest.mark.parametrize("is_hurried", [False, True], ids=["out of time", "asked to stop twice"])
-def test_a_batch_that_outlasts_the_time_of_the_stop_is_interrupted_and_named(
-    caplog: pytest.LogCaptureFixture, *, is_hurried: bool
+@pytest.mark.parametrize(
+    ("event", "is_interrupted", "state", "answers"),
+    [
+        (lambda stage: stage.stop(60), False, SinkState.STOPPED, [True]),
+        (lambda stage: stage.stop(0.2), True, SinkState.STOPPED, [False]),
+        (Stage.stop_twice, True, SinkState.STOPPED, [False]),
+        (lambda stage: stage.take_away(is_lost=False), False, SinkState.STANDBY, []),
+        # Another replica may be in that batch.
+        (lambda stage: stage.take_away(is_lost=True), True, SinkState.STANDBY, []),
+    ],
+    ids=["a stop", "a stop out of time", "a second stop", "taken away", "lost"],
+)
+def test_a_query_ends_behind_its_batch_unless_time_or_another_replica_forbids_it(
+    caplog: pytest.LogCaptureFixture,
+    event: Callable[[Stage], None],
+    is_interrupted: bool,
+    state: SinkState,
+    answers: list[bool],
 ) -> None:
     stage = Stage().start()
+    world = stage.world
     batch = stage.begin_batch(5)
 
     with caplog.at_level(logging.WARNING):
-        stop, answers = stopping(stage.supervisor, 600 if is_hurried else 0.2)
+        event(stage)
         wait_until(lambda: stage.is_closed)
-        if is_hurried:
-            stage.supervisor.request_stop(now=True)
-        stop.join(30)
-    stage.release.set()
-    batch.join(30)
+        if is_interrupted:
+            wait_until(lambda: world.query.stops == 1)
+        else:
+            assert world.query.stops == 0
+            with pytest.raises(BatchLeftError):
+                world.gates[0](FRAME, 6)
+            world.gates[0].is_parked = False  # that batch would come after the one under way
+        stage.release.set()
+        batch.join(30)
+        wait_until(lambda: world.one.state is state and stage.answers == answers)
 
-    assert (answers, stage.world.query.stops) == ([False], 1)
-    assert "a batch of the query orders is interrupted" in caplog.text
+    assert world.query.stops == 1
+    assert ("a batch of the query orders is interrupted" in caplog.text) is is_interrupted
+    if not is_interrupted:
+        assert world.progress.statistics("orders").batch_id == 5
+    if state is SinkState.STANDBY:
+        stage.fleet.mine = frozenset(["orders"])
+        wait_until(lambda: world.one.state is SinkState.RUNNING)
+        assert (len(world.started), world.restarts) == (2, 0)
+        assert stage.supervisor.stop(5)
+    assert stage.fleet.has_left
 
 
 def test_a_query_that_waits_for_its_restart_is_not_started_any_more() -> None:
@@ -173,29 +191,6 @@ def test_a_query_of_another_replica_stands_by_until_the_fleet_gives_it() -> None
     wait_until(lambda: world.one.state is SinkState.RUNNING)
     assert (len(world.started), world.restarts) == (1, 0)
 
-    assert stage.supervisor.stop(5)
-
-
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_a_query_that_is_taken_away_ends_behind_its_batch_unless_it_was_lost_and_comes_back(*, is_lost: bool) -> None:
-    stage = Stage().start()
-    world = stage.world
-    batch = stage.begin_batch(5)
-
-    stage.fleet.news.append(lambda: stage.fleet.take(is_lost=is_lost))
-    wait_until(lambda: stage.is_closed)
-    if is_lost:  # another replica may be in that batch
-        wait_until(lambda: world.query.stops == 1)
-    else:
-        assert world.query.stops == 0
-    stage.release.set()
-    batch.join(30)
-    wait_until(lambda: world.one.state is SinkState.STANDBY)
-    assert world.query.stops == 1
-
-    stage.fleet.mine = frozenset(["orders"])
-    wait_until(lambda: world.one.state is SinkState.RUNNING)
-    assert len(world.started) == 2
     assert stage.supervisor.stop(5)
 
 

@@ -178,3 +178,13 @@ def require_travelling(key: str, value: object) -> None:
         raise ConfigurationError(
             f"config[{key!r}] is a {type(value).__name__}, which cannot travel to Spark's executors; {remedy}"
         )
+
+
+def portable(config: ClientConfig) -> dict[str, Any]:
+    """Return the client settings that Spark's executors get.
+
+    Callbacks are this process's, and so is the log. One that gives credentials is a `ConfigurationError`: executors
+    would have none.
+    """
+    require_travelling(KEY, config.get(KEY, ""))
+    return {key: value for key, value in config.items() if not callable(value) and key != "logger"}

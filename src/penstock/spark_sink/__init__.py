@@ -7,7 +7,6 @@ which only consumes or sends needs none of them.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError
@@ -77,25 +76,10 @@ def __getattr__(name: str) -> Any:
         package = (error.name or "").split(".")[0]
         if package not in _EXTRAS:
             raise
-        raise _unusable(name, package, error) from error
-
-
-def _unusable(name: str, package: str, error: ImportError) -> ConfigurationError:
-    """Return the error for a package that is missing, or of a version without what is needed."""
-    command = f"pip install 'penstock[{_EXTRAS[package]}]'"
-    what = f"penstock.spark_sink.{name} needs the package {package}"
-    if importlib.util.find_spec(package) is None:
-        return ConfigurationError(f"{what}, which is not installed; install it with: {command}")
-    version = getattr(importlib.import_module(package), "__version__", "the one installed")
-    return ConfigurationError(
-        f"{what} in another version: {version} lacks {_lacking(error)}; install the one it is made for with: {command}"
-    )
-
-
-def _lacking(error: ImportError) -> str:
-    """Return what an import did not find: a module, or a name in one."""
-    name = getattr(error, "name_from", None)  # there from Python 3.12 on
-    return str(error.name) if name is None else f"{error.name}.{name}"
+        raise ConfigurationError(
+            f"penstock.spark_sink.{name} needs the package {package}, which is not installed or of another version: "
+            f"{error}; install it with: pip install 'penstock[{_EXTRAS[package]}]'"
+        ) from error
 
 
 __all__ = [

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.consumer import DeferredCompletion, Handler, handler, retry
 from penstock.consumer.handlers.handler import orderings_of
-from penstock.errors import BatchError, RetryLater, SinkError
+from penstock.errors import BatchError, SinkError
 from penstock.message import FixedRecord, Message
 
 Place = tuple[str, int]
@@ -153,8 +153,13 @@ def test_whatever_fails_each_row_ends_once_in_order_and_no_two_of_a_key_at_once(
     assert sorted((row.source[0], row.offset) for row in published if row.target_topic) == given_up * is_written
 
 
-def order_of(rows: list[Row], **limits: Any) -> list[int]:
-    """Return the offsets in the order of their tries, where the first fails once."""
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [({"max_parked": 2}, [0, 0, 1, 2, 3]), ({"max_parked_bytes": 1}, [0, 2, 0, 1, 3])],
+)
+def test_at_the_bound_the_task_waits_for_the_earliest_retry_and_takes_nothing_in(
+    limit: dict[str, Any], expected: list[int]
+) -> None:
     seen: list[int] = []
 
     def work(message: Message) -> None:
@@ -162,49 +167,10 @@ def order_of(rows: list[Row], **limits: Any) -> list[int]:
         if seen == [0]:
             raise RuntimeError("not yet")
 
-    run_task(rows, {"orders": handler(work, retry=quickly())}, **limits)
-    return seen
-
-
-def test_a_parked_key_delays_no_other_key() -> None:
-    seen: list[int] = []
-
-    def work(message: Message) -> None:
-        seen.append(message.offset)
-        if message.offset == 0 and 3 not in seen:
-            raise RuntimeError("not before the last")
-
-    rows = [Row(b"a", 0), Row(b"b", 1), Row(b"a", 2), Row(b"c", 3)]
-    run_task(rows, {"orders": handler(work, retry=quickly(1_000))})
-
-    assert seen[:2] == [0, 1]
-    assert seen[-2:] == [0, 2]
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [({"max_parked": 2}, [0, 0, 1, 2, 3]), ({"max_parked_bytes": 1}, [0, 2, 0, 1, 3])],
-)
-def test_at_the_bound_the_task_waits_for_the_earliest_retry_and_takes_nothing_in(
-    limit: dict[str, int], expected: list[int]
-) -> None:
     rows = [Row(b"a", 0), Row(b"a", 1), Row(b"b", 2), Row(b"c", 3)]
+    run_task(rows, {"orders": handler(work, retry=quickly())}, **limit)
 
-    assert order_of(rows, **limit) == expected
-
-
-def test_retry_later_says_when_and_the_policy_says_how_often() -> None:
-    tried: list[int] = []
-
-    def later(message: Message) -> None:
-        tried.append(message.attempt)
-        raise RetryLater(0.001)
-
-    one = handler(later, retry=retry(3, wait=lambda _: 600.0), on_failure="drop")
-    report = run_task([Row(b"a", 0)], {"orders": one})
-
-    assert tried == [0, 1, 2]
-    assert (report.failed, report.retried, report.dropped) == (3, 2, 1)
+    assert seen == expected
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock import Outgoing
 from penstock.consumer import handler, retry
 from penstock.consumer.handlers.handler import Handler
-from penstock.errors import BatchError, ConfigurationError, SinkError
+from penstock.errors import SinkError
 from penstock.message import Message
 from penstock.spark_sink.sinks import kafka_publication
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
@@ -80,16 +80,6 @@ def test_what_cannot_be_a_message_is_not_tried_again_and_dead_letters_are_publis
     assert (report.handled, report.dead_letters, report.results) == (1, 1, 1)
 
 
-def test_a_batch_returns_what_is_for_each_message() -> None:
-    def work(messages: list[Message]) -> list[Any]:
-        return [None if message.offset == 1 else [Outgoing("a", message.key)] for message in messages]
-
-    rows, report = publish_task([Row(b"k%d" % n, n) for n in range(3)], {"orders": handler(work, batch=10)})
-
-    assert [(row.offset, row.value) for row in rows if row.target_topic] == [(0, b"k0"), (2, b"k2")]
-    assert report.results == 2
-
-
 def test_a_batch_as_a_whole_is_published_once_only_where_all_is_one_transaction() -> None:
     def work(messages: list[Message]) -> Outgoing:
         return Outgoing("a", f"{len(messages)}")
@@ -103,23 +93,6 @@ def test_a_batch_as_a_whole_is_published_once_only_where_all_is_one_transaction(
 
     # In the transaction of the whole batch, at its last message.
     assert [(row.source[1], row.offset, row.value) for row in whole if row.target_topic] == [(1, 1, b"2"), (1, 3, b"2")]
-
-
-def test_what_failed_of_a_batch_gives_its_results_when_it_is_done() -> None:
-    failed: list[int] = []
-
-    def work(messages: list[Message]) -> list[Any]:
-        if len(messages) == 3 and not failed:
-            failed.append(1)
-            raise BatchError({1: RuntimeError("not now")})
-        return [message.key for message in messages]
-
-    one = handler(work, to="a", batch=3, retry_policy=retry(2, wait=lambda _: 0.001))
-    rows, report = publish_task([Row(b"k%d" % n, n) for n in range(3)], {"orders": one})
-
-    # The others of that batch are done, by a call that has returned nothing.
-    assert [(row.offset, row.value) for row in rows if row.target_topic] == [(1, b"k1")]
-    assert report.handled == 3
 
 
 def test_a_sink_without_a_name_refuses_what_handlers_return() -> None:
@@ -192,22 +165,6 @@ def test_whatever_fails_each_message_has_the_results_of_one_call_whole_once_and_
 
 def sink_of(one: Handler, **options: Any) -> HandlerSink:
     return HandlerSink({"orders": one}, **{"group": "billing", "parallelism": 2, **options})
-
-
-def test_what_publishing_needs_is_told_when_the_sink_is_made() -> None:
-    one = handler(two, to="invoices")
-    named = {"name": "invoices", "bootstrap_servers": "there:1"}
-
-    with pytest.raises(ConfigurationError, match=r"two of orders has to='invoices'; give the HandlerSink name=\.\.\."):
-        sink_of(one)
-    with pytest.raises(ConfigurationError, match="the sink invoices publishes; give bootstrap_servers"):
-        sink_of(one, name="invoices")
-    with pytest.raises(ConfigurationError, match="has to='invoices', the topic of the ledger"):
-        sink_of(one, **named, ledger_topic="invoices")
-    with pytest.raises(ConfigurationError, match=r"config\['transactional.id'\] belongs to HandlerSink"):
-        sink_of(one, **named, config={"transactional.id": "x"})
-    with pytest.raises(ConfigurationError, match=r"oauth_cb.* cannot travel"):
-        sink_of(one, **named, config={"oauth_cb": print})
 
 
 def test_a_sink_with_a_name_has_a_ledger_and_its_results_go_where_an_apps_would() -> None:

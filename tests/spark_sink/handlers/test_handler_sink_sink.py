@@ -34,6 +34,9 @@ def sink_of(one: Handler | Callable[..., object], **options: Any) -> HandlerSink
     return HandlerSink(**{"handlers": {"orders": made}, "group": "billing", "parallelism": 4, **options})
 
 
+NAMED = {"name": "invoices", "bootstrap_servers": "there:1"}
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -48,6 +51,13 @@ def sink_of(one: Handler | Callable[..., object], **options: Any) -> HandlerSink
         ({"rate": 10.0}, "the handler nothing of orders has a rate, which executors cannot share"),
         ({"key_rate": 10.0}, "the handler nothing of orders has a rate, which executors cannot share"),
         ({"on_failure": "hold"}, "the handler nothing of orders has on_failure='hold', but a batch ends only when"),
+        # Where dead letters and results go.
+        ({"on_failure": "dead_letter"}, "give bootstrap_servers"),
+        ({"on_failure": "dead_letter", **NAMED, "config": {"oauth_cb": print}}, "oauth_cb.* cannot travel"),
+        ({"to": "invoices"}, r"nothing of orders has to='invoices'; give the HandlerSink name=\.\.\."),
+        ({"name": "invoices"}, "the sink invoices publishes; give bootstrap_servers"),
+        ({**NAMED, "to": "invoices", "ledger_topic": "invoices"}, "has to='invoices', the topic of the ledger"),
+        ({**NAMED, "config": {"transactional.id": "x"}}, r"config\['transactional.id'\] belongs to HandlerSink"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, Any], sentence: str) -> None:
@@ -58,17 +68,14 @@ def test_a_wrong_option_is_named(options: dict[str, Any], sentence: str) -> None
         sink_of(handler(nothing, **of_handler), **of_sink)
 
 
-def test_dead_letters_need_brokers_and_credentials_that_can_travel() -> None:
-    one = handler(nothing, on_failure="dead_letter")
+def test_dead_letters_are_written_with_the_settings_that_can_travel() -> None:
+    config = {"oauth_cb": "tokens:token", "error_cb": print}
+    sink = sink_of(handler(nothing, on_failure="dead_letter"), bootstrap_servers="there", config=config)
 
-    with pytest.raises(ConfigurationError, match="give bootstrap_servers"):
-        sink_of(one)
-    with pytest.raises(ConfigurationError, match=r"oauth_cb.* cannot travel"):
-        sink_of(one, bootstrap_servers="there", config={"oauth_cb": print})
-    named = sink_of(one, bootstrap_servers="there", config={"oauth_cb": "tokens:token"})
-    assert named._work().producer["oauth_cb"] == "tokens:token"
-    # Callbacks that are this process's stay here.
-    sink_of(one, bootstrap_servers="there", config={"error_cb": print, "auto.offset.reset": "earliest"})
+    producer = sink._work().producer
+
+    assert producer["oauth_cb"] == "tokens:token"
+    assert "error_cb" not in producer
 
 
 def test_a_sink_travels_with_its_settings_and_leaves_telemetry_behind() -> None:

@@ -100,37 +100,6 @@ def test_lifespans_resources_and_middlewares_surround_a_task_and_end_in_reverse_
     ]
 
 
-def test_what_surrounds_a_task_ends_also_where_the_task_fails() -> None:
-    log: list[str] = []
-
-    def span() -> Iterator[None]:
-        yield
-        log.append("ended")
-
-    def work(_: Message) -> None:
-        raise RuntimeError("no")
-
-    with pytest.raises(SinkError, match="failed orders"):
-        run_task([Row(b"a", 0)], {"orders": handler(work, retry_policy=ONCE)}, lifespans=(span,))
-
-    assert log == ["ended"]
-
-
-def test_as_many_async_handlers_are_under_way_as_may_be() -> None:
-    running = most = 0
-
-    async def work(_: Message) -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.002)
-        running -= 1
-
-    report = run_task([Row(b"k%d" % n, n) for n in range(60)], {"orders": handler(work)}, max_concurrency=4)
-
-    assert (most, report.handled) == (4, 60)
-
-
 def test_plain_handlers_beside_async_ones_keep_them_from_nothing_and_the_order_of_keys_holds_across() -> None:
     """The plain one waits for the async one of another key, which could never end if it blocked the loop."""
     done = threading.Event()
@@ -167,8 +136,12 @@ def test_plain_handlers_beside_async_ones_keep_them_from_nothing_and_the_order_o
     assert len(set(closed)) == 2
 
 
-def test_an_async_handler_that_fails_for_good_ends_the_task_and_what_is_under_way() -> None:
-    cancelled: list[int] = []
+def test_an_async_handler_that_fails_for_good_ends_what_is_under_way_and_what_surrounds_the_task() -> None:
+    ended: list[object] = []
+
+    def span() -> Iterator[None]:
+        yield
+        ended.append("lifespan")
 
     async def work(message: Message) -> None:
         if message.offset == 1:
@@ -176,13 +149,14 @@ def test_an_async_handler_that_fails_for_good_ends_the_task_and_what_is_under_wa
         try:
             await asyncio.sleep(600)
         except asyncio.CancelledError:
-            cancelled.append(message.offset)
+            ended.append(message.offset)
             raise
 
+    rows = [Row(b"a", 0), Row(b"b", 1)]
     with pytest.raises(SinkError, match=r"failed orders\[0\]@1"):
-        run_task([Row(b"a", 0), Row(b"b", 1)], {"orders": handler(work, retry_policy=ONCE)})
+        run_task(rows, {"orders": handler(work, retry_policy=ONCE)}, lifespans=(span,))
 
-    assert cancelled == [0]
+    assert ended == [0, "lifespan"]
 
 
 def test_a_task_names_the_senders_that_were_sampled_as_many_as_it_may_and_only_where_it_is_asked_to() -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock import clients
+from penstock.clients.reading import without_membership
 from penstock.clients.requests.topics import require_topics
 from penstock.clients.rights import MissingRightError, principal_of
 from penstock.errors import ConfigurationError
@@ -120,7 +121,7 @@ class AppSinks(Supervisor):
         return spark
 
     def _start_query(self, spark: SparkSession, spec: SinkSpec) -> tuple[StreamingQuery, Gate | None]:
-        from penstock.spark_sink.queries.query import source_config, start_query
+        from penstock.spark_sink.queries.query import start_query
 
         if is_stopped(spark):
             raise SessionStoppedError(f"Spark's session was stopped under the query {spec.name}; start the app again")
@@ -130,7 +131,9 @@ class AppSinks(Supervisor):
 
             function = BatchSpans(self._telemetry, spec.name).around(function)
         gate = Gate(function) if is_classic(spark) else None
-        return start_query(spark, spec, self._bootstrap_servers, source_config(self._config), gate), gate
+        # The source joins no group.
+        config = without_membership(clients.portable(self._config))
+        return start_query(spark, spec, self._bootstrap_servers, config, gate), gate
 
     @property
     def queries(self) -> list[StreamingQuery]:

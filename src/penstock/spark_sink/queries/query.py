@@ -12,12 +12,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from penstock.clients import require_travelling
-from penstock.clients.reading import without_membership
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, a_callable, names
 from penstock.spark_sink.queries.restarts import lacking_package
 from penstock.spark_sink.queries.sink_specs import SinkSpec
-from penstock.spark_sink.queries.starting_offsets import beginning, has_progress, is_remembered, refuse_forgetful
+from penstock.spark_sink.queries.starting_offsets import beginning, checkpoint_of, has_progress
 from penstock.spark_sink.sinks.sink import OfQuery, begin_ledger
 from penstock.spark_sink.source.brokers import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
@@ -98,12 +97,11 @@ def start_query(
     gate: Callable[[DataFrame, int], None] | None = None,
 ) -> StreamingQuery:
     """Do what `start_sink` does for a declared sink; a gate gets the batches instead of the sink's function."""
-    if not is_remembered(spark, spec.checkpoint_location):
-        refuse_forgetful(spec.name, spec.function)
+    checkpoint = checkpoint_of(spark, spec)
     when = trigger_arguments(spec.trigger)
     of_source = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": ",".join(spec.topics)}
     of_source |= {f"kafka.{key}": _option_text(key, value) for key, value in config.items()}
-    begins = beginning(spec, of_source, progress=has_progress(spark, spec.checkpoint_location, spec.name))
+    begins = beginning(spec, of_source, progress=has_progress(spark, checkpoint))
     if is_classic(spark):
         # The driver is this process: what is wrong with the topics is raised as it is, not out of Spark's stacks.
         OffsetReader(SourceOptions.parse(begins.options).for_stream()).partitions()
@@ -136,19 +134,6 @@ def load(reader: DataStreamReader) -> DataFrame:
         if remedy is None:
             raise
         raise ConfigurationError(f"the source penstock did not start: {remedy}") from error
-
-
-def source_config(config: ClientConfig) -> dict[str, Any]:
-    """Return what of an app's client settings means something to the source.
-
-    The rest speaks of a consumer group, which the source does not join, or calls back into this process, which
-    executors cannot. A callback that gives credentials stays, and is refused by `start_sink` rather than left out.
-    """
-    return {
-        key: value
-        for key, value in without_membership(config).items()
-        if (not callable(value) or key == "oauth_cb") and key != "logger"
-    }
 
 
 def trigger_arguments(trigger: str) -> dict[str, Any]:

@@ -35,28 +35,27 @@ _STARTING = "startingoffsets"
 _WHERE = (_STARTING, "startingtimestamp", "startingoffsetsbytimestamp", "startingoffsetsbytimestampstrategy")
 
 
-def is_remembered(spark: SparkSession, checkpoint_location: str | None) -> bool:
-    """Tell whether Spark keeps a query's progress over restarts."""
-    return checkpoint_location is not None or bool(spark.conf.get(CHECKPOINTS, None))
+def checkpoint_of(spark: SparkSession, spec: SinkSpec) -> str | None:
+    """Return where Spark keeps a query's progress; None where it keeps none.
 
-
-def refuse_forgetful(name: str, function: object) -> None:
-    """Raise `ConfigurationError` for a sink without a ledger in a query without a checkpoint: nobody remembers."""
-    if not has_ledger(function):
+    Raises `ConfigurationError` for a sink without a ledger in a query without a checkpoint: nobody remembers.
+    """
+    folder = spark.conf.get(CHECKPOINTS, None)
+    location = spec.checkpoint_location or (f"{folder}/{spec.name}" if folder else None)
+    if location is None and not has_ledger(spec.function):
         raise ConfigurationError(
-            f"the sink of the query {name} has no ledger, and the query no checkpoint: every start would handle all of "
-            "the topic again; give it checkpoint_location=..., or a sink that remembers offsets, such as SqlSink, "
-            'which does not with mode="batch"'
+            f"the sink of the query {spec.name} has no ledger, and the query no checkpoint: every start would handle "
+            "all of the topic again; give it checkpoint_location=..., or a sink that remembers offsets, such as "
+            'SqlSink, which does not with mode="batch"'
         )
+    return location
 
 
-def has_progress(spark: SparkSession, checkpoint_location: str | None, name: str) -> bool | None:
+def has_progress(spark: SparkSession, location: str | None) -> bool | None:
     """Tell whether a checkpoint knows where a query goes on: then Spark asks nobody else.
 
     None where it cannot be looked at from here: under Spark Connect, and on storage that this process may not list.
     """
-    folder = spark.conf.get(CHECKPOINTS, None)
-    location = checkpoint_location or (f"{folder}/{name}" if folder else None)
     if location is None:
         return False
     if not is_classic(spark):

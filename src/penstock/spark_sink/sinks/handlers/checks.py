@@ -1,11 +1,10 @@
-"""What a `HandlerSink` cannot be made of, each refused with the remedy, and the client settings that executors get."""
+"""What a `HandlerSink` cannot be made of, each refused with the remedy, and where it publishes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from penstock.clients import require_travelling
+from penstock.clients import portable
 from penstock.clients.reading import without_membership
 from penstock.consumer import Handler, OnFailure
 from penstock.errors import ConfigurationError
@@ -52,15 +51,6 @@ def require_publishing(handlers: Mapping[str, Handler], name: str | None, server
     not_empty("name", name)
     if servers is None:
         raise ConfigurationError(f"the sink {name} publishes; give bootstrap_servers, where it does")
-
-
-def portable(config: ClientConfig) -> dict[str, Any]:
-    """Return the client settings that executors get.
-
-    Callbacks are this process's, and so is the log; credentials that come by one cannot be had elsewhere.
-    """
-    require_travelling("oauth_cb", config.get("oauth_cb", ""))
-    return {key: value for key, value in config.items() if not callable(value) and key != "logger"}
 
 
 def target_of(bootstrap_servers: str, config: ClientConfig, name: str, ledger_topic: str) -> Target:

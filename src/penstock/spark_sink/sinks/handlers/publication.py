@@ -6,12 +6,11 @@ down: a task that publishes and is tried again publishes what was returned befor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.clients.gc_pause import imports_set_aside
@@ -44,28 +43,20 @@ class _PublishTask:
         imports_set_aside("publishing")
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """Publishes the results of a batch on executors."""
+def published(handled: DataFrame, target: Target, parallelism: int) -> DataFrame:
+    """Return the frame whose job handles a batch and publishes its results; its rows are for `reports_of`."""
+    lanes = in_lanes(handled, target, parallelism).sortWithinPartitions(*ORDER)
+    return lanes.mapInArrow(_PublishTask(target), from_arrow_schema(_PUBLISHED))
 
-    target: Target
-    parallelism: int
 
-    def run(self, handled: DataFrame) -> pa.Table:
-        """Run the job over the rows of the batch's tasks; what it returns is for `conclude`."""
-        lanes = in_lanes(handled, self.target, self.parallelism).sortWithinPartitions(*ORDER)
-        return lanes.mapInArrow(_PublishTask(self.target), from_arrow_schema(_PUBLISHED)).toArrow()
+def reports_of(batch_id: int, name: str, rows: Sequence[Row]) -> list[TaskReport]:
+    """Return the reports of a batch's tasks, all results being published by the sink of that name.
 
-    def conclude(self, batch_id: int, found: pa.Table) -> list[TaskReport]:
-        """Return the reports of the tasks, all results being published.
-
-        Raises:
-            SinkError: some were not; others may be, and are left out when the batch comes again.
-            MissingRightError: the same, for want of a right.
-        """
-        rows = found.to_pylist()
-        reports = [cast("str", row["report"]) for row in rows if row["report"] is not None]
-        fields = WriterCommitMessage._fields
-        messages = [WriterCommitMessage(*(row[name] for name in fields)) for row in rows if row["report"] is None]
-        conclude(batch_id, self.target.name, messages)
-        return [report_of(text) for text in reports]
+    Raises:
+        SinkError: some were not; others may be, and are left out when the batch comes again.
+        MissingRightError: the same, for want of a right.
+    """
+    fields = WriterCommitMessage._fields
+    messages = [WriterCommitMessage(*(row[field] for field in fields)) for row in rows if row["report"] is None]
+    conclude(batch_id, name, messages)
+    return [report_of(row["report"]) for row in rows if row["report"] is not None]

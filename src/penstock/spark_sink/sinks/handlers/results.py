@@ -20,7 +20,7 @@ from penstock.consumer.publishing.result_publisher import ResultTaker, Tries
 from penstock.errors import SinkError
 from penstock.message import Record
 from penstock.spark_sink.sinks.handlers.report import TaskReport
-from penstock.spark_sink.sinks.handlers.rows import steps
+from penstock.spark_sink.sinks.handlers.rows import STEP_BYTES, STEP_ROWS, steps
 from penstock.spark_sink.sinks.kafka_publisher import Row
 from penstock.spark_sink.sinks.position import offset_spans
 from penstock.spark_sink.source.plan import TopicPartition
@@ -28,11 +28,7 @@ from penstock.spark_sink.source.plan import TopicPartition
 #: Columns by which results are sorted: of one message, they stand as the handler returned them.
 ORDER = ("topic", "partition", "offset", "place")
 
-#: The columns, as Spark's DDL and as Arrow's. A target of NULL publishes nothing; `report` stands alone in its row.
-RESULT_DDL = (
-    "topic string, partition int, offset bigint, place int, target_topic string, target_partition int, key binary, "
-    "value binary, headers array<struct<key:string,value:binary>>, report string"
-)
+#: The columns. A target of NULL publishes nothing; `report` stands alone in its row.
 RESULT_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -48,9 +44,6 @@ RESULT_SCHEMA = pa.schema(
     ]
 )
 
-#: Rows, and bytes of keys and values, that are Python objects before they become columns.
-_STEP_ROWS = 4_096
-_STEP_BYTES = 8 * 1024 * 1024
 #: The empty cells behind a position, and before a report.
 _NO_RESULT = (None,) * 6
 _NO_ROW = (None,) * 9
@@ -138,7 +131,7 @@ class ResultRows(ResultTaker):
 
     def full(self) -> Iterator[pa.RecordBatch]:
         """Return what was taken as columns, where it is enough for that."""
-        if len(self._rows) >= _STEP_ROWS or self._size >= _STEP_BYTES:
+        if len(self._rows) >= STEP_ROWS or self._size >= STEP_BYTES:
             yield self._take()
 
     def end(self, report: TaskReport) -> Iterator[pa.RecordBatch]:

@@ -23,9 +23,9 @@ REQUIRED = (*POSITION, "key", "value")
 OPTIONAL = ("timestamp", "timestampType", "headers")
 COLUMNS = (*REQUIRED, *OPTIONAL)
 
-#: Rows, and about the bytes of rows, that are made Python objects at a time.
-_STEP_ROWS = 4096
-_STEP_BYTES = 8 * 1024 * 1024
+#: Rows, and about the bytes of rows, that are Python objects at a time.
+STEP_ROWS = 4096
+STEP_BYTES = 8 * 1024 * 1024
 
 _US_PER_MS = 1000
 #: A timestamp in the client's form, a type and milliseconds, where there is none.
@@ -68,7 +68,7 @@ def steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
     Of messages of 1 MB, a batch of thousands is enough in Arrow.
     """
-    step = max(1, min(_STEP_ROWS, _STEP_BYTES * batch.num_rows // max(1, batch.nbytes)))
+    step = max(1, min(STEP_ROWS, STEP_BYTES * batch.num_rows // max(1, batch.nbytes)))
     for begin in range(0, batch.num_rows, step):
         yield batch.slice(begin, step)
 

@@ -13,9 +13,10 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType
 
 from penstock import clients
@@ -34,16 +35,15 @@ from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
 from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.sinks.handlers import overlap
 from penstock.spark_sink.sinks.handlers.checks import (
-    portable,
     refuse_what_cannot_be_kept,
     require_publishing,
     target_of,
 )
 from penstock.spark_sink.sinks.handlers.engine import TaskWork
 from penstock.spark_sink.sinks.handlers.pickling import made_by, pack, require_packable, unpack
-from penstock.spark_sink.sinks.handlers.publication import Publication
+from penstock.spark_sink.sinks.handlers.publication import published, reports_of
 from penstock.spark_sink.sinks.handlers.report import BatchReport, HandlerMetrics
-from penstock.spark_sink.sinks.handlers.results import RESULT_DDL, report_of
+from penstock.spark_sink.sinks.handlers.results import RESULT_SCHEMA, report_of
 from penstock.spark_sink.sinks.handlers.rows import REQUIRED
 from penstock.spark_sink.sinks.handlers.spread import spread
 from penstock.spark_sink.sinks.handlers.task import handling
@@ -56,8 +56,6 @@ from penstock.telemetry import Telemetry
 from penstock.telemetry.spans.batches import BatchSpans, is_within_span, link_senders
 
 _log = logging.getLogger("penstock.handler_sink")
-
-AnswerT = TypeVar("AnswerT")
 
 #: How long a dead letter may take to be acknowledged before its task fails, unless `config` says otherwise.
 _LETTER_TIMEOUT_MS = 60_000
@@ -228,22 +226,20 @@ class HandlerSink:
             overlap.refuse_double_runs(batch.sparkSession)
         kill_delay_s = overlap.seconds_until_killed(batch.sparkSession)
         rows = spread(batch, self.handlers, self.parallelism)
-        tasks = rows.mapInArrow(handling(pack(self._work())), RESULT_DDL)
+        tasks = rows.mapInArrow(handling(pack(self._work())), from_arrow_schema(RESULT_SCHEMA))
         if target is None:
-            found = self._run(tasks.select("report").collect, batch_id, kill_delay_s)
-            reports = [report_of(row.report) for row in found]
+            reports = [report_of(row.report) for row in self._collect(tasks.select("report"), batch_id, kill_delay_s)]
         else:
             what = micro_batch(batch, batch_id, origin, f"sink {target.name}", ledger_options(target.ledger))
-            publication = Publication(replace(target, batch=what), self.parallelism)
+            job = published(tasks, replace(target, batch=what), self.parallelism)
             with stored_batches.one_call(self.ledger_key, origin, what):
-                done = self._run(lambda: publication.run(tasks), batch_id, kill_delay_s)
-                reports = publication.conclude(batch_id, done)
+                reports = reports_of(batch_id, target.name, self._collect(job, batch_id, kill_delay_s))
         self._publish_report(BatchReport(batch_id=batch_id, tasks=reports, parallelism=self.parallelism))
 
-    def _run(self, job: Callable[[], AnswerT], batch_id: int, kill_delay_s: float) -> AnswerT:
+    def _collect(self, job: DataFrame, batch_id: int, kill_delay_s: float) -> list[Row]:
         """Run Spark's job; where it fails, return when no task of it handles anything any more."""
         try:
-            return job()
+            return job.collect()
         except Exception as error:
             found = [named for named in errors_in(str(error)) if isinstance(named, SinkError | MissingRightError)]
             if not (found and self.parallelism == 1):
@@ -343,7 +339,7 @@ class HandlerSink:
     def _producer_config(self) -> dict[str, Any]:
         if not output_topics(self.group, self.handlers):
             return {}
-        config = ConsumerSettings(config=portable(self.config)).producer_config()
+        config = ConsumerSettings(config=clients.portable(self.config)).producer_config()
         return {"message.timeout.ms": _LETTER_TIMEOUT_MS, **config, "bootstrap.servers": self.bootstrap_servers}
 
     def _require_picklable(self) -> None:
