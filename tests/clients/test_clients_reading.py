@@ -204,3 +204,17 @@ def test_committed_records_are_read_to_where_the_log_ends_behind_an_open_transac
         batches = committed.read({(topic, 0): 0}, {(topic, 0): 1}, step=step, limit_s=60)
         assert [message.value() for message in chain.from_iterable(batches)] == [b"in it"]
     assert looks >= 5
+
+
+def test_a_reader_reads_again_what_it_paused_at_its_end(broker: DevBroker, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(2)
+    writer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    for partition in (0, 1, 1, 1):
+        writer.produce(topic, b"x", partition=partition)
+    assert writer.flush(30) == 0
+    starts, ends = {(topic, 0): 0, (topic, 1): 0}, {(topic, 0): 1, (topic, 1): 3}
+
+    with PartitionReader(broker.bootstrap_servers, {}, "nobody") as reading:
+        found = [sum(map(len, reading.read(starts, ends, silence_s=30, most=1))) for _ in range(2)]
+
+    assert found == [4, 4]

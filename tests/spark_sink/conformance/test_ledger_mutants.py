@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -41,10 +41,12 @@ def knows_one_position_a_partition(patch: pytest.MonkeyPatch) -> None:
     """Topics share positions."""
     read = sql_ledger._entries
 
-    def shared(connection: sa.Connection, statement: sa.Select[Any]) -> dict[tuple[str, int], LedgerEntry]:
-        found = read(connection, statement)
-        highest = {n: max(one.end for (_, m), one in found.items() if m == n) for _, n in found}
-        return {part: replace(one, end=highest[part[1]]) for part, one in found.items()}
+    def shared(connection: sa.Connection, statement: sa.Select[Any]) -> dict[sql_ledger.Owner, sql_ledger.Entries]:
+        return {owner: mixed(entries) for owner, entries in read(connection, statement).items()}
+
+    def mixed(found: Mapping[tuple[str, int], LedgerEntry]) -> dict[tuple[str, int], LedgerEntry]:
+        highest = {n: max(entry.end for (_, m), entry in found.items() if m == n) for _, n in found}
+        return {part: replace(entry, end=highest[part[1]]) for part, entry in found.items()}
 
     patch.setattr(sql_ledger, "_entries", shared)
 

@@ -72,6 +72,8 @@ class PartitionReader:
         self.ends: dict[Place, int] = {}
         #: Partitions that have no more now: at their end, or without the offset that was asked for.
         self.exhausted: set[Place] = set()
+        # Partitions that were paused: for the client library they stay so when they are assigned again.
+        self._paused: set[Place] = set()
         #: Why nothing comes now, or None.
         self.trouble: str | None = None
         #: When something came last, a record or an end, in monotonic seconds.
@@ -100,6 +102,9 @@ class PartitionReader:
         self.exhausted, self._held = set(), None
         self.heard_at = time.monotonic()
         self.consumer.assign([TopicPartition(*place, offset) for place, offset in starts.items()])
+        if again := self._paused & starts.keys():
+            self.consumer.resume([TopicPartition(*place) for place in again])
+            self._paused -= again
 
     def move(self, place: Place, offset: int) -> None:
         """Read a partition on from another offset; what was handed over already may lie between."""
@@ -110,6 +115,7 @@ class PartitionReader:
         """Read no more of these: what else they hold would keep the others' records from coming."""
         if places:
             self.consumer.pause([TopicPartition(*place) for place in places])
+            self._paused |= set(places)
 
     @property
     def behind(self) -> set[Place]:

@@ -28,10 +28,10 @@ def log_ends(
 
 
 def log_bounds(admin: AdminClient, places: Sequence[Place], timeout_s: float) -> dict[Place, tuple[int, int]]:
-    """Return where each partition begins, and where it ends for a reader of committed messages; as `log_ends`."""
+    """Return where each partition begins and ends, records of open transactions included; as `log_ends`."""
     earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call] # untyped in the library
     lows = admin.list_offsets({TopicPartition(*place): earliest for place in places}, request_timeout=timeout_s)
-    ends = log_ends(admin, places, timeout_s)
+    ends = log_ends(admin, places, timeout_s, IsolationLevel.READ_UNCOMMITTED)
     return {place: (low, ends[place]) for place, low in _offsets(lows, timeout_s).items()}
 
 

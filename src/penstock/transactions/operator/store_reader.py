@@ -65,7 +65,7 @@ class StoreReader:
             reader.close(_CLOSE_S)
 
     def end(self, topic: str, number: int) -> int:
-        """Return where a partition ends for a reader of committed records."""
+        """Return where a partition ends, records of open transactions included."""
         return self._bounds(topic, [number])[topic, number][1]
 
     def partitions_of(self, topic: str) -> int:
@@ -151,16 +151,16 @@ class StoreReader:
             self._left_s = max(0.0, self._left_s - max(0.0, time.monotonic() - begun - _QUICK_S))
 
     def read(self, topic: str, starts: Mapping[int, int]) -> Iterator[Message]:
-        """Yield the committed records of partitions, each from its start to the end it has now.
-
-        A partition ends for a reader of committed records where its oldest open transaction begins.
-        """
+        """Yield the committed records of partitions, each from its start to the end it has now; as `read_places`."""
         return self.read_places(
             {(topic, number): start for number, start in starts.items()}, self._bounds(topic, starts)
         )
 
     def read_places(self, starts: Mapping[Place, int], bounds: Mapping[Place, tuple[int, int]]) -> Iterator[Message]:
-        """Yield the committed records of partitions, each from its start to the end in `bounds`."""
+        """Yield the committed records of partitions, each from its start to the end in `bounds`.
+
+        Open transactions are waited for as brokers are; then what stands behind them is left out.
+        """
         begins = {place: max(start, bounds[place][0]) for place, start in starts.items()}
         ends = {place: bounds[place][1] for place in starts}
         if all(begins[place] >= end for place, end in ends.items()):
@@ -170,6 +170,9 @@ class StoreReader:
                 for records in reader.read(begins, ends, limit_s=_READ_S, silence_s=self._limit_s):
                     yield from records
             except NotReadInTimeError as error:
+                self._left_s = 0.0
+                if reader.behind <= reader.exhausted:
+                    return
                 raise BrokerConnectionError(
                     f"the store {self._topics.prefix} at {self._bootstrap_servers} was not read to its end: {error}; "
                     "check that all brokers run, and try again"
