@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 from hypothesis import given
 from hypothesis import strategies as st
 from transaction_tools import Bench
@@ -226,6 +226,20 @@ def test_the_store_reads_the_latest_status_of_each_coordinator_and_passes_over_w
     ]
     # When it came there, by the broker: what it says itself counts for nothing.
     assert all(abs(one.at_ms / 1000 - time.time()) < 300 for one in found)
+
+
+def test_what_stands_behind_an_open_transaction_is_waited_for_and_then_left_out(bench: Bench) -> None:
+    sent = bench.producer().send(bench.topic, value=b"1")
+    writer = Producer({"bootstrap.servers": bench.servers, "transactional.id": bench.topic})
+    writer.init_transactions(30)
+    writer.begin_transaction()
+    writer.produce(bench.topics.done, b"of nobody", partition=0)
+    assert writer.flush(30) == 0
+
+    found = Inspection(bench.servers, {}, bench.topics, wait_s=1.0).pending()
+
+    assert [pending.transaction_id for pending in found] == [sent.transaction_id]
+    writer.abort_transaction(30)
 
 
 def test_tx_ls_names_the_target_that_takes_nothing_and_the_brokers_reason(
