@@ -7,6 +7,7 @@ clients in the same run.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sqlite3
 import subprocess
@@ -37,7 +38,9 @@ KEYS = 50
 #: Messages, and transactions, a second, of each kind.
 RATE = 20
 #: What plain clients do: the measure of the others.
-PLAIN = ("a plain consumer", "a plain transactional producer")
+_PLAIN_CONSUMER = "a plain consumer"
+_PLAIN_PRODUCERS = ("a plain transactional producer", "a second", "a third")
+PLAIN = (_PLAIN_CONSUMER, *_PLAIN_PRODUCERS)
 _STORES = ("kafka", "sql")
 
 
@@ -131,7 +134,8 @@ class AtWork:
             self.publishers.start()
         for transfer in self.transfers.values():
             self._open.enter_context(transfer)
-        works = [self._feed, self._watch, self._consume_plainly, self._publish_plainly]
+        works = [self._feed, self._watch, self._consume_plainly]
+        works += [functools.partial(self._publish_plainly, name) for name in _PLAIN_PRODUCERS]
         if self._spark is not None:
             works.append(self._store_by_spark)
         for work in works:
@@ -207,7 +211,7 @@ class AtWork:
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - the test looks at them
-            self._failures.append(f"{work.__name__}: {error!r}")
+            self._failures.append(f"{work}: {error!r}")
 
     def _read_members(self) -> None:
         for name, fleet in self.fleets.items():
@@ -222,14 +226,17 @@ class AtWork:
     def _watch(self) -> None:
         """Read what becomes visible as a reader of committed records, in no group."""
         topics = {f"{store}-target": f"coordinators ({store})" for store in _STORES}
-        topics |= {"plain": PLAIN[1], self.publishers.names["results"]: "exactly once"}
+        topics |= {self.publishers.names["results"]: "exactly once"}
         settings = {"bootstrap.servers": self.servers, "group.id": "watch", "enable.auto.commit": False}
         with contextlib.closing(Consumer({**settings, "auto.offset.reset": "earliest"})) as consumer:
-            consumer.assign([TopicPartition(topic, number, 0) for topic in topics for number in range(PARTITIONS)])
+            consumer.assign(
+                [TopicPartition(topic, number, 0) for topic in (*topics, "plain") for number in range(PARTITIONS)]
+            )
             while not self._stopping.is_set():
                 for message in consumer.consume(100, 0.1):
                     if message.error() is None:
-                        self.progress.note(topics[message.topic() or ""])
+                        topic, value = message.topic() or "", message.value() or b""
+                        self.progress.note(value.decode() if topic == "plain" else topics[topic])
 
     def _consume_plainly(self) -> None:
         settings = {"bootstrap.servers": self.servers, "group.id": "plain", "auto.offset.reset": "earliest", **CLASSIC}
@@ -238,24 +245,34 @@ class AtWork:
             while not self._stopping.is_set():
                 for message in consumer.consume(100, 0.1):
                     if message.error() is None:
-                        self.progress.note(PLAIN[0])
+                        self.progress.note(_PLAIN_CONSUMER)
 
-    def _publish_plainly(self) -> None:
-        producer: Producer | None = None
-        while not self._stopping.wait(1 / RATE):
-            try:
-                if producer is None:
-                    producer = Producer({"bootstrap.servers": self.servers, "transactional.id": "plain"})
-                    producer.init_transactions(60)
-                producer.begin_transaction()
-                producer.produce("plain", b"")
-                producer.commit_transaction(60)
-            except KafkaException:
+    def _publish_plainly(self, name: str) -> None:
+        """Publish in transactions of records in all partitions and of an offset, as coordinators and members do.
+
+        Kafka ends no transaction that wrote to a frozen node before it gives up its own request to that node: whether
+        one is open there is chance, so there are three of these.
+        """
+        settings = {"bootstrap.servers": self.servers, "group.id": name}
+        with contextlib.closing(Consumer(settings)) as consumer:
+            group = consumer.consumer_group_metadata()
+            producer: Producer | None = None
+            while not self._stopping.wait(len(_PLAIN_PRODUCERS) / RATE):
                 try:
-                    if producer is not None:
-                        producer.abort_transaction(60)
+                    if producer is None:
+                        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": name})
+                        producer.init_transactions(60)
+                    producer.begin_transaction()
+                    for number in range(PARTITIONS):
+                        producer.produce("plain", name.encode(), partition=number)
+                    producer.send_offsets_to_transaction([TopicPartition("fed", 0, 0)], group, 60)
+                    producer.commit_transaction(60)
                 except KafkaException:
-                    producer = None
+                    try:
+                        if producer is not None:
+                            producer.abort_transaction(60)
+                    except KafkaException:
+                        producer = None
 
     def _store_by_spark(self) -> None:
         from pyspark.sql import functions
