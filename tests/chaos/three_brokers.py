@@ -248,31 +248,27 @@ class AtWork:
                         self.progress.note(_PLAIN_CONSUMER)
 
     def _publish_plainly(self, name: str) -> None:
-        """Publish in transactions of records in all partitions and of an offset, as coordinators and members do.
+        """Publish in transactions of a record in each partition: they write to all nodes, as those of coordinators do.
 
         Kafka ends no transaction that wrote to a frozen node before it gives up its own request to that node: whether
         one is open there is chance, so there are three of these.
         """
-        settings = {"bootstrap.servers": self.servers, "group.id": name}
-        with contextlib.closing(Consumer(settings)) as consumer:
-            group = consumer.consumer_group_metadata()
-            producer: Producer | None = None
-            while not self._stopping.wait(len(_PLAIN_PRODUCERS) / RATE):
+        producer: Producer | None = None
+        while not self._stopping.wait(len(_PLAIN_PRODUCERS) / RATE):
+            try:
+                if producer is None:
+                    producer = Producer({"bootstrap.servers": self.servers, "transactional.id": name})
+                    producer.init_transactions(60)
+                producer.begin_transaction()
+                for number in range(PARTITIONS):
+                    producer.produce("plain", name.encode(), partition=number)
+                producer.commit_transaction(60)
+            except KafkaException:
                 try:
-                    if producer is None:
-                        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": name})
-                        producer.init_transactions(60)
-                    producer.begin_transaction()
-                    for number in range(PARTITIONS):
-                        producer.produce("plain", name.encode(), partition=number)
-                    producer.send_offsets_to_transaction([TopicPartition("fed", 0, 0)], group, 60)
-                    producer.commit_transaction(60)
+                    if producer is not None:
+                        producer.abort_transaction(60)
                 except KafkaException:
-                    try:
-                        if producer is not None:
-                            producer.abort_transaction(60)
-                    except KafkaException:
-                        producer = None
+                    producer = None
 
     def _store_by_spark(self) -> None:
         from pyspark.sql import functions
