@@ -145,8 +145,9 @@ class Inspection(StoreReader):
         if not self.partitions_of(topic):
             return []
         latest: dict[str, Status] = {}
-        begin = max(0, self.end(topic, 0) - _STATUS_RECORDS)
-        for message in self.read(topic, {0: begin}):
+        bounds = self._bounds(topic, [0])
+        begin = max(0, bounds[topic, 0][1] - _STATUS_RECORDS)
+        for message in self.read_places({(topic, 0): begin}, bounds):
             try:
                 status = decode_status(message.value())
             except MessageFormatError:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 #: Seconds that all questions together wait for brokers which do not answer at once, by default. An answer within
 #: `_QUICK_S` costs nothing of them, nor does what is read steadily.
 WAIT_S = 15.0
-_QUICK_S = 1.0
+_QUICK_S = 0.5
 #: Seconds for which closing a client may take: it has nothing left to say.
 _CLOSE_S = 1.0
 _READ_S = 60.0
