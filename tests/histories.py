@@ -124,6 +124,7 @@ def examine(
     commits: Sequence[Commit] = (),
     *,
     doubtful: Mapping[str, Span] | None = None,
+    may_resend: bool = False,
 ) -> Report:
     """Judge a history.
 
@@ -133,6 +134,8 @@ def examine(
         commits: all commits of the group, in the order in which the broker took them; none where they are not known.
         doubtful: from when until when an instance may not know that it lost its partitions. What of its calls lies in
             that time is judged apart from the calls of the others.
+        may_resend: whether a commit that was there before may come again behind a later one. The client library sends
+            a commit that is not answered up to twice again, which may come behind the next one.
 
     Returns:
         The faults, and what was repeated.
@@ -167,7 +170,7 @@ def examine(
         out_of_order=tuple(out_of_order),
         overlaps=tuple(overlaps),
         early_commits=tuple(_early_commits(commits, produced, first_ends)),
-        regressions=tuple(_regressions(commits)),
+        regressions=tuple(_regressions(commits, may_resend=may_resend)),
     )
 
 
@@ -307,13 +310,16 @@ def _early_commits(
             yield f"{commit.partition}:{commit.offset} at {commit.time:.3f} although {early[0]} was not done"
 
 
-def _regressions(commits: Iterable[Commit]) -> Iterator[str]:
+def _regressions(commits: Iterable[Commit], *, may_resend: bool) -> Iterator[str]:
     highest: dict[int, int] = {}
+    seen: set[tuple[int, int]] = set()
     for commit in commits:
         former = highest.get(commit.partition, -1)
-        if commit.offset < former:
+        place = commit.partition, commit.offset
+        if commit.offset < former and not (may_resend and place in seen):
             yield f"{commit.partition}: {commit.offset} at {commit.time:.3f} after {former}"
         highest[commit.partition] = max(former, commit.offset)
+        seen.add(place)
 
 
 __all__ = ["CLOCK_SLACK_S", "Call", "Commit", "Place", "Report", "Span", "examine"]

@@ -157,6 +157,15 @@ def test_a_commit_below_a_former_one_is_a_regression() -> None:
     assert judged(calls, Commit(0, 3, 3.0), Commit(0, 3, 4.0), keys="kkk").faults == []
 
 
+def test_only_a_commit_that_was_there_before_may_be_one_that_was_sent_again() -> None:
+    produced, calls = {(0, number): "k" for number in range(1, 4)}, one_after_the_other(1, 2, 3)
+    late = [Commit(0, 2, 2.5), Commit(0, 4, 4.0), Commit(0, 2, 5.0)]
+
+    assert examine(produced, calls, late, may_resend=True).regressions == ()
+    assert len(examine(produced, calls, late).regressions) == 1
+    assert len(examine(produced, calls, late[1:], may_resend=True).regressions) == 1
+
+
 def test_every_kind_of_fault_is_told() -> None:
     calls = [
         *one_after_the_other(1, 3),

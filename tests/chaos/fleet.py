@@ -294,9 +294,9 @@ class Fleet:
         assert all(commit.time < time.monotonic() + CLOCK_SLACK_S for commit in found)
         return found
 
-    def report(self, doubtful: Mapping[str, Span] | None = None) -> Report:
+    def report(self, doubtful: Mapping[str, Span] | None = None, *, may_resend: bool = False) -> Report:
         """Judge all that happened."""
-        return examine(self.produced, self.calls, self.commits(), doubtful=doubtful)
+        return examine(self.produced, self.calls, self.commits(), doubtful=doubtful, may_resend=may_resend)
 
     def close(self) -> None:
         """End what still runs."""

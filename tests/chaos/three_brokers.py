@@ -190,7 +190,7 @@ class AtWork:
         wrong = [f"a send failed: {one}" for transfer in self.transfers.values() for one in transfer.failures]
         for name, fleet in self.fleets.items():
             fleet.wait_settled(180)
-            wrong += [f"members ({name}): {fault}" for fault in fleet.report().faults]
+            wrong += [f"members ({name}): {fault}" for fault in fleet.report(may_resend=True).faults]
             for member in fleet.members:
                 member.terminate()
         self.publishers.finish(180)

@@ -178,6 +178,24 @@ def test_an_answer_that_stays_out_is_not_waited_for_and_the_point_is_sent_once_m
     assert consumer.sent == [15, 20, 20]
 
 
+def test_a_commit_that_timed_out_may_be_taken_late_so_the_next_one_is_sent_once_more() -> None:
+    assignments, consumer = Assignments(), client(position=12)
+    assignment = an_assignment(assignments)
+    commits = Commits(assignments, 1.0, time)
+    block = assignment.tracker.register([10, 11])
+    assignment.tracker.complete(block, (0,))
+    commits.tick(consumer, 100.0)
+    commits.on_commit(KafkaError(KafkaError._TIMED_OUT), [TopicPartition("topic", 0, 11)])
+    assignment.tracker.complete(block, (1,))
+
+    for now in (110.0, 120.0, 130.0):
+        commits.tick(consumer, now)
+        commits.on_commit(None, [TopicPartition("topic", 0, 12)])
+
+    # The broker may have taken 11 behind the first 12.
+    assert consumer.sent == [11, 12, 12]
+
+
 def scattered(assignment: Assignment) -> None:
     """Have about half of many offsets done, the first not among them, in a pattern that nothing shortens."""
     draw = random.Random("scattered")  # noqa: S311 - the same pattern at each run

@@ -24,10 +24,10 @@ from penstock.transactions.wire.topics import StoreTopics
 
 T = TypeVar("T")
 
-#: Seconds that all questions together wait for brokers which do not answer at once, by default. An answer within
-#: `_QUICK_S` costs nothing of them, nor does what is read steadily.
+#: Seconds that all questions together wait for brokers, by default; what is read steadily costs nothing of them. And
+#: the least that a question has.
 WAIT_S = 15.0
-_QUICK_S = 0.5
+_LEAST_S = 0.3
 #: Seconds for which closing a client may take: it has nothing left to say.
 _CLOSE_S = 1.0
 _READ_S = 60.0
@@ -59,9 +59,10 @@ class StoreReader:
         self._kept = {}
         return self
 
-    def __exit__(self, *_raised: object) -> None:
+    def __exit__(self, raised: type[BaseException] | None, *_: object) -> None:
         kept, self._kept = self._kept or {}, None
-        for reader in kept.values():
+        for reader in kept.values() if raised is None else ():
+            # Where a broker is away, closing waits for it as well: such clients end on threads of their own.
             reader.close(_CLOSE_S)
 
     def end(self, topic: str, number: int) -> int:
@@ -129,7 +130,7 @@ class StoreReader:
     @property
     def _limit_s(self) -> float:
         """Seconds that one question may take."""
-        return max(_QUICK_S, self._left_s)
+        return max(_LEAST_S, self._left_s)
 
     def _bounds(self, topic: str, numbers: Iterable[int]) -> dict[Place, tuple[int, int]]:
         places = [(topic, number) for number in numbers]
@@ -148,7 +149,7 @@ class StoreReader:
                 raise self._lacking(error.args[0], *topics) from error
             raise self._gone(error) from error
         finally:
-            self._left_s = max(0.0, self._left_s - max(0.0, time.monotonic() - begun - _QUICK_S))
+            self._left_s = max(0.0, self._left_s - (time.monotonic() - begun))
 
     def read(self, topic: str, starts: Mapping[int, int]) -> Iterator[Message]:
         """Yield the committed records of partitions, each from its start to the end it has now; as `read_places`."""

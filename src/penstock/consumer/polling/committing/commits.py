@@ -72,7 +72,8 @@ class Commits:
         # Whether that was logged since the last commit that was taken.
         self._refusal_logged = False
         self._next = 0.0
-        # Commits without an answer yet, when the last was sent, and whether two were ever under way at once.
+        # Commits without an answer yet, when the last was sent, and whether the broker may take an earlier one behind
+        # it: two were under way at once, or the client gave one up that it had sent.
         self._under_way = 0
         self._sent_at = clock.monotonic()
         self._overtaken = False
@@ -231,7 +232,9 @@ class Commits:
             self._note_failure(error, partitions)
         else:
             self._note_success(partitions)
-        if self._overtaken and not self._under_way:
+        if error is not None and error.code() == KafkaError._TIMED_OUT:  # noqa: SLF001 - the client library's public constants look so
+            self._overtaken = True
+        elif self._overtaken and not self._under_way:
             self._overtaken = False
             for assignment in self._assignments.all():
                 assignment.acknowledged = not assignment.known
