@@ -78,10 +78,11 @@ class AtWork:
         cluster: three nodes, which may be harmed.
         folder: where members and coordinators write to.
         spark: with it, a query stores in a database what the coordinator on Kafka publishes.
+        each: members of each group, and coordinators on Kafka: one or two.
     """
 
-    def __init__(self, cluster: DevBroker, folder: Path, spark: SparkSession | None = None) -> None:
-        self.cluster, self._folder, self._spark = cluster, folder, spark
+    def __init__(self, cluster: DevBroker, folder: Path, spark: SparkSession | None = None, each: int = 2) -> None:
+        self.cluster, self._folder, self._spark, self._each = cluster, folder, spark, each
         self.servers = cluster.bootstrap_servers
         self.progress = Progress()
         self._open = contextlib.ExitStack()
@@ -98,8 +99,7 @@ class AtWork:
         self._open.callback(self.publishers.close)
         url = f"sqlite:///{folder / 'store.db'}"
         self.coordinators = [
-            Killed(self.servers, "kafka", "a", folder),
-            Killed(self.servers, "kafka", "b", folder),
+            *(Killed(self.servers, "kafka", name, folder) for name in "ab"[:each]),
             Killed(self.servers, "sql", "c", folder, sql=url),
         ]
         store = SqlStore(url, bootstrap_servers=self.servers, prefix="sql")
@@ -129,11 +129,11 @@ class AtWork:
             one.start()
             self._open.callback(one.kill)
         for protocol, fleet in self.fleets.items():
-            for _ in range(2):
+            for _ in range(self._each):
                 fleet.start(config=KIP848 if protocol == "consumer" else CLASSIC)
             # What one of them is fed is for both.
             fleet.produced = self.fleets["classic"].produced
-        for _ in range(2):
+        for _ in range(self._each):
             self.publishers.start()
         for transfer in self.transfers.values():
             self._open.enter_context(transfer)
