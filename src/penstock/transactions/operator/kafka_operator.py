@@ -135,7 +135,7 @@ class KafkaAdministration:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._inspection.__exit__()
+        self._inspection.__exit__(kind, error, traceback)
         self._sends.stop(_SEND_S)
 
     def pending(self) -> Sequence[PendingTransaction]:
