@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -14,6 +15,7 @@ from penstock.errors import SinkError
 from penstock.spark_sink import SqlSink
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.queries.restarts import is_permanent
+from penstock.spark_sink.sinks.sql import tables
 
 NAME = {"name": pa.string()}
 NUMBER = {"id": pa.string(), "n": pa.int32()}
@@ -174,6 +176,30 @@ def test_names_that_postgresql_does_not_take_are_refused(postgresql: TestDatabas
 
     assert postgresql.rows(f'SELECT * FROM "{fitting}"') == [("a",)]  # noqa: S608 - the test's own name
     assert postgresql.rows("SELECT count(*) FROM pg_tables WHERE tablename = 'prices'") == [(0,)]
+
+
+def test_tables_and_columns_that_another_sink_makes_in_the_meantime_are_taken(
+    server: TestDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def after_a_rival(look: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        def looked(*given: Any) -> list[str]:
+            found = look(*given)
+            if found and found[0] not in made:
+                made.extend(found)
+                server.execute(*found)
+            return found
+
+        return looked
+
+    for name in ("_missing_table", "_missing_columns"):
+        monkeypatch.setattr(tables, name, after_a_rival(getattr(tables, name)))
+    SqlSink(server.url, "prices", ["id"])(frame(PRICES, [(0, 0, "a", 1)]), 0)
+    SqlSink(server.url, "prices", ["id"], evolve=True)(frame({**PRICES, **NUMBER}, [(0, 1, "b", 2, 3)]), 1)
+
+    assert len(made) == 3
+    assert server.rows("SELECT id, price, n FROM prices ORDER BY id") == [("a", 1, None), ("b", 2, 3)]
 
 
 #: Tables of MariaDB that a sink with a key cannot use, and why not.
