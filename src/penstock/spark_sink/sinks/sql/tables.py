@@ -47,8 +47,9 @@ def prepare(settings: SqlSinkSettings, frame: pa.Schema, connection: sa.Connecti
         _make(connection, lambda: _missing_columns(connection, target))
     ledger = prepare_ledger(settings, connection)
     with connection.begin():
-        differences = _differences(settings, connection, target)
-        differences += database.differences(connection, target, settings.key, _held(connection, target))
+        held = _held(connection, target)
+        differences = _differences(settings, target, held)
+        differences += database.differences(connection, target, settings.key, held)
         if differences:
             raise SchemaMismatchError(
                 f"table {target.name} does not fit the frame: {'; '.join(differences)}; "
@@ -177,13 +178,13 @@ def _sum_type(kind: pa.DataType) -> Type:
     return sa.Numeric(DIGITS, kind.scale) if pa.types.is_decimal(kind) else sa.BigInteger()
 
 
-def _differences(settings: SqlSinkSettings, connection: sa.Connection, table: sa.Table) -> list[str]:
+def _differences(settings: SqlSinkSettings, table: sa.Table, held: Held) -> list[str]:
     """Return every difference for which an existing table cannot take the frame's rows.
 
     Columns the frame does not have are left alone, provided that they may be empty or the table fills them. A column
     that holds sums may be narrower than one that is made for them, as long as they fit.
     """
-    database, held = settings.database, _held(connection, table)
+    database = settings.database
     twins = {name.lower(): f", and has {name}, which differs only in case" for name in held}
     differences = []
     for column in table.columns:
