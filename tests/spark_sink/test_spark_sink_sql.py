@@ -23,22 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def test_totals_are_added_once_whatever_is_replayed(database: TestDatabase) -> None:
-    sink = SqlSink(database.url, "totals", ["id"], sum_columns=["flights", "delay"])
-    columns = {"id": pa.string(), "flights": pa.int32(), "delay": pa.float64(), "last": pa.string()}
-    first = frame(columns, [(0, 0, "a", 1, 1.5, "x"), (0, 1, "a", 1, None, "y"), (0, 2, "b", 1, None, "z")])
-    overlapping = frame(columns, [(0, 2, "b", 1, None, "z"), (0, 3, "a", 1, 2.0, "w")])
-
-    sink(first, 0)
-    sink(first, 0)
-    sink(overlapping, 1)
-
-    assert database.rows("SELECT id, flights, delay, last FROM totals ORDER BY id") == [
-        ("a", 3, 3.5, "w"),
-        ("b", 1, None, "z"),
-    ]
-
-
 def test_every_type_comes_back_as_it_was(database: TestDatabase) -> None:
     instant = datetime(2013, 1, 1, 5, 15, 0, 120, tzinfo=UTC)
     columns = {
@@ -113,14 +97,6 @@ def test_a_table_that_does_not_fit_is_told_column_by_column(database: TestDataba
     assert "extra" not in str(caught.value)
 
 
-def test_an_existing_table_is_used_if_it_fits(database: TestDatabase) -> None:
-    database.execute("CREATE TABLE prices (id VARCHAR(10), price BIGINT, seen INTEGER DEFAULT 7, UNIQUE (id))")
-
-    SqlSink(database.url, "prices", ["id"])(frame(PRICES, [(0, 0, "a", 1)]), 0)
-
-    assert database.rows("SELECT * FROM prices") == [("a", 1, 7)]
-
-
 def test_frames_a_sink_cannot_store_are_refused_with_a_sentence(database: TestDatabase) -> None:
     sink = SqlSink(database.url, "prices", ["id"])
     null: Any = frame(PRICES, [(0, 3, None, 1)])
@@ -143,17 +119,6 @@ def test_frames_a_sink_cannot_store_are_refused_with_a_sentence(database: TestDa
         )
     with pytest.raises(SinkError, match="keep_position is off"):
         SqlSink(database.url, "prices", ["offset"])(null, 0)
-
-
-def test_a_refusal_of_the_database_keeps_values_to_itself(database: TestDatabase) -> None:
-    database.execute("CREATE TABLE prices (id VARCHAR(20) PRIMARY KEY, price BIGINT CHECK (price < 10))")
-
-    with pytest.raises(SinkError, match=r"batch 6 was refused by table prices: .*nothing of the batch") as caught:
-        SqlSink(database.url, "prices", ["id"])(frame(PRICES, [(0, 0, "canary-4711", 4711), (0, 1, "b", 1)]), 6)
-
-    assert "4711" not in str(caught.value)
-    assert caught.value.__cause__ is None
-    assert database.rows("SELECT * FROM prices") == []
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,9 @@ def test_a_batch_applies_once_by_its_number_and_only_its_own_checkpoint_continue
 
 
 def test_several_rows_of_one_key_are_refused_and_so_are_frames_with_a_position(
-    spark: SparkSession, way: tuple[TestDatabase, Any], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, postgresql: TestDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database, staging = way
-    sink = SqlSink(database.url, "totals", ["id"], mode="batch", staging=staging)
+    sink = SqlSink(postgresql.url, "totals", ["id"], mode="batch")
     twins = spark.createDataFrame([("a", 1), ("b", 1), ("a", 2)], "id STRING, n BIGINT")
 
     for origin in (Origin("totals"), Origin("totals", "run", "run")):  # no query, and Spark Connect

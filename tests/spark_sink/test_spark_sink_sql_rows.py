@@ -67,7 +67,7 @@ def test_the_table_is_that_of_a_plain_loop_whatever_is_cut_repeated_reduced_and_
             table[name] = price + (table.get(name, 0) if mode == "add" else 0)
             log.append((name, price))
     assert found == sorted(log, key=lambda one: one[0]) if mode == "append" else found == sorted(table.items())
-    written = [(one.partition, one.offset) for one in letters.written]
+    written = [(letter.partition, letter.offset) for letter in letters.written]
     # Of a row that a newer one of its batch replaces it need not be noticed that it would have been refused.
     assert set(written) == set(refused) if mode == "append" else set(written) <= set(refused)
     assert len(written) == len(set(written))
@@ -115,7 +115,7 @@ def test_refused_rows_are_dead_letters_the_others_and_those_before_them_stand(wa
     sink(frame(columns, [*good, *bad, (1, 0, "other", "x", 9)]), 5)
 
     assert database.rows("SELECT id, name, n FROM prices ORDER BY n") == [*(row[2:] for row in good), ("other", "x", 9)]
-    assert [(one.partition, one.offset) for one in letters.written] == [row[:2] for row in bad]
+    assert [(letter.partition, letter.offset) for letter in letters.written] == [row[:2] for row in bad]
     for letter, (_, reasons) in zip(letters.written, REFUSED, strict=True):
         assert any(reason in letter.reason for reason in reasons.split("|"))
         assert "4711" not in letter.reason
@@ -152,11 +152,11 @@ def test_a_message_of_which_one_row_is_refused_is_left_out_whole_and_stored_once
 
     sink(batch, 0)
     stored = database.rows("SELECT id, price FROM prices ORDER BY id")
-    # What `penstock dlq replay` sends, mended.
+    # What `penstock dlq replay` sends, corrected.
     sink(frame(PRICES, [(0, 10, "b", 2), (0, 10, "c", 3), (0, 10, "e", 5), (0, 11, "g", 8)]), 1)
 
     assert stored == [("a", 1), ("d", 4), ("f", 7)]
-    assert {one.offset for one in letters.written} == {1, 3, 5}
+    assert {letter.offset for letter in letters.written} == {1, 3, 5}
     assert database.rows("SELECT id, price FROM prices ORDER BY id") == [
         ("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5), ("f", 7), ("g", 8)
     ]  # fmt: skip
@@ -172,6 +172,7 @@ def test_more_refused_rows_than_allowed_end_the_batch_and_write_nothing(way: tup
         sink(frame(PRICES, [(0, n, f"key-{n}", 4711 if n else 1) for n in range(9)]), 0)
 
     assert "4711" not in str(caught.value)
+    assert caught.value.__cause__ is None
     assert letters.written == []
     assert database.rows("SELECT * FROM prices") == []
     assert not any(sink.position().values())
@@ -186,7 +187,7 @@ def test_nan_in_a_total_of_sqlite_is_refused_and_no_sum_is_lost(tmp_path: Path) 
     sink(frame(columns, [(0, 0, "a", 1.5, 2**62), (0, 1, "a", math.nan, 1), (0, 2, "a", 2.0, -(2**62))]), 0)
 
     assert database.rows("SELECT id, n, big FROM totals") == [("a", 3.5, 0)]
-    assert [one.offset for one in letters.written] == [1]
+    assert [letter.offset for letter in letters.written] == [1]
 
 
 def test_texts_are_read_into_json_uuid_inet_and_enum_columns_and_what_cannot_be_read_is_refused(
@@ -213,7 +214,7 @@ def test_texts_are_read_into_json_uuid_inet_and_enum_columns_and_what_cannot_be_
     assert postgresql.rows('SELECT id::text, doc, host::text, feels::text FROM "odd name".things') == [
         (one, {"n": 2}, "10.0.0.2/32", "good")
     ]
-    assert [one.offset for one in letters.written] == [2, 3, 4]
+    assert [letter.offset for letter in letters.written] == [2, 3, 4]
     assert postgresql.rows('SELECT next_offset FROM "odd name".penstock_ledger') == [(5,)]
 
 

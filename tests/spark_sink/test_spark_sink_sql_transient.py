@@ -56,10 +56,11 @@ def failing(sink: SqlSink, database: TestDatabase, times: int, how: str) -> None
     database.execute("CREATE SEQUENCE met", *triggers)
 
 
+STAGED = ["executors", pytest.param("driver", marks=pytest.mark.thorough)]
 BATCH = [(0, 0, "a", 1), (0, 1, "b", 2), (0, 2, "a", 3)]
 
 
-@pytest.mark.parametrize("staged", ["driver", "executors"])
+@pytest.mark.parametrize("staged", STAGED)
 @pytest.mark.parametrize("failure", range(3), ids=["deadlock", "conflict", "lost"])
 def test_a_deadlock_a_conflict_and_a_lost_connection_are_tried_again(
     server: TestDatabase, staged: Any, failure: int, caplog: pytest.LogCaptureFixture
@@ -92,7 +93,7 @@ def test_a_crash_in_the_middle_of_the_transaction_stores_nothing_and_the_next_ru
     assert server.rows("SELECT id, price FROM totals ORDER BY id") == [("a", 4), ("b", 2)]
 
 
-def test_a_task_that_loses_its_connection_has_the_batch_staged_anew(
+def test_a_task_that_loses_its_connection_has_the_batch_staged_again(
     server: TestDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink = SqlSink(server.url, "events")
@@ -114,7 +115,7 @@ def test_a_task_that_loses_its_connection_has_the_batch_staged_anew(
     assert server.rows("SELECT price FROM events ORDER BY price") == [(1,), (2,), (3,)]
 
 
-@pytest.mark.parametrize("staged", ["driver", "executors"])
+@pytest.mark.parametrize("staged", STAGED)
 def test_a_key_that_no_index_holds_is_a_dead_letter(server: TestDatabase, staged: Any) -> None:
     letters, long = Letters(), secrets.token_hex(9_000)  # it can hardly be compressed
     sink = SqlSink(server.url, "prices", ["id"], dead_letters=letters, staging=staged)
@@ -123,7 +124,7 @@ def test_a_key_that_no_index_holds_is_a_dead_letter(server: TestDatabase, staged
 
     assert server.rows("SELECT id, price FROM prices ORDER BY id") == [("a", 1), ("b", 3)]
     reason = {"postgresql": "54000", "mariadb": "id would not be kept as varchar(255)"}[server.kind]
-    assert [(one.offset, reason in one.reason) for one in letters.written] == [(1, True)]
+    assert [(letter.offset, reason in letter.reason) for letter in letters.written] == [(1, True)]
 
 
 def test_a_server_s_answer_does_not_tell_who_the_user_is(postgresql: TestDatabase) -> None:
@@ -135,12 +136,12 @@ def test_a_server_s_answer_does_not_tell_who_the_user_is(postgresql: TestDatabas
     assert "canary" not in str(caught.value)
     denied = pymysql.err.OperationalError(1045, "Access denied for user 'canary'@'10.0.0.1' (using password: YES)")
     address = sa.make_url("mysql://h/d")
-    told = refused(DATABASES["mysql"], sa.exc.OperationalError("", None, denied), "t", address, None)
-    assert "1045, Access denied for user '...' (using password: YES)" in str(told)
+    refusal = refused(DATABASES["mysql"], sa.exc.OperationalError("", None, denied), "t", address, None)
+    assert "1045, Access denied for user '...' (using password: YES)" in str(refusal)
     other = psycopg.OperationalError("FATALE : l'authentification de « canary-4711 » a échoué")  # another language
     address = sa.make_url("postgresql:///d?user=canary-4711")
-    told = refused(DATABASES["postgresql"], sa.exc.OperationalError("", None, other), "t", address, None)
-    assert "l'authentification de « ... » a échoué" in str(told)
+    refusal = refused(DATABASES["postgresql"], sa.exc.OperationalError("", None, other), "t", address, None)
+    assert "l'authentification de « ... » a échoué" in str(refusal)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ had been applied in the order of offsets, without those of which a row was refus
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -23,12 +24,12 @@ import sqlalchemy as sa
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, warn_left_out
 from penstock.spark_sink.sinks.position import POSITION
-from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_row, facts_of
-from penstock.spark_sink.sinks.sql.ledger import Entries, Owner, lock_ledger, read_ledger, write_ledger
+from penstock.spark_sink.sinks.sql.databases.errors import concerns_a_row, facts_of, without_values
+from penstock.spark_sink.sinks.sql.ledger import Entries, Owner, lock_ledger, write_ledger
 from penstock.spark_sink.sinks.sql.rows import Deduplication, Rejected, staged_schema
-from penstock.spark_sink.sinks.sql.settings import ORDERED, SqlSinkSettings
-from penstock.spark_sink.sinks.sql.stages import Stage, Staged, open_stage
-from penstock.spark_sink.sinks.sql.upsert import NUMBER, Upsert, numbered, remove_messages
+from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
+from penstock.spark_sink.sinks.sql.stages import DriverStage, Staged, open_stage
+from penstock.spark_sink.sinks.sql.upsert import NUMBER, Tables, numbered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -40,14 +41,6 @@ _TRIES = 6
 
 #: A partition that no topic has.
 _NOWHERE = ("(check)", 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is done to the rows of a batch, upon the ledger as it was read."""
-
-    ledger: Entries
-    deduplication: Deduplication
 
 
 class Outcome(Enum):
@@ -80,30 +73,31 @@ class BatchWrite:
         Nothing of it stands afterwards but tables, and columns, that did not exist.
         """
         database = self.settings.database
-        with open_stage(self.settings, self.url, self.frame, None) as stage:
-            plan = self.plan(stage, exact=False)
-            with stage.staged(None, self.batch.batch_id, plan.deduplication) as staged:
+        with self._in_words(None), open_stage(self.settings, self.url, self.frame, None) as stage:
+            plan = self.plan(stage.begin(self.owner), exact=False)
+            with stage.staged(None, self.batch.batch_id, plan) as staged:
                 connection, tables = stage.connection, stage.tables
-                lock_ledger(connection, database.insert_new, tables.ledger, self.owner, [_NOWHERE])
-                tables.upsert.apply(connection, staged.rows)
+                lock_ledger(connection, database, tables.ledger, self.owner, [_NOWHERE])
+                tables.apply(connection, staged.rows)
                 if self.settings.dead_letters is not None:
-                    numbered(database, connection, staged.rows, ORDERED)
+                    numbered(database, connection, staged.rows)
                 write_ledger(connection, tables.ledger, self.owner, {_NOWHERE: LedgerEntry(0)})
                 staged.transaction.rollback()
 
     def store(self, rows: DataFrame) -> None:
         """Store the batch; may be called again where it failed, and then finds what it has stored.
 
-        After a `SinkError` nothing was stored; after a `LostTaskError` neither, and another try may help. Nor was it
-        after an error of SQLAlchemy's, unless that came at the commit: then it is not known.
+        After a `SinkError` nothing was stored; after a `TransientSinkError` another try may help, and only where it
+        came at the commit it is not known whether the batch was stored.
         """
         table, batch_id, exact = self.settings.table, self.batch.batch_id, False
         kept_for = None if self.run is None else (self.run, self.owner)
-        with open_stage(self.settings, self.url, self.frame, kept_for) as stage:
+        with self._in_words(batch_id), open_stage(self.settings, self.url, self.frame, kept_for) as stage:
             for _ in range(_TRIES):
-                plan = self.plan(stage, exact=exact)
-                with stage.staged(rows, batch_id, plan.deduplication) as staged:
-                    outcome = self.apply(stage, plan, staged)
+                ledger = stage.begin(self.owner)
+                plan = self.plan(ledger, exact=exact)
+                with stage.staged(rows, batch_id, plan) as staged:
+                    outcome = self.apply(stage, ledger, staged, exact=plan.exact)
                     if outcome is Outcome.STORED:
                         return
                     staged.transaction.rollback()
@@ -119,40 +113,30 @@ class BatchWrite:
             "the query running? stop one, or give each a name of its own; nothing of the batch was stored"
         )
 
-    def plan(self, stage: Stage, *, exact: bool) -> Plan:
-        """Read the ledger and decide which rows are left out; a `SinkError` refuses a batch that does not fit it."""
-        settings = self.settings
-        with stage.connection.begin():
-            ledger = read_ledger(stage.connection, stage.tables.ledger, self.owner).get(self.owner, {})
-        deduplication = Deduplication(
-            target=settings.table,
-            schema=staged_schema(self.frame, settings.sum_columns),
-            key=settings.key,
-            sum_columns=settings.sum_columns,
-            unknown=settings.database.unknown,
-            ledger=self.batch.applied_below(ledger),
-            exact=exact or settings.mode == "batch",  # where no row of a key is newer than another one
-        )
-        return Plan(ledger, deduplication)
+    def plan(self, ledger: Entries, *, exact: bool) -> Deduplication:
+        """Decide which rows are left out upon what the ledger has; a `SinkError` refuses a batch that does not fit."""
+        columns = staged_schema(self.frame, self.settings.sum_columns)
+        is_exact = exact or self.settings.mode == "batch"  # where no row of a key is newer than another one
+        return Deduplication(self.settings, columns, self.batch.applied_below(ledger), is_exact)
 
-    def apply(self, stage: Stage, plan: Plan, staged: Staged) -> Outcome:
-        """Apply what was staged, in its transaction.
+    def apply(self, stage: DriverStage, planned: Entries, staged: Staged, *, exact: bool) -> Outcome:
+        """Apply what was staged upon the ledger as it was when that was planned, in its transaction.
 
         Raises `SinkError` where more rows were refused than may be, or dead letters could not be written.
         """
         settings, connection, ledger = self.settings, stage.connection, stage.tables.ledger
-        spans = staged.statistics.offsets.spans
-        parts = spans.keys() | self.batch.moves(plan.ledger)
+        offsets = staged.report.offsets
+        parts = offsets.spans.keys() | self.batch.moves(planned)
         if not parts:
             return Outcome.STORED
-        locked = lock_ledger(connection, settings.database.insert_new, ledger, self.owner, parts)
-        if any(locked.get(part) != plan.ledger.get(part) for part in parts):
+        locked = lock_ledger(connection, settings.database, ledger, self.owner, parts, known=planned)
+        if any(locked.get(part) != planned.get(part) for part in parts):
             return Outcome.MOVED
-        entries = self.batch.entries_after(plan.ledger, spans)
-        warn_left_out(self.batch.batch_id, self.batch.target, staged.statistics.offsets)
+        entries = self.batch.entries_after(planned, offsets.spans)
+        warn_left_out(self.batch.batch_id, self.batch.target, offsets)
         if settings.mode == "batch" and settings.key:
             self._refuse_twins(connection, staged.rows)
-        rejected = self._upsert(connection, stage.tables.upsert, plan, staged)
+        rejected = self._upsert(connection, stage.tables, staged, exact=exact)
         if rejected is None:
             return Outcome.REFUSED
         if rejected:
@@ -161,33 +145,38 @@ class BatchWrite:
             write_ledger(connection, ledger, self.owner, entries)
         return Outcome.STORED
 
-    def _upsert(self, connection: sa.Connection, upsert: Upsert, plan: Plan, staged: Staged) -> list[Rejected] | None:
+    def _in_words(self, batch_id: int | None) -> AbstractContextManager[None]:
+        return without_values(self.settings.database, self.url, self.settings.table, batch_id)
+
+    def _upsert(
+        self, connection: sa.Connection, tables: Tables, staged: Staged, *, exact: bool
+    ) -> list[Rejected] | None:
         """Upsert what is staged, and return the refused messages; None where that takes all rows of the batch."""
-        rejected = staged.statistics.rejected
+        rejected = staged.report.rejected
         if len(rejected) > self.settings.most_rejects:
             return rejected
-        if plan.deduplication.exact:
-            return rejected + self._upsert_in_pieces(connection, upsert, staged.rows, rejected)
+        if exact:
+            return rejected + self._upsert_in_pieces(connection, tables, staged.rows, rejected)
         if rejected:
             return None  # other rows of their messages may be in what was deduplicated
         try:
-            upsert.apply(connection, staged.rows)
+            tables.apply(connection, staged.rows)
         except sa.exc.SQLAlchemyError as error:
-            if not concerns_a_row(upsert.database, error):
+            if not concerns_a_row(self.settings.database, error):
                 raise
             return None
         return []
 
     def _upsert_in_pieces(
-        self, connection: sa.Connection, upsert: Upsert, staged: sa.FromClause, before: list[Rejected]
+        self, connection: sa.Connection, tables: Tables, staged: sa.FromClause, before: list[Rejected]
     ) -> list[Rejected]:
         """Upsert all messages but those that were refused before; return what is refused now.
 
         A message is stored whole or not at all: its dead letter may be sent again. Pieces are as large as the database
         takes them, each in a savepoint.
         """
-        ordered, count = numbered(upsert.database, connection, staged, ORDERED)
-        remove_messages(connection, ordered, {one.place for one in before})
+        without = {message.place for message in before}
+        ordered, count = numbered(self.settings.database, connection, staged, without)
         number, most = ordered.c[NUMBER], self.settings.most_rejects - len(before)
         rejected: list[Rejected] = []
         pieces = [(1, count)] if count else []
@@ -196,9 +185,9 @@ class BatchWrite:
             piece = sa.select(ordered).where(number.between(first, last))
             try:
                 with connection.begin_nested():
-                    upsert.apply(connection, piece.subquery())
+                    tables.apply(connection, piece.subquery())
             except sa.exc.SQLAlchemyError as error:
-                if not concerns_a_row(upsert.database, error):
+                if not concerns_a_row(self.settings.database, error):
                     raise
                 if first < last:
                     middle = (first + last) // 2
@@ -206,7 +195,7 @@ class BatchWrite:
                     continue
                 places = piece.with_only_columns(*(ordered.c[name] for name in POSITION)).limit(1)
                 topic, partition, offset = connection.execute(places).one()
-                rejected.append(Rejected(topic, partition, offset, ", ".join(facts_of(upsert.database, error))))
+                rejected.append(Rejected(topic, partition, offset, ", ".join(facts_of(self.settings.database, error))))
         return rejected
 
     def _refuse_twins(self, connection: sa.Connection, staged: sa.FromClause) -> None:

@@ -6,21 +6,17 @@ headers, and the headers that tell of its death. `write` returns when the broker
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException, Message
-from confluent_kafka.admin import AdminClient
 
 from penstock import clients
-from penstock.clients.asking import ask_again
-from penstock.clients.kafka_errors import ErrorKind, is_transient, reason
+from penstock.clients.kafka_errors import ErrorKind, reason
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.requests.granted_rights import require_rights
-from penstock.clients.requests.topic_ids import described
-from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.requests.topics import TopicSpec, ensure_topics, require_topics
 from penstock.clients.rights import MissingRightError, Operation, Right, principal_of, topic_right
 from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
 from penstock.errors import PenstockError, SinkError
@@ -31,9 +27,6 @@ from penstock.spark_sink.sinks.sql.rows import Rejected
 #: Seconds for the reading of one message, and for the acknowledgement of all.
 _READ_S = 30.0
 _WRITE_S = 60.0
-
-#: Seconds for which it is asked, and in between, for a topic that has rows and is not to be seen.
-_TOPICS_S, _WAIT_S = 5.0, 1.0
 
 #: Bytes; what could be read must not be refused by the client for its size: the topic's own limit decides.
 _LARGEST_MESSAGE = 1_000_000_000
@@ -73,10 +66,11 @@ class DeadLetters:
             SinkError: one could not be read or written; the first is named.
         """
         reasons: dict[tuple[str, int, int], str] = {}
-        for one in sorted(rejected):
-            reasons.setdefault((one.topic, one.partition, one.offset), one.reason)
+        for message in sorted(rejected):
+            reasons.setdefault(message.place, message.reason)
         try:
-            self._write(reasons, self._ensure_topics({topic for topic, _, _ in reasons}))
+            self._ensure_topics({topic for topic, _, _ in reasons})
+            self._write(reasons)
         except KafkaException as error:
             raise SinkError(
                 f"dead letters could not be written at {self.bootstrap_servers}: {reason(error)}; nothing of "
@@ -89,27 +83,29 @@ class DeadLetters:
 
     def least_rights(self, topics: Iterable[str]) -> list[Right]:
         """Return the rights that its client needs for the rows of some topics."""
-        named = sorted({self.topic.replace("{topic}", topic) for topic in topics})
+        letters = sorted(set(map(self._topic_of, topics)))
         return [
             *(topic_right(Operation.READ, topic) for topic in sorted(topics)),
-            *(topic_right(operation, name) for operation in (Operation.WRITE, Operation.CREATE) for name in named),
+            *(topic_right(operation, name) for operation in (Operation.WRITE, Operation.CREATE) for name in letters),
         ]
 
-    def _ensure_topics(self, topics: set[str]) -> dict[str, int]:
-        """Make the topics of dead letters that do not exist, and return the partitions of the messages' topics.
+    def _topic_of(self, topic: str) -> str:
+        return self.topic.replace("{topic}", topic)
+
+    def _ensure_topics(self, topics: set[str]) -> None:
+        """Make the topics of dead letters that do not exist.
 
         Raises `MissingRightError` where the messages may not be read, or their letters not be written.
         """
         admin, principal = clients.admin(self.bootstrap_servers, self.config), principal_of(self.config)
-        rights = [one for one in self.least_rights(topics) if one.operation is not Operation.CREATE]
+        rights = [right for right in self.least_rights(topics) if right.operation is not Operation.CREATE]
         require_rights(admin, "dead letters cannot be written, so nothing of the batch was stored", rights, principal)
-        partitions = _partitions(admin, topics)
-        named = {self.topic.replace("{topic}", topic): partitions.get(topic, 1) for topic in topics}
+        counts = require_topics(admin, self.bootstrap_servers, topics, principal=principal)
+        named = {self._topic_of(topic): count for topic, count in counts.items()}
         specs = [TopicSpec(name, count) for name, count in named.items()]
         ensure_topics(admin, self.bootstrap_servers, specs, principal=principal)
-        return partitions
 
-    def _write(self, reasons: Mapping[tuple[str, int, int], str], partitions: Mapping[str, int]) -> None:
+    def _write(self, reasons: Mapping[tuple[str, int, int], str]) -> None:
         failures: list[str] = []
         producer = clients.producer(
             self.bootstrap_servers, {"message.max.bytes": _LARGEST_MESSAGE, **self.config, "enable.idempotence": True}
@@ -120,9 +116,7 @@ class DeadLetters:
             self.bootstrap_servers, settings, self.group, _not_read, isolation="read_uncommitted"
         ) as reader:
             for (topic, partition, offset), why in reasons.items():
-                # For a partition that there is not the client would wait, and say nothing.
-                there = partition < partitions.get(topic, 0)
-                record = _read(reader, topic, partition, offset) if there else _gone(topic, partition, offset)
+                record, place = _read(reader, topic, partition, offset), f"{topic}[{partition}] offset {offset}"
                 origin = DeadLetterOrigin(
                     topic=topic,
                     partition=partition,
@@ -132,14 +126,13 @@ class DeadLetters:
                     exception=f"{SinkError.__module__}.{SinkError.__qualname__}",
                     message=why,
                 )
-                place = f"{topic}[{partition}] offset {offset}"
 
                 def delivered(error: KafkaError | None, _message: Message, place: str = place) -> None:
                     if error is not None:
                         failures.append(f"{place}: {reason(error)}")
 
                 producer.produce(
-                    self.topic.replace("{topic}", topic),
+                    self._topic_of(topic),
                     record.value(),
                     record.key(),
                     headers=write(DeadLetterFormat.KAFKA, record, origin),
@@ -155,45 +148,19 @@ class DeadLetters:
             )
 
 
-def _partitions(admin: AdminClient, topics: set[str]) -> dict[str, int]:
-    """Return the number of partitions of those topics that there are, or raise `KafkaException` where nobody can tell.
-
-    A letter for a topic that is gone has no value. So that there is none is believed when it was said several times.
-    """
-    counts: dict[str, int] = {}
-
-    def ask() -> dict[str, KafkaException]:
-        found, failed = described(admin, topics - counts.keys())
-        counts.update({name: len(one.partitions) for name, one in found.items()})
-        if lasting := next((error for error in failed.values() if not is_transient(error)), None):
-            raise lasting
-        return failed
-
-    for error in ask_again(ask, _TOPICS_S, _WAIT_S, until=operator.not_).values():
-        if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise error
-    return counts
-
-
 def _read(reader: PartitionReader, topic: str, partition: int, offset: int) -> Record:
     """Return the message of a place, or a record without key and value where there is none any more."""
     try:
         found = reader.record_at((topic, partition), offset, _READ_S)
     except NotReadInTimeError as late:
-        why = "" if reader.trouble is None else f" ({reader.trouble})"
         raise SinkError(
-            f"{topic}[{partition}] offset {offset}: the message of a refused row did not come within {_READ_S:g} "
-            f"s{why}, so it could not be written to the dead letters; nothing of the batch was stored; check the "
-            "partition's leader"
+            f"the message of a refused row could not be written to the dead letters: {late}; nothing of the batch was "
+            "stored; check the partition's leader"
         ) from late
-    return _gone(topic, partition, offset) if found is None else cast("Record", found)
+    return FixedRecord(topic, partition, offset, None, None, (), None) if found is None else cast("Record", found)
 
 
 def _not_read(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
     # A topic that was there a moment ago is not gone because a broker says so for a moment.
     if kind in {ErrorKind.MISSING_RIGHT, ErrorKind.FATAL}:
         raise KafkaException(error)
-
-
-def _gone(topic: str, partition: int, offset: int) -> Record:
-    return FixedRecord(topic, partition, offset, None, None, (), None)

@@ -6,42 +6,20 @@ and then finds its own rows applied. Queries of other names have rows of their o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import quoted_name
 
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import LedgerEntry
+from penstock.spark_sink.sinks.sql.databases.database import Database, ExactText
 from penstock.spark_sink.source.plan import TopicPartition
-
-#: Makes an `INSERT` that leaves rows alone that are there, of the database's dialect.
-InsertNew = Callable[[sa.Table], sa.Insert]
 
 #: What a row holds that was made only to be locked, or whose entry was removed.
 _ABSENT = -1
-#: The columns that tables of former versions have.
-_FORMER = ("query", "target", "topic", "partition", "next_offset")
-
-
-class ExactText(sa.Text):
-    """A text of which each character counts, in MySQL case and trailing spaces too; with a size it may be in a key."""
-
-    def __init__(self, size: int | None = None) -> None:
-        super().__init__()
-        self.size = size
-
-
-@compiles(ExactText, "mysql")
-def _exact_text(kind: ExactText, compiler: Any, **_options: Any) -> str:
-    written = "LONGTEXT" if kind.size is None else f"VARCHAR({kind.size})"
-    collation = "utf8mb4_nopad_bin" if compiler.dialect.is_mariadb else "utf8mb4_0900_bin"
-    return f"{written} CHARACTER SET utf8mb4 COLLATE {collation}"
-
-
 #: Characters of names in MySQL: an index has 3072 bytes, and a character four.
 _NAME = 255
 
@@ -65,19 +43,14 @@ def ledger_table(name: str, metadata: sa.MetaData, schema: str | None = None) ->
     )
 
 
-def is_former(connection: sa.Connection, ledger: sa.Table) -> bool:
-    """Tell whether the ledger's table, which exists, was made by a former version and lacks columns.
-
-    Raises `SchemaMismatchError` where it does not tell queries apart.
-    """
-    found = {column["name"] for column in sa.inspect(connection).get_columns(ledger.name, schema=ledger.schema)}
-    if "query" not in found:
+def require_ledger(table: str, columns: Collection[str]) -> None:
+    """Raise `SchemaMismatchError` where a table with these columns does not tell queries apart."""
+    if "query" not in columns:
         raise SchemaMismatchError(
-            f"table {ledger.name} lacks the column query, so it is no ledger, or that of an earlier version, and does "
+            f"table {table} lacks the column query, so it is no ledger, or that of an earlier version, and does "
             "not fit what the frame needs; name another ledger_table, or make this one again: rename it, let a sink's "
             "check make the new one, and insert the old rows with the name of the query that they belong to"
         )
-    return any(column.name not in found for column in ledger.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +68,36 @@ class Owner:
 Entries = dict[TopicPartition, LedgerEntry]
 
 
-def read_ledger(
-    connection: sa.Connection, ledger: sa.Table, owner: Owner | None = None, *, former: bool = False
-) -> dict[Owner, Entries]:
-    """Return what the ledger has of one query and table, or of each, without locking it; see `is_former`."""
-    columns = [ledger.c[name] for name in _FORMER] if former else ledger.columns
-    return _entries(connection, sa.select(*columns).where(sa.true() if owner is None else owner.rows(ledger)))
+def read_ledger(connection: sa.Connection, ledger: sa.Table, owner: Owner | None = None) -> dict[Owner, Entries]:
+    """Return what the ledger, also that of a former version, has of one query and table, or of each, without a lock."""
+    every = sa.select(sa.text("*")).select_from(ledger)
+    return _entries(connection, every if owner is None else every.where(owner.rows(ledger)))
 
 
 def lock_ledger(
-    connection: sa.Connection, insert_new: InsertNew, ledger: sa.Table, owner: Owner, parts: Iterable[TopicPartition]
+    connection: sa.Connection,
+    database: Database,
+    ledger: sa.Table,
+    owner: Owner,
+    parts: Collection[TopicPartition],
+    *,
+    known: Collection[TopicPartition] = (),
 ) -> Entries:
     """Lock the ledger's rows of a query and table and return them.
 
-    A row that is absent is made first: there must be something to lock. The order is fixed, so that two
-    transactions cannot wait for each other.
+    Rows that may be absent, those that are not `known`, are made first: there must be something to lock. The order is
+    fixed, so that two transactions cannot wait for each other.
     """
-    rows = [
+    new = [
         {"query": owner.query, "target": owner.target, "topic": topic, "partition": partition, "next_offset": _ABSENT}
-        for topic, partition in sorted(parts)
+        for topic, partition in sorted(set(parts) - set(known))
     ]
-    connection.execute(insert_new(ledger), rows)
+    if new:
+        key = [column.name for column in ledger.primary_key]
+        connection.execute(database.changing(database.insert(ledger), ledger, key, lambda _arriving: {}), new)
     locked = (
         sa.select(ledger)
-        .where(owner.rows(ledger), ledger.c.topic.in_({row["topic"] for row in rows}))
+        .where(owner.rows(ledger), ledger.c.topic.in_({topic for topic, _ in parts}))
         .order_by(ledger.c.topic, ledger.c.partition)
         .with_for_update()
     )

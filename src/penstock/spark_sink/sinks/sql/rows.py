@@ -8,9 +8,10 @@ something else.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +20,9 @@ from penstock.spark_sink.ledger.rules import OffsetStatistics
 from penstock.spark_sink.sinks.position import POSITION, offset_spans, require_position, unapplied
 from penstock.spark_sink.sinks.sql.databases.database import DIGITS, ROW
 from penstock.spark_sink.source.plan import Offsets
+
+if TYPE_CHECKING:
+    from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
 
 #: Rows, and bytes of Arrow, that are gathered before they are reduced and handed on.
 _PIECE_ROWS = 256_000
@@ -56,11 +60,26 @@ class Rejected:
 
 
 @dataclass(slots=True)
-class BatchStatistics:
-    """What was seen of a batch: its offsets, and the rows that no table can hold."""
+class Report:
+    """What was seen of a batch, or of a task's part of it.
+
+    Attributes:
+        offsets: its offsets.
+        rejected: the rows that no table can hold.
+        copied: how many rows each attempt of a task has committed to the staging table.
+    """
 
     offsets: OffsetStatistics = field(default_factory=OffsetStatistics)
     rejected: list[Rejected] = field(default_factory=list)
+    copied: dict[int, int] = field(default_factory=dict)
+
+    def add(self, other: Report) -> None:
+        """Add what another task did."""
+        self.copied |= other.copied
+        self.rejected += other.rejected
+        self.offsets.rows += other.offsets.rows
+        for part, span in other.offsets.spans.items():
+            self.offsets.add(part, span, other.offsets.applied.get(part, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +87,27 @@ class Deduplication:
     """What is done to the rows of a batch before they reach the database. Picklable.
 
     Attributes:
-        target: name of the table, for errors.
         schema: the frame's columns as they are staged, see `staged_schema`.
-        key: columns that identify a row; empty to append.
-        unknown: values that the database does not know, see `Database.unknown`.
         ledger: the offsets below which rows are applied already.
         exact: whether every row is kept, so that one that is refused can be left out without the ones it replaced.
     """
 
-    target: str
+    settings: SqlSinkSettings
     schema: pa.Schema
-    key: Sequence[str]
-    sum_columns: Sequence[str]
-    unknown: Collection[str]
     ledger: Offsets
     exact: bool
 
-    def pieces(self, batches: Iterable[pa.RecordBatch], statistics: BatchStatistics) -> Iterator[pa.Table]:
+    def pieces(self, batches: Iterable[pa.RecordBatch], report: Report) -> Iterator[pa.Table]:
         """Return a frame's rows in the form in which they are staged, in pieces of a bounded size.
 
-        The statistics are complete when the pieces are at their end. A row without a position, which can neither be
+        The report is complete when the pieces are at their end. A row without a position, which can neither be
         stored once nor be named, is a `SchemaMismatchError`.
         """
         pending: list[pa.Table] = []
         size = rows = numbered = 0
-        keep_all = self.exact or not self.key
+        keep_all = self.exact or not self.settings.key
         for batch in batches:
-            fresh = self._storable(self._unapplied(pa.Table.from_batches([batch]), statistics.offsets), statistics)
+            fresh = self._storable(self._unapplied(pa.Table.from_batches([batch]), report.offsets), report)
             if not fresh.num_rows:
                 continue
             # Where rows are equal in everything else, the one that came later is the newer.
@@ -115,7 +128,7 @@ class Deduplication:
 
     def _unapplied(self, rows: pa.Table, offsets: OffsetStatistics) -> pa.Table:
         """Count the offsets and return the rows at or above the ledger."""
-        require_position(rows, f"table {self.target}")
+        require_position(rows, f"table {self.settings.table}")
         spans = offset_spans(rows)
         left, applied = unapplied(rows, spans, self.ledger)
         offsets.rows += rows.num_rows
@@ -123,7 +136,7 @@ class Deduplication:
             offsets.add(part, span, applied.get(part, 0))
         return left
 
-    def _storable(self, rows: pa.Table, statistics: BatchStatistics) -> pa.Table:
+    def _storable(self, rows: pa.Table, report: Report) -> pa.Table:
         """Return the rows that a table can hold, and set the others aside."""
         reasons: dict[int, str] = {}
         for name in rows.schema.names:
@@ -133,20 +146,20 @@ class Deduplication:
         if not reasons:
             return rows
         places = rows.select(POSITION).take(pa.array(list(reasons), pa.int64())).to_pylist()
-        statistics.rejected += [
+        report.rejected += [
             Rejected(**place, reason=reason) for place, reason in zip(places, reasons.values(), strict=True)
         ]
         return rows.filter(pa.array([index not in reasons for index in range(rows.num_rows)], pa.bool_()))
 
     def _unstorable(self, name: str, column: pa.Array) -> Iterator[tuple[str, list[int]]]:
-        kind = column.type
-        if name in self.key and column.null_count:
+        kind, unknown = column.type, self.settings.database.unknown
+        if name in self.settings.key and column.null_count:
             # Databases hold any two NULL for different, so rows would pile up.
             yield "is part of the key and is NULL", _where(column.is_null())
         if pa.types.is_floating(kind):
-            if "NaN" in self.unknown:
+            if "NaN" in unknown:
                 yield "is NaN, which the database does not know", _where(pc.is_nan(column))
-            if "infinity" in self.unknown:
+            if "infinity" in unknown:
                 yield "is infinite, which the database does not know", _where(pc.is_inf(column))
         if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
             yield "is out of the years 1 to 9999", _out_of_calendar(column)
@@ -154,18 +167,19 @@ class Deduplication:
             wrong = _not_utf8(column)
             if wrong:
                 yield "is not UTF-8", wrong
-            elif "NUL" in self.unknown:
+            elif "NUL" in unknown:
                 yield "holds a NUL character", _where(pc.match_substring(column, "\0"))
 
     def _reduced(self, tables: list[pa.Table]) -> pa.Table:
         """Return of each key and partition the newest row, with the sums of `sum_columns` (NULL adds nothing)."""
         rows = pa.concat_tables(tables)
-        if self.exact or not self.key:
+        key, summed = self.settings.key, self.settings.sum_columns
+        if self.exact or not key:
             return rows
         order = pc.sort_indices(rows, sort_keys=[("offset", "ascending"), (ROW, "ascending")])
-        grouped = rows.select([*self.key, "topic", "partition", *self.sum_columns])
+        grouped = rows.select([*key, "topic", "partition", *summed])
         # By number, because a column of the user's may have any name.
-        groups = [str(index) for index in range(len(self.key) + 2)]
+        groups = [str(index) for index in range(len(key) + 2)]
         sums = [str(index) for index in range(len(groups), grouped.num_columns)]
         grouped = (
             grouped.rename_columns([*groups, *sums])
@@ -176,7 +190,7 @@ class Deduplication:
             .aggregate([("place", "max"), *((name, "sum") for name in sums)])
         )
         kept = rows.take(order.take(grouped["place_max"].combine_chunks()))
-        for name, number in zip(self.sum_columns, sums, strict=True):
+        for name, number in zip(summed, sums, strict=True):
             index = rows.schema.get_field_index(name)
             column = rows.schema.field(index)
             kept = kept.set_column(index, column, grouped[f"{number}_sum"].cast(column.type))
@@ -218,15 +232,6 @@ def _not_utf8(column: pa.Array) -> list[int]:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
-        wide = pa.types.is_large_string(column.type)
-        values = column.view(pa.large_binary() if wide else pa.binary()).to_pylist()
-        return [index for index, value in enumerate(values) if value is not None and not _is_utf8(value)]
+        values = column.view(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()).to_pylist()
+        return [at for at, value in enumerate(values) if value and value.decode(errors="ignore").encode() != value]
     return []
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

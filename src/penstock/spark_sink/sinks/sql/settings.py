@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from penstock.spark_sink.sinks.frames import MAX_BATCH_BYTES
 from penstock.spark_sink.sinks.position import POSITION, require_columns, require_position_types
 from penstock.spark_sink.sinks.sink import arrow_schema
 from penstock.spark_sink.sinks.sql.databases import database_of
-from penstock.spark_sink.sinks.sql.databases.database import Database, Needs
+from penstock.spark_sink.sinks.sql.databases.database import Database
 from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
 
 if TYPE_CHECKING:
@@ -89,11 +90,10 @@ class SqlSinkSettings:
     def __post_init__(self) -> None:
         """Check the settings; a `ConfigurationError` names a wrong one."""
         database = self.database
-        not_empty("table", self.table)
+        for option in ("table", "ledger_table", "name", "schema", "delete"):
+            if getattr(self, option) is not None:
+                not_empty(option, getattr(self, option))
         self._split_table(database)
-        not_empty("ledger_table", self.ledger_table)
-        if self.name is not None:
-            not_empty("name", self.name)
         if len({self.table, self.ledger_table, STAGING, ORDERED}) < 4:  # noqa: PLR2004 - four names, all different
             raise ConfigurationError(
                 f"table and ledger_table must differ from each other and from {STAGING} and {ORDERED}; rename one"
@@ -109,10 +109,8 @@ class SqlSinkSettings:
                 f"sum_columns names {', '.join(both)}, which is part of the key; take it out of one"
             )
         self._check_delete()
-        if self.schema is not None:
-            not_empty("schema", self.schema)
-            if not database.has_schemas:
-                raise ConfigurationError(f"schema is set, but a file of {database.title} has none; leave it out")
+        if self.schema is not None and not database.has_schemas:
+            raise ConfigurationError("schema is set, but a file of SQLite has none; leave it out")
         for option in ("max_rejects", "max_connections", "tries", "max_batch_bytes"):
             positive_int(option, getattr(self, option))
         if self.staging not in ("executors", "driver"):
@@ -143,7 +141,6 @@ class SqlSinkSettings:
     def _check_delete(self) -> None:
         if self.delete is None:
             return
-        not_empty("delete", self.delete)
         if not self.key or self.sum_columns:
             raise ConfigurationError(
                 "delete needs a key, whose row it deletes, and goes with no sum_columns: a deleted total has no place "
@@ -160,7 +157,7 @@ class SqlSinkSettings:
     @property
     def database(self) -> Database:
         """The kind of database that it writes to."""
-        return database_of(parse_database_url(self.url))
+        return _database_of(self.url)
 
     def arrow_frame(self, schema: StructType) -> pa.Schema:
         """Return the Arrow columns of such frames, or raise `SchemaMismatchError` where the sink cannot use them."""
@@ -173,23 +170,7 @@ class SqlSinkSettings:
                 )
             frame = pa.schema([*frame, ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
         self._require_columns(frame)
-        names_of_tables = (self.schema or "", self.table, self.ledger_table)
-        self.database.require_storable(frame, self.table, names_of_tables, self.sum_columns)
         return frame
-
-    @property
-    def needs(self) -> Needs:
-        """What the sink needs to be allowed in the database."""
-        of_target = ["SELECT", "INSERT", "UPDATE"] if self.key else ["INSERT"]
-        if self.delete is not None:
-            of_target.append("DELETE")
-        return Needs(
-            schema=self.schema,
-            tables={self.table: of_target, self.ledger_table: ["SELECT", "INSERT", "UPDATE"]},
-            staging=self.staging == "executors",
-            temporary=self.staging == "driver" or self.dead_letters is not None,
-            adds_columns=self.evolve,
-        )
 
     def _require_columns(self, schema: pa.Schema) -> None:
         gone = [] if self.delete is None else [self.delete]
@@ -210,10 +191,21 @@ class SqlSinkSettings:
             raise SchemaMismatchError(
                 f"sum_columns names {', '.join(wrong)}, which holds no numbers; cast it, or take it out of sum_columns"
             )
+        decimals = [name for name in self.sum_columns if pa.types.is_decimal(schema.field(name).type)]
+        if decimals and not self.database.adds_decimals:
+            raise SchemaMismatchError(
+                f"sum_columns names {', '.join(decimals)}, a decimal of the frame, and SQLite adds decimals as floats "
+                "of 15 digits; cast it to a whole number of its smallest unit, or to a double"
+            )
         if gone and not pa.types.is_boolean(schema.field(gone[0]).type):
             raise SchemaMismatchError(
                 f"delete names {gone[0]}, which is not boolean; select a condition such as value IS NULL"
             )
+
+
+@lru_cache(maxsize=16)
+def _database_of(url: str) -> Database:
+    return database_of(parse_database_url(url))
 
 
 def _is_number(kind: pa.DataType) -> bool:

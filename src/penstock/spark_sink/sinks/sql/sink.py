@@ -8,42 +8,33 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 import tenacity
 
-from penstock.clients.rights import MissingRightError, Right
+from penstock.clients.rights import Right
 from penstock.database_url import parse_database_url
-from penstock.errors import PenstockError, SinkError
 from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, unknown
 from penstock.spark_sink.sinks.frames import numbered
 from penstock.spark_sink.sinks.planned_offsets import micro_batch, numbered_batch
 from penstock.spark_sink.sinks.sink import origin_of, stored_batches
 from penstock.spark_sink.sinks.sql.batch_write import BatchWrite
-from penstock.spark_sink.sinks.sql.databases.errors import (
-    LostTaskError,
-    facts_of,
-    is_forbidden,
-    is_transient,
-    refused,
-    shown,
-)
+from penstock.spark_sink.sinks.sql.databases.errors import TransientSinkError, shown, without_values
 from penstock.spark_sink.sinks.sql.ledger import (
     Entries,
     Owner,
-    is_former,
     ledger_table,
     lock_ledger,
     read_ledger,
+    require_ledger,
     write_ledger,
 )
 from penstock.spark_sink.sinks.sql.settings import SqlSinkSettings
-from penstock.spark_sink.sinks.sql.tables import carry_over
+from penstock.spark_sink.sinks.sql.tables import prepare_ledger
 from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
 if TYPE_CHECKING:
@@ -99,11 +90,7 @@ class SqlSink(SqlSinkSettings):
             MissingRightError: the sink may not write its tables.
         """
         frame, url = self.arrow_frame(schema), parse_database_url(self.url)
-        try:
-            BatchWrite(self, url, frame, Owner("", self.table), Batch(f"table {self.table}", 0), None).rehearse()
-        except sa.exc.SQLAlchemyError as error:
-            # Not chained: drivers quote keys and values in their texts, which end in Spark's log.
-            raise self._refused(error, self.table, None) from None
+        BatchWrite(self, url, frame, Owner("", self.table), Batch(f"table {self.table}", 0), None).rehearse()
 
     def least_rights(self, topics: Iterable[str]) -> list[Right]:
         """Return the rights in Kafka that it needs for the rows of some topics: those of its dead letters."""
@@ -123,29 +110,21 @@ class SqlSink(SqlSinkSettings):
             what = micro_batch(batch, batch_id, origin, target, ledger)
         url, owner = parse_database_url(self.url), Owner(origin.query, self.table)
         write = BatchWrite(self, url, self.arrow_frame(batch.schema), owner, what, origin.run)
-        try:
-            with stored_batches.one_call(self.ledger_key, origin, what):
-                self._tries(batch_id)(write.store, numbered(batch, batch_id) if self.mode == "batch" else batch)
-        except LostTaskError as error:
-            raise SinkError(str(error)) from None
-        except sa.exc.SQLAlchemyError as error:
-            raise self._refused(error, self.table, batch_id) from None  # not chained, as above
-
-    def _tries(self, batch_id: int) -> tenacity.Retrying:
-        database = self.database
+        rows = numbered(batch, batch_id) if self.mode == "batch" else batch
 
         def log_retry(state: tenacity.RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome is not None else None
-            facts = facts_of(database, error) if isinstance(error, sa.exc.SQLAlchemyError) else [str(error)]
-            _log.warning("batch %d for table %s is tried again: %s", batch_id, self.table, ", ".join(facts))
+            _log.warning("batch %d for table %s is tried again: %s", batch_id, self.table, error)
 
-        return tenacity.Retrying(
+        tries = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(self.tries),
             wait=_WAIT,
-            retry=tenacity.retry_if_exception(partial(is_transient, database)),
+            retry=tenacity.retry_if_exception_type(TransientSinkError),
             before_sleep=log_retry,
             reraise=True,
         )
+        with stored_batches.one_call(self.ledger_key, origin, what):
+            tries(write.store, rows)
 
     def position(self, query: str = "") -> Offsets:
         """Return the ledger: of each partition, the next offset that the table takes. Empty before the first batch.
@@ -173,10 +152,14 @@ class SqlSink(SqlSinkSettings):
         return {owner.target for owner in self._read_all()}
 
     def _read_all(self) -> dict[Owner, Entries]:
-        with self._ledger() as (connection, ledger):
-            if not self._exists(connection):
+        with self._session() as connection, connection.begin():
+            ledger = ledger_table(self.ledger_table, sa.MetaData(), self.schema)
+            inspector = sa.inspect(connection)
+            if not inspector.has_table(self.ledger_table, schema=self.schema):
                 return {}
-            return read_ledger(connection, ledger, former=is_former(connection, ledger))
+            columns = inspector.get_columns(self.ledger_table, schema=self.schema)
+            require_ledger(self.ledger_table, {column["name"] for column in columns})
+            return read_ledger(connection, ledger)
 
     def begin_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
         """Write where a query begins, in partitions that the ledger does not know. Raises as `position` does."""
@@ -192,47 +175,26 @@ class SqlSink(SqlSinkSettings):
     def _write(
         self,
         query: str,
-        parts: Iterable[TopicPartition],
+        parts: Collection[TopicPartition],
         change: Callable[[Entries], Mapping[TopicPartition, LedgerEntry | None]],
     ) -> None:
         """Lock what the ledger has of partitions, and write what `change` makes of it."""
-        with self._ledger() as (connection, ledger):
-            if not self._exists(connection):
-                with self.database.schema_lock(connection):
-                    ledger.create(connection, checkfirst=True)
-            carry_over(self.database, connection, ledger)
-            owner = Owner(query, self.table)
-            if new := change(lock_ledger(connection, self.database.insert_new, ledger, owner, parts)):
-                write_ledger(connection, ledger, owner, new)
+        owner = Owner(query, self.table)
+        with self._session() as connection:
+            ledger = prepare_ledger(self, connection)
+            with connection.begin():
+                if new := change(lock_ledger(connection, self.database, ledger, owner, parts)):
+                    write_ledger(connection, ledger, owner, new)
 
     @contextmanager
-    def _ledger(self) -> Iterator[tuple[sa.Connection, sa.Table]]:
-        """Begin a transaction on the ledger's table, which may not exist."""
-        ledger = ledger_table(self.ledger_table, sa.MetaData(), self.schema)
-        try:
-            with self.database.session(parse_database_url(self.url)) as connection, connection.begin():
-                yield connection, ledger
-        except sa.exc.SQLAlchemyError as error:
-            raise self._refused(error, self.ledger_table, None) from None  # not chained, as above
-
-    def _exists(self, connection: sa.Connection) -> bool:
-        return sa.inspect(connection).has_table(self.ledger_table, schema=self.schema)
-
-    def _refused(self, error: sa.exc.SQLAlchemyError, table: str, batch_id: int | None) -> PenstockError:
-        """Return the text of an error of the database; where a right is missing, with what gives all that it needs."""
-        database, url = self.database, parse_database_url(self.url)
-        text = refused(database, error, table, url, batch_id)
-        if not is_forbidden(database, error):
-            return text
-        try:
-            with database.session(url) as connection:
-                grants = database.grants(connection, self.needs)
-        except sa.exc.SQLAlchemyError:
-            _log.debug("who the user of the database is could not be asked", exc_info=True)
-            grants = ["GRANT ..."]
-        return MissingRightError.from_text(
-            f"{text}; an administrator gives all that the sink needs with: {'; '.join(grants)}"
-        )
+    def _session(self) -> Iterator[sa.Connection]:
+        """Open a session for the ledger."""
+        url = parse_database_url(self.url)
+        with (
+            without_values(self.database, url, self.ledger_table, None),
+            self.database.session(url) as connection,
+        ):
+            yield connection
 
     @property
     def ledger_key(self) -> Hashable:

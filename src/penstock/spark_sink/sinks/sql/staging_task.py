@@ -7,8 +7,8 @@ repeated task has copied is never merged (`stages`).
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,14 +16,15 @@ import sqlalchemy as sa
 from sqlalchemy.sql.elements import quoted_name
 
 from penstock.clients.gc_pause import imports_set_aside
+from penstock.clients.rights import MissingRightError
+from penstock.database_url import parse_database_url
 from penstock.errors import SinkError
 from penstock.spark_sink.errors import errors_in
 from penstock.spark_sink.sinks.frames import cores_of, tasks_of
 from penstock.spark_sink.sinks.position import POSITION
-from penstock.spark_sink.sinks.sql.databases import database_of
 from penstock.spark_sink.sinks.sql.databases.database import ROW, Server
-from penstock.spark_sink.sinks.sql.databases.errors import LostTaskError, is_transient, refused
-from penstock.spark_sink.sinks.sql.rows import BatchStatistics, Deduplication
+from penstock.spark_sink.sinks.sql.databases.errors import without_values
+from penstock.spark_sink.sinks.sql.rows import Deduplication, Report
 from penstock.spark_sink.sinks.sql.tables import columns_of
 
 if TYPE_CHECKING:
@@ -45,103 +46,62 @@ def stage_table(database: Server, name: str, schema: str | None, columns: pa.Sch
     )
 
 
-@dataclass(slots=True)
-class Report:
-    """What tasks that count did: what they saw, and how many rows each attempt committed.
-
-    `lost` says why a task may do better another time; None where it did all.
-    """
-
-    statistics: BatchStatistics = field(default_factory=BatchStatistics)
-    copied: dict[int, int] = field(default_factory=dict)
-    lost: str | None = None
-
-    def add(self, other: Report) -> None:
-        """Add what another task did."""
-        self.copied |= other.copied
-        self.lost = self.lost or other.lost
-        self.statistics.rejected += other.statistics.rejected
-        seen, offsets = other.statistics.offsets, self.statistics.offsets
-        offsets.rows += seen.rows
-        for part, span in seen.spans.items():
-            offsets.add(part, span, seen.applied.get(part, 0))
-
-
 @dataclass(frozen=True, slots=True)
 class StagingTask:
     """What an executor runs on its part of a frame. Picklable; it opens its own connection.
 
-    `table` is the staging table, in `schema`. More refused rows than `most_rejects` end the batch anyway.
+    `table` is the staging table.
     """
 
-    url: str = field(repr=False)
     table: str
-    schema: str | None
     deduplication: Deduplication
     batch_id: int
-    most_rejects: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Copy the rows and report; the form is that of `mapInArrow`."""
+        """Copy the rows and report; the form is that of `mapInArrow`.
+
+        Each piece is copied in a transaction of its own. A `TransientSinkError` says that the database cannot take them
+        now, another `SinkError` that it does not.
+        """
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        try:
-            report = self.copy(batches, context.taskAttemptId() if context is not None else 0)
-        except LostTaskError as error:
-            # An exception would reach the driver as a text, of which it is not known that another try may help.
-            report = Report(lost=str(error))
-        report.statistics.rejected = sorted(report.statistics.rejected)[: self.most_rejects + 1]
-        yield pa.RecordBatch.from_pydict({"report": pa.array([pickle.dumps(report)], pa.binary())})
-        imports_set_aside("staging")
-
-    def copy(self, batches: Iterable[pa.RecordBatch], attempt: int) -> Report:
-        """Copy the rows of a task, each piece in a transaction of its own.
-
-        A `LostTaskError` says that the database cannot take them now, a `SinkError` that it does not.
-        """
-        report = Report()
-        report.copied[attempt] = 0
-        columns = self.deduplication.schema
+        attempt = context.taskAttemptId() if context is not None else 0
+        report = Report(copied={attempt: 0})
+        settings, columns = self.deduplication.settings, self.deduplication.schema
         names = [name for name in columns.names if name != ROW]
-        url = sa.make_url(self.url)
-        database = database_of(url)
+        database, url = settings.database, parse_database_url(settings.url)
         assert isinstance(database, Server)  # noqa: S101 - for mypy: no other has such tasks
-        stage = stage_table(database, self.table, self.schema, columns)
-        try:
-            named = (batch.rename_columns(names) for batch in batches)
-            for piece in self.deduplication.pieces(named, report.statistics):
+        stage = stage_table(database, self.table, settings.schema, columns)
+        with without_values(database, url, settings.table, self.batch_id):
+            for piece in self.deduplication.pieces((batch.rename_columns(names) for batch in batches), report):
                 marks = pa.repeat(pa.scalar(attempt, pa.int64()), piece.num_rows)
                 with database.session(url) as connection, connection.begin():
                     database.stage(connection, stage, piece.append_column(ATTEMPT, marks))
                 report.copied[attempt] += piece.num_rows
-        except sa.exc.SQLAlchemyError as error:
-            # Not chained: drivers quote keys and values in their texts, which end in Spark's log.
-            failure = refused(database, error, self.deduplication.target, url, self.batch_id)
-            raise (LostTaskError(str(failure)) if is_transient(database, error) else failure) from None
-        return report
+        # More than may be refused end the batch anyway.
+        report.rejected = sorted(report.rejected)[: settings.most_rejects + 1]
+        yield pa.RecordBatch.from_pydict({"report": pa.array([pickle.dumps(report)], pa.binary())})
+        imports_set_aside("staging")
 
 
 def run_tasks(batch: DataFrame, task: StagingTask, max_connections: int) -> Report:
     """Run a staging task on every part of a frame, at most `max_connections` at once, and gather the reports.
 
-    Raises `LostTaskError` where another try may help, and `SinkError` where the database does not take the rows.
+    Raises what a task raised, without the stack of the executor around it.
     """
     from pyspark.errors import PySparkException
 
     try:
         rows = _numbered_columns(in_tasks(batch, max_connections)).mapInArrow(task, "report binary").collect()
     except PySparkException as error:
-        own = next((one for one in errors_in(str(error)) if isinstance(one, SinkError)), None)
-        if own is None:
+        raised = (found for found in errors_in(str(error)) if isinstance(found, SinkError | MissingRightError))
+        if (own := next(raised, None)) is None:
             raise
-        # What the task raised, without the stack of the executor around it.
         raise own from None
     report = Report()
     for row in rows:
         report.add(pickle.loads(bytes(row["report"])))  # noqa: S301 - made by the task, in this query
-    if report.lost is not None:
-        raise LostTaskError(report.lost)
     return report
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -25,11 +25,66 @@ Changes = Callable[[Callable[[str], sa.ColumnElement[Any]]], Mapping[str, sa.Col
 #: What a column of the frame, or of the table, holds.
 Type = sa.types.TypeEngine[Any]
 
+#: The columns of an existing table by name, as SQLAlchemy's inspector finds them.
+Held = Mapping[str, Mapping[str, Any]]
+
 #: A staged row's number among those of its task.
 ROW = "penstock_row"
 
+#: Rows that are Python objects at one time.
+_ROWS_AT_ONCE = 10_000
+
 #: Digits of the widest decimal.
 DIGITS = 38
+
+
+#: Kinds of columns by the kind of what arrives. Within a pair single values may be refused; of those that are not here
+#: hardly any would be kept, and the table does not fit. Kinds are those of `kind_of`.
+Kept = dict[str, frozenset[str]]
+KEPT: Kept = {
+    "boolean": frozenset({"boolean"}),
+    "whole": frozenset({"whole", "decimal", "real", "double"}),
+    "decimal": frozenset({"decimal", "real", "double"}),
+    "real": frozenset({"decimal", "real", "double"}),
+    "double": frozenset({"decimal", "double"}),
+    "date": frozenset({"date"}),
+    "time": frozenset({"time"}),
+    "bytes": frozenset({"bytes"}),
+    "text": frozenset({"text"}),
+}
+#: The same of numbers that are added up: exact ones would lose digits in floats, and floats in decimals.
+KEPT_SUMS: Kept = {
+    "whole": frozenset({"whole", "decimal"}),
+    "decimal": frozenset({"decimal"}),
+    "double": frozenset({"real", "double"}),
+}
+
+
+def kind_of(column: Type) -> str:
+    """Return what a type holds; "text" for all that is read from a text, such as JSON, a UUID or an address."""
+    if isinstance(column, sa.Float):
+        return "double" if isinstance(column, sa.Double) else "real"
+    if is_whole(column):
+        return "whole"
+    try:
+        kind = column.python_type
+    except NotImplementedError:  # SQLAlchemy's word for a type without a Python type of its own
+        return "text"
+    return {bool: "boolean", Decimal: "decimal", bytes: "bytes", date: "date", datetime: "time"}.get(kind, "text")
+
+
+def is_whole(column: Type) -> bool:
+    """Tell whether a type of numbers has no fractions."""
+    is_numeric = isinstance(column, sa.Numeric) and column.scale is not None and column.scale <= 0
+    return isinstance(column, sa.Integer) or is_numeric
+
+
+class ExactText(sa.Text):
+    """A text of which each character counts, in MySQL case and trailing spaces too; with a size it may be in a key."""
+
+    def __init__(self, size: int | None = None) -> None:
+        super().__init__()
+        self.size = size
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,40 +102,20 @@ class Conversion:
     kept: sa.ColumnElement[bool] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What a sink does in a database.
-
-    Attributes:
-        schema: schema of its tables; None for the connection's own.
-        tables: what it does with each table.
-        staging: whether it makes staging tables in the schema.
-        temporary: whether it makes temporary tables.
-        adds_columns: whether it adds columns to the first of the tables.
-    """
-
-    schema: str | None
-    tables: Mapping[str, Sequence[str]]
-    staging: bool
-    temporary: bool
-    adds_columns: bool
-
-
 class Database(ABC):
     """One kind of database. It has no state but its engines: connections are the caller's."""
 
     #: Its name, as SQLAlchemy has it.
     name: ClassVar[str]
-    #: Its name in a sentence.
-    title: ClassVar[str]
     #: Whether tables stand in schemas.
     has_schemas: ClassVar[bool] = True
     #: Of "NaN", "infinity" and "NUL", a character of texts, those that it does not know.
     unknown: ClassVar[frozenset[str]] = frozenset()
-    #: Whether truth values are numbers there.
-    booleans_are_numbers: ClassVar[bool] = False
-    #: Digits that a number keeps; decimals of more are texts there. None: as many as its column has.
-    digits: ClassVar[int | None] = None
+    #: The kinds of columns that may keep what the frame has of a kind, and those that may keep sums of it.
+    kept: ClassVar[Kept] = KEPT
+    kept_sums: ClassVar[Kept] = KEPT_SUMS
+    #: Whether decimals are added as such.
+    adds_decimals: ClassVar[bool] = True
     #: Codes of its errors, or the first two characters of a SQLSTATE: those of a row beside what DB-API calls data and
     #: integrity errors, those of which another try may help, those of a missing right, those of a table that does not
     #: fit the frame, and those whose texts never quote a value.
@@ -89,8 +124,8 @@ class Database(ABC):
     forbidden_codes: ClassVar[frozenset[str]] = frozenset()
     misfit_codes: ClassVar[frozenset[str]] = frozenset()
     plain_codes: ClassVar[frozenset[str]] = frozenset()
-    #: Whether an error of its driver without a code is a connection that cannot be made or is lost.
-    connection_errors_have_no_code: ClassVar[bool] = False
+    #: Returns an `INSERT` of its dialect.
+    insert: ClassVar[staticmethod[..., Any]]
 
     @abstractmethod
     def engine(self, url: sa.URL) -> sa.Engine:
@@ -102,39 +137,35 @@ class Database(ABC):
         with _engine_of(self, url).connect() as connection:
             yield connection
 
-    @abstractmethod
-    def schema_lock(self, connection: sa.Connection) -> AbstractContextManager[None]:
-        """Keep others from creating the same tables meanwhile. After an error the session must end."""
-
-    @abstractmethod
-    def insert(self, table: sa.Table) -> Any:
-        """Return an `INSERT` of its dialect."""
-
-    def insert_new(self, table: sa.Table) -> sa.Insert:
-        """Return an `INSERT` that leaves a row alone whose primary key is there already."""
-        statement: sa.Insert = self.insert(table).on_conflict_do_nothing()
-        return statement
-
-    def insert_or_update(
-        self, table: sa.Table, names: Sequence[str], rows: sa.Select[Any], key: Sequence[str], changes: Changes
-    ) -> sa.Insert:
-        """Return an `INSERT` of the named columns of `rows` that changes a row instead whose key is there already."""
-        statement: Any = self.insert(table).from_select(names, rows)
+    def changing(self, insert: Any, table: sa.Table, key: Sequence[str], changes: Changes) -> sa.Insert:
+        """Return an `INSERT` that changes a row instead whose key is there, and leaves it alone without changes."""
         conflict = [table.c[name] for name in key]
-        found: sa.Insert
-        if changed := changes(statement.excluded.__getitem__):
-            found = statement.on_conflict_do_update(index_elements=conflict, set_=changed)
-        else:
-            found = statement.on_conflict_do_nothing(index_elements=conflict)
+        found: sa.Insert = insert.on_conflict_do_nothing(index_elements=conflict)
+        if changed := changes(insert.excluded.__getitem__):
+            found = insert.on_conflict_do_update(index_elements=conflict, set_=changed)
         return found
 
     def delete_keys(self, table: sa.Table, key: Sequence[str], keys: sa.Select[Any]) -> sa.Delete:
         """Return a `DELETE` of the rows that have one of some keys."""
         return sa.delete(table).where(sa.tuple_(*(table.c[name] for name in key)).in_(keys))
 
-    @abstractmethod
     def stage(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
-        """Put rows into an existing staging table, whose columns take every value of the frame's types."""
+        """Put rows into an existing staging table, whose columns take every value of the frame's types.
+
+        It goes by the driver's `executemany`, a bounded number of rows at a time.
+        """
+        quoted, mark = connection.dialect.identifier_preparer, "?" if connection.dialect.positional else "%s"
+        names, marks = ", ".join(map(quoted.format_column, table.columns)), ", ".join([mark] * len(table.columns))
+        statement = f"INSERT INTO {quoted.format_table(table)} ({names}) VALUES ({marks})"  # noqa: S608 - names
+        for chunk in rows.select([str(column.name) for column in table.columns]).to_batches(_ROWS_AT_ONCE):
+            values = [self.values(column) for column in chunk.columns]
+            connection.exec_driver_sql(statement, list(zip(*values, strict=True)))
+
+    def values(self, column: pa.Array) -> list[Any]:
+        """Return the values of a column as the driver takes them: instants as they are in UTC."""
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.timestamp("us"))
+        return list(column.to_pylist())
 
     def create_temporary(self, connection: sa.Connection, name: str, *items: sa.schema.SchemaItem) -> sa.Table:
         """Make a table that ends with the transaction, or with the connection."""
@@ -147,83 +178,31 @@ class Database(ABC):
         """Return the type of a column that is made, of a key with so many columns if any."""
         return kind
 
-    def require_storable(self, frame: pa.Schema, table: str, names: Sequence[str], summed: Collection[str]) -> None:
-        """Raise `SchemaMismatchError` where it cannot store such frames whatever the table is.
-
-        `names` are those of the tables and of their schema, and `summed` columns that are added up.
-        """
-
     def constraints(self, frame: pa.Schema, summed: Collection[str]) -> Sequence[sa.CheckConstraint]:
         """Return what a table that is made needs beside its columns, of which `summed` are added up."""
         return ()
 
     def fits(self, stored: Type, arriving: Type, *, is_sum: bool) -> bool:
-        """Tell whether a column of one type takes values of another; single ones may be refused by a `Conversion`.
-
-        Within a family of types the database converts, across it must not. What is neither number nor time nor bytes,
-        such as JSON, a UUID or an address, is read from a text.
-        """
-        found, given = self._family(stored), self._family(arriving)
-        if found == given == "number":
-            return self.keeps(stored, arriving, is_sum=is_sum)
-        return found == given or (given == "str" and found == "read from text")
-
-    def keeps(self, stored: Type, arriving: Type, *, is_sum: bool) -> bool:
-        """Tell whether a column of numbers may keep those of another type."""
-        return is_whole(arriving) or not is_whole(stored)  # others would be rounded, and nothing said
-
-    def _family(self, kind: Type) -> str:
-        try:
-            python_type = kind.python_type
-        except NotImplementedError:  # SQLAlchemy's word for a type without a Python type of its own
-            return "read from text"
-        if python_type is bool and not self.booleans_are_numbers:
-            return "boolean"
-        if issubclass(python_type, int | float | Decimal):
-            return "number"
-        return python_type.__name__ if python_type in (str, bytes, date, datetime) else "read from text"
+        """Tell whether a column of one type takes values of another; single ones may be refused by a `Conversion`."""
+        return kind_of(stored) in (self.kept_sums if is_sum else self.kept)[kind_of(arriving)]
 
     def conversions(self, connection: sa.Connection, table: sa.Table) -> Mapping[str, Conversion]:
         """Return how values of the frame get into the columns of an existing table, where that is not plain."""
         return {}
 
-    def numbered_column(self, connection: sa.Connection, inspector: sa.Inspector, table: sa.Table) -> str | None:
-        """Return a column that it fills by itself though the table does not say so."""
-        return None
+    def is_numbered(self, column: Mapping[str, Any]) -> bool:
+        """Tell whether the table gives each row another number in a column, though no default says so."""
+        return column.get("autoincrement") is True
 
-    def unique_columns(
-        self, connection: sa.Connection, inspector: sa.Inspector, table: sa.Table
-    ) -> list[set[str | None]]:
-        """Return the sets of columns of which the table holds each combination once, at any moment."""
-        primary: list[str | None] = list(
-            inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]
-        )
-        # A unique index on a part of the rows, or of a text, does not tell rows of one key apart.
-        partial = {f"{self.name}_where", f"{self.name}_length"}
-        unique = [
-            set() if partial & set(index.get("dialect_options", {})) else set(index["column_names"])
-            for index in inspector.get_indexes(table.name, schema=table.schema)
-            if index["unique"]
-        ]
-        constraints = inspector.get_unique_constraints(table.name, schema=table.schema)
-        unique += [set(one["column_names"]) for one in constraints if "duplicates_index" not in one]
-        return [set(primary), *unique] if primary else unique
+    def differences(self, connection: sa.Connection, table: sa.Table, key: Sequence[str], held: Held) -> list[str]:
+        """Return what of an existing table does not fit though a batch would pass; `key` is empty where rows are added.
 
-    def differences(
-        self, connection: sa.Connection, inspector: sa.Inspector, table: sa.Table, key: Sequence[str]
-    ) -> Sequence[str]:
-        """Return what else of an existing table does not fit; `key` is empty where rows are appended."""
-        return ()
-
-    def require_transactions(self, connection: sa.Connection, table: sa.Table) -> None:
-        """Raise `SchemaMismatchError` where a table has no transactions."""
+        A key without a unique index is not among it: the `INSERT` of any batch is refused, of one without rows too.
+        """
+        return []
 
     def check_constraints(self, connection: sa.Connection) -> None:
         """Have refused now what would be refused at the commit, where it can be found which row it was."""
-
-    def grants(self, connection: sa.Connection, needs: Needs) -> Sequence[str]:
-        """Return the statements that give the user of a session all that a sink needs."""
-        return ()
 
 
 class Server(Database):
@@ -234,19 +213,11 @@ class Server(Database):
 
     @abstractmethod
     def take_lock(self, connection: sa.Connection, name: str) -> bool:
-        """Take a lock by name that the session holds until it ends or `release_lock`; False where another has it."""
+        """Take a lock by name that the session holds until its end; False where another session has it."""
 
     @abstractmethod
-    def release_lock(self, connection: sa.Connection, name: str) -> None:
-        """Give back a lock of this session."""
-
-    @abstractmethod
-    def lock_waits(self, connection: sa.Connection, seconds: int) -> AbstractContextManager[None]:
-        """Wait for a table's lock no longer than that, within a transaction."""
-
-    @abstractmethod
-    def fingerprint(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> str:
-        """Return the versions of all that was looked at when tables were checked: their columns and indexes."""
+    def fingerprint(self, connection: sa.Connection, table: sa.Table) -> str:
+        """Return another text when a table's columns or indexes have changed."""
 
 
 @lru_cache(maxsize=16)
@@ -261,8 +232,3 @@ def _engine_of(database: Database, url: sa.URL) -> sa.Engine:
 def new_engine(url: sa.URL, connect_args: Mapping[str, Any], **options: Any) -> sa.Engine:
     """Return an engine whose sessions end with their blocks, and whose errors do not quote parameters."""
     return sa.create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=dict(connect_args), **options)
-
-
-def is_whole(kind: Type) -> bool:
-    """Tell whether a type of numbers has no fractions."""
-    return isinstance(kind, sa.Integer) or (isinstance(kind, sa.Numeric) and kind.scale is not None and kind.scale <= 0)

@@ -1,25 +1,35 @@
 """What a sink does differently on MySQL and MariaDB: InnoDB, sessions in strict mode, `ON DUPLICATE KEY UPDATE`.
 
-DDL commits what is open, so all of it comes before the first row of a batch; temporary tables commit nothing. Locks by
-name belong to a session, not to a transaction. `mysql_types` says which values a column keeps.
+DDL commits what is open, so all of it comes before the first row of a batch; temporary tables commit nothing.
+
+Also in strict mode they round fractions, drop spaces at the end, take texts for times, and say nothing. Where a type of
+the frame has values that a type of the column changes, such a row is refused by a condition. What is written below is
+all that is kept; other pairs of types are refused.
 """
 
 from __future__ import annotations
 
+import re
 import ssl
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
-from typing import Any
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
 
-import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
+from sqlalchemy.ext.compiler import compiles
 
-from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.sinks.sql.databases.database import Changes, Conversion, Needs, Server, Type, new_engine
-from penstock.spark_sink.sinks.sql.databases.mysql_types import conversions, keeps
-from penstock.spark_sink.sinks.sql.ledger import ExactText
+from penstock.spark_sink.sinks.sql.databases.database import (
+    KEPT,
+    KEPT_SUMS,
+    Changes,
+    Conversion,
+    ExactText,
+    Held,
+    Server,
+    Type,
+    new_engine,
+)
 
 #: Seconds to wait for a connection, and for the server's answer to one statement; an address may set others.
 _BOUNDS = {"connect_timeout": 15, "read_timeout": 600, "write_timeout": 600}
@@ -34,39 +44,57 @@ _SESSION = (
     "max_sort_length = 12288"
 )
 
-#: Rows that are Python objects at one time.
-_ROWS_AT_ONCE = 10_000
-
 #: Bytes of an index, and of a character; most characters of a key's column.
 _INDEX_BYTES, _CHARACTER_BYTES, _KEY_SIZE = 3072, 4, 255
 
-_ENGINE = """
-SELECT COALESCE(engine, table_type) FROM information_schema.tables
-WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :name
+
+_COLUMNS = """
+SELECT column_name, LOWER(data_type), column_type, character_maximum_length, character_set_name, collation_name,
+    numeric_precision, numeric_scale, datetime_precision
+FROM information_schema.columns WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :name
 """
-#: Columns that hold texts for equal which are not, of another case say, or that lack characters.
-_LOOSE = """
-SELECT column_name, collation_name FROM information_schema.columns
-WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :name AND collation_name NOT LIKE 'utf8mb4%\\_bin'
-"""
-_FINGERPRINT = """
-SELECT CONCAT_WS(' ', table_name, column_name, ordinal_position, column_type, collation_name, is_nullable,
-    column_default, extra)
-FROM information_schema.columns WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name IN :names
-UNION ALL
-SELECT CONCAT_WS(' ', table_name, index_name, non_unique, seq_in_index, column_name, sub_part)
-FROM information_schema.statistics WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name IN :names
-ORDER BY 1
-"""
+
+#: Digits of a second that a time has.
+_MICROSECONDS = 6
+
+#: Numbers that JSON of MySQL would round to a float, outside of quotes.
+_QUOTED_IN_JSON = r'"([^"\\]|\\.)*"'
+_LONG_IN_JSON = "(?=[0-9.]{17})[0-9]+[.]|[0-9]{16,}[eE]|[0-9]{19}"
+
+
+class _Held(NamedTuple):
+    """A column of the table, as the catalogue has it."""
+
+    name: str
+    kind: str
+    written: str
+    size: int
+    charset: str | None
+    collation: str | None
+    precision: int
+    scale: int
+    fraction: int
+
+    @property
+    def pads(self) -> bool:
+        """Whether texts are equal that differ in spaces at their end."""
+        return self.collation is not None and not re.search("nopad|_0900_", self.collation)
+
+
+@compiles(ExactText, "mysql")
+def _exact_text(kind: ExactText, compiler: Any, **_options: Any) -> str:
+    written = "LONGTEXT" if kind.size is None else f"VARCHAR({kind.size})"
+    collation = "utf8mb4_nopad_bin" if compiler.dialect.is_mariadb else "utf8mb4_0900_bin"
+    return f"{written} CHARACTER SET utf8mb4 COLLATE {collation}"
 
 
 class MySql(Server):
     """MySQL and MariaDB, by PyMySQL."""
 
     name = "mysql"
-    title = "MySQL"
     unknown = frozenset({"NaN", "infinity"})
-    booleans_are_numbers = True
+    #: Exact numbers go into no floats, which keep few of their digits.
+    kept = KEPT | KEPT_SUMS | {"boolean": frozenset({"whole"}), "double": KEPT["double"]}
     #: Other duplicates, values that are unreadable or divided by zero, a view's or a column's check, no partition for a
     #: row, a trigger's SIGNAL, bad JSON, and a row that is too long for the table.
     row_codes = frozenset({
@@ -90,6 +118,8 @@ class MySql(Server):
         "2058", "2059", "3819", "4025", *(transient_codes - {"1203"}), *forbidden_codes, *misfit_codes,
     })  # fmt: skip
 
+    insert = staticmethod(mysql.insert)
+
     def engine(self, url: sa.URL) -> sa.Engine:
         """Return an engine whose transactions are at READ COMMITTED, see `PostgreSql.engine`."""
         bounds = {name: seconds for name, seconds in _BOUNDS.items() if name not in url.query}
@@ -98,47 +128,16 @@ class MySql(Server):
         sa.event.listen(engine, "do_connect", lambda _dialect, _record, given, named: _connection()(*given, **named))
         return engine
 
-    @contextmanager
-    def schema_lock(self, connection: sa.Connection) -> Iterator[None]:
-        """Let one session at a time create tables."""
-        taken = connection.execute(sa.select(sa.func.get_lock("penstock schema", _LOCK_WAIT_S))).scalar_one()
-        if not taken:
-            late = connection.dialect.loaded_dbapi.OperationalError(1205, "another session makes tables")
-            raise sa.exc.DBAPIError("GET_LOCK", None, late, hide_parameters=True)
-        yield
-        self.release_lock(connection, "penstock schema")
-
-    def insert(self, table: sa.Table) -> mysql.Insert:
-        """Return an `INSERT` that may have `ON DUPLICATE KEY UPDATE`."""
-        return mysql.insert(table)
-
-    def insert_new(self, table: sa.Table) -> mysql.Insert:
-        """Return an `INSERT` that changes nothing of a row that is there; IGNORE would let bad values pass as well."""
-        name = next(iter(table.primary_key)).name
-        return mysql.insert(table).on_duplicate_key_update({name: table.c[name]})
-
-    def insert_or_update(
-        self, table: sa.Table, names: Sequence[str], rows: sa.Select[Any], key: Sequence[str], changes: Changes
-    ) -> mysql.Insert:
-        """Return an `INSERT ... ON DUPLICATE KEY UPDATE`; see `differences`."""
+    def changing(self, insert: Any, table: sa.Table, key: Sequence[str], changes: Changes) -> mysql.Insert:
+        """Return an `INSERT ... ON DUPLICATE KEY UPDATE`, see `differences`; IGNORE would let bad values pass."""
         changed = changes(lambda name: sa.func.values(table.c[name], type_=table.c[name].type))
-        statement = mysql.insert(table).from_select(names, rows)
-        return statement.on_duplicate_key_update({key[0]: table.c[key[0]], **changed})
+        found: mysql.Insert = insert.on_duplicate_key_update({key[0]: table.c[key[0]], **changed})
+        return found
 
     def delete_keys(self, table: sa.Table, key: Sequence[str], keys: sa.Select[Any]) -> sa.Delete:
         """Return a `DELETE` by a join: it would look for each row of the table in a subquery."""
         gone = keys.subquery()
         return sa.delete(table).where(*(table.c[name] == gone.c[name] for name in key))
-
-    def stage(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
-        """Insert rows through the driver's `executemany`, which sends many in one statement."""
-        quoted = connection.dialect.identifier_preparer
-        names = ", ".join(map(quoted.format_column, table.columns))
-        marks = ", ".join(["%s"] * len(table.columns))
-        statement = f"INSERT INTO {quoted.format_table(table)} ({names}) VALUES ({marks})"  # noqa: S608 - names
-        for chunk in rows.select([str(column.name) for column in table.columns]).to_batches(_ROWS_AT_ONCE):
-            values = [_without_zone(column).to_pylist() for column in chunk.columns]
-            connection.exec_driver_sql(statement, list(zip(*values, strict=True)))
 
     def create_temporary(self, connection: sa.Connection, name: str, *items: sa.schema.SchemaItem) -> sa.Table:
         """Make a table that ends with the connection, after that of an earlier batch."""
@@ -156,101 +155,70 @@ class MySql(Server):
 
     def conversions(self, connection: sa.Connection, table: sa.Table) -> dict[str, Conversion]:
         """Return how values of the frame get into the columns of a table."""
-        return conversions(connection, table)
+        return {held.name: _conversion(table.c[held.name], held) for held in _columns_of(connection, table)}
 
     def fits(self, stored: Type, arriving: Type, *, is_sum: bool) -> bool:
         """Tell whether a column takes values of a type: a truth value also into BIT.
 
-        A set is put in order, and what SQLAlchemy does not know, such as a geometry, has texts of many spellings.
+        FLOAT(7, 2) cuts in its own way, a set is put in order, and times, years and what SQLAlchemy does not know, such
+        as a geometry, have texts of many spellings.
         """
         if isinstance(stored, mysql.BIT):
             return isinstance(arriving, sa.Boolean)
-        is_known = not isinstance(stored, mysql.SET | sa.types.NullType)
-        return is_known and super().fits(stored, arriving, is_sum=is_sum)
+        is_cut = isinstance(stored, sa.Float) and getattr(stored, "scale", None) is not None
+        is_odd = isinstance(stored, mysql.SET | mysql.TIME | mysql.YEAR | sa.types.NullType)
+        return not is_cut and not is_odd and super().fits(stored, arriving, is_sum=is_sum)
 
-    def keeps(self, stored: Type, arriving: Type, *, is_sum: bool) -> bool:
-        """Tell whether a number may be kept; of single values that would be rounded, a CHECK tells."""
-        return keeps(stored, arriving, is_sum=is_sum)
+    def differences(self, connection: sa.Connection, table: sa.Table, key: Sequence[str], held: Held) -> list[str]:
+        """Return what is no table of InnoDB; with a key, other unique indexes and texts of loose collations.
 
-    def numbered_column(self, _connection: sa.Connection, inspector: sa.Inspector, table: sa.Table) -> str | None:
-        """Return the column that is AUTO_INCREMENT."""
-        columns = inspector.get_columns(table.name, schema=table.schema)
-        return next((column["name"] for column in columns if column.get("autoincrement") is True), None)
-
-    def differences(
-        self, connection: sa.Connection, inspector: sa.Inspector, table: sa.Table, key: Sequence[str]
-    ) -> list[str]:
-        """Return other unique indexes, a row of which `ON DUPLICATE KEY UPDATE` would change, and keys of loose texts.
-
-        An index on a number that the table gives each row meets no other row.
+        `ON DUPLICATE KEY UPDATE` would change a row that it finds by another index. One on a number that the table
+        gives each row meets no other row.
         """
+        inspector, schema, found = sa.inspect(connection), table.schema, []
+        engine = inspector.get_table_options(table.name, schema).get("mysql_engine")
+        if engine != "InnoDB":
+            found.append(
+                f"it is of {engine}, and only InnoDB stores rows and ledger in one transaction; "
+                f"ALTER TABLE {table.name} ENGINE=InnoDB"
+            )
         if not key:
-            return []
-        numbered = self.numbered_column(connection, inspector, table)
-        own = {numbered} - {None, *(str(column.name) for column in table.columns)}
-        found = [
-            f"the table has another unique index{f' on ({columns})' if columns else ''}, and ON DUPLICATE KEY UPDATE "
-            "would change the row that it finds by that; make it an index that is not unique"
+            return found
+        primary = inspector.get_pk_constraint(table.name, schema)["constrained_columns"]
+        indexes: list[list[Any]] = [primary] * bool(primary)
+        indexes += [
+            [] if index.get("dialect_options", {}).get("mysql_length") else index["column_names"]
+            for index in inspector.get_indexes(table.name, schema)
+            if index["unique"]
+        ]
+        if not any(set(index) == set(key) for index in indexes):
+            found.append(f"it has no primary key or unique index on ({', '.join(key)})")
+        numbered = {name for name, column in held.items() if self.is_numbered(column) and name not in table.c}
+        found += [
+            f"it has another unique index{f' on ({columns})' if columns else ''}, and ON DUPLICATE KEY UPDATE would "
+            "change the row that it finds by that; make it an index that is not unique"
             for columns in (
-                ", ".join(sorted(map(str, unique)))
-                for unique in self.unique_columns(connection, inspector, table)
-                if unique != set(key) and not own & unique
+                ", ".join(sorted(map(str, index)))
+                for index in indexes
+                if set(index) != set(key) and not numbered & set(index)
             )
         ]
-        names = {"schema": table.schema, "name": table.name}
         found += [
-            f"column {name} of the key has the collation {collation}, by which texts are equal that differ, in case "
-            "say, or that lacks characters; give it a binary one of utf8mb4, such as utf8mb4_bin"
-            for name, collation in connection.execute(sa.text(_LOOSE), names)
-            if name in key
+            f"column {column.name} of the key has the collation {column.collation}, by which texts are equal that "
+            "differ, in case say, or that lacks characters; give it a binary one of utf8mb4, such as utf8mb4_bin"
+            for column in _columns_of(connection, table)
+            if column.name in key and column.collation and not re.fullmatch("utf8mb4.*_bin", column.collation)
         ]
         return found
-
-    def require_transactions(self, connection: sa.Connection, table: sa.Table) -> None:
-        """Raise `SchemaMismatchError` unless a table is one of InnoDB."""
-        engine = connection.execute(sa.text(_ENGINE), {"schema": table.schema, "name": table.name}).scalar()
-        if engine != "InnoDB":
-            raise SchemaMismatchError(
-                f"table {table.name} does not fit: it is of {engine}, and only InnoDB stores rows and ledger in one "
-                f"transaction; ALTER TABLE {table.name} ENGINE=InnoDB"
-            )
-
-    def grants(self, connection: sa.Connection, needs: Needs) -> list[str]:
-        """Return the statements: what it makes for the staging is of the database, or of that of the connection."""
-        user, _, host = connection.execute(sa.select(sa.func.current_user())).scalar_one().rpartition("@")
-        own = _quoted(connection.engine.url.database or "")
-        schema, role = own if needs.schema is None else _quoted(needs.schema), f"'{user}'@'{host}'"
-        found = [f"GRANT SELECT, INSERT, CREATE, DROP ON {schema}.* TO {role}"] * needs.staging
-        found += [f"GRANT CREATE TEMPORARY TABLES ON {own}.* TO {role}"] * needs.temporary
-        alter = ["ALTER"] * needs.adds_columns
-        return found + [
-            f"GRANT {', '.join(dict.fromkeys(['SELECT', *operations, 'CREATE', *alter]))} "
-            f"ON {schema}.{_quoted(name)} TO {role}"
-            for name, operations in needs.tables.items()
-        ]
 
     def take_lock(self, connection: sa.Connection, name: str) -> bool:
         """Take a lock by name, which is the server's and not of one database."""
         return bool(connection.execute(sa.select(sa.func.get_lock(name, 0))).scalar_one())
 
-    def release_lock(self, connection: sa.Connection, name: str) -> None:
-        """Give back a lock by name."""
-        connection.execute(sa.select(sa.func.release_lock(name)))
-
-    @contextmanager
-    def lock_waits(self, connection: sa.Connection, seconds: int) -> Iterator[None]:
-        """Set the bound for the session meanwhile."""
-        connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {seconds}")
-        try:
-            yield
-        finally:
-            connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {_LOCK_WAIT_S}")
-
-    def fingerprint(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> str:
-        """Ask the catalogue, in one question."""
-        statement = sa.text(_FINGERPRINT).bindparams(sa.bindparam("names", expanding=True))
-        named = {"schema": tables[0].schema, "names": [table.name for table in tables]}
-        return str(connection.execute(statement, named).all())
+    def fingerprint(self, connection: sa.Connection, table: sa.Table) -> str:
+        """Return how the table would be made, without the next number of its rows."""
+        name = connection.dialect.identifier_preparer.format_table(table)
+        return re.sub("AUTO_INCREMENT=[0-9]+", "", connection.exec_driver_sql(f"SHOW CREATE TABLE {name}").one()[1])
 
 
 @cache
@@ -272,12 +240,48 @@ def _connection() -> Any:
     return Unverified
 
 
-def _without_zone(column: pa.Array) -> pa.Array:
-    """Return times as they are in UTC."""
-    kind = column.type
-    return column.cast(pa.timestamp("us", kind.tz)).cast(pa.timestamp("us")) if pa.types.is_timestamp(kind) else column
+def _columns_of(connection: sa.Connection, table: sa.Table) -> list[_Held]:
+    """Return the columns of an existing table that a sink writes."""
+    found = connection.execute(sa.text(_COLUMNS), {"schema": table.schema, "name": table.name})
+    return [_Held(*row) for row in found if row[0] in table.c]
 
 
-def _quoted(name: str) -> str:
-    doubled = name.replace("`", "``")
-    return f"`{doubled}`"
+def _conversion(column: sa.Column[Any], held: _Held) -> Conversion:
+    value: sa.ColumnElement[Any] = sa.column(str(column.name), column.type)
+    written = held.kind if held.kind == "enum" else held.written
+    if not isinstance(column.type, sa.Text):
+        return Conversion(written, None, _keeps(column.type, value, held))
+    conditions = _keeps_text(value, held, is_key=column.primary_key)
+    # As the table tells keys apart.
+    read = partial(sa.collate, collation=held.collation) if column.primary_key and held.collation is not None else None
+    return Conversion(written, read, sa.and_(*conditions) if conditions else None)
+
+
+def _keeps(kind: Type, value: sa.ColumnElement[Any], held: _Held) -> sa.ColumnElement[bool] | None:
+    """Return the condition under which a number, a time or bytes stay as they are; None where each does."""
+    if held.kind == "decimal" and isinstance(kind, sa.Float):
+        return sa.cast(value, sa.Numeric(held.precision, held.scale)) == value
+    if held.kind == "decimal" and isinstance(kind, sa.Numeric) and held.scale < (kind.scale or 0):
+        return sa.func.truncate(value, held.scale) == value
+    if held.kind in {"datetime", "timestamp"} and held.fraction < _MICROSECONDS:
+        return sa.func.mod(sa.func.microsecond(value), 10 ** (_MICROSECONDS - held.fraction)) == 0
+    return sa.func.length(value) == held.size if held.kind == "binary" else None
+
+
+def _keeps_text(value: sa.ColumnElement[Any], held: _Held, *, is_key: bool) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions under which a text stays as it is; what is not said here is an error of the server."""
+    found: list[sa.ColumnElement[bool]] = []
+    if held.kind in {"char", "varchar"}:
+        found.append(sa.func.char_length(value) <= held.size)
+    if held.kind in {"tinytext", "text", "mediumtext"}:
+        text = value if held.charset == "utf8mb4" else sa.cast(value, mysql.CHAR(charset=held.charset))
+        found.append(sa.func.octet_length(text) <= held.size)
+    if held.kind == "char" or (is_key and held.pads):
+        found.append(sa.func.char_length(sa.func.rtrim(value)) == sa.func.char_length(value))
+    if held.kind == "enum":
+        members = [member.replace("''", "'") for member in re.findall("'((?:[^']|'')*)'", held.written)]
+        found.append(sa.func.hex(value).in_([member.encode().hex().upper() for member in members]))
+    if held.kind == "json":
+        unquoted = sa.func.regexp_replace(value, _QUOTED_IN_JSON, "")
+        found.append(sa.not_(unquoted.regexp_match(_LONG_IN_JSON)))
+    return found

@@ -1,22 +1,22 @@
 """What a sink does differently on PostgreSQL: `COPY` into the staging table, from CSV that Arrow writes.
 
-Casts and unique indexes are asked of its catalogue.
+PostgreSQL rounds numbers and times, and cuts and pads texts, to what a column holds, and says nothing. So a value is
+kept if it comes back as it was when it is cast to the column's type and back. Types below keep what a text says in any
+spelling, times and intervals in some; for others a text must read as PostgreSQL writes the value.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.csv
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.sinks.sql.databases.database import Conversion, Needs, Server, Type, new_engine
-from penstock.spark_sink.sinks.sql.databases.postgresql_types import conversions
+from penstock.spark_sink.sinks.sql.databases.database import Conversion, Server, is_whole, new_engine
 
 #: Rows that are CSV text at one time.
 _ROWS_AT_ONCE = 20_000
@@ -25,37 +25,73 @@ _ROWS_AT_ONCE = 20_000
 _CONNECT_TIMEOUT_S = 15
 _LOCK_WAIT_S = 60
 
-#: Of each transaction: a pooler may give the next one another session.
-_TRANSACTION = f"SET LOCAL TIME ZONE 'UTC'; SET LOCAL lock_timeout = '{_LOCK_WAIT_S}s'"
+#: Begins a transaction in one round trip. A pooler may give the next one another session, so all is said each time.
+_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL TIME ZONE 'UTC'; SET LOCAL lock_timeout = '{}s'"
 
-#: Bytes of a name.
-_LONGEST_NAME = 63
-
-#: Which rows of the catalogue tell of the columns and indexes of tables, and which version of each.
+#: What the catalogue has of a table's columns and indexes.
 _FINGERPRINT = """
-SELECT string_agg(concat_ws(' ', relation, part, version), ',' ORDER BY relation, part) FROM (
-    SELECT attrelid AS relation, attnum::bigint AS part, xmin::text AS version FROM pg_attribute WHERE attnum > 0
-    UNION ALL
-    SELECT indrelid, indexrelid::bigint, xmin::text FROM pg_index
-) AS looked_at WHERE relation = ANY (ARRAY(SELECT to_regclass(name)::oid FROM unnest(CAST(:names AS text[])) AS name))
+SELECT (SELECT string_agg(held::text, ' ' ORDER BY attnum) FROM pg_attribute AS held WHERE attrelid = found.oid),
+    (SELECT string_agg(held::text, ' ' ORDER BY indexrelid) FROM pg_index AS held WHERE indrelid = found.oid)
+FROM to_regclass(:name) AS found(oid)
 """
 
-#: Unique indexes that it takes for `ON CONFLICT (columns)`: of all rows, of columns, and checked at once.
-_CONFLICT_TARGETS = """
-SELECT array(SELECT attname::text FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY (
-    (indkey::int2[])[0:indnkeyatts - 1]
-))
-FROM pg_index
-WHERE indrelid = to_regclass(:name) AND indisunique AND indimmediate AND indisvalid
-    AND indpred IS NULL AND indexprs IS NULL
+
+#: The columns of a table: type as it is written, and of what that is made where it is a domain.
+_COLUMNS = """
+WITH RECURSIVE held AS (
+    SELECT attname, format_type(atttypid, atttypmod) AS written, atttypid AS kind, atttypmod AS modifier
+    FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attnum > 0 AND NOT attisdropped
+    UNION ALL
+    SELECT attname, written, typbasetype, typtypmod FROM held JOIN pg_type ON oid = kind WHERE typtype = 'd'
+)
+SELECT attname, written, typname, modifier, format_type(kind, modifier) = written AS is_plain,
+    typtype = 'e' OR (typtype = 'b' AND typcategory <> 'A' AND typnamespace <> 'pg_catalog'::regnamespace) AS is_named
+FROM held JOIN pg_type ON oid = kind WHERE typtype <> 'd'
 """
+
+#: Whole numbers, of which one that does not fit is an error.
+_WHOLE = frozenset({"int2", "int4", "int8"})
+
+#: Types that take a text as it is; into others it must be cast, which reads it.
+_TEXTS = frozenset({"text", "varchar", "bpchar", "name", "char"})
+
+#: Types that keep what they read, whatever its spelling, unless the column has a length or precision. Those of numbers
+#: are here for their arrays, which begin with an underscore: into the others no text goes.
+_EXACT = _WHOLE | {
+    "text", "varchar", "uuid", "json", "jsonb", "xml", "inet", "cidr", "macaddr", "macaddr8", "int4range", "int8range",
+    "numrange", "bool", "numeric",
+}  # fmt: skip
+
+#: Spellings of which nothing is lost but by a column's precision. Others would be read as well: without a time's date
+#: or zone, say, or with a fraction of a month in whole days.
+_CLOCK = "[0-9]{2}:[0-9]{2}(:[0-5][0-9]([.][0-9]{1,6}0*)?)?"
+_SPELLINGS = {
+    "time": f"^{_CLOCK}$",
+    "timetz": f"^{_CLOCK}([+-][0-9]{{2}}(:?[0-9]{{2}})?|z)$",
+    "interval": "^[^.]*([.][0-9]{1,6}0*)? ?(s|secs?|seconds?)?$",
+}
+
+
+class _Held(NamedTuple):
+    """A column of the table.
+
+    `written` is its type as SQL has it, `name` PostgreSQL's name of that, or of what a domain is made of, and
+    `modifier` its length or precision, -1 for none. `is_plain` says that it is no domain, and `is_named` that its
+    values are those of an enum or of an extension.
+    """
+
+    column: str
+    written: str
+    name: str
+    modifier: int
+    is_plain: bool
+    is_named: bool
 
 
 class PostgreSql(Server):
     """PostgreSQL, by psycopg."""
 
     name = "postgresql"
-    title = "PostgreSQL"
     #: An UNLOGGED table is empty after a crash of the server; the rows are counted before they are merged.
     stage_prefixes = ("UNLOGGED",)
     unknown = frozenset({"NUL"})
@@ -66,12 +102,12 @@ class PostgreSql(Server):
     #: fell or is not ready yet, and one that takes no changes, as it is in the middle of a failover.
     transient_codes = frozenset({"08", "40001", "40P01", "55P03", "53300", "57P01", "57P02", "57P03", "25006"})
     forbidden_codes = frozenset({"42501"})
-    #: A column of another type, and a key without a constraint, where a table was altered since it was looked at; and
-    #: a column that each table has already, such as ctid.
-    misfit_codes = frozenset({"42804", "42P10", "42701"})
+    #: A column of another type, a key without a unique constraint or with one that is checked at the commit, a column
+    #: that the table computes, and one that each table has already, such as ctid.
+    misfit_codes = frozenset({"42804", "42P10", "55000", "428C9", "42701"})
     #: Also what an address with a `statement_timeout` bounds.
     plain_codes = forbidden_codes | misfit_codes | {"57014"}
-    connection_errors_have_no_code = True
+    insert = staticmethod(postgresql.insert)
 
     def engine(self, url: sa.URL) -> sa.Engine:
         """Return an engine whose transactions are at READ COMMITTED and in UTC, and wait for no lock for ever.
@@ -81,19 +117,11 @@ class PostgreSql(Server):
         PostgreSQL turns instants into times without a zone, and back.
         """
         bounds = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
-        engine = new_engine(url, bounds, isolation_level="READ COMMITTED")
-        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(_TRANSACTION))
+        # AUTOCOMMIT keeps the driver from beginning transactions by its own rules.
+        engine = new_engine(url, bounds, isolation_level="AUTOCOMMIT")
+        begin = _BEGIN.format(_LOCK_WAIT_S)
+        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
         return engine
-
-    @contextmanager
-    def schema_lock(self, connection: sa.Connection) -> Iterator[None]:
-        """Let one transaction at a time create tables: CREATE TABLE IF NOT EXISTS fails when two race."""
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_lock_number("penstock schema"))))
-        yield
-
-    def insert(self, table: sa.Table) -> postgresql.Insert:
-        """Return an `INSERT` that may have `ON CONFLICT`."""
-        return postgresql.insert(table)
 
     def stage(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> None:
         """Copy rows into the table. Only Arrow and the server look at the values, so nothing in them is SQL."""
@@ -114,78 +142,24 @@ class PostgreSql(Server):
             # COPY goes past SQLAlchemy, so its errors are put in SQLAlchemy's form here.
             raise sa.exc.DBAPIError("COPY", None, error, hide_parameters=True) from error
 
-    def require_storable(self, frame: pa.Schema, table: str, names: Sequence[str], _summed: Collection[str]) -> None:
-        """Refuse names that it would cut."""
-        long = [name for name in (*names, *frame.names) if len(name.encode()) > _LONGEST_NAME]
-        if long:
-            raise SchemaMismatchError(
-                f"PostgreSQL cuts names at {_LONGEST_NAME} bytes, so table {table} cannot take the frame with "
-                f"{', '.join(long)}; give shorter names"
-            )
-
     def conversions(self, connection: sa.Connection, table: sa.Table) -> dict[str, Conversion]:
         """Return how values of the frame get into the columns of a table."""
-        return conversions(connection, _name_of(table), table)
-
-    def keeps(self, stored: Type, arriving: Type, *, is_sum: bool) -> bool:
-        """Tell whether a number may be kept: a double in REAL hardly ever is.
-
-        A sum of whole numbers or decimals would lose digits in floats, and one of floats in decimals.
-        """
-        if is_sum and isinstance(stored, sa.Float) != isinstance(arriving, sa.Float):
-            return False
-        is_narrower = isinstance(stored, sa.REAL) and isinstance(arriving, sa.Double) and not is_sum
-        return not is_narrower and super().keeps(stored, arriving, is_sum=is_sum)
-
-    def unique_columns(
-        self, connection: sa.Connection, _inspector: sa.Inspector, table: sa.Table
-    ) -> list[set[str | None]]:
-        """Return the columns of the indexes that `ON CONFLICT` takes."""
-        found = connection.execute(sa.text(_CONFLICT_TARGETS), {"name": _name_of(table)})
-        return [set(columns) for (columns,) in found]
+        found = [_Held(*row) for row in connection.execute(sa.text(_COLUMNS), {"name": _name_of(table)})]
+        held = {column.column: column for column in found if column.column in table.c}
+        return {name: _conversion(connection.dialect, table.c[name], column) for name, column in held.items()}
 
     def check_constraints(self, connection: sa.Connection) -> None:
         """Check constraints that are deferred to the commit."""
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
 
-    def grants(self, connection: sa.Connection, needs: Needs) -> list[str]:
-        """Return the statements; on tables those that there are, since the sink owns what it makes."""
-        role = _quoted(connection.execute(sa.select(sa.func.current_user())).scalar_one())
-        schema = needs.schema or connection.dialect.default_schema_name or "public"
-        tables = [
-            (f"{_quoted(schema)}.{_quoted(name)}", operations)
-            for name, operations in needs.tables.items()
-            if sa.inspect(connection).has_table(name, schema=schema)
-        ]
-        found = [f"GRANT USAGE, CREATE ON SCHEMA {_quoted(schema)} TO {role}"]
-        if needs.temporary:
-            found.append(f"GRANT TEMPORARY ON DATABASE {_quoted(connection.engine.url.database or '')} TO {role}")
-        found += [f"GRANT {', '.join(operations)} ON TABLE {name} TO {role}" for name, operations in tables]
-        if needs.adds_columns:
-            found += [f"ALTER TABLE {name} OWNER TO {role}" for name, _ in tables]
-        return found
-
     def take_lock(self, connection: sa.Connection, name: str) -> bool:
         """Take an advisory lock."""
-        return bool(connection.execute(sa.select(sa.func.pg_try_advisory_lock(_lock_number(name)))).scalar_one())
+        number = sa.func.hashtextextended(name, 0)
+        return bool(connection.execute(sa.select(sa.func.pg_try_advisory_lock(number))).scalar_one())
 
-    def release_lock(self, connection: sa.Connection, name: str) -> None:
-        """Give back an advisory lock."""
-        connection.execute(sa.select(sa.func.pg_advisory_unlock(_lock_number(name))))
-
-    @contextmanager
-    def lock_waits(self, connection: sa.Connection, seconds: int) -> Iterator[None]:
-        """Set the bound for the transaction."""
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{seconds}s'")
-        yield
-
-    def fingerprint(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> str:
+    def fingerprint(self, connection: sa.Connection, table: sa.Table) -> str:
         """Ask the catalogue, in one question."""
-        return str(connection.execute(sa.text(_FINGERPRINT), {"names": [*map(_name_of, tables)]}).scalar_one())
-
-
-def _lock_number(name: str) -> sa.ColumnElement[int]:
-    return sa.func.hashtextextended(name, 0)
+        return str(connection.execute(sa.text(_FINGERPRINT), {"name": _name_of(table)}).one())
 
 
 def _name_of(table: sa.Table) -> str:
@@ -208,3 +182,41 @@ def _as_text(chunk: pa.RecordBatch) -> pa.RecordBatch:
         for column in chunk.columns
     ]
     return pa.RecordBatch.from_arrays(columns, names=chunk.schema.names)
+
+
+def _conversion(dialect: sa.Dialect, column: sa.Column[Any], held: _Held) -> Conversion:
+    value: sa.ColumnElement[Any] = sa.column(str(column.name), column.type)
+    if isinstance(column.type, sa.Text):
+        is_read = not held.is_plain or held.name not in _TEXTS
+        return Conversion(held.written, _as(held.written) if is_read else None, _keeps_text(value, held))
+    own = str(column.type.compile(dialect=dialect)).lower().replace(", ", ",")
+    if own == held.written or (is_whole(column.type) and held.name in _WHOLE):
+        return Conversion(held.written)
+    is_float = isinstance(column.type, sa.Float)
+    # By way of a text, which has all digits: as a numeric a float has 15 of them, or 6.
+    read = _as("text", held.written) if is_float and held.name == "numeric" else None
+    stored = (read or _as(held.written))(value)
+    if held.name in {"float4", "float8"} and isinstance(column.type, sa.Numeric) and not is_float:
+        stored = sa.cast(stored, sa.Text())
+    return Conversion(held.written, read, sa.cast(stored, column.type) == value)
+
+
+def _as(*types: str) -> Callable[[sa.ColumnElement[Any]], sa.ColumnElement[Any]]:
+    """Return the reading of a value by some types, one after the other."""
+
+    def read(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        for written in types:
+            value = value.op("::", precedence=100)(sa.literal_column(written))
+        return value
+
+    return read
+
+
+def _keeps_text(value: sa.ColumnElement[Any], held: _Held) -> sa.ColumnElement[bool] | None:
+    """Return the condition under which what a text says is what is stored; None where each text is refused or kept."""
+    if held.is_named or (held.name.removeprefix("_") in _EXACT and held.modifier == -1):
+        return None
+    stored = _as(held.written)(value)
+    if held.name in _SPELLINGS:
+        return sa.and_(value.op("~*")(_SPELLINGS[held.name]), stored == _as(held.name)(value))
+    return sa.cast(stored, sa.Text()) == value
