@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession, functions
 from streams import SPARK_S
@@ -17,6 +18,7 @@ from waiting import wait_until
 HALF = 100
 
 
+@pytest.mark.thorough
 def test_a_query_goes_on_when_a_leader_is_killed_and_stores_each_row_once(spark: SparkSession, tmp_path: Path) -> None:
     database = tmp_path / "rows.db"
 
