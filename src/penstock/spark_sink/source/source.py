@@ -157,7 +157,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "the query over %s begins at the end of the logs, as it has no checkpoint yet and no startingOffsets: "
                 "what was sent before is not read. penstock.spark_sink.start_sink begins where the sink's ledger says; "
                 "or give startingOffsets (earliest, latest or JSON)",
-                self._options.selection,
+                self._options.selection.said,
             )
         starting = self._options.starting or Position("startingOffsets", LATEST)
         return to_json(starting.resolve(self._logs, self._reader().at_times))
@@ -227,7 +227,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if topics and not any(map(self._options.selection.covers, topics)):
             raise ConfigurationError(
                 f"the checkpoint was written by a query over {', '.join(topics)}, but this one has "
-                f"{self._options.selection}; give it a checkpointLocation of its own"
+                f"{self._options.selection.said}; give it a checkpointLocation of its own"
             )
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802 - Spark's name

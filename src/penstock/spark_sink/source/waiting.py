@@ -88,7 +88,7 @@ class MissingTopics:
         """
         error = topics.refused.get(part[0])
         if not self.options.selection.covers(part[0]):
-            self.options.report_loss(f"{read} and is read no more, as this query has {self.options.selection}")
+            self.options.report_loss(f"{read} and is read no more, as this query has {self.options.selection.said}")
             return
         if error is None or topics.is_unknown(part[0]):
             self.options.report_loss(f"{read} and exists no more")
