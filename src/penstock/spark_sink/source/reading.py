@@ -7,7 +7,7 @@ Never by counting rows, because transaction markers, aborted records and compact
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import filterfalse
 
 import pyarrow as pa
@@ -54,14 +54,6 @@ class KeptConsumer:
         self._make = make
         self.consumer = make()
         self.is_kept = self.has_failed = False
-
-    def begin(self, parts: Sequence[KafkaPartition]) -> None:
-        """Read these partitions from these offsets on, and nothing else."""
-        # Nothing that an earlier task has fetched is handed over after this: before `assign` and `unassign` return, the
-        # client library has raised the version of each partition that they stop or start
-        # (`rd_kafka_cgrp_handle_assign_op` serves the assignment, then answers), and `consume` throws away records and
-        # ends of partitions that were fetched under a lower one (`rd_kafka_op_version_outdated`).
-        self.consumer.assign(list(parts))
 
     def replace(self) -> None:
         """Go on with a new consumer, which has no partitions yet."""
@@ -132,8 +124,12 @@ class _Task:
         self._assign()
 
     def _assign(self) -> None:
-        """Let the consumer read on where each open range was read to."""
-        self._lent.begin([KafkaPartition(*part, self._positions[part]) for part in self.open])
+        """Let the consumer read on where each open range was read to, and nothing else."""
+        # Nothing that an earlier task has fetched is handed over after this: before `assign` and `unassign` return, the
+        # client library has raised the version of each partition that they stop or start
+        # (`rd_kafka_cgrp_handle_assign_op` serves the assignment, then answers), and `consume` throws away records and
+        # ends of partitions that were fetched under a lower one (`rd_kafka_op_version_outdated`).
+        self._lent.consumer.assign([KafkaPartition(*part, self._positions[part]) for part in self.open])
 
     def fill(self, rows: Rows) -> None:
         """Read until the columns are full or all ranges are at their ends."""
