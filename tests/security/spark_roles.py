@@ -21,8 +21,8 @@ from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher
 from penstock.spark_sink.sinks.kafka_publisher import publish as publish_rows
 from penstock.spark_sink.sinks.sink import ledger_entries
 from penstock.spark_sink.sinks.sql.rows import Rejected
-from penstock.spark_sink.source.batch import BatchReader
 from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.source import BatchReader
 from rights import Right
 from waiting import wait_until
 

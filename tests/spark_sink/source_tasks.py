@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 import pyarrow as pa
+import pytest
+from confluent_kafka import KafkaError, KafkaException
 from pyspark.sql.datasource import InputPartition
 
 from penstock.devbroker import DevBroker
+from penstock.spark_sink.source import source
+from penstock.spark_sink.source.brokers import Topics
 from penstock.spark_sink.source.options import SourceOptions
-from penstock.spark_sink.source.plan import OffsetRange, TopicPartition
+from penstock.spark_sink.source.plan import Log, OffsetRange, Offsets, TopicPartition
 from penstock.spark_sink.source.pool import WorkerPool
 from penstock.spark_sink.source.reading import KeptConsumer, read_ranges
+from penstock.spark_sink.source.source import BatchReader, StreamReader
 
 
 class Clock:
@@ -23,6 +30,56 @@ class Clock:
         return self.now
 
 
+class FakeBrokers:
+    """An `OffsetReader` over topics of one partition, or as many as `counts` says, whose logs are what a test wants."""
+
+    def __init__(self, *, counts: Mapping[str, int] | None = None, **logs: Log) -> None:
+        self.log_of = dict(logs)
+        self.counts = dict.fromkeys(logs, 1) | dict(counts or {})
+        self.ids = {topic: f"{topic} now" for topic in logs}
+        #: Topics that are not shown, each with the brokers' answer.
+        self.hidden: dict[str, int] = {}
+        self.expected: list[set[str]] = []
+
+    def partitions(self) -> list[TopicPartition]:
+        return [(topic, number) for topic, count in self.counts.items() for number in range(count)]
+
+    def topics(self, expected: Collection[str] = ()) -> Topics:
+        self.expected.append(set(expected))
+        seen = self.log_of.keys() - self.hidden.keys()
+        refused = {topic: KafkaException(KafkaError(code)) for topic, code in self.hidden.items()}
+        return Topics(
+            {topic: self.counts[topic] for topic in seen}, {topic: self.ids[topic] for topic in seen}, refused
+        )
+
+    def logs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Log]:
+        found = {part: self.log_of[part[0]] for part in partitions}
+        assert not {topic for topic, _ in found} & self.hidden.keys(), "asked of a topic that they do not show"
+        return found
+
+    def at_times(self, times_ms: Mapping[TopicPartition, int]) -> Offsets:
+        return {part: self.log_of[part[0]].end for part in times_ms}
+
+
+def stream_over(brokers: FakeBrokers, clock: Callable[[], float] = time.monotonic, **options: str) -> StreamReader:
+    """Return a stream's reader that asks these brokers."""
+    reader = StreamReader(_options_over(brokers, options), clock)
+    asked: Any = brokers
+    reader._kafka = asked
+    return reader
+
+
+def batch_over(monkeypatch: pytest.MonkeyPatch, brokers: FakeBrokers, **options: str) -> BatchReader:
+    """Return a batch query's reader that asks these brokers."""
+    monkeypatch.setattr(source, "OffsetReader", lambda _: brokers)
+    return BatchReader(_options_over(brokers, options))
+
+
+def _options_over(brokers: FakeBrokers, options: Mapping[str, str]) -> SourceOptions:
+    topics = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": ",".join(brokers.counts)}
+    return SourceOptions.parse({**topics, **options})
+
+
 def options_for(broker: DevBroker, topic: str | None = None, **options: str) -> SourceOptions:
     """Return the options of a query, over one topic or as the options say."""
     chosen = {} if topic is None else {"subscribe": topic}
@@ -31,7 +88,7 @@ def options_for(broker: DevBroker, topic: str | None = None, **options: str) -> 
 
 def ranges(tasks: Iterable[InputPartition]) -> list[OffsetRange]:
     """Return what tasks read."""
-    return [one for task in tasks for one in task.value]
+    return [part for task in tasks for part in task.value]
 
 
 def batches_read(options: SourceOptions, *wanted: OffsetRange) -> list[pa.RecordBatch]:
@@ -46,12 +103,12 @@ def batches_read(options: SourceOptions, *wanted: OffsetRange) -> list[pa.Record
 def rows_of(batches: Iterable[pa.RecordBatch]) -> dict[TopicPartition, dict[int, bytes | None]]:
     """Return the values of each partition by their offsets, in their order."""
     found: dict[TopicPartition, dict[int, bytes | None]] = {}
-    for batch in batches:
-        for row in batch.to_pylist():
+    for read in batches:
+        for row in read.to_pylist():
             found.setdefault((row["topic"], row["partition"]), {})[row["offset"]] = row["value"]
     return found
 
 
 def offsets_read(options: SourceOptions, wanted: OffsetRange) -> list[int]:
     """Read a range; return the offsets of its rows."""
-    return [offset for batch in batches_read(options, wanted) for offset in batch["offset"].to_pylist()]
+    return [offset for read in batches_read(options, wanted) for offset in read["offset"].to_pylist()]

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql.streaming.listener import SourceProgress, StreamingQueryProgress
 
-from penstock.spark_sink.progress.listener import ProgressListener
+from penstock.spark_sink.progress.query_progress import QueryProgress
 from penstock.spark_sink.queries.gate import Gate
 from penstock.spark_sink.queries.supervisor import SupervisedQuery
 
@@ -72,9 +72,13 @@ class FakeQuery:
         self.runId = str(run_id(run))
         self.isActive = True
         self.status = {"isTriggerActive": False}
-        self.lastProgress: StreamingQueryProgress | None = None
+        self.recentProgress: list[StreamingQueryProgress] = []
         self.error: BaseException | None = None
         self.stops = 0
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None:  # noqa: N802 - Spark's name
+        return self.recentProgress[-1] if self.recentProgress else None
 
     def exception(self) -> BaseException | None:
         return self.error
@@ -96,10 +100,12 @@ class World:
         self.started: list[FakeQuery] = []
         self.gates: list[Gate] = []
         self.refusals: list[Exception] = []
-        self.progress = ProgressListener(queries=["orders"])
+        self.progress = QueryProgress("orders")
         self._function = function
         start: Any = self._start
-        self.one = SupervisedQuery("orders", start, allowed=restarts, progress=self.progress, clock=lambda: self.now)
+        self.supervised = SupervisedQuery(
+            "orders", start, allowed=restarts, progress=self.progress, clock=lambda: self.now
+        )
 
     def _start(self) -> tuple[FakeQuery, Gate]:
         if self.refusals:
@@ -114,28 +120,28 @@ class World:
 
     @property
     def restarts(self) -> int:
-        return self.progress.statistics("orders").restarts
+        return self.progress.statistics.restarts
 
     def commit(self, batch_id: int) -> None:
         """Have a batch done and committed."""
         self.gates[-1](FRAME, batch_id)
-        self.query.lastProgress = report(batch_id, run=f"run-{len(self.started)}")
+        self.query.recentProgress.append(report(batch_id, run=f"run-{len(self.started)}"))
 
     def fail(self, error: Exception) -> None:
         """End the query by an error, and have that seen."""
         self.query.end(error)
-        self.one.poll()
+        self.supervised.poll()
 
     def wait_for_restart(self) -> float:
         """Move the clock to the next start and return how far that was."""
-        waited = self.one.retry_in
+        waited = self.supervised.retry_in
         assert waited is not None
         self.now += waited - 0.001
         starts = len(self.started)
-        self.one.poll()
+        self.supervised.poll()
         assert len(self.started) == starts, "it was started again before its time"
         self.now += 0.002
-        self.one.poll()
+        self.supervised.poll()
         return waited
 
 

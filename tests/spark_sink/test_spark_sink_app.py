@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_a_sink_that_fails_is_started_again_while_the_handler_goes_on(
         produce(broker.bootstrap_servers, topic, [(b"k", b"late")])
         wait_until(lambda: len(seen.calls) == 11)
         wait_until(lambda: len(stored) == 11, timeout=SPARK_S)
-        (sink,) = wait_until(lambda: [one for one in running.sinks() if one.rows == 11])
+        (sink,) = wait_until(lambda: [shown for shown in running.sinks() if shown.rows == 11])
 
     # The first five are not stored again: a restart goes on where the last committed batch ended.
     assert sorted(stored) == sorted([*(b"%d" % number for number in range(10)), b"late"])
@@ -97,6 +98,52 @@ def test_a_sink_that_fails_is_started_again_while_the_handler_goes_on(
     # On a machine with much to do Spark's own parts may fail as well, and are started again like it.
     assert sink.restarts >= 2
     assert sink.last_error is not None
+
+
+@pytest.mark.thorough
+def test_a_stop_finishes_the_batch_under_way_and_the_next_start_goes_on_behind_it(
+    spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = new_topic()
+    produce(broker.bootstrap_servers, topic, [(b"k", b"%d" % number) for number in range(15)])
+    begun: list[int] = []
+    rows: list[int] = []
+    go_on = threading.Event()
+
+    def slow(batch: DataFrame, batch_id: int) -> None:
+        begun.append(batch_id)
+        go_on.wait(120)
+        rows.append(batch.count())
+
+    def new_app() -> App:
+        app = App(topic, bootstrap_servers=broker.bootstrap_servers, stop_timeout=SPARK_S)
+        app.sink(
+            topic,
+            trigger="100 milliseconds",
+            checkpoint_location=str(tmp_path / "checkpoint"),
+            options={"maxOffsetsPerTrigger": "5"},
+        )(slow)
+        return app
+
+    running = new_app().start()
+    wait_until(lambda: begun == [0], timeout=SPARK_S)
+    answers: list[bool] = []
+    stop = threading.Thread(target=lambda: answers.append(running.stop()))
+    stop.start()
+    (query,) = running.queries
+    wait_until(lambda: running._sinks.supervised[0].gate.is_closed)  # type: ignore[union-attr] # it has both
+    assert query.isActive
+    go_on.set()
+    stop.join(SPARK_S)
+
+    assert answers == [True]
+    assert (begun, rows) == ([0], [5])
+    assert not query.isActive
+    assert query.exception() is None, "a stop is no failure"
+    assert [path.name for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]*")] == ["0"]
+    with new_app().start():
+        wait_until(lambda: len(rows) == 3, timeout=SPARK_S)
+    assert (begun, rows) == ([0, 1, 2], [5, 5, 5])
 
 
 class Refusing:
@@ -110,7 +157,7 @@ class Refusing:
 
 
 @pytest.mark.thorough
-def test_a_sink_is_checked_before_the_query_begins(
+def test_a_sink_and_its_topic_are_checked_before_the_query_begins(
     spark: SparkSession, broker: DevBroker, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic = new_topic()
@@ -121,6 +168,11 @@ def test_a_sink_is_checked_before_the_query_begins(
 
     with pytest.raises(SinkError, match="table orders has no column amount"):
         app.start()
+
+    missing = App("missing", bootstrap_servers=broker.bootstrap_servers)
+    missing.sink("nobody-made-this")(lambda _batch, _batch_id: None)
+    with pytest.raises(TopicNotFoundError, match="nobody-made-this"):
+        missing.start()
 
     assert [query.name for query in spark.streams.active] == []
 
@@ -157,11 +209,3 @@ def test_of_several_processes_the_first_runs_the_sinks(monkeypatch: pytest.Monke
     assert in_the_second is None
     assert alone is not None
     assert app._new_sinks() is not None
-
-
-def test_a_sink_for_a_missing_topic_is_refused_before_spark_starts_it(spark: SparkSession, broker: DevBroker) -> None:
-    app = App("missing", bootstrap_servers=broker.bootstrap_servers)
-    app.sink("nobody-made-this")(lambda _batch, _batch_id: None)
-
-    with pytest.raises(TopicNotFoundError, match="nobody-made-this"):
-        app.start()

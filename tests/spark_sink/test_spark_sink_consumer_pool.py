@@ -83,7 +83,7 @@ def test_tasks_that_follow_one_another_read_by_one_consumer_each_its_own_offsets
         for partition in dice.sample(range(3), dice.randint(1, 3)):
             begin = dice.randrange(count)
             wanted.append(OffsetRange(topic, partition, begin, min(count, begin + dice.choice([1, 7, 300, count]))))
-        assert read(options, pool, *wanted) == {one.part: list(range(one.start, one.end)) for one in wanted}
+        assert read(options, pool, *wanted) == {part.part: list(range(part.start, part.end)) for part in wanted}
 
     assert len(made) < tasks  # one that has nothing for half a second is replaced, as on a busy machine
 
@@ -120,9 +120,9 @@ def test_a_task_that_fails_or_is_given_up_leaves_no_consumer(  # noqa: PLR0917 -
     assert read(options, pool, OffsetRange(topic, 0, 50, 60)) == {(topic, 0): list(range(50, 60))}
 
     assert len(made) == 3
-    for one in made[:2]:
+    for consumer in made[:2]:
         with pytest.raises(RuntimeError, match="closed"):
-            one.consume(1, 0)
+            consumer.consume(1, 0)
 
 
 @pytest.mark.parametrize("fault", ["has failed", "unassign", "consume", "raises"])

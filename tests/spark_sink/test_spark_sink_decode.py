@@ -21,13 +21,11 @@ from google.protobuf import descriptor_pb2, descriptor_pool, timestamp_pb2
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_tools import NewTopic, Write
 from penstock.errors import ConfigurationError, MessageFormatError, RegistryConnectionError
 from penstock.spark_sink import decode
-from penstock.spark_sink.errors import errors_in
 from penstock.spark_sink.source.decode.decode import Decoding, OnError, decoder
 from registries import AVRO, JSON, HttpRegistry, http_registry, mock_registry, order, serdes_of
 
@@ -58,14 +56,20 @@ def record(*fields: tuple[str, object]) -> dict[str, object]:
 
 
 def decoded(
-    registry: HttpRegistry, schema: Schema, values: Sequence[bytes | None], message: str | None = None
+    registry: HttpRegistry,
+    schema: Schema,
+    values: Sequence[bytes | None],
+    message: str | None = None,
+    *,
+    on_error: OnError = OnError.REPORT,
+    position: Sequence[pa.Array] = (),
 ) -> list[Any]:
     """Return what an executor makes of values, without Spark."""
     settings = (("url", registry.url), ("max.retries", 0))
-    decoding = Decoding(settings, json.dumps(schema.to_dict()), message, MessageField.VALUE, OnError.REPORT)
+    decoding = Decoding(settings, json.dumps(schema.to_dict()), message, MessageField.VALUE, on_error)
     headers = pa.array([None] * len(values), pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
-    batch = pa.StructArray.from_arrays([pa.array(values, pa.binary()), headers], ["c0", "c1"])
-    (result,) = decoder(decoding)(iter([batch]))
+    columns = [pa.array(values, pa.binary()), headers, *position]
+    (result,) = decoder(decoding)(iter([pa.StructArray.from_arrays(columns, [f"c{n}" for n in range(len(columns))])]))
     return list(result.to_pylist())
 
 
@@ -105,21 +109,18 @@ def test_values_become_structs_nulls_stay_and_bad_ones_say_why(
     assert rows[2].error == ("JSONDecodeError" if kind == "json" else "SchemaRegistryError 40400")
 
 
-def test_a_bad_value_is_null_or_ends_the_query_with_its_place(spark: SparkSession, registry: HttpRegistry) -> None:
-    good = avro(registry, record(("number", "long")), {"number": BIG})
-    frame = spark.createDataFrame(
-        [(good, "orders", 2, 6), (b"secret", "orders", 2, 7)], "value binary, t string, p int, o long"
+def test_a_bad_value_is_null_or_ends_the_query_with_its_place(registry: HttpRegistry) -> None:
+    good, reader = avro(registry, record(("number", "long")), {"number": BIG}), Schema(AVRO, "AVRO")
+    position = [pa.array(["orders"] * 2), pa.array([2, 2]), pa.array([6, 7])]
+
+    nulls = decoded(registry, reader, [good, b"secret"], on_error=OnError.NULL)
+    with pytest.raises(MessageFormatError) as raised:
+        decoded(registry, reader, [good, b"secret"], on_error=OnError.FAIL, position=position)
+
+    assert [row and row["number"] for row in nulls] == [BIG, None]
+    assert str(raised.value).startswith(
+        "the value of orders[2] at offset 7 cannot be decoded: SerializationError: Invalid magic"
     )
-    settings = {"url": registry.url}
-
-    nulls = frame.select(decode("value", settings, schema=AVRO).alias("order")).collect()
-    failing = frame.select(decode("value", settings, schema=AVRO, on_error="fail", position=("t", "p", "o")))
-    with pytest.raises(PySparkException) as raised:
-        failing.collect()
-
-    assert [row.order and row.order.number for row in nulls] == [BIG, None]
-    (error,) = {str(one) for one in errors_in(str(raised.value)) if isinstance(one, MessageFormatError)}
-    assert error.startswith("the value of orders[2] at offset 7 cannot be decoded: SerializationError: Invalid magic")
     assert "secret" not in str(raised.value)
 
 

@@ -45,7 +45,7 @@ class Replica:
 
     def __enter__(self) -> Self:
         self.fleet.join()
-        self.supervisor.supervise([self.world.one], self.fleet)
+        self.supervisor.supervise([self.world.supervised], self.fleet)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -53,7 +53,7 @@ class Replica:
 
     @property
     def state(self) -> SinkState:
-        return self.world.one.state
+        return self.world.supervised.state
 
 
 def test_one_of_two_replicas_runs_a_sink_and_the_other_takes_over_when_it_ends(
@@ -73,14 +73,15 @@ def test_one_of_two_replicas_runs_a_sink_and_the_other_takes_over_when_it_ends(
     assert second.world.query.stops == 1
 
 
+@pytest.mark.thorough
 def test_a_topic_that_is_deleted_and_comes_back_leaves_its_sink_with_one_replica(
     broker: DevBroker, admin: AdminClient, new_topic: NewTopic
 ) -> None:
     topic = new_topic()
     with Replica(broker.bootstrap_servers, topic) as first, Replica(broker.bootstrap_servers, topic) as second:
         replicas = [first, second]
-        wait_until(lambda: sorted(one.state.value for one in replicas) == ["running", "standby"])
-        (held,) = (one for one in replicas if one.state is SinkState.RUNNING)
+        wait_until(lambda: sorted(replica.state.value for replica in replicas) == ["running", "standby"])
+        (held,) = (replica for replica in replicas if replica.state is SinkState.RUNNING)
         admin.delete_topics([topic])[topic].result(30)
 
         wait_until(lambda: held.fleet.kept == {"orders"})
@@ -88,7 +89,7 @@ def test_a_topic_that_is_deleted_and_comes_back_leaves_its_sink_with_one_replica
 
         admin.create_topics([KafkaTopic(topic, 1)])[topic].result(30)
         wait_until(lambda: not held.fleet.kept)
-        wait_until(lambda: sorted(one.state.value for one in replicas) == ["running", "standby"])
+        wait_until(lambda: sorted(replica.state.value for replica in replicas) == ["running", "standby"])
 
 
 def test_a_sink_that_stands_by_says_who_runs_it_and_leaves_its_replica_ready() -> None:

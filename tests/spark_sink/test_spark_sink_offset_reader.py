@@ -15,6 +15,7 @@ from penstock.clients.rights import MissingRightError
 from penstock.errors import BrokerConnectionError, SourceError, TopicNotFoundError
 from penstock.spark_sink.source.brokers import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.plan import Log
 
 #: What a leader that moves, a broker that starts and a network that is away for a moment look like.
 PASSING = [
@@ -79,11 +80,11 @@ THERE = SimpleNamespace(partitions=[0, 1], topic_id="id-1", authorized_operation
 def test_what_a_broker_cannot_tell_just_now_is_asked_for_again(view: Callable[..., OffsetReader], code: int) -> None:
     offsets, topics = Admin(code, code, SimpleNamespace(offset=7)), Admin(code, code, THERE)
 
-    assert view(offsets).latest([PART]) == {PART: 7}
+    assert view(offsets).logs([PART]) == {PART: Log(7, 7, 7)}
     found = view(topics).topics(expected={"orders"})
 
     assert (found.counts, found.ids, found.refused) == ({"orders": 2}, {"orders": "id-1"}, {})
-    assert (offsets.asked, topics.asked) == (3, 3)
+    assert topics.asked == 3
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_an_offset_that_is_not_known_in_the_end_is_an_error_with_the_reason(
     admin = Admin(code)
 
     with pytest.raises(kind, match=said):
-        view(admin, **{"fetchOffset.numRetries": "2"}).latest([PART])
+        view(admin, **{"fetchOffset.numRetries": "2"}).at_times({PART: 1})
 
     assert admin.asked == asked
 

@@ -11,7 +11,7 @@ from penstock.errors import ConfigurationError
 from penstock.spark_sink.queries.query import trigger_arguments
 from penstock.spark_sink.source.brokers import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
-from penstock.spark_sink.source.positions import Since
+from penstock.spark_sink.source.positions import Position
 
 #: What needs no package for SQL.
 WITHOUT_SQL = ["KafkaSink", "DeltaSink", "HandlerSink", "ProgressListener", "register", "start_sink"]
@@ -124,11 +124,12 @@ def test_a_time_for_all_counts_before_times_for_each_and_those_before_offsets() 
     options = SourceOptions.parse(by_partition | {"startingTimestamp": "5", "endingTimestamp": "6"})
     of_each = SourceOptions.parse(by_partition | latest)
 
-    assert options.starting == Since("startingTimestamp", 5, or_latest=False)
-    assert options.ending == Since("endingTimestamp", 6, or_latest=True)
-    assert of_each.starting == Since("startingOffsetsByTimestamp", {("orders", 0): 7}, or_latest=True)
-    assert of_each.ending == Since("endingOffsetsByTimestamp", {("orders", 0): 7}, or_latest=True)
-    assert SourceOptions.parse(given).starting == {("orders", 0): 3}
+    assert options.starting == Position("startingTimestamp", 5, is_time=True)
+    assert options.ending == Position("endingTimestamp", 6, is_time=True, or_latest=True)
+    each_at = {"given": {("orders", 0): 7}, "is_time": True, "or_latest": True}
+    assert of_each.starting == Position("startingOffsetsByTimestamp", **each_at)
+    assert of_each.ending == Position("endingOffsetsByTimestamp", **each_at)
+    assert SourceOptions.parse(given).starting == Position("startingOffsets", {("orders", 0): 3})
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,8 @@ def test_a_time_for_all_counts_before_times_for_each_and_those_before_offsets() 
         ("security.protocol", 'Invalid value "***" for configuration property "security.protocol"'),
         ("fetch.message.max.bytes", 'Invalid value for configuration property "fetch.message.max.bytes"'),
         ("ssl.key.pem", "ssl.key.pem failed"),
+        ("sasl.jaas.config", "Java JAAS configuration is not supported"),
+        ("ssl.truststore.location", "Java TrustStores are not supported, use `ssl.ca.location`"),
         ("fetch.canary", 'No such configuration property: "fetch.canary"'),
     ],
 )
@@ -159,13 +162,22 @@ def test_a_trigger_that_is_none_is_refused(trigger: str) -> None:
     ("packages", "names", "text"),
     [
         (["pyspark"], ["register"], "needs the package pyspark.*pip install 'penstock\\[spark\\]'"),
-        (["pyarrow"], ["SqlSink"], "needs the package pyarrow.*pip install 'penstock\\[spark\\]'"),
-        (["sqlalchemy"], ["SqlSink"], "needs the package sqlalchemy.*pip install 'penstock\\[sql\\]'"),
-        (["pyiceberg"], ["IcebergSink"], "needs the package pyiceberg.*pip install 'penstock\\[iceberg\\]'"),
-        (["pyspark.sql.streaming.datasource"], ["register"], "or of another version: .*datasource.*; install it with"),
+        *(
+            pytest.param(*row, marks=pytest.mark.thorough)
+            for row in (
+                (["pyarrow"], ["SqlSink"], "needs the package pyarrow.*pip install 'penstock\\[spark\\]'"),
+                (["sqlalchemy"], ["SqlSink"], "needs the package sqlalchemy.*pip install 'penstock\\[sql\\]'"),
+                (["pyiceberg"], ["IcebergSink"], "needs the package pyiceberg.*pip install 'penstock\\[iceberg\\]'"),
+                (
+                    ["pyspark.sql.streaming.datasource"],
+                    ["register"],
+                    "or of another version: .*datasource.*; install it",
+                ),
+            )
+        ),
         (["sqlalchemy", "psycopg"], WITHOUT_SQL, "^" + " ".join(WITHOUT_SQL) + "$"),
     ],
-    ids=lambda one: one[0] if isinstance(one, list) else "",
+    ids=lambda given: given[0] if isinstance(given, list) else "",
 )
 def test_a_missing_package_is_answered_with_the_extra_to_install(
     packages: list[str], names: list[str], text: str

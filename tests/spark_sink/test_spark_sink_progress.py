@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import QueryTerminatedEvent
+from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
 from streams import SPARK_S
-from supervised_world import IDLE, report
+from supervised_world import IDLE, FakeQuery, report
 
 from kafka_tools import committed, ends, produce
 from penstock.app import App
@@ -22,6 +22,7 @@ from penstock.devbroker import DevBroker
 from penstock.spark_sink import ProgressListener, SqlSink
 from penstock.spark_sink.ledger.rules import Batch
 from penstock.spark_sink.progress.group_offsets import GroupOffsets
+from penstock.spark_sink.progress.query_progress import QueryProgress
 from penstock.spark_sink.progress.statistics import SinkPartition, SinkState, SinkStatistics
 from penstock.spark_sink.sinks.sink import Origin, stored_batches
 from telemetry_tools import Recorded
@@ -38,13 +39,16 @@ def values(recorded: Recorded, name: str) -> dict[tuple[str, ...], float]:
     return found
 
 
-def test_each_batch_counts_once_in_whatever_order_its_reports_come_and_an_idle_query_says_where_it_is() -> None:
-    listener = ProgressListener()
-    for batch in (report(0), report(0), report(3), report(1), report(2), report(3)):
-        listener.take(batch)
-    listener.take(report(4, rows=0, phases=IDLE, latest={"orders": {"0": 9}}))
+def test_each_batch_counts_once_however_often_it_is_reported_and_an_idle_query_says_where_it_is() -> None:
+    query: Any = FakeQuery()
+    progress = QueryProgress("orders")
+    for number in (0, 0, 1, 3):
+        query.recentProgress += [report(n) for n in range(len(query.recentProgress), number + 1)]
+        progress.follow(query)
+    query.recentProgress.append(report(4, rows=0, phases=IDLE, latest={"orders": {"0": 9}}))
+    progress.follow(query)
 
-    assert listener.statistics("orders") == SinkStatistics(
+    assert progress.statistics == SinkStatistics(
         name="orders",
         state=SinkState.RUNNING,
         batch_id=3,
@@ -55,64 +59,42 @@ def test_each_batch_counts_once_in_whatever_order_its_reports_come_and_an_idle_q
         lag=5,
         partitions=(SinkPartition("orders", 0, 4, 5), SinkPartition("orders", 1, 6, None)),
     )
-
-
-def test_a_restarted_query_goes_on_counting_and_its_former_run_says_nothing_new_of_the_position() -> None:
-    listener = ProgressListener(queries=["orders"])
-    listener.take(report(5, end={"orders": {"0": 50}}))
-    listener.take(report(6, minute=9, run="run-2", end={"orders": {"0": 60}}))
-    listener.take(report(7, end={"orders": {"0": 70}}))
-    listener.take(report(0, name="somebody's"))
-
-    shown = listener.statistics("orders")
-    assert (shown.partitions, shown.rows) == ((SinkPartition("orders", 0, 60, 0),), 30)
-    with pytest.raises(KeyError):
-        listener.statistics("somebody's")
+    progress.take(report(4, run="run-2"))
+    assert (progress.statistics.batches, progress.statistics.rows) == (5, 50), "a restarted query goes on counting"
 
 
 def test_a_source_that_is_not_kafkas_has_no_position() -> None:
-    listener = ProgressListener()
-    listener.take(report(0, end={"logOffset": 7}, latest="None"))
+    progress = QueryProgress("orders")
+    progress.take(report(0, end={"logOffset": 7}, latest="None"))
 
-    shown = listener.statistics("orders")
+    shown = progress.statistics
     assert (shown.rows, shown.partitions, shown.lag) == (10, (), None)
 
 
-def test_metrics_equal_the_reports_and_end_with_the_listener(recorded: Recorded) -> None:
+def test_metrics_equal_the_reports_and_end_with_the_query(recorded: Recorded) -> None:
     sink: Any = SimpleNamespace(ledger_key=object())
     stored = Batch("table orders", 7, "id", {("orders", 0): (1, 3)})
     with stored_batches.one_call(sink.ledger_key, Origin("orders", "run", "id"), stored):
         pass
-    listener = ProgressListener(recorded.telemetry(), sinks={"orders": sink}, queries=["orders"])
-    listener.take(report(0))
-    listener.take(report(1, end={"orders": {"0": 5, "1": 12}}))
-    listener.restarted("orders")
+    listener = ProgressListener(recorded.telemetry(), sinks={"orders": sink})
+    for taken in (report(0), report(1, end={"orders": {"0": 5, "1": 12}})):
+        listener.onQueryProgress(cast("QueryProgressEvent", SimpleNamespace(progress=taken)))
 
     shown = {name: values(recorded, name) for name in recorded.metrics()}
     durations = {
         point.attributes["penstock.spark.phase"]: (point.count, point.sum)
         for point in recorded.points("penstock.spark.batch.duration")
     }
-    listener.close()
+    listener.onQueryTerminated(cast("QueryTerminatedEvent", SimpleNamespace(runId=taken.runId)))
 
     assert shown["penstock.spark.rows"] == {(): 20}
     assert shown["penstock.spark.rows_per_second"] == {(): 5.3}
-    assert shown["penstock.spark.restarts"] == {(): 1}
+    assert shown["penstock.spark.restarts"] == {(): 0}
     assert shown["penstock.spark.ledger.position"] == {("orders", "0"): 3}
     assert shown["penstock.spark.partition.lag"] == {("orders", "0"): 3, ("orders", "1"): 0}
     assert durations["triggerExecution"] == (2, pytest.approx(2 * 1.877))
     assert set(durations) == {"addBatch", "latestOffset", "triggerExecution"}
     assert recorded.points("penstock.spark.rows") == [], "what has ended is shown no more"
-
-
-def test_a_query_started_by_hand_is_shown_until_it_ends(recorded: Recorded) -> None:
-    listener = ProgressListener(recorded.telemetry())
-    listener.take(report(0))
-    assert recorded.points("penstock.spark.rows")
-
-    listener.onQueryTerminated(cast("QueryTerminatedEvent", SimpleNamespace(runId=report(0).runId)))
-
-    assert recorded.points("penstock.spark.rows") == []
 
 
 def offsets_of(group: GroupOffsets, servers: str, topic: str, partitions: int) -> dict[int, int]:
@@ -190,7 +172,7 @@ def test_an_apps_sink_shows_its_progress_as_statistics_metrics_and_offsets_of_a_
     assert explained["sinks"][0]["text"] == str(sink)
     assert json.loads(json.dumps(explained))["sinks"][0]["state"] == "ended"
     assert rows == {(): 20}
-    assert [(one.attributes or {})["penstock.spark.batch.id"] for one in recorded.spans("process store")] == [0, 1]
+    assert [(span.attributes or {})["penstock.spark.batch.id"] for span in recorded.spans("process store")] == [0, 1]
     assert lag == {(topic, "0"): 0, (topic, "1"): 0}
     standing = committed(broker.bootstrap_servers, group, topic, 2)
-    assert {number: one.offset for number, one in standing.items()} == at_end
+    assert {number: part.offset for number, part in standing.items()} == at_end

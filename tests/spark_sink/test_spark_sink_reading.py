@@ -68,5 +68,5 @@ def test_a_header_whose_name_is_no_text_costs_the_headers_of_its_record_only(
 
     rows = [row for batch in batches_read(options, OffsetRange(topic, 0, 0, 2)) for row in batch.to_pylist()]
 
-    assert [[one["key"] for one in row["headers"]] for row in rows] == [["penstock-headers-lost"], ["name"]]
+    assert [[header["key"] for header in row["headers"]] for row in rows] == [["penstock-headers-lost"], ["name"]]
     assert [row["key"] for row in rows] == [b"k", b"k"]

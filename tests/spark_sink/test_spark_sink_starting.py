@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from source_tasks import FakeBrokers
 
 from penstock.consumer import handler
 from penstock.errors import ConfigurationError
@@ -21,10 +20,7 @@ from penstock.spark_sink.queries.sink_specs import SinkSpec
 from penstock.spark_sink.queries.starting_offsets import beginning, checkpoint_of, has_progress
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.sink import begin_ledger
-from penstock.spark_sink.source import source
-from penstock.spark_sink.source.brokers import Topics
-from penstock.spark_sink.source.options import SourceOptions
-from penstock.spark_sink.source.plan import Offsets, TopicPartition
+from penstock.spark_sink.source.plan import Log, Offsets
 
 
 class Kept:
@@ -39,32 +35,12 @@ class Kept:
     def __call__(self, _batch: object, _batch_id: int) -> None: ...
 
 
-class Logs:
-    """Topics whose logs begin and end where the test says."""
-
-    def __init__(self, first: int, last: int, counts: Mapping[str, int] | None = None) -> None:
-        self._first, self._last = first, last
-        self._counts = counts or {"orders": 1}
-
-    def partitions(self) -> list[TopicPartition]:
-        return [(topic, n) for topic, count in self._counts.items() for n in range(count)]
-
-    def topics(self, _expected: object = ()) -> Topics:
-        return Topics(self._counts, {topic: f"{topic} now" for topic in self._counts}, {})
-
-    def earliest(self, parts: Iterable[TopicPartition]) -> Offsets:
-        return dict.fromkeys(parts, self._first)
-
-    def latest(self, parts: Iterable[TopicPartition]) -> Offsets:
-        return dict.fromkeys(parts, self._last)
-
-    at_times = latest
-
-
 @pytest.fixture
 def begins(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that tells where the query shop-orders begins, on logs from 3 to 90."""
-    monkeypatch.setattr(starting, "OffsetReader", lambda _: Logs(3, 90, {"orders": 2, "payments": 1}))
+    log = Log(3, 90, 90)
+    brokers = FakeBrokers(counts={"orders": 2}, orders=log, payments=log)
+    monkeypatch.setattr(starting, "OffsetReader", lambda _: brokers)
 
     def make(sink: object, otherwise: str = "latest", progress: bool | None = False, **options: str) -> Any:
         spec = SinkSpec(
@@ -178,21 +154,3 @@ def test_a_sink_without_a_ledger_is_refused_without_a_checkpoint() -> None:
             checkpoint(forgetful)
         assert checkpoint(forgetful, folder="/all") == "/all/orders"
         assert checkpoint(forgetful, folder="/all", location="/own") == "/own"
-
-
-@pytest.mark.parametrize(
-    ("options", "first", "told"),
-    [({}, 3, True), ({}, 9, False), ({"startingOffsets": "latest"}, 3, False)],
-)
-def test_a_query_that_begins_at_the_end_by_default_says_what_it_leaves_out(
-    caplog: pytest.LogCaptureFixture, options: dict[str, str], first: int, *, told: bool
-) -> None:
-    settings = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", **options}
-    reader = source.StreamReader(SourceOptions.parse(settings))
-    logs: Any = Logs(first, 9)
-    reader._kafka = logs
-
-    with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
-        assert reader.initialOffset() == {"orders": {"0": 9}}
-
-    assert ("the query over subscribe=orders begins at the end of the logs" in caplog.text) is told

@@ -44,7 +44,7 @@ def test_a_query_whose_right_was_taken_away_is_tried_until_it_is_given_and_says_
     failure: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World(restarts=1)
-    world.one.start_first()
+    world.supervised.start_first()
     world.commit(0)
 
     with caplog.at_level(logging.WARNING, "penstock.spark_sink"):
@@ -54,7 +54,7 @@ def test_a_query_whose_right_was_taken_away_is_tried_until_it_is_given_and_says_
             waits.append(world.wait_for_restart())
 
     assert waits == pytest.approx([RIGHT_WAIT_S] * 20)
-    assert world.one.state is SinkState.RUNNING
+    assert world.supervised.state is SinkState.RUNNING
     assert caplog.text.count("MissingRightError: topic t cannot be read: User:a lacks the right Read on topic t") == 1
     world.commit(1)
     caplog.clear()
@@ -65,24 +65,24 @@ def test_a_query_whose_right_was_taken_away_is_tried_until_it_is_given_and_says_
 
 def test_a_failed_query_or_start_is_tried_again_after_waits_that_double_up_to_a_minute() -> None:
     world = World()
-    world.one.start_first()
+    world.supervised.start_first()
 
     waits = []
     for number in range(8):
-        if world.one.state is SinkState.RUNNING:
+        if world.supervised.state is SinkState.RUNNING:
             world.fail(FULL)
         world.refusals = [FULL] if number % 2 else []
         waits.append(world.wait_for_restart())
     world.wait_for_restart()
 
     assert waits == pytest.approx([1, 2, 4, 8, 16, 32, LONGEST_WAIT_S, LONGEST_WAIT_S])
-    assert (world.one.state, world.restarts, len(world.started)) == (SinkState.RUNNING, 9, 6)
-    assert world.one.last_error == "ValueError: no room"
+    assert (world.supervised.state, world.restarts, len(world.started)) == (SinkState.RUNNING, 9, 6)
+    assert world.supervised.last_error == "ValueError: no room"
 
 
 def test_only_a_committed_batch_begins_the_count_again() -> None:
     world = World(restarts=2)
-    world.one.start_first()
+    world.supervised.start_first()
     for batch_id in range(5):
         world.commit(batch_id)
         world.fail(FULL)
@@ -92,14 +92,14 @@ def test_only_a_committed_batch_begins_the_count_again() -> None:
     for _ in range(2):
         # Spark was there, with nothing to do, before the batch; the batch itself it never reported.
         world.gates[-1](FRAME, 7)
-        world.query.lastProgress = report(7, run=f"run-{len(world.started)}", phases=IDLE)
+        world.query.recentProgress = [report(7, run=f"run-{len(world.started)}", phases=IDLE)]
         world.fail(FULL)
-        if world.one.state is SinkState.WAITING:
+        if world.supervised.state is SinkState.WAITING:
             world.wait_for_restart()
 
-    assert world.one.state is SinkState.FAILED
+    assert world.supervised.state is SinkState.FAILED
     with pytest.raises(SinkError, match=r"the query orders ended: ValueError.*started again 2 times"):
-        raise world.one.failure or AssertionError
+        raise world.supervised.failure or AssertionError
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_only_a_committed_batch_begins_the_count_again() -> None:
 )
 def test_what_another_start_cannot_fix_is_not_started_again(failure: Exception, why: str) -> None:
     world = World()
-    world.one.start_first()
+    world.supervised.start_first()
     world.fail(failure)
 
-    assert (world.one.state, len(world.started)) == (SinkState.FAILED, 1)
+    assert (world.supervised.state, len(world.started)) == (SinkState.FAILED, 1)
     with pytest.raises(SinkError, match=f"the query orders ended: .*{why}") as raised:
-        raise world.one.failure or AssertionError
+        raise world.supervised.failure or AssertionError
     assert raised.value.__cause__ is failure
 
 
@@ -135,7 +135,7 @@ def test_a_rival_on_the_same_checkpoint_is_outlasted_for_some_starts_and_named_w
     rival = RuntimeError(f"[STREAM_FAILED] x\n{said}\n\tat org.apache.spark.z")
     world = World(restarts=3)
     world.refusals = [rival]
-    world.one.start_first()
+    world.supervised.start_first()
     world.wait_for_restart()
     for batch_id in range(2):
         world.commit(batch_id)  # a batch that both may have committed says nothing
@@ -143,20 +143,20 @@ def test_a_rival_on_the_same_checkpoint_is_outlasted_for_some_starts_and_named_w
         world.wait_for_restart()
     world.fail(rival)
 
-    assert (world.one.state, world.restarts) == (SinkState.FAILED, 3)
+    assert (world.supervised.state, world.restarts) == (SinkState.FAILED, 3)
     with pytest.raises(SinkError, match="another query writes to the same checkpoint; stop one of the two") as raised:
-        raise world.one.failure or AssertionError
+        raise world.supervised.failure or AssertionError
     assert raised.value.__cause__ is None
 
 
-def test_a_query_that_ends_without_a_failure_has_ended_and_its_last_report_is_not_missed() -> None:
+def test_a_query_that_ends_without_a_failure_has_ended_and_its_last_reports_are_not_missed() -> None:
     world = World()
-    world.one.start_first()
-    world.query.lastProgress = report(3)
+    world.supervised.start_first()
+    world.query.recentProgress = [report(2), report(3)]
     world.query.end()
-    world.one.poll()
+    world.supervised.poll()
 
-    assert (world.one.state, world.progress.statistics("orders").batches) == (SinkState.ENDED, 1)
+    assert (world.supervised.state, world.progress.statistics.batches) == (SinkState.ENDED, 2)
 
 
 @pytest.mark.parametrize("error", [MISSING, SchemaMismatchError("no column"), BrokerConnectionError("no broker")])

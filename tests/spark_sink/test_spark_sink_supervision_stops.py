@@ -46,7 +46,7 @@ class Stage:
 
     def start(self) -> Stage:
         fleet: Any = self.fleet
-        self.supervisor.supervise([world.one for world in self.worlds], fleet)
+        self.supervisor.supervise([world.supervised for world in self.worlds], fleet)
         return self
 
     def work(self, _batch: object, _batch_id: int) -> None:
@@ -59,7 +59,7 @@ class Stage:
         def run() -> None:
             query.status = {"isTriggerActive": True}
             gate(FRAME, batch_id)
-            query.lastProgress = report(batch_id)
+            query.recentProgress.append(report(batch_id))
             query.status = {"isTriggerActive": False}
 
         thread = threading.Thread(target=run)
@@ -120,15 +120,15 @@ def test_a_query_ends_behind_its_batch_unless_time_or_another_replica_forbids_it
             world.gates[0].is_parked = False  # that batch would come after the one under way
         stage.release.set()
         batch.join(30)
-        wait_until(lambda: world.one.state is state and stage.answers == answers)
+        wait_until(lambda: world.supervised.state is state and stage.answers == answers)
 
     assert world.query.stops == 1
     assert ("a batch of the query orders is interrupted" in caplog.text) is is_interrupted
     if not is_interrupted:
-        assert world.progress.statistics("orders").batch_id == 5
+        assert world.progress.statistics.batch_id == 5
     if state is SinkState.STANDBY:
         stage.fleet.mine = frozenset(["orders"])
-        wait_until(lambda: world.one.state is SinkState.RUNNING)
+        wait_until(lambda: world.supervised.state is SinkState.RUNNING)
         assert (len(world.started), world.restarts) == (2, 0)
         assert stage.supervisor.stop(5)
     assert stage.fleet.has_left
@@ -137,11 +137,11 @@ def test_a_query_ends_behind_its_batch_unless_time_or_another_replica_forbids_it
 def test_a_query_that_waits_for_its_restart_is_not_started_any_more() -> None:
     stage = Stage().start()
     stage.world.query.end(ValueError("no room"))
-    wait_until(lambda: stage.world.one.state is SinkState.WAITING)
+    wait_until(lambda: stage.world.supervised.state is SinkState.WAITING)
 
     assert stage.supervisor.stop(5)
 
-    assert (stage.world.one.state, len(stage.world.started)) == (SinkState.STOPPED, 1)
+    assert (stage.world.supervised.state, len(stage.world.started)) == (SinkState.STOPPED, 1)
     assert stage.supervisor.ended
 
 
@@ -170,13 +170,13 @@ def test_a_spark_that_is_gone_ends_the_app_with_a_sentence_and_all_queries_end(
 ) -> None:
     stage = Stage(3).start()
     gone: Any = Gone()
-    stage.worlds[1].one.query = gone
+    stage.worlds[1].supervised.query = gone
 
-    wait_until(lambda: stage.worlds[1].one.failure is not None)
+    wait_until(lambda: stage.worlds[1].supervised.failure is not None)
 
     with pytest.raises(SinkError, match="Spark does not answer for the query orders: ConnectionRefusedError"):
         stage.supervisor.raise_failure()
-    stage.worlds[1].one.state = SinkState.RUNNING  # as where it goes during the stop
+    stage.worlds[1].supervised.state = SinkState.RUNNING  # as where it goes during the stop
     stage.supervisor.stop(5)
     assert [world.query.stops for world in stage.worlds] == [1, 0, 1]
     assert "Spark did not stop the query orders" in caplog.text
@@ -186,9 +186,9 @@ def test_a_query_of_another_replica_stands_by_until_the_fleet_gives_it() -> None
     stage = Stage(begins=False).start()
     world = stage.world
 
-    assert (world.one.state, world.started, stage.supervisor.ended) == (SinkState.STANDBY, [], False)
+    assert (world.supervised.state, world.started, stage.supervisor.ended) == (SinkState.STANDBY, [], False)
     stage.fleet.mine = frozenset(["orders", "others"])
-    wait_until(lambda: world.one.state is SinkState.RUNNING)
+    wait_until(lambda: world.supervised.state is SinkState.RUNNING)
     assert (len(world.started), world.restarts) == (1, 0)
 
     assert stage.supervisor.stop(5)

@@ -108,7 +108,8 @@ def positions(
         topics = ",".join(sorted({topic for topic, _ in parts}))
         reader = OffsetReader(SourceOptions.parse({**options, "kafka.bootstrap.servers": servers, "subscribe": topics}))
         reader.partitions()  # raises for a topic that is gone, or may not be read
-        found, ids = reader.earliest(parts) if text == "earliest" else reader.latest(parts), reader.topics().ids
+        ids = reader.topics().ids
+        found = {part: log.first if text == "earliest" else log.end for part, log in reader.logs(parts).items()}
         return {part: LedgerEntry(at, at, ids.get(part[0])) for part, at in found.items()}
     if _OFFSET.fullmatch(text):
         offsets: Offsets = dict.fromkeys(parts, int(text))

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from penstock import clients
 from penstock.clients.bounded_calls import CLOSE_S, end_within
-from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, reason
+from penstock.clients.kafka_errors import concerns_a_group, is_missing_right, is_rebalancing, reason
 from penstock.clients.reading import reading_settings
 from penstock.clients.rights import Operation, group_right, missing_right_text, principal_of, topic_right
 from penstock.options import ClientConfig, not_empty
@@ -24,14 +24,6 @@ _log = logging.getLogger("penstock.spark_sink")
 
 #: Seconds that the last offsets may take at the end.
 _LAST_S = 10.0
-
-#: How a broker refuses offsets for a group that has members: only they may commit then.
-_HAS_MEMBERS = (
-    KafkaError.UNKNOWN_MEMBER_ID,
-    KafkaError.NON_EMPTY_GROUP,
-    KafkaError.ILLEGAL_GENERATION,
-    KafkaError.REBALANCE_IN_PROGRESS,
-)
 
 
 class GroupOffsets:
@@ -94,7 +86,8 @@ class GroupOffsets:
             missing = [topic_right(Operation.READ, topic) for topic in sorted(topics)]
             rights = [group_right(self.group)] if concerns_a_group(error) else missing
             self._warn(missing_right_text(f"{text}, until the right is given", rights, self._principal))
-        elif error.code() in _HAS_MEMBERS:
+        elif is_rebalancing(error) or error.code() == KafkaError.NON_EMPTY_GROUP:
+            # Only members may commit then.
             self._warn(f"{text}: the group has members, and they alone may commit. Give the sink a group of its own")
         else:
             self._warn(f"{text}: {reason(error)}; the next batch tries again")

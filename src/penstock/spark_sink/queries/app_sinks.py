@@ -22,6 +22,8 @@ from penstock.clients.rights import MissingRightError, principal_of
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
 from penstock.spark_sink.errors import SessionStoppedError
+from penstock.spark_sink.progress.group_offsets import GroupOffsets
+from penstock.spark_sink.progress.query_progress import QueryProgress
 from penstock.spark_sink.progress.statistics import SinkStatistics
 from penstock.spark_sink.queries.fleet import Fleet
 from penstock.spark_sink.queries.gate import BatchLeftError, Gate
@@ -68,7 +70,7 @@ class AppSinks(Supervisor):
 
         Raises the errors of `start_sink`, and `ConfigurationError` where PySpark or Java is missing.
         """
-        from penstock.spark_sink import ProgressListener, register  # says which extra brings PySpark
+        from penstock.spark_sink import register  # says which extra brings PySpark
 
         admin = clients.admin(self._bootstrap_servers, self._config)
         topics = {topic for spec in self._specs for topic in spec.topics}
@@ -79,28 +81,22 @@ class AppSinks(Supervisor):
         self._fleet.join()
         spark = self._session()
         register(spark)
-        self._progress = ProgressListener(
-            self._telemetry,
-            groups={spec.name: spec.group for spec in self._specs if spec.group is not None},
-            sinks={spec.name: spec.function for spec in self._specs},
-            queries=[spec.name for spec in self._specs],
-            bootstrap_servers=self._bootstrap_servers,
-            config=self._config,
-        )
-        self._ends.callback(self._progress.close)
         if is_classic(spark):
-            spark.streams.addListener(self._progress)
-            self._ends.callback(_end_quietly, partial(spark.streams.removeListener, self._progress))
             callbacks = logging.getLogger("py4j.clientserver")
             callbacks.addFilter(_is_error)
             self._ends.callback(callbacks.removeFilter, _is_error)
-        queries = [
-            SupervisedQuery(
-                spec.name, partial(self._start_query, spark, spec), allowed=spec.restarts, progress=self._progress
-            )
-            for spec in self._specs
-        ]
-        self.supervise(queries, self._fleet)
+        self.supervise([self._supervised(spark, spec) for spec in self._specs], self._fleet)
+
+    def _supervised(self, spark: SparkSession, spec: SinkSpec) -> SupervisedQuery:
+        group = None
+        if spec.group is not None:
+            group = GroupOffsets(spec.group, bootstrap_servers=self._bootstrap_servers, config=self._config)
+            self._ends.callback(group.close)
+        progress = QueryProgress(spec.name, self._telemetry, group=group, sink=spec.function)
+        self._ends.callback(progress.close)
+        return SupervisedQuery(
+            spec.name, partial(self._start_query, spark, spec), allowed=spec.restarts, progress=progress
+        )
 
     def _session(self) -> SparkSession:
         """Return the process's session, or a new one that ends with the app."""
@@ -144,7 +140,7 @@ class AppSinks(Supervisor):
         """Return each sink at this moment, in the order of their declaration."""
         return [
             replace(
-                self._progress.statistics(query.name),
+                query.progress.statistics,
                 state=query.state,
                 retry_in=query.retry_in,
                 last_error=query.last_error,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigurationError
@@ -19,7 +19,6 @@ from penstock.spark_sink.sinks.sink import has_ledger, ledger_entries
 from penstock.spark_sink.source.brokers import OffsetReader
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.plan import Offsets, TopicPartition, to_json
-from penstock.spark_sink.source.positions import Position, resolve, restricted
 from penstock.spark_sink.source.session import is_classic
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ def beginning(spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | 
         _log.warning("%s%s", what, "" if progress else "; it is read from its beginning")
     if progress:
         return Beginning({**of_source, **given})
-    begun = begin_at(unknown(ledger, now).keys(), ledger, options.starting or "latest", reader)
+    begun = _begun(unknown(ledger, now), ledger, options, reader)
     if ledger:
         _log.info("the query %s begins where its sink's ledger says, unless it has a checkpoint", spec.name)
     positions = {part: entry.end for part, entry in ledger.items()} | begun
@@ -119,10 +118,10 @@ def beginning(spec: SinkSpec, of_source: Mapping[str, str], *, progress: bool | 
     return Beginning({**of_source, **rest, _STARTING: json.dumps(to_json(positions))}, entries)
 
 
-def begin_at(
-    new: Collection[TopicPartition],
+def _begun(
+    new: Iterable[TopicPartition],
     ledger: Mapping[TopicPartition, LedgerEntry],
-    starting: Position,
+    options: SourceOptions,
     reader: OffsetReader,
 ) -> Offsets:
     """Return where to begin in partitions that the ledger does not know.
@@ -131,11 +130,10 @@ def begin_at(
     beginning, as a running query does. Others begin where the options say.
     """
     # A former version's entry says nothing of other partitions: it came with the first row of its own.
-    begun = {topic for (topic, _), entry in ledger.items() if (entry.start, entry.topic_id) != (None, None)}
-    others = {part for part in new if part[0] not in begun}
-    first = reader.earliest(new)
-    if not others:
-        return first
-    of_others = {part: first[part] for part in others}
-    starting = restricted(starting, others)
-    return first | resolve("startingOffsets", starting, of_others, reader.latest(others), reader.at_times)
+    known = {topic for (topic, _), entry in ledger.items() if (entry.start, entry.topic_id) != (None, None)}
+    logs = reader.logs(new)
+    begun = {part: log.first for part, log in logs.items()}
+    others = {part: log for part, log in logs.items() if part[0] not in known}
+    if others and options.starting is not None:
+        begun |= options.starting.restricted(others).resolve(others, reader.at_times)
+    return begun

@@ -23,7 +23,7 @@ from penstock.spark_sink.queries.gate import Gate
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from penstock.spark_sink.progress.listener import ProgressListener
+    from penstock.spark_sink.progress.query_progress import QueryProgress
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -31,8 +31,8 @@ _log = logging.getLogger("penstock.spark_sink")
 _GOING_ON = (SinkState.RUNNING, SinkState.WAITING, SinkState.STANDBY)
 #: Seconds between two polls of the queries, and of a batch whose end is waited for.
 _POLL_S, _IDLE_POLL_S = 0.2, 0.05
-#: Seconds between two questions for the progress of a query, of which Spark Connect sends no reports.
-_PROGRESS_S = 2.0
+#: Seconds between two questions for the progress of a query.
+_PROGRESS_S = 1.0
 #: Seconds that a start waits for the group. A holder that finishes a batch first keeps it waiting longer; the queries
 #: are started then when the group has answered.
 _JOIN_S = 30.0
@@ -53,7 +53,7 @@ class SupervisedQuery:
         start: Callable[[], tuple[StreamingQuery, Gate | None]],
         *,
         allowed: int,
-        progress: ProgressListener,
+        progress: QueryProgress,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -66,7 +66,7 @@ class SupervisedQuery:
         self.failure: SinkError | None = None
         self._start = start
         self._allowed = allowed
-        self._progress = progress
+        self.progress = progress
         self._clock = clock
         self._in_a_row = 0
         self._due = self._progress_due = 0.0
@@ -109,23 +109,18 @@ class SupervisedQuery:
             if not self.query.isActive:
                 self._ended(self.query)
             elif self._clock() >= self._progress_due:
-                self._report(self.query)
-
-    def _report(self, query: StreamingQuery) -> None:
-        """Hand the report of the last batch on."""
-        self._progress_due = self._clock() + _PROGRESS_S
-        report = query.lastProgress
-        if report is not None:
-            self._progress.take(report)
+                self._progress_due = self._clock() + _PROGRESS_S
+                self.progress.follow(self.query)
 
     def _ended(self, query: StreamingQuery) -> None:
         error = query.exception()
-        self._report(query)
+        self.progress.follow(query)
         if error is None:
             self.state = SinkState.ENDED
         else:
             cause = (self.gate and self.gate.failure) or error
-            self._failed(cause, has_committed=self._progress.has_batch_of(self.name, query.runId))
+            is_of_run = str(self.progress.run) == str(query.runId)
+            self._failed(cause, has_committed=is_of_run and self.progress.batch_of_run is not None)
 
     def _failed(self, cause: BaseException, *, has_committed: bool = False) -> None:
         """Wait for the next start, or give up."""
@@ -164,7 +159,7 @@ class SupervisedQuery:
         self._wait(wait_s)
 
     def _wait(self, wait_s: float) -> None:
-        self._progress.restarted(self.name)
+        self.progress.restarted()
         self._due = self._clock() + wait_s
         self.state = SinkState.WAITING
 
@@ -197,7 +192,7 @@ class SupervisedQuery:
                 if self.gate is not None:
                     self.gate.leave()
                 end_within(_HALT_S, f"stop of the query {self.name}", query.stop)
-                self._report(query)
+                self.progress.follow(query)
         finally:
             if self.state in _GOING_ON:
                 self.state = state

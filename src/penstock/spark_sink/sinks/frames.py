@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name under which ever
 from penstock.errors import SinkError
 from penstock.spark_sink.ledger.rules import BATCHES
 from penstock.spark_sink.sinks.position import POSITION
-from penstock.spark_sink.source.batch import SourceTask
+from penstock.spark_sink.source.source import SourceTask
 
 #: Bytes of Arrow that a batch on the driver may have, unless a sink says so; Spark's own bound on what it collects,
 #: `spark.driver.maxResultSize`, is twice as much by default.

@@ -1,16 +1,15 @@
 """What the driver asks of Kafka: which partitions there are, where their logs begin and where they end.
 
 Under read_committed a log ends at its last stable offset: an open transaction holds it there. Offsets are
-asked of the admin side: one question for all partitions, with either isolation.
+asked of the admin side: for all partitions together, with either isolation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import tenacity
@@ -25,23 +24,21 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, is_transient, reason
-from penstock.clients.reading import NotReadInTimeError, PartitionReader
 from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, LATE_S, answered, first_answer, known_offset
 from penstock.clients.requests.topic_ids import described, id_of
 from penstock.clients.requests.topics import partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
-from penstock.errors import BrokerConnectionError, ConfigurationError, PenstockError, SourceError
+from penstock.errors import BrokerConnectionError, ConfigurationError, SourceError
 from penstock.spark_sink.source.options import SourceOptions
-from penstock.spark_sink.source.plan import Offsets, TopicPartition, place
+from penstock.spark_sink.source.plan import Log, Offsets, TopicPartition, place
 
-#: Seconds that records which only explain a wait may take to arrive, all together.
-_RECORDS_TIMEOUT_S = 2.0
 #: Seconds for one question of a running query: a broker that is gone does not answer, and the next question goes to
 #: another one.
 _QUESTION_TIMEOUT_S = 3.0
 
 _FIRST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call] # untyped in the library
 _LAST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call] # untyped in the library
+_UNCOMMITTED = IsolationLevel.READ_UNCOMMITTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +69,7 @@ class OffsetReader:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._isolation = IsolationLevel.READ_COMMITTED if options.read_committed else _UNCOMMITTED
         self._make_admin = partial(clients.admin, options.bootstrap_servers, options.client)
         try:
             # The library checks the settings of tasks here, so that no task starts with wrong ones.
@@ -79,8 +77,9 @@ class OffsetReader:
             self._admin: AdminClient = self._make_admin()
         except clients.ClientRefusedError as refused:
             raise ConfigurationError(
-                f"an option kafka.* is wrong: {refused} (names are librdkafka's, which differ from the Java client's "
-                "in security settings)"
+                f"an option kafka.* is wrong: {refused} (names are librdkafka's. Instead of the Java client's "
+                "sasl.jaas.config set sasl.username and sasl.password, or what sasl.oauthbearer.* and sasl.kerberos.* "
+                "need; instead of a trust store ssl.ca.location or ssl.ca.pem, in PEM; a key store must be PKCS#12)"
             ) from None
 
     def partitions(self) -> list[TopicPartition]:
@@ -144,64 +143,53 @@ class OffsetReader:
             refused=refused,
         )
 
-    def earliest(self, partitions: Iterable[TopicPartition]) -> Offsets:
-        """Return the first offset each log still holds."""
-        return self._offsets(dict.fromkeys(partitions, _FIRST))
-
-    def latest(self, partitions: Iterable[TopicPartition]) -> Offsets:
-        """Return the offset after the last one that may be read: the last stable one under read_committed."""
-        return self._offsets(dict.fromkeys(partitions, _LAST))
-
-    def written(self, partitions: Iterable[TopicPartition]) -> Offsets:
-        """Return the offset after the last record written, whether it may be read or not."""
-        return self._offsets(dict.fromkeys(partitions, _LAST), committed=False)
+    def logs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Log]:
+        """Return where logs begin and end. All that is to be asked is asked at once; errors as `at_times`."""
+        parts = list(partitions)
+        first, last = dict.fromkeys(parts, _FIRST), dict.fromkeys(parts, _LAST)
+        begin, end, written = self._offsets((first, self._isolation), (last, self._isolation), (last, _UNCOMMITTED))
+        # The answers are not of one moment.
+        return {part: Log(begin[part], end[part], max(end[part], written[part])) for part in parts}
 
     def at_times(self, times_ms: Mapping[TopicPartition, int]) -> Offsets:
-        """Return the first offset at or after a time of each partition, -1 where no message is as late."""
-        return self._offsets({part: OffsetSpec.for_timestamp(time) for part, time in times_ms.items()})
+        """Return the first offset at or after a time of each partition, -1 where no message is as late.
 
-    def timestamps_ms(self, offsets: Offsets) -> dict[TopicPartition, int]:
-        """Return the timestamps of the records at these offsets, committed or not, of those that come in time."""
-        servers, client = self._options.bootstrap_servers, self._options.client
-        found: dict[TopicPartition, int] = {}
-        ends = {part: offset + 1 for part, offset in offsets.items()}
-        with (
-            PartitionReader(servers, client, client["group.id"], isolation="read_uncommitted") as reader,
-            suppress(NotReadInTimeError),
-        ):
-            for record in chain.from_iterable(reader.read(offsets, ends, limit_s=_RECORDS_TIMEOUT_S)):
-                found[record.topic() or "", record.partition() or 0] = record.timestamp()[1]
+        Raises `MissingRightError` where offsets may not be read, and `SourceError` where brokers do not answer.
+        """
+        times = {part: OffsetSpec.for_timestamp(time) for part, time in times_ms.items()}
+        return self._offsets((times, self._isolation))[0]
+
+    def _offsets(self, *questions: tuple[Mapping[TopicPartition, OffsetSpec], IsolationLevel]) -> list[Offsets]:
+        """Ask for offsets, again as often as the options say where a broker did not answer."""
+
+        def ask() -> list[Offsets]:
+            asked = [
+                self._admin.list_offsets(
+                    {KafkaPartition(*part): spec for part, spec in specs.items()},
+                    isolation_level=isolation,
+                    request_timeout=_QUESTION_TIMEOUT_S,
+                )
+                for specs, isolation in questions
+            ]
+            return [dict(self._known(part, future) for part, future in answers.items()) for answers in asked]
+
+        if not all(specs for specs, _ in questions):
+            return [{} for _ in questions]
+        found: list[Offsets] = self._options.retrying(tenacity.retry_if_exception(_may_pass))(ask)
         return found
 
-    def _offsets(self, specs: Mapping[TopicPartition, OffsetSpec], *, committed: bool = True) -> Offsets:
-        """Ask for offsets; what a broker did not answer is asked again, as often as the options say."""
-        committed = committed and self._options.read_committed
-        isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        found: Offsets = {}
-
-        def ask() -> None:
-            left = {KafkaPartition(*part): spec for part, spec in specs.items() if part not in found}
-            asked = self._admin.list_offsets(left, isolation_level=isolation, request_timeout=_QUESTION_TIMEOUT_S)
-            refused = None
-            for part, future in asked.items():
-                try:
-                    found[part.topic, part.partition] = known_offset(answered(future, _QUESTION_TIMEOUT_S + LATE_S))
-                except KafkaException as error:
-                    refused = (part.topic, part.partition), error
-            if refused is not None:
-                raise self._unknown_offset(*refused) from refused[1]
-
-        if specs:
-            self._options.retrying(tenacity.retry_if_exception(_may_pass))(ask)
-        return found
-
-    def _unknown_offset(self, part: TopicPartition, error: KafkaException) -> PenstockError:
-        if is_missing_right(error):
-            return self._not_allowed(f"the offsets of {place(part)} cannot be read", [part[0]])
-        return SourceError(
-            f"the offsets of {place(part)} could not be read at {self._options.bootstrap_servers}: {reason(error)}; "
-            "check that its leader is up"
-        )
+    def _known(self, asked: KafkaPartition, future: Future[Any]) -> tuple[TopicPartition, int]:
+        """Return the offset that a broker answered."""
+        part = asked.topic, asked.partition
+        try:
+            return part, known_offset(answered(future, _QUESTION_TIMEOUT_S + LATE_S))
+        except KafkaException as error:
+            if is_missing_right(error):
+                raise self._not_allowed(f"the offsets of {place(part)} cannot be read", [part[0]]) from error
+            raise SourceError(
+                f"the offsets of {place(part)} could not be read at {self._options.bootstrap_servers}: "
+                f"{reason(error)}; check that its leader is up"
+            ) from error
 
     def _not_allowed(self, what: str, topics: Iterable[str]) -> MissingRightError:
         # DESCRIBE is all that looking takes; a reader needs READ, which includes it.

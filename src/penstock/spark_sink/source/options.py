@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,8 @@ from penstock.clients.reading import reading_settings
 from penstock.errors import ConfigurationError
 from penstock.options import nearest
 from penstock.spark_sink.errors import DataLossError
-from penstock.spark_sink.source.java_names import translated
-from penstock.spark_sink.source.plan import LATEST
-from penstock.spark_sink.source.positions import Position, Since, ending_position, starting_position
+from penstock.spark_sink.source.plan import EARLIEST, LATEST
+from penstock.spark_sink.source.positions import Position, ending_position, starting_position
 from penstock.spark_sink.source.selection import Selection, parse_selection
 
 _KAFKA = "kafka."
@@ -47,41 +46,70 @@ _DURATION = re.compile(r"([0-9]+) *([a-z]+)?")
 _log = logging.getLogger("penstock.spark_sink")
 
 
+def _whole(option: str, text: str, least: int = 1) -> int:
+    stripped = text.strip()
+    if not (stripped.isascii() and stripped.isdecimal()) or int(stripped) < least:
+        raise ConfigurationError(f"the option {option} must be a whole number of at least {least}, but is {text!r}")
+    return int(stripped)
+
+
+def _duration_s(option: str, text: str) -> float:
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or (found[2] or "ms") not in _UNITS_S:
+        raise ConfigurationError(
+            f"the option {option} must be a time such as 30s, 5m or 1h, but is {text!r}; "
+            f"units are {', '.join(_UNITS_S)}, and none means ms"
+        )
+    return int(found[1]) * _UNITS_S[found[2] or "ms"]
+
+
+def _is_second(option: str, text: str, words: tuple[str, str] = ("false", "true")) -> bool:
+    """Tell whether an option has the second of its two words."""
+    if text.strip().lower() not in words:
+        raise ConfigurationError(f"the option {option} must be {words[1]} or {words[0]}, but is {text!r}")
+    return text.strip().lower() == words[1]
+
+
+def _milliseconds(option: str, text: str, least: int = 1) -> float:
+    return _whole(option, text, least) / 1_000
+
+
+def _option(name: str, read: Callable[[str, str], Any], *, default: Any) -> Any:
+    """Return the field of an option that stands for itself; `read` makes its value of name and text."""
+    return field(default=default, metadata={"option": name, "read": read})
+
+
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The options of one query, checked.
-
-    Attributes:
-        client: client settings by librdkafka's names; they may hold secrets, so they are never shown.
-        starting: where a read begins: `earliest`, `latest`, offsets, a time, or None for the default.
-        ending: where a batch read ends: `latest`, offsets, a time, or None for the default.
-        max_offsets: most offsets one micro-batch takes, over all partitions, or None.
-        min_offsets: least offsets that are worth a micro-batch, over all partitions, or None.
-        max_trigger_delay_s: seconds after which a micro-batch begins with fewer than `min_offsets`.
-        min_partitions: least number of tasks, or None for one per Kafka partition, where small ones share some.
-        max_records_per_partition: most offsets one task reads, or None.
-        null_times: whether a timestamp that Spark cannot hold is NULL; otherwise it ends the task.
-        offset_retries: how often the driver asks for offsets again where a broker did not answer.
-        offset_retry_interval_s: seconds between two such questions.
-        poll_timeout_s: seconds a task waits without any progress before it gives up.
-    """
+    """The options of one query, checked."""
 
     bootstrap_servers: str
+    #: Client settings by librdkafka's names. They may hold secrets, so they are never shown.
     client: Mapping[str, str] = field(repr=False)
     selection: Selection
+    #: Where a read begins, and where a batch read ends; None for the default.
     starting: Position | None = None
     ending: Position | None = None
-    max_offsets: int | None = None
-    min_offsets: int | None = None
-    max_trigger_delay_s: float = 900.0
-    min_partitions: int | None = None
-    max_records_per_partition: int | None = None
-    fail_on_data_loss: bool = True
-    include_headers: bool = False
-    null_times: bool = False
-    offset_retries: int = 30
-    offset_retry_interval_s: float = 1.0
-    poll_timeout_s: float = 120.0
+    #: Most offsets one micro-batch takes, over all partitions, or None.
+    max_offsets: int | None = _option("maxOffsetsPerTrigger", _whole, default=None)
+    #: Least offsets that are worth a micro-batch, over all partitions, or None; and seconds after which fewer are.
+    min_offsets: int | None = _option("minOffsetsPerTrigger", _whole, default=None)
+    max_trigger_delay_s: float = _option("maxTriggerDelay", _duration_s, default=900.0)
+    #: Least number of tasks, or None for one per Kafka partition, where small ones share some.
+    min_partitions: int | None = _option("minPartitions", _whole, default=None)
+    #: Most offsets one task reads, or None.
+    max_records_per_partition: int | None = _option("maxRecordsPerPartition", _whole, default=None)
+    fail_on_data_loss: bool = _option("failOnDataLoss", _is_second, default=True)
+    include_headers: bool = _option("includeHeaders", _is_second, default=False)
+    #: Whether a timestamp that Spark cannot hold is NULL; otherwise it ends the task.
+    null_times: bool = _option("timestampOutOfRange", partial(_is_second, words=("error", "null")), default=False)
+    #: How often the driver asks for offsets again where a broker did not answer, and seconds before each time.
+    offset_retries: int = _option("fetchOffset.numRetries", partial(_whole, least=0), default=30)
+    offset_retry_interval_s: float = _option(
+        "fetchOffset.retryIntervalMs", partial(_milliseconds, least=0), default=1.0
+    )
+    #: Seconds a task waits without any progress before it gives up.
+    poll_timeout_s: float = _option("kafkaConsumer.pollTimeoutMs", _milliseconds, default=120.0)
 
     @property
     def read_committed(self) -> bool:
@@ -112,8 +140,8 @@ class SourceOptions:
         if not servers:
             raise ConfigurationError("the option kafka.bootstrap.servers is missing; give the addresses of the brokers")
         plain = {
-            attribute: read(option, given[option.lower()])
-            for option, (attribute, read) in _PLAIN.items()
+            attribute.name: attribute.metadata["read"](option, given[option.lower()])
+            for option, attribute in _plain().items()
             if option.lower() in given
         }
         made = cls(servers, client, parse_selection(given), starting_position(given), ending_position(given), **plain)
@@ -142,18 +170,17 @@ class SourceOptions:
     def for_stream(self) -> SourceOptions:
         """Return these options, or raise `ConfigurationError` where one has no meaning in a stream."""
         if self.ending is not None:
-            said = self.ending.option if isinstance(self.ending, Since) else "endingOffsets"
-            raise ConfigurationError(f"the option {said} has no meaning in a stream; leave it out")
+            raise ConfigurationError(f"the option {self.ending.option} has no meaning in a stream; leave it out")
         return self
 
     def for_batch(self) -> SourceOptions:
         """Return these options, or raise `ConfigurationError` where one has no meaning in a batch."""
-        if self.starting == "latest" or (isinstance(self.starting, dict) and LATEST in self.starting.values()):
+        if self.starting is not None and self.starting.names(LATEST):
             raise ConfigurationError(
                 "the option startingOffsets must not be latest in a batch query, which would read nothing; "
                 "give earliest or offsets"
             )
-        if self.ending == "earliest" or (isinstance(self.ending, dict) and min(self.ending.values()) < LATEST):
+        if self.ending is not None and self.ending.names(EARLIEST):
             raise ConfigurationError(
                 "the option endingOffsets must not be earliest, which would read nothing; give latest or offsets"
             )
@@ -174,7 +201,7 @@ def _client_settings(given: Mapping[str, str]) -> dict[str, str]:
     # The library wants a group's name though partitions are assigned by hand and no group is ever joined.
     prefix = given.get("groupidprefix")
     group = GROUP if prefix is None else f"{prefix}-{GROUP}"
-    client = {"isolation.level": "read_committed", "group.id": group, **translated(client)}
+    client = {"isolation.level": "read_committed", "group.id": group, **client}
     if client["isolation.level"] not in ("read_committed", "read_uncommitted"):
         raise ConfigurationError(
             "the option kafka.isolation.level must be read_committed or read_uncommitted, "
@@ -187,61 +214,26 @@ def _client_settings(given: Mapping[str, str]) -> dict[str, str]:
     return client
 
 
-def _whole(option: str, text: str, least: int = 1) -> int:
-    stripped = text.strip()
-    if not (stripped.isascii() and stripped.isdecimal()) or int(stripped) < least:
-        raise ConfigurationError(f"the option {option} must be a whole number of at least {least}, but is {text!r}")
-    return int(stripped)
-
-
-def _duration_s(option: str, text: str) -> float:
-    found = _DURATION.fullmatch(text.strip().lower())
-    if found is None or (found[2] or "ms") not in _UNITS_S:
-        raise ConfigurationError(
-            f"the option {option} must be a time such as 30s, 5m or 1h, but is {text!r}; "
-            f"units are {', '.join(_UNITS_S)}, and none means ms"
-        )
-    return int(found[1]) * _UNITS_S[found[2] or "ms"]
-
-
-def _is_second(option: str, text: str, words: tuple[str, str] = ("false", "true")) -> bool:
-    """Tell whether an option has the second of its two words."""
-    if text.strip().lower() not in words:
-        raise ConfigurationError(f"the option {option} must be {words[1]} or {words[0]}, but is {text!r}")
-    return text.strip().lower() == words[1]
-
-
-#: Options that stand for themselves, each with its attribute and what reads it.
-_PLAIN: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
-    "maxOffsetsPerTrigger": ("max_offsets", _whole),
-    "minOffsetsPerTrigger": ("min_offsets", _whole),
-    "maxTriggerDelay": ("max_trigger_delay_s", _duration_s),
-    "minPartitions": ("min_partitions", _whole),
-    "maxRecordsPerPartition": ("max_records_per_partition", _whole),
-    "failOnDataLoss": ("fail_on_data_loss", _is_second),
-    "includeHeaders": ("include_headers", _is_second),
-    "timestampOutOfRange": ("null_times", partial(_is_second, words=("error", "null"))),
-    "fetchOffset.numRetries": ("offset_retries", partial(_whole, least=0)),
-    "fetchOffset.retryIntervalMs": ("offset_retry_interval_s", lambda option, text: _whole(option, text, 0) / 1_000),
-    "kafkaConsumer.pollTimeoutMs": ("poll_timeout_s", lambda option, text: _whole(option, text) / 1_000),
-}
-
-#: All options, by the names as documented, beside `kafka.*`.
+#: All options that are no fields of their own, by the names as documented, beside `kafka.*`.
 _NAMES = (
     *("subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
     *("startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
-    *_PLAIN,
     "groupIdPrefix",
 )
 
 
+def _plain() -> dict[str, Field[Any]]:
+    return {made.metadata["option"]: made for made in fields(SourceOptions) if made.metadata}
+
+
 def _refuse_unknown(given: Mapping[str, str]) -> None:
-    known = {name.lower(): name for name in _NAMES}
+    names = (*_NAMES, *_plain())
+    known = {name.lower(): name for name in names}
     for name in given:
         if name in known or name.startswith(_KAFKA):
             continue
         near = nearest(name, [*known, "kafka.bootstrap.servers"], 0.6)
-        hint = f"did you mean {known.get(near, near)}?" if near else f"it knows {', '.join(_NAMES)}"
+        hint = f"did you mean {known.get(near, near)}?" if near else f"it knows {', '.join(names)}"
         raise ConfigurationError(
             f"the source penstock has no option {name!r}; {hint} (client settings begin with kafka.)"
         )

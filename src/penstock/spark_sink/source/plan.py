@@ -1,4 +1,4 @@
-"""Which offsets a batch reads and how they are cut into tasks: arithmetic on values, without Kafka or Spark.
+"""Values of planning, and how offsets are shared out and cut into tasks: arithmetic, without Kafka or Spark.
 
 The offsets of a query travel as JSON in the shape of Spark's own Kafka source, `{"topic": {"partition": offset}}`,
 where an offset is the next one to read.
@@ -28,6 +28,22 @@ SMALL_TASK = 1_000
 
 #: How Spark's JSON says "from the beginning" and "from the end".
 EARLIEST, LATEST = -2, -1
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Where the log of a partition begins and ends.
+
+    Attributes:
+        first: the first offset that it still holds.
+        end: the offset after the last one that may be read: under read_committed an open transaction begins there, or
+            nothing more is written.
+        written: the offset after the last record, whether it may be read or not.
+    """
+
+    first: int
+    end: int
+    written: int
 
 
 @dataclass(frozen=True, slots=True, order=True)

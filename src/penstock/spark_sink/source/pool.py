@@ -35,7 +35,7 @@ class Kept(Protocol):
 KeptT = TypeVar("KeptT", bound=Kept)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Idle(Generic[KeptT]):
     key: Hashable = field(repr=False)  # it may hold secrets
     kept: KeptT
@@ -68,57 +68,45 @@ class WorkerPool(Generic[KeptT]):
     @contextmanager
     def lend(self, key: Hashable, make: Callable[[], KeptT]) -> Iterator[KeptT]:
         """Lend what is kept by a key, or is made; where the task ends by an exception, or is given up, it is closed."""
-        found = self._taken(key)
+        self._sweep()
+        with self._lock:
+            found = next((entry for entry in reversed(self._idle) if entry.key == key), None)
+            if found is not None:
+                self._idle.remove(found)
         lent, made_at = (make(), self._clock()) if found is None else (found.kept, found.made_at)
         is_released = False
         try:
             yield lent
-            is_released = self._most > 0 and lent.release()
+            is_released = lent.release()
         finally:
             if is_released:
-                now = self._clock()
-                self._keep(_Idle(key, lent, made_at, min(made_at + MOST_AGE_S, now + MOST_IDLE_S)))
+                until = min(made_at + MOST_AGE_S, self._clock() + MOST_IDLE_S)
+                with self._lock:
+                    self._idle.append(_Idle(key, lent, made_at, until))
+                    if self._closes_idle:
+                        self._restart_timer()
+                self._sweep()
             else:
                 lent.close()
 
     def close(self) -> None:
         """Close all that is kept; another task begins with something new."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for entry in idle:
-            entry.kept.close()
+        self._sweep(0)
 
-    def _taken(self, key: Hashable) -> _Idle[KeptT] | None:
-        """Return what was returned last by this key, which is kept no longer; close what is too old."""
-        self._close_old()
-        with self._lock:
-            found = next((entry for entry in reversed(self._idle) if entry.key == key), None)
-            if found is not None:
-                self._idle.remove(found)
-        return found
-
-    def _close_old(self) -> None:
+    def _sweep(self, most: int | None = None) -> None:
+        """Close what is too old, and what has waited longest where there is too much."""
         now = self._clock()
         with self._lock:
-            old = [entry for entry in self._idle if entry.until < now]
-            self._idle = [entry for entry in self._idle if entry.until >= now]
-        for entry in old:
-            entry.kept.close()
-
-    def _keep(self, returned: _Idle[KeptT]) -> None:
-        """Keep something, and close what has waited longest where there is too much."""
-        with self._lock:
-            self._idle.append(returned)
-            surplus, self._idle = self._idle[: -self._most], self._idle[-self._most :]
-            if self._closes_idle:
-                self._restart_timer()
-        for entry in surplus:
+            young = [entry for entry in self._idle if entry.until >= now]
+            kept = young[max(0, len(young) - (self._most if most is None else most)) :]
+            closing, self._idle = [entry for entry in self._idle if entry not in kept], kept
+        for entry in closing:
             entry.kept.close()
 
     def _restart_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = threading.Timer(MOST_IDLE_S + 1.0, self._close_old)
+        self._timer = threading.Timer(MOST_IDLE_S + 1.0, self._sweep)
         self._timer.daemon = True
         self._timer.start()
 

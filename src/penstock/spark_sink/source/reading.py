@@ -7,7 +7,8 @@ Never by counting rows, because transaction markers, aborted records and compact
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from itertools import filterfalse
 
 import pyarrow as pa
 import tenacity
@@ -53,14 +54,6 @@ class KeptConsumer:
         self._make = make
         self.consumer = make()
         self.is_kept = self.has_failed = False
-
-    def begin(self, parts: Sequence[KafkaPartition]) -> None:
-        """Read these partitions from these offsets on, and nothing else."""
-        # Nothing that an earlier task has fetched is handed over after this: before `assign` and `unassign` return, the
-        # client library has raised the version of each partition that they stop or start
-        # (`rd_kafka_cgrp_handle_assign_op` serves the assignment, then answers), and `consume` throws away records and
-        # ends of partitions that were fetched under a lower one (`rd_kafka_op_version_outdated`).
-        self.consumer.assign(list(parts))
 
     def replace(self) -> None:
         """Go on with a new consumer, which has no partitions yet."""
@@ -128,34 +121,39 @@ class _Task:
         self._is_single = len(self.open) == 1
         #: What hinders the client, or None.
         self._trouble: KafkaError | None = None
-        #: Whether a range goes on behind a gap, where the consumer is not yet.
-        self._is_moved = False
         self._assign()
 
     def _assign(self) -> None:
-        """Let the consumer read on where each open range was read to."""
-        self._lent.begin([KafkaPartition(*part, self._positions[part]) for part in self.open])
-        self._is_moved = False
+        """Let the consumer read on where each open range was read to, and nothing else."""
+        # Nothing that an earlier task has fetched is handed over after this: before `assign` and `unassign` return, the
+        # client library has raised the version of each partition that they stop or start
+        # (`rd_kafka_cgrp_handle_assign_op` serves the assignment, then answers), and `consume` throws away records and
+        # ends of partitions that were fetched under a lower one (`rd_kafka_op_version_outdated`).
+        self._lent.consumer.assign([KafkaPartition(*part, self._positions[part]) for part in self.open])
 
     def fill(self, rows: Rows) -> None:
         """Read until the columns are full or all ranges are at their ends."""
         last_progress = time.monotonic()
         while self.open and not rows.is_full:
-            fetched = self._fetch(rows)
+            records = self._fetch(rows)
             # In C for the records, which nearly all are: a call for each would take a tenth of the task.
-            has_errors = any(map(Message.error, fetched))
-            has_failed = has_errors and any(map(_is_fault, fetched))
-            if self._lent.is_kept and (not fetched or has_failed):
+            errors = list(filter(Message.error, records))
+            is_faulty = any(map(_is_fault, errors))
+            if self._lent.is_kept and (not records or is_faulty):
                 # It may know another topic of that name, leaders that were, or a connection that leads nowhere.
                 self._lent.replace()
                 self._assign()
                 continue
-            self._lent.has_failed |= has_failed
-            error, self._trouble = self._trouble, None
-            if self._take(rows, fetched, has_errors=has_errors):
+            self._lent.has_failed |= is_faulty
+            before, trouble, self._trouble = dict(self._positions), self._trouble, None
+            self._take(rows, list(filterfalse(Message.error, records)) if errors else records)
+            for error in errors:
+                self._take_error(error)
+            self._end_ranges()
+            if self._positions != before:
                 last_progress = time.monotonic()
                 continue
-            self._trouble = self._trouble or error
+            self._trouble = self._trouble or trouble
             if time.monotonic() - last_progress > self._options.poll_timeout_s:
                 part, wanted = next(iter(self.open.items()))
                 why = "" if self._trouble is None else f" ({reason(self._trouble)})"
@@ -175,66 +173,53 @@ class _Task:
             fetched += consumer.consume(min(rows.room(fetched[0]), left), 0)
         return fetched
 
-    def _take(self, rows: Rows, fetched: list[Message], *, has_errors: bool) -> bool:
-        """Put what was fetched into the columns; tell whether a range got further."""
-        progressed = False
-        for part, messages in self._by_range(fetched):
-            wanted, position, records = self.open[part], self._positions[part], messages
-            if has_errors:
-                records = [message for message in messages if message.error() is None]
-            if records:
-                position = max(position, (records[-1].offset() or 0) + 1)
-                if position > wanted.end:
-                    records = [record for record in records if (record.offset() or 0) < wanted.end]
-                rows.take(records, part)
-            for message in messages if has_errors else ():
-                position = self._after(message, wanted, position)
-            progressed |= position > self._positions[part]
-            self._positions[part] = position
-            if position >= wanted.end:
-                del self.open[part]
-                if self.open:
-                    self._lent.consumer.pause([KafkaPartition(*part)])
-        if self._is_moved and self.open:
-            # When all that was fetched is taken: it is fetched again from here on.
-            self._assign()
-        return progressed
+    def _take(self, rows: Rows, records: list[Message]) -> None:
+        """Put records into the columns, those of each open range in their order."""
+        by_range: dict[TopicPartition, list[Message]] = {}
+        if self._is_single:
+            by_range = dict.fromkeys(self.open, records)
+        else:
+            for record in records:
+                by_range.setdefault((record.topic() or "", record.partition() or 0), []).append(record)
+        for part, found in by_range.items():
+            wanted = self.open.get(part)
+            if wanted is not None and found:
+                self._positions[part] = max(self._positions[part], (found[-1].offset() or 0) + 1)
+                taken = found
+                if self._positions[part] > wanted.end:
+                    taken = [record for record in found if (record.offset() or 0) < wanted.end]
+                rows.take(taken, part)
 
-    def _after(self, message: Message, wanted: OffsetRange, position: int) -> int:
-        """Return where reading goes on after a message that may be an error; raise if the error is permanent."""
-        error = message.error()
-        kind = None if error is None else kind_of(error)
-        if error is None or kind is ErrorKind.GROUP:
-            return position
+    def _take_error(self, message: Message) -> None:
+        """Go on after an error, or raise if it is permanent. Errors of no partition are given to the first range."""
+        error, part = message.error(), (message.topic() or "", message.partition() or 0)
+        if self._is_single or message.topic() is None:
+            part = next(iter(self.open))
+        wanted = self.open.get(part)
+        if error is None or wanted is None:
+            return
+        kind, position = kind_of(error), self._positions[part]
         if kind is ErrorKind.END:
-            return max(position, message.offset() or 0)
-        if kind is ErrorKind.OUT_OF_RANGE:
-            self._is_moved = True
-            return max(position, self._after_gap(wanted, position))
-        if kind in {ErrorKind.PASSING, ErrorKind.GONE}:  # Spark looks for topics that are gone for good
+            self._positions[part] = max(position, message.offset() or 0)
+        elif kind is ErrorKind.OUT_OF_RANGE:
+            self._positions[part] = self._after_gap(wanted, position)
+            self._assign()
+        elif kind in {ErrorKind.PASSING, ErrorKind.GONE}:  # Spark looks for topics that are gone for good
             self._trouble = error
-            return position
-        if kind is ErrorKind.MISSING_RIGHT:
+        elif kind is ErrorKind.MISSING_RIGHT:
             right = topic_right(Operation.READ, wanted.topic)
             raise MissingRightError(f"{_name(wanted)} cannot be read", [right], principal_of(self._options.client))
-        raise SourceError(
-            f"{_name(wanted)}: reading at offset {position} failed: {reason(error)}; "
-            "Spark tries the task again, and the broker's log says more"
-        )
+        elif kind is not ErrorKind.GROUP:
+            raise SourceError(
+                f"{_name(wanted)}: reading at offset {position} failed: {reason(error)}; "
+                "Spark tries the task again, and the broker's log says more"
+            )
 
-    def _by_range(self, fetched: list[Message]) -> Iterable[tuple[TopicPartition, list[Message]]]:
-        """Return what was fetched of each open range, in its order; errors of no partition are given to the first."""
-        first = next(iter(self.open))
-        if self._is_single:
-            return [(first, fetched)] if fetched else []
-        found: dict[TopicPartition, list[Message]] = {}
-        for message in fetched:
-            part = (message.topic() or "", message.partition() or 0)
-            if part not in self.open and message.error() is not None and message.topic() is None:
-                part = first
-            if part in self.open:
-                found.setdefault(part, []).append(message)
-        return found.items()
+    def _end_ranges(self) -> None:
+        for part in [part for part, wanted in self.open.items() if self._positions[part] >= wanted.end]:
+            del self.open[part]
+            if self.open:
+                self._lent.consumer.pause([KafkaPartition(*part)])
 
     def _after_gap(self, wanted: OffsetRange, position: int) -> int:
         """Return the log's first offset, to go on there after offsets vanished under the reader, if that is allowed."""

@@ -63,10 +63,6 @@ class Selection:
             return topic in self.named
         return topic not in _INTERNAL and re.fullmatch(self.pattern, topic) is not None
 
-    def __str__(self) -> str:
-        """Say it as the option does, for errors."""
-        return self.said
-
 
 def parse_selection(given: Mapping[str, str]) -> Selection:
     """Return what the options, by names in lower case, choose; `ConfigurationError` where that is not one thing."""

@@ -1,21 +1,57 @@
 """The Data Source `penstock`: Kafka for Spark without jars, committed messages only unless asked otherwise.
 
-The driver plans offsets (`plan`, over what `brokers` says), tasks read them (`reading`). Columns and
-options are those of Spark's own Kafka source, so a query moves between the two by changing one word.
+The driver plans offsets over what `brokers` says, tasks read them (`reading`). Columns and options are those of Spark's
+own Kafka source, so a query moves between the two by changing one word.
 """
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
-from penstock.errors import ConfigurationError
-from penstock.spark_sink.source.batch import BatchReader
+from penstock.clients.gc_pause import imports_set_aside
+from penstock.errors import ConfigurationError, SourceError
+from penstock.spark_sink.source.brokers import OffsetReader, Topics
 from penstock.spark_sink.source.columns import source_schema
 from penstock.spark_sink.source.options import SourceOptions
+from penstock.spark_sink.source.plan import (
+    EARLIEST,
+    LATEST,
+    Log,
+    OffsetRange,
+    Offsets,
+    TopicPartition,
+    cut,
+    from_json,
+    limited,
+    place,
+    to_json,
+)
+from penstock.spark_sink.source.pool import WorkerPool
+from penstock.spark_sink.source.positions import Position
+from penstock.spark_sink.source.reading import KeptConsumer, read_ranges
 from penstock.spark_sink.source.session import prepare_environment, use_this_python
-from penstock.spark_sink.source.stream import StreamReader
+from penstock.spark_sink.source.waiting import MissingTopics, StalledLogs, warn_of_open_transactions
+
+#: Those of this process's tasks.
+_consumers = WorkerPool[KeptConsumer]()
+
+_log = logging.getLogger("penstock.spark_sink")
 
 
 def register(spark: SparkSession) -> None:
@@ -41,23 +77,249 @@ class PenstockSource(DataSource):
         """Return the columns of Spark's Kafka source; wrong options end here, before anything starts."""
         return source_schema(include_headers=SourceOptions.parse(self.options).include_headers)
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark compares it with what is read
         """Return the reader of a batch query."""
-        options = SourceOptions.parse(self.options).for_batch()
-        _refuse_other_schema(schema, options)
-        return BatchReader(options)
+        return BatchReader(SourceOptions.parse(self.options).for_batch())
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002 - Spark's name; as above
         """Return the reader of a streaming query."""
-        options = SourceOptions.parse(self.options).for_stream()
-        _refuse_other_schema(schema, options)
-        return StreamReader(options)
+        return StreamReader(SourceOptions.parse(self.options).for_stream())
 
 
-def _refuse_other_schema(schema: StructType, options: SourceOptions) -> None:
-    fixed = source_schema(include_headers=options.include_headers)
-    if schema.fieldNames() != fixed.fieldNames():
-        raise ConfigurationError(
-            f"the source penstock has the columns {', '.join(fixed.fieldNames())} and takes no other schema; "
-            "leave .schema(...) out and parse the value in the query"
+class SourceTask(InputPartition):
+    """The ranges that a task reads, and what all tasks of its batch have in common.
+
+    Attributes:
+        partitions: how many partitions of topics the batch reads.
+        is_divided: whether one of them is read by several tasks.
+    """
+
+    def __init__(self, ranges: tuple[OffsetRange, ...], partitions: int, *, is_divided: bool) -> None:
+        super().__init__(ranges)
+        self.partitions = partitions
+        self.is_divided = is_divided
+
+
+class BatchReader(DataSourceReader):
+    """Reads between two positions, once."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """Plan the tasks on the driver."""
+        options, reader = self._options, OffsetReader(self._options)
+        logs = reader.logs(reader.partitions())
+        starting = options.starting or Position("startingOffsets", EARLIEST)
+        ending = options.ending or Position("endingOffsets", LATEST)
+        start, end = (position.resolve(logs, reader.at_times) for position in (starting, ending))
+        for part, log in sorted(logs.items()):
+            # A log that begins past the end, or ends before the start, has nothing to read: that is no mistake.
+            if start[part] > end[part] and start[part] > log.first and end[part] < log.end:
+                raise ConfigurationError(
+                    f"{place(part)} would be read from offset {start[part]} to {end[part]}: its start lies past its "
+                    "end; give an earlier start or a later end"
+                )
+        warn_of_open_transactions({part: log for part, log in logs.items() if end[part] >= log.end})
+        return tasks(options, start, end, logs)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one task's ranges on an executor."""
+        return read_task(self._options, partition)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans and reads micro-batches.
+
+    Spark makes one for the life of a query, which plans, and one for each batch, which is pickled for
+    executors and only reads; the connection of the planning one is therefore made when first needed.
+    """
+
+    def __init__(self, options: SourceOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._clock = clock
+        self._kafka: OffsetReader | None = None
+        #: Where the query ends, if that is fixed.
+        self._target: Offsets | None = None
+        #: As last seen.
+        self._logs: Mapping[TopicPartition, Log] = {}
+        self._stalled = StalledLogs(clock)
+        self._missing = MissingTopics(options)
+        self._triggered_at: float | None = None
+
+    def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
+        """Return where a query without checkpoint begins."""
+        self._reader().partitions()  # one that is named and not there is a mistake, here at the beginning
+        # Where the end is fixed already, "latest" is that end: what came since must not lie past it.
+        self._look({})
+        if self._options.starting is None and any(log.first < log.end for log in self._logs.values()):
+            _log.warning(
+                "the query over %s begins at the end of the logs, as it has no checkpoint yet and no startingOffsets: "
+                "what was sent before is not read. penstock.spark_sink.start_sink begins where the sink's ledger says; "
+                "or give startingOffsets (earliest, latest or JSON)",
+                self._options.selection.said,
+            )
+        starting = self._options.starting or Position("startingOffsets", LATEST)
+        return to_json(starting.resolve(self._logs, self._reader().at_times))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Return what maxOffsetsPerTrigger says; Spark has no limit of both kinds, so the least is held here."""
+        if self._options.max_offsets is not None:
+            return ReadMaxRows(self._options.max_offsets)
+        return ReadAllAvailable() if self._options.min_offsets is None else ReadMinRows(self._options.min_offsets)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Fix the end of the query: what is committed now, and nothing later."""
+        self._look({})
+        self._target = {part: log.end for part, log in self._logs.items()}
+        warn_of_open_transactions(self._logs)
+
+    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
+        """Return where the next batch ends, within the limit; partitions that are new are taken in."""
+        begun = from_json(start)
+        self._refuse_another_query(begun)
+        topics = self._look(begun)
+        if self._target is None:
+            self._stalled.watch(self._logs)
+        # Back to 0 in a batch of its own, which is empty: the next one begins there.
+        recreated = self._missing.recreated(begun, topics)
+        # What cannot be seen stays where it is.
+        missing = {part: offset for part, offset in begun.items() if part not in self._logs and part not in recreated}
+        latest = self._missing.retained(missing, topics)
+        for part, log in self._logs.items():
+            offset = begun.get(part, 0)
+            latest[part] = recreated.get(part, log.end)
+            if offset > log.end and part not in recreated:
+                report_past_log(self._options, part, "from", offset, log)
+                if offset <= log.written:
+                    # A transaction is open before the query's position, which stays until the end has come to it.
+                    latest[part] = offset
+        if not isinstance(limit, ReadMaxRows | ReadMinRows):
+            return to_json(latest)
+        # What a log holds no more is no work: counted in, a limit would be spent on it, batch after batch.
+        first = {part: min(log.first, latest[part]) for part, log in self._logs.items()}
+        from_here = {part: max(begun.get(part, 0), first.get(part, 0)) for part in latest}
+        if self._is_too_little(sum(max(0, latest[part] - offset) for part, offset in from_here.items())):
+            # The same text as before tells Spark that there is nothing new; what is gone is logged once.
+            return to_json({part: min(begun[part], end) for part, end in latest.items() if part in begun})
+        if isinstance(limit, ReadMaxRows):
+            return to_json(limited(from_here, latest, limit.max_rows))
+        return to_json(latest)
+
+    def _is_too_little(self, behind: int) -> bool:
+        """Tell whether a batch is put off, as minOffsetsPerTrigger and maxTriggerDelay say.
+
+        As with Spark's own source, the first batch after a start is not. Where the end is fixed, none is: more would
+        never come.
+        """
+        if self._options.min_offsets is None or self._target is not None or not behind:
+            return False
+        now = self._clock()
+        waited = None if self._triggered_at is None else now - self._triggered_at
+        if waited is not None and waited < self._options.max_trigger_delay_s and behind < self._options.min_offsets:
+            return True
+        self._triggered_at = now
+        return False
+
+    def _refuse_another_query(self, noted: Iterable[TopicPartition]) -> None:
+        """Raise where the checkpoint's offsets are of topics of which this query reads none."""
+        topics = sorted({topic for topic, _ in noted})
+        if topics and not any(map(self._options.selection.covers, topics)):
+            raise ConfigurationError(
+                f"the checkpoint was written by a query over {', '.join(topics)}, but this one has "
+                f"{self._options.selection.said}; give it a checkpointLocation of its own"
+            )
+
+    def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802 - Spark's name
+        """Return the ends of the logs as last seen, from which Spark's progress tells the lag."""
+        return to_json({part: log.end for part, log in self._logs.items()}) or None
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+        """Cut a batch into tasks."""
+        begun, ends = from_json(start), from_json(end)
+        self._refuse_another_query(ends)
+        ends = {part: offset for part, offset in ends.items() if offset > begun.get(part, 0)}
+        # A batch that is done again after a restart was planned over logs that may have been cut or deleted since.
+        if any(part not in self._logs or offset > self._logs[part].end for part, offset in ends.items()):
+            topics = self._look(ends)
+            for part in sorted(ends.keys() - self._logs.keys()):
+                # Left out, the rows of a partition that is hidden would be skipped for ever.
+                said = f"{place(part)} was to be read up to offset {ends.pop(part)}"
+                self._missing.report(part, said, topics, must_come=True)
+        # Cut short at an open transaction, the batch would leave out for ever what is committed later.
+        return tasks(self._options, begun, ends, self._logs, must_wait=True)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one task's ranges on an executor."""
+        return read_task(self._options, partition)
+
+    def stop(self) -> None:
+        """Let the planning connection go."""
+        self._kafka = None
+
+    def _reader(self) -> OffsetReader:
+        if self._kafka is None:
+            self._kafka = OffsetReader(self._options)
+        return self._kafka
+
+    def _look(self, begun: Iterable[TopicPartition]) -> Topics:
+        """Look at the logs, to which a fixed end is the end; return what the brokers say of the topics."""
+        selection = self._options.selection
+        # Of those that are known to be missing it is not asked again and again: the others would wait for it.
+        expected = {topic for topic, _ in begun if selection.covers(topic)} - self._missing.reported
+        topics = self._reader().topics(expected)
+        logs = self._reader().logs(selection.pick_existing(topics.counts))
+        if self._target is not None:
+            target = self._target
+            logs = {part: replace(log, end=min(log.end, target[part])) for part, log in logs.items() if part in target}
+        self._logs = logs
+        return topics
+
+
+def tasks(
+    options: SourceOptions, start: Offsets, end: Offsets, logs: Mapping[TopicPartition, Log], *, must_wait: bool = False
+) -> list[InputPartition]:
+    """Return the tasks between two positions, each offset within its log, after what the logs lack is reported.
+
+    Where a transaction is open below the end, that ends the query if it `must_wait`, whatever `failOnDataLoss` says.
+    """
+    ranges = []
+    for part, until in sorted(end.items()):
+        # A partition the query has not met yet is read from its very beginning.
+        log, begin = logs[part], start.get(part, 0)
+        report_past_log(options, part, "from", begin, log)
+        report_past_log(options, part, "up to", until, log)
+        if log.end < until <= log.written:
+            text = (
+                f"{place(part)} is to be read up to offset {until}, but a transaction is open at offset {log.end}: "
+                "what lies behind it can be read when it has ended"
+            )
+            if must_wait:
+                raise SourceError(f"{text}; start the query again then")
+            options.report_loss(text, "start the query again then")
+        first = min(log.first, until)
+        if begin < first:
+            options.report_loss(
+                f"{place(part)}: offsets {begin} to {first - 1} are gone, the log begins at {log.first}"
+            )
+        ranges.append(OffsetRange(*part, max(begin, first), min(until, log.end)))
+    pieces = cut(ranges, options.min_partitions, options.max_records_per_partition)
+    read = [piece.part for task in pieces for piece in task]
+    partitions = len(set(read))
+    return [SourceTask(task, partitions, is_divided=len(read) > partitions) for task in pieces]
+
+
+def report_past_log(options: SourceOptions, part: TopicPartition, way: str, offset: int, log: Log) -> None:
+    """Report an offset to read from, or up to, that lies past all that was written."""
+    if offset > log.written:
+        options.report_loss(
+            f"{place(part)} is to be read {way} offset {offset}, but its log ends at {log.written}: the topic was "
+            "created again or its log was cut"
         )
+
+
+def read_task(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Read one task's ranges, on an executor."""
+    if partition.value is not None:  # Spark plans one empty task where there is nothing to read
+        yield from read_ranges(options, partition.value, _consumers)
+    imports_set_aside("source")
