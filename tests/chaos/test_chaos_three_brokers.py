@@ -76,10 +76,10 @@ def coordinator_killed_with_its_node(work: AtWork) -> None:
     work.coordinators[0].start()
 
 
-def test_a_killed_node_costs_nobody_anything_but_time(tmp_path: Path) -> None:
+def test_a_killed_node_costs_nobody_anything_but_time(tmp_path: Path, spark: SparkSession) -> None:
     with (
         DevBroker(nodes=3, config=KIP848_BROKER, start_timeout=150) as cluster,
-        AtWork(cluster, tmp_path, each=1) as work,
+        AtWork(cluster, tmp_path, spark, each=1) as work,
     ):
         work.standstills(lambda: killed(cluster, cluster.leader_of("fed"), seconds=1.0))
 
