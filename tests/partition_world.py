@@ -11,11 +11,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from penstock.transactions.coordinator.logs.truncation import DoneMarks, Mark
-from penstock.transactions.coordinator.state.pending.commit_batch import CommitBatch
-from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.state.recovered_state import live_snapshots, without_payloads
-from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.core.commit_batch import CommitBatch
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.recovered_state import live_snapshots, without_payloads
+from penstock.transactions.core.state import PartitionState
+from penstock.transactions.core.truncation import DoneMarks, Mark
 from penstock.transactions.wire.done_records import Done
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id

@@ -22,8 +22,8 @@ from world import World
 
 from penstock.devbroker import AskedRight
 from penstock.spark_sink.queries import restarts
-from penstock.transactions.coordinator.partitions import log_upkeep
 from penstock.transactions.publishing import target_quarantine
+from penstock.transactions.stores.kafka.coordinator import log_upkeep
 from penstock.transactions.stores.relay import coordinator as relay_coordinator
 from rights import Right, give
 

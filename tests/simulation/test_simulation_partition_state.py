@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from partition_world import World
-from penstock.transactions.coordinator.state import state_machine
-from penstock.transactions.coordinator.state.pending.delays import Delays
-from penstock.transactions.coordinator.state.pending.key_order import KeyOrder
-from penstock.transactions.coordinator.state.pending.loading import Loading
-from penstock.transactions.coordinator.state.pending.log_places import LogPlaces
-from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
-from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes, live_snapshots
-from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.core import state as state_machine
+from penstock.transactions.core.checkpoints import LogPlaces
+from penstock.transactions.core.delays import Delays
+from penstock.transactions.core.key_order import KeyOrder
+from penstock.transactions.core.loading import Loading
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.queue import ReadyQueue
+from penstock.transactions.core.recovered_state import RecoveredNotes, live_snapshots
+from penstock.transactions.core.state import PartitionState
 from penstock.transactions.publishing.set_aside import SetAside
 from penstock.transactions.wire.done_records import Done, Snapshot, UnloadedSnapshot
 from penstock.transactions.wire.half import Half

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from partition_world import World
-from penstock.transactions.coordinator.state import state_machine
-from penstock.transactions.coordinator.state.pending.commit_batch import CommitBatch
-from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes
-from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.core import state as state_machine
+from penstock.transactions.core.commit_batch import CommitBatch
+from penstock.transactions.core.recovered_state import RecoveredNotes
+from penstock.transactions.core.state import PartitionState
 from penstock.transactions.stores.file.log.journal import Decide, Journal
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore

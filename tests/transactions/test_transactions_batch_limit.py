@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.queue import ReadyQueue
 from penstock.transactions.publishing.batch_limit import BatchLimit
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id

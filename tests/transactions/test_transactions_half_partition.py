@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from half_partition import fetched, half_partition, half_record, op_record
 
-from penstock.transactions.coordinator.partitions.counts import Counts
-from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
-from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
-from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
+from penstock.transactions.core.check_plan import CheckPolicy
+from penstock.transactions.stores.kafka.coordinator.counts import Counts
+from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
+from penstock.transactions.stores.kafka.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op

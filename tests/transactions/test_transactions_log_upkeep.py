@@ -12,9 +12,9 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPar
 from half_partition import half_partition, half_record, op_record
 
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.transactions.coordinator.partitions.counts import Counts
-from penstock.transactions.coordinator.partitions.log_upkeep import UPKEEP_S, LogUpkeep
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.coordinator.counts import Counts
+from penstock.transactions.stores.kafka.coordinator.log_upkeep import UPKEEP_S, LogUpkeep
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict

@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition
 from transaction_tools import Bench, prepared
 
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
-from penstock.transactions.operator.kafka_operator import KafkaAdministration
+from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.wire.done_records import decode_done
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until

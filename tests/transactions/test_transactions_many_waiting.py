@@ -11,10 +11,10 @@ import pytest
 from transaction_tools import child, line_of
 from waiting_partition import VALUE, WaitingPartition
 
-from penstock.transactions.coordinator.logs.log_identity import HALF
-from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
-from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.state.snapshot import pinning
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.snapshot import pinning
+from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
+from penstock.transactions.stores.kafka.logs.log_identity import HALF
 from penstock.transactions.wire.done_records import Snapshot, SnapshotHalf
 from penstock.transactions.wire.ops import Verdict
 

@@ -10,9 +10,9 @@ from test_transactions_lost_logs import cut
 from transaction_tools import Bench, decide, prepared, unknown
 
 from penstock.transactions import HalfMessage, TransactionState
-from penstock.transactions.coordinator.logs import payload_reader
-from penstock.transactions.coordinator.logs.log_identity import HALF
-from penstock.transactions.coordinator.state.pending.payloads import Payloads
+from penstock.transactions.core.payloads import Payloads
+from penstock.transactions.stores.kafka.logs import payload_reader
+from penstock.transactions.stores.kafka.logs.log_identity import HALF
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 

@@ -10,10 +10,10 @@ from confluent_kafka import KafkaError
 from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.clients.transactional.faults import AddWatch, is_forbidden
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.status import Status, decode_status, encode_status
-from penstock.transactions.operator.obstacles import Cause, obstacles, status_lines
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.publishing.targets import NOT_KNOWN, Targets
+from penstock.transactions.stores.kafka.coordinator.status import Status, decode_status, encode_status
+from penstock.transactions.stores.kafka.obstacles import Cause, obstacles, status_lines
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.writing.acked_producer import AckedProducer

@@ -18,10 +18,11 @@ from transaction_tools import Bench
 from commands import commands
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import MessageFormatError
-from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.status import NO_PRODUCER, Status, StatusLog, decode_status, encode_status
-from penstock.transactions.operator.inspection import Found, Inspection
-from penstock.transactions.operator.obstacles import Cause, obstacles, status_lines
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.operator.description import NO_PRODUCER
+from penstock.transactions.stores.kafka.coordinator.status import Status, StatusLog, decode_status, encode_status
+from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
+from penstock.transactions.stores.kafka.obstacles import Cause, obstacles, status_lines
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
@@ -217,7 +218,7 @@ def test_the_store_reads_the_latest_status_of_each_coordinator_and_passes_over_w
         bench.write(topic, 0, status.coordinator.encode(), encode_status(status))
     bench.write(topic, 0, b"one", b"garbage")
 
-    found = Inspection(bench.servers, {}, bench.topics).statuses()
+    found = KafkaInspection(bench.servers, {}, bench.topics).statuses()
 
     assert [(one.coordinator, one.targets, one.left_behind) for one in found] == [
         ("one", {"sick": "no leader"}, 0),
@@ -236,7 +237,7 @@ def test_what_stands_behind_an_open_transaction_is_waited_for_and_then_left_out(
     writer.produce(bench.topics.done, b"of nobody", partition=0)
     assert writer.flush(30) == 0
 
-    found = Inspection(bench.servers, {}, bench.topics, wait_s=1.0).pending()
+    found = KafkaInspection(bench.servers, {}, bench.topics, wait_s=1.0).pending()
 
     assert [pending.transaction_id for pending in found] == [sent.transaction_id]
     writer.abort_transaction(30)

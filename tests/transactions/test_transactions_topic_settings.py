@@ -16,7 +16,7 @@ from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.transactions import Coordinator, TransactionalProducer
-from penstock.transactions.coordinator.logs.topic_settings import mend_settings, wrong_settings
+from penstock.transactions.stores.kafka.logs.topic_settings import mend_settings, wrong_settings
 from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
 

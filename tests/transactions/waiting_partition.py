@@ -14,9 +14,9 @@ from pathlib import Path
 
 from half_partition import half_partition, half_record, op_record
 
-from penstock.transactions.coordinator.logs.payload_reader import Read, Wanted
-from penstock.transactions.coordinator.partitions.counts import Counts
-from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.stores.kafka.coordinator.counts import Counts
+from penstock.transactions.stores.kafka.logs.payload_reader import Read, Wanted
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict

@@ -14,14 +14,14 @@ from penstock.commands.settings import CommandSettings, command_settings
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
 from penstock.reports.reporter import sender_of
-from penstock.transactions.coordinator.coordinator import KafkaCoordinator
-from penstock.transactions.coordinator.options import CoordinatorOptions
-from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.status import Status
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy, PendingTransaction
 from penstock.transactions.operator.description import described
-from penstock.transactions.operator.obstacles import status_lines
 from penstock.transactions.stores.commanding import operator_in_kafka, operator_of
+from penstock.transactions.stores.kafka.coordinator.coordinator import KafkaCoordinator
+from penstock.transactions.stores.kafka.coordinator.status import Status
+from penstock.transactions.stores.kafka.obstacles import status_lines
+from penstock.transactions.stores.options import CoordinatorOptions
 from penstock.transactions.stores.relay.coordinator import RelayCoordinator
 from penstock.transactions.stores.relay.relayed_store import RelayedStore
 from penstock.transactions.wire.topics import DEFAULT_PARTITIONS

@@ -21,8 +21,8 @@ from penstock.clients.requests.group_requests import describe_groups
 from penstock.clients.requests.topics import partition_counts
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.options import ClientConfig
-from penstock.transactions.coordinator.status import Status
-from penstock.transactions.operator.inspection import Inspection
+from penstock.transactions.stores.kafka.coordinator.status import Status
+from penstock.transactions.stores.kafka.inspection import KafkaInspection
 from penstock.transactions.wire.topics import StoreTopics
 
 #: Seconds that an observation may take, that one request of it may, and for which it is good.
@@ -106,7 +106,7 @@ def _without_status(seen: Observation, store: str) -> str:
 
 
 def observer_of(
-    servers: str, config: ClientConfig, inspection: Inspection, topics: StoreTopics
+    servers: str, config: ClientConfig, inspection: KafkaInspection, topics: StoreTopics
 ) -> Callable[[], Observation]:
     """Return what observes a store in Kafka, by a client that ends with the observation: see `group_requests`."""
 

@@ -17,11 +17,11 @@ from penstock.clients.bounded_calls import CLOSE_S
 from penstock.clients.rights import Operation, principal_of
 from penstock.errors import HalfNotStoredError, PenstockError, StoppedError, TransactionError
 from penstock.options import ClientConfig
-from penstock.transactions.coordinator.logs.topic_settings import mend_settings
-from penstock.transactions.operator.cancelling_in_kafka import cancel
-from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
+from penstock.transactions.stores.kafka.cancelling import cancel
 from penstock.transactions.stores.kafka.check_source import KafkaCheckSource
+from penstock.transactions.stores.kafka.inspection import KafkaInspection
+from penstock.transactions.stores.kafka.logs.topic_settings import mend_settings
 from penstock.transactions.stores.kafka.op_batches import OpBatches
 from penstock.transactions.stores.kafka.publication_diagnosis import PublicationDiagnosis, observer_of
 from penstock.transactions.stores.kafka.publication_pace import PublicationPace
@@ -183,7 +183,7 @@ class KafkaStore:
         mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
         self._half_topic = self._topics.half
         self._ops = OpBatches(self._sends, self._topics.op, self._pace)
-        inspection = Inspection(self._bootstrap_servers, self._config, self._topics, _OBSERVED_S)
+        inspection = KafkaInspection(self._bootstrap_servers, self._config, self._topics, _OBSERVED_S)
         read = observer_of(self._bootstrap_servers, self._config, inspection, self._topics)
         self._why = PublicationDiagnosis(read, self._prefix)
         self._sends.after_reports = self._ops.after_reports
@@ -292,7 +292,7 @@ class KafkaStore:
 
         It reads what is pending, for no index of ids is kept.
         """
-        inspection = Inspection(self._bootstrap_servers, self._config, self._topics)
+        inspection = KafkaInspection(self._bootstrap_servers, self._config, self._topics)
         cancel(inspection, self._topics, self._await_stored, transaction_id=transaction_id, group=group, wait_s=wait_s)
 
     def watch(self, transaction_id: str, callback: SettledCallback) -> None:

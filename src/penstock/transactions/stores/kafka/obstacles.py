@@ -1,0 +1,123 @@
+"""Why transactions are not published, or not checked, by what the coordinators tell of themselves. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.stores.kafka.coordinator.status import Status
+from penstock.transactions.wire.ops import Verdict
+
+#: Rights without which things are published all the same: to delete from logs, to see who can be asked.
+_HARMLESS = ("Delete", "Describe")
+
+
+class Cause(Enum):
+    """What stands in the way of a transaction."""
+
+    #: Its target takes nothing now, or refused it.
+    TARGET = "target"
+    #: An earlier one of its key and target was refused.
+    EARLIER = "earlier"
+    #: A call into the Kafka client does not return.
+    CALL = "call"
+    #: The coordinator lacks a right to what is its own.
+    RIGHT = "right"
+    #: It is undecided, and its producer group could not be asked.
+    UNASKED = "unasked"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What stands in the way of one transaction: its kind, and what the transaction waits for in words."""
+
+    cause: Cause
+    text: str
+
+
+def obstacles(
+    half_partition: int, pending: Iterable[Pending], statuses: Sequence[Status], now_ms: float
+) -> dict[str, Obstacle]:
+    """Return, by id, what stands in the way of transactions among those pending in one half partition.
+
+    Of each coordinator the latest status counts; the time is in milliseconds since the epoch.
+    """
+    refused = _merged(status.refused for status in statuses)
+    sick = _merged(status.targets for status in statuses)
+    slow = next((one for one in statuses if one.slow_call and half_partition in one.partitions), None)
+    hanging = None if slow is None else Obstacle(Cause.CALL, _hanging(slow, now_ms))
+    lacking = _lacking(half_partition, statuses)
+    # By key and target: the first refused one, or the last one behind it that others stand behind in turn.
+    blocked: dict[int, str] = {}
+    pending = list(pending)
+    unasked = _merged(status.unasked for status in statuses if half_partition in status.partitions)
+    found = {
+        one.half.transaction_id: Obstacle(Cause.UNASKED, unasked[one.half.group])
+        for one in pending
+        if one.verdict is None and one.half.group in unasked
+    }
+    decided = (one for one in pending if one.verdict is not None)
+    for one in sorted(decided, key=lambda one: (one.decided_at, one.decided_index)):
+        transaction_id = one.half.transaction_id
+        obstacle = None
+        if one.verdict is Verdict.COMMIT:
+            lines = one.keys
+            obstacle = _of_target(one, refused, sick)
+            if obstacle is None:
+                before = next((blocked[line] for line in lines if line in blocked), None)
+                if before is not None:
+                    obstacle = Obstacle(Cause.EARLIER, f"{before}, before it in its key and target")
+            if obstacle is not None and (obstacle.cause is Cause.EARLIER or transaction_id in refused):
+                for line in lines:
+                    blocked.setdefault(line, transaction_id)
+        obstacle = obstacle or lacking or hanging
+        if obstacle is not None:
+            found[transaction_id] = obstacle
+    return found
+
+
+def status_lines(statuses: Iterable[Status], now_ms: float) -> list[str]:
+    """Return what the coordinators tell, a line for each thing that is the matter."""
+    lines: list[str] = []
+    for status in statuses:
+        lines.extend(
+            f"topic {topic} takes nothing now, as coordinator {status.coordinator} tells: {why}"
+            for topic, why in sorted(status.targets.items())
+        )
+        lines.extend(f"coordinator {status.coordinator} tells: {why}" for why in dict.fromkeys(status.rights.values()))
+        lines.extend(f"checks of coordinator {status.coordinator} wait for {why}" for why in status.unasked.values())
+        if status.slow_call:
+            lines.append(_hanging(status, now_ms))
+        if status.left_behind:
+            calls = "a call" if status.left_behind == 1 else f"{status.left_behind} calls"
+            lines.append(f"Kafka: {calls} of coordinator {status.coordinator} never returned and went without")
+    return lines
+
+
+def _lacking(half_partition: int, statuses: Sequence[Status]) -> Obstacle | None:
+    """Return what keeps a partition's coordinator from publishing; or what keeps any from having the partition."""
+    owner = next((one for one in statuses if half_partition in one.partitions), None)
+    reporting = [owner] if owner is not None else [one for one in statuses if not one.partitions]
+    why = next((why for one in reporting for name, why in one.rights.items() if not name.startswith(_HARMLESS)), None)
+    return None if why is None else Obstacle(Cause.RIGHT, f"a right of its coordinator: {why}")
+
+
+def _of_target(one: Pending, refused: Mapping[str, str], sick: Mapping[str, str]) -> Obstacle | None:
+    topics = list(dict.fromkeys(half.topic for half in one.halves))
+    why = refused.get(one.half.transaction_id)
+    if why is not None:
+        return Obstacle(Cause.TARGET, f"topic {', '.join(topics)} to take it: {why}")
+    topic = next((topic for topic in topics if topic in sick), None)
+    return None if topic is None else Obstacle(Cause.TARGET, f"topic {topic} to take it: {sick[topic]}")
+
+
+def _hanging(status: Status, now_ms: float) -> str:
+    # It has gone on hanging since the status was written.
+    age_s = status.slow_call_s + max(0.0, now_ms - status.at_ms) / 1000
+    return f"Kafka: {status.slow_call} of coordinator {status.coordinator} has not returned for {age_s:.0f} s"
+
+
+def _merged(reasons: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    return {name: why for each in reasons for name, why in each.items()}
