@@ -178,7 +178,7 @@ class SetAside(Generic[W]):
 
     def topics(self) -> list[str]:
         """Return the topics for whose sake something waits that could be tried."""
-        return list(self._fronts)
+        return [topic for topic, fronts in self._fronts.items() if fronts]
 
     def fronts(self, topic: str) -> Iterator[W]:
         """Yield what could be tried for a topic's sake, in the order of the decisions but for few."""

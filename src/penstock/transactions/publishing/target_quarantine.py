@@ -60,7 +60,7 @@ class _Refusal:
 
 
 class TargetQuarantine:
-    """What is out. Used by one thread; others read `reasons` and `refusals`, which are copies."""
+    """What is out. Used by one thread; others read copies: `reasons`, `refusals` and `refusing`."""
 
     def __init__(self) -> None:
         self._topics: dict[str, _Topic] = {}
@@ -237,6 +237,10 @@ class TargetQuarantine:
     def refusals(self) -> dict[str, str]:
         """Return the transactions that were refused, each with the reason."""
         return {name: refusal.why for name, refusal in self._refused.copy().items()}
+
+    def refusing(self) -> dict[str, str]:
+        """Return the topics that refused single transactions which are pending still, each with a reason."""
+        return {refusal.topic: refusal.why for refusal in self._refused.copy().values()}
 
     def _enter(self, topic: str, why: str, now: float) -> _Topic:
         found = self._topics.get(topic)
