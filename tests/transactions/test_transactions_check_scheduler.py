@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from half_partition import half_partition, half_record, op_record
 
-from penstock.transactions.core.check_plan import CheckPolicy
+from penstock.transactions.core.check_plan import WINDOW, CheckPolicy
 from penstock.transactions.core.discard import Discarding
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.stores.kafka.coordinator.check_scheduler import WINDOW, CheckScheduler
+from penstock.transactions.stores.kafka.coordinator.check_scheduler import CheckScheduler
 from penstock.transactions.stores.kafka.coordinator.check_sender import SendOutcome
 from penstock.transactions.stores.kafka.coordinator.counts import Counts
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition

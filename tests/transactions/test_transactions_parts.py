@@ -45,6 +45,24 @@ def test_parts_that_contradict_each_other_can_only_be_rolled_back(stranger: Half
     assert settle(state).decided[0].verdict is Verdict.ROLLBACK
 
 
+def test_a_discarded_transaction_of_several_that_comes_back_before_its_discard_is_applied_comes_back_whole() -> None:
+    state = PartitionState(0, 0)
+    for at in (0, 1):
+        state.add_half(at, part(at + 1, 2))
+    state.add_op(0, op(Verdict.DISCARD, 0, 1, author=Author.COORDINATOR), 0)
+    batch = state.next_batch(10, lambda _: None)
+    assert batch is not None
+
+    # It is visible to all before the coordinator has taken in that it is committed.
+    for at in (2, 3):
+        state.add_half(at, part(at - 1, 2)._replace(resumed="place"))
+    state.add_op(1, op(Verdict.COMMIT, 2, 3), 0)
+    state.apply(batch)
+
+    again = settle(state).decided[0]
+    assert (again.verdict, [half.value for half in again.halves]) == (Verdict.COMMIT, [b"1", b"2"])
+
+
 def test_an_incomplete_transaction_is_rolled_back_and_nobody_is_asked_about_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

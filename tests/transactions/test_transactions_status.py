@@ -162,6 +162,18 @@ def decided(place: int, topic: str, key: bytes | None, verdict: Verdict = Verdic
     return pending
 
 
+def test_one_that_was_refused_with_more_than_are_named_can_still_be_told_by_its_topic() -> None:
+    one, elsewhere = decided(0, "t", None), decided(1, "u", None)
+    named = {new_id(): "too large" for _ in range(200)}
+    status = decode_status(encode_status(Status("one", 0, (0,), refused=named, refusing={"t": "too large"})))
+
+    found = obstacles(0, [one, elsewhere], [status], 0)
+
+    assert {name: (it.cause, it.text) for name, it in found.items()} == {
+        one.half.transaction_id: (Cause.TARGET, "topic t to take it: too large")
+    }
+
+
 def test_what_a_target_refuses_and_what_stands_behind_it_is_told_apart_from_the_rest() -> None:
     first, behind, next_behind = (decided(at, "t", b"k") for at in range(3))
     other_key, other_topic, keyless = decided(3, "t", b"other"), decided(4, "u", b"k"), decided(5, "t", None)

@@ -2,7 +2,8 @@
 
 The first check of a half is due when it is older than the transaction timeout, or than its own immunity where that is
 longer; the next ones follow at an interval, which may grow. A check counts when it was answered: a request that nobody
-took up is asked again under the same number. Producer groups take turns, so that a crowd of one delays no other's.
+took up is asked again under the same number, and of another producer, for each attempt chooses whom to ask. Producer
+groups take turns, so that a crowd of one delays no other's, and one has no more questions open than it can answer.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from penstock.errors import ConfigurationError
 from penstock.options import positive, positive_int
-from penstock.transactions.core.pending import Pending
 from penstock.transactions.wire.check_request import MAX_CHECK_NUMBER
 
 #: An interval that grows from check to check grows to no more than this, in seconds.
 _LONGEST_S = 3600.0
 #: Seconds after which halves that are still missing are not waited for any more.
 INCOMPLETE_S = 120.0
-#: Entries of a queue before those of transactions that need no check any more are taken out.
+#: Checks of one group that may be unanswered at a time: more would find all workers busy, be passed over, and be sent
+#: again only after an interval.
+WINDOW = 128
+#: Entries of a plan before those of transactions that need no check any more are taken out.
 _CROWD = 4_096
 
 
@@ -71,94 +75,125 @@ class CheckPolicy:
         due = birth_s + max(self.timeout_s, immunity_s)
         return max(due, answered_s + self.interval(check_count)) if answered_s else due
 
-    def first_due(self, pending: Pending) -> float:
+    def first_due(self, asked: Asked) -> float:
         """Return when the next check of a half that was just read is due."""
-        born = pending.birth_ms / 1000
-        if not pending.is_complete:
+        born = asked.birth_ms / 1000
+        if not asked.is_complete:
             return born + max(self.timeout_s, self.incomplete_s)
-        immunity_s = (pending.half.immunity_ms or 0) / 1000
-        return self.next_due(born, immunity_s, pending.answered_ms / 1000, pending.check_count)
+        return self.next_due(born, asked.immunity_ms / 1000, asked.answered_ms / 1000, asked.check_count)
 
 
-class CheckSchedule:
+class Asked(Protocol):
+    """An undecided transaction, as far as it matters when its producers are asked about it."""
+
+    #: When the next check is due, in seconds by the broker's clock; the plan's own.
+    check_due: float
+    #: Answered checks, and the append time of the last answer in milliseconds; 0: there was none.
+    check_count: int
+    answered_ms: int
+    #: Append time of its first half, in milliseconds.
+    birth_ms: int
+
+    @property
+    def transaction_id(self) -> str:
+        """Its id."""
+
+    @property
+    def group(self) -> str:
+        """The producer group that is asked."""
+
+    @property
+    def immunity_ms(self) -> int:
+        """Milliseconds from its birth for which it is not asked about; 0: as for all."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all its halves are there: of others nobody is asked."""
+
+
+A = TypeVar("A", bound=Asked)
+
+
+class CheckPlan(Generic[A]):
     """The checks of one half partition. Not thread-safe: its coordinator's thread drives it.
 
     It keeps ids alone, so that a transaction that is settled leaves the memory whenever its check would have been due;
-    `find` returns one that is not settled.
+    `find` returns one that is undecided still, or None.
     """
 
-    def __init__(self, policy: CheckPolicy, find: Callable[[str], Pending | None]) -> None:
+    def __init__(self, policy: CheckPolicy, find: Callable[[str], A | None]) -> None:
         self.policy = policy
         self._find = find
-        # First checks in the order of their due times, which is that of birth but for few: due time, and the ids of
-        # those that were born in the same millisecond. Those of transactions that need no check any more stay until
-        # they come up, or until there are many; how many there are is counted.
-        self._first: deque[tuple[float, list[str]]] = deque()
-        self._first_count = 0
-        self._first_crowd = _CROWD
-        # All others, likewise: due time, a number that settles ties, id.
-        self._later: list[tuple[float, int, str]] = []
-        self._later_crowd = _CROWD
+        # Due time, a number that settles ties, id. Those of transactions that need no check any more stay until they
+        # come up, or until there are many.
+        self._planned: list[tuple[float, int, str]] = []
+        self._crowd = _CROWD
         self._ticket = itertools.count()
         # Ids of what is due, by group; under "" what nobody has to be asked about. Groups at the front have their turn
         # next.
         self._due: OrderedDict[str, deque[str]] = OrderedDict()
         # Groups that are left alone until a time.
         self._parked: dict[str, float] = {}
+        # Checks that were sent and may be on their way to an answer, by group: until when, their number, the id.
+        self._sent: dict[str, list[tuple[float, int, str]]] = {}
+        # Ids of those whose payload is being read, because a question needs it.
+        self._unread: set[str] = set()
 
-    def add(self, pending: Pending) -> None:
+    def add(self, asked: A) -> None:
         """Plan the next check of a half that was just read, or of one that has just become complete."""
-        half = pending.half
-        if pending.parts is not None or half.immunity_ms or pending.answered_ms:
-            self.postpone(pending, self.policy.first_due(pending))
-            return
-        # What `first_due` says of all others.
-        due = pending.birth_ms / 1000 + self.policy.timeout_s
-        first = self._first
-        if not first or due > first[-1][0]:
-            first.append((due, [half.transaction_id]))
-        elif due == first[-1][0]:
-            first[-1][1].append(half.transaction_id)
-        else:
-            self.postpone(pending, due)
-            return
-        pending.check_due = due
-        self._first_count += 1
-        if self._first_count > self._first_crowd:
-            self._thin_out()
+        self.postpone(asked, self.policy.first_due(asked))
 
-    def _thin_out(self) -> None:
-        """Take out what needs no first check any more: the ids of all that was sent within the timeout would stay."""
-        kept = [(due, [name for name in names if self._planned(name, due) is not None]) for due, names in self._first]
-        self._first = deque(one for one in kept if one[1])
-        self._first_count = sum(len(names) for _, names in self._first)
-        self._first_crowd = max(_CROWD, 2 * self._first_count)
-
-    def postpone(self, pending: Pending, due: float) -> None:
+    def postpone(self, asked: A, due: float) -> None:
         """Plan the next check of a half for a time."""
-        pending.check_due = due
-        heapq.heappush(self._later, (due, next(self._ticket), pending.half.transaction_id))
-        if len(self._later) > self._later_crowd:
-            self._later = [one for one in self._later if self._planned(one[2], one[0]) is not None]
-            heapq.heapify(self._later)
-            self._later_crowd = max(_CROWD, 2 * len(self._later))
+        asked.check_due = due
+        heapq.heappush(self._planned, (due, next(self._ticket), asked.transaction_id))
+        if len(self._planned) > self._crowd:
+            # The ids of all that was sent within the timeout would stay.
+            self._planned = [entry for entry in self._planned if self._is_planned(entry) is not None]
+            heapq.heapify(self._planned)
+            self._crowd = max(_CROWD, 2 * len(self._planned))
 
-    def bring_forward(self, pending: Pending) -> None:
-        """Let a check be the next of its group: what it waited for is there."""
-        pending.check_due = 0.0
-        self._due.setdefault(self.turn_of(pending), deque()).appendleft(pending.half.transaction_id)
-
-    def _planned(self, transaction_id: str, due: float) -> Pending | None:
+    def _is_planned(self, entry: tuple[float, int, str]) -> A | None:
         """Return the transaction whose check is planned for that time still, or None."""
-        pending = self._find(transaction_id)
-        return pending if pending is not None and pending.verdict is None and pending.check_due == due else None
+        asked = self._find(entry[2])
+        return asked if asked is not None and asked.check_due == entry[0] else None
+
+    def sent(self, asked: A, number: int, now: float) -> None:
+        """Take in that a check was sent: it is repeated where it is not answered within an interval."""
+        due = now + self.policy.interval(number)
+        self.postpone(asked, due)
+        self._sent.setdefault(asked.group, []).append((due, number, asked.transaction_id))
+
+    def has_room(self, group: str, now: float) -> bool:
+        """Tell whether one more check of a group may be sent; those that were answered, or are asked again, leave."""
+        sent = self._sent.get(group, [])
+        if len(sent) >= WINDOW:
+            sent[:] = [one for one in sent if one[0] > now and self._is_unanswered(one[2], one[1])]
+        return len(sent) < WINDOW
+
+    def _is_unanswered(self, transaction_id: str, number: int) -> bool:
+        asked = self._find(transaction_id)
+        return asked is not None and asked.check_count < number
+
+    def await_payload(self, asked: A, due: float) -> None:
+        """Plan a check for the time at which its payload is there, or else for a time."""
+        self._unread.add(asked.transaction_id)
+        self.postpone(asked, due)
+
+    def loaded(self, transaction_id: str) -> None:
+        """Let a check be the next of its group, if it waited for the payload."""
+        asked = self._find(transaction_id)
+        if transaction_id in self._unread and asked is not None:
+            asked.check_due = 0.0
+            self._due.setdefault(self.turn_of(asked), deque()).appendleft(transaction_id)
+        self._unread.discard(transaction_id)
 
     def park(self, group: str, until: float) -> int:
         """Leave a group alone until a time, and return how many of its checks wait."""
         self._parked[group] = until
         return len(self._due.get(group, ()))
 
-    def take_due(self, now: float, limit: int) -> Iterator[Pending]:
+    def take_due(self, now: float, limit: int) -> Iterator[A]:
         """Yield halves whose check is due; each must be postponed, or it is not asked about again.
 
         Halves that were decided since are dropped on the way.
@@ -173,37 +208,28 @@ class CheckSchedule:
                 # By the caller, since it came last.
                 continue
             waiting = self._due[group]
-            pending = self._find(waiting.popleft())
+            asked = self._find(waiting.popleft())
             if waiting:
                 groups.append(group)
                 self._due.move_to_end(group)
             else:
                 del self._due[group]
-            # What was planned anew since, also as another life of the same id, comes up at its time.
-            if pending is not None and pending.verdict is None and pending.check_due <= now:
+            # What was planned again since, also as another life of the same id, comes up at its time.
+            if asked is not None and asked.check_due <= now:
                 limit -= 1
-                yield pending
+                yield asked
 
     def _ripen(self, now: float) -> None:
-        first, later = self._first, self._later
-        while first and (first[0][0] <= now or not any(self._planned(name, first[0][0]) for name in first[0][1])):
-            due, names = first.popleft()
-            self._first_count -= len(names)
-            for transaction_id in names:
-                self._put(due, transaction_id)
-        while later and later[0][0] <= now:
-            due, _, transaction_id = heapq.heappop(later)
-            self._put(due, transaction_id)
+        planned = self._planned
+        while planned and (planned[0][0] <= now or self._is_planned(planned[0]) is None):
+            entry = heapq.heappop(planned)
+            asked = self._is_planned(entry)
+            if asked is not None:
+                self._due.setdefault(self.turn_of(asked), deque()).append(entry[2])
 
-    def _put(self, due: float, transaction_id: str) -> None:
-        pending = self._planned(transaction_id, due)
-        if pending is not None:
-            self._due.setdefault(self.turn_of(pending), deque()).append(transaction_id)
-
-    def turn_of(self, pending: Pending) -> str:
+    def turn_of(self, asked: A) -> str:
         """Return the group whose turn it waits for; "" where nobody has to be asked."""
-        asks = pending.is_complete and pending.check_count < self.policy.maximum
-        return pending.half.group if asks else ""
+        return asked.group if asked.is_complete and asked.check_count < self.policy.maximum else ""
 
     def next_due(self) -> float | None:
         """Return when something is due, or None; what is due already and waits for its turn is due at minus infinity.
@@ -211,8 +237,6 @@ class CheckSchedule:
         A half that was decided since may be the reason: then nothing comes of it.
         """
         times = [self._parked.get(group, float("-inf")) for group in self._due]
-        if self._first:
-            times.append(self._first[0][0])
-        if self._later:
-            times.append(self._later[0][0])
+        if self._planned:
+            times.append(self._planned[0][0])
         return min(times, default=None)

@@ -1,18 +1,18 @@
 """Which logs hold what is pending: what a restart would read again, and so from where. Pure.
 
 A pending transaction is in the half log alone until the done log holds a snapshot of it. The op record that decided it
-is needed until it is settled, or until a snapshot has the decision. Where a log is lost, what it held is at risk: it is
-in memory alone, and is to be written down as soon as can be.
+is needed until it is settled, or until a snapshot has the decision. A note in the done log is needed as long as its
+halves, or the op that decided, may be read again; a snapshot, as long as its transaction is pending.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
-from itertools import takewhile
 from operator import attrgetter
+from typing import NamedTuple
 
-from penstock.transactions.core.pending import NOWHERE, Pending
+from penstock.transactions.core.pending import Pending
 
 _DECIDED_AT, _IS_OP_OPEN = attrgetter("decided_at"), attrgetter("is_op_open")
 
@@ -23,8 +23,6 @@ class LogPlaces:
     def __init__(self) -> None:
         #: Those that are in the half log alone, by rising offsets.
         self.only_in_half_log: OrderedDict[str, Pending] = OrderedDict()
-        #: Those that shall be written down as soon as can be, for a log that held something of them is gone.
-        self.at_risk: dict[str, Pending] = {}
         #: Those with a snapshot in the done log, in the order of the snapshots.
         self.snapshotted: OrderedDict[str, Pending] = OrderedDict()
         #: Those of them whose decision is newer than the snapshot, in the order of the decisions.
@@ -79,7 +77,6 @@ class LogPlaces:
         transaction_id = pending.half.transaction_id
         pending.snapshot_at = done_from
         self.only_in_half_log.pop(transaction_id, None)
-        self.at_risk.pop(transaction_id, None)
         self.snapshotted[transaction_id] = pending
         self.snapshotted.move_to_end(transaction_id)
         if not pending.is_op_open:
@@ -99,8 +96,6 @@ class LogPlaces:
         else:
             self.snapshotted.pop(transaction_id, None)
             self.stale_snapshots.pop(transaction_id, None)
-        if self.at_risk:
-            self.at_risk.pop(transaction_id, None)
         self.release_op(pending)
 
     def half_checkpoint(self, passed: Mapping[str, Pending], highest: int) -> int:
@@ -117,46 +112,52 @@ class LogPlaces:
         applied = Counter(map(_DECIDED_AT, filter(_IS_OP_OPEN, passed)))
         return next((at for at, count in self._open_ops.items() if count > applied[at]), op_position)
 
-    def below(self, low: int) -> list[Pending]:
-        """Return those that are in the half log alone, below an offset."""
-        return list(takewhile(lambda one: one.offset < low, self.only_in_half_log.values()))
-
-    def lose_halves(self, some: Iterable[Pending]) -> None:
-        """Take in that the half log does not hold these any more."""
-        for pending in some:
-            self.only_in_half_log.pop(pending.half.transaction_id, None)
-            self.at_risk[pending.half.transaction_id] = pending
-
-    def lose_op_log(self, some: Iterable[Pending]) -> None:
-        """Take in that the op log was made again: places in the former one mean nothing; `some` is all pending."""
-        self._open_ops.clear()
-        self.stale_snapshots.clear()
-        for pending in some:
-            pending.answered_at = NOWHERE
-            pending.is_op_open = False
-            if pending.verdict is not None:
-                pending.decided_at, pending.decided_index = NOWHERE
-                self.at_risk[pending.half.transaction_id] = pending
-
-    def cut_op_log(self, low: int, decided: Iterable[Pending]) -> None:
-        """Take in that the op log was deleted below `low`: decisions there that are not applied are here alone."""
-        for pending in decided:
-            if pending.is_op_open and pending.decided_at < low:
-                self.at_risk[pending.half.transaction_id] = pending
-
-    def lose_done_log(self, low: int, some: Iterable[Pending]) -> None:
-        """Take in that what the done log said is gone, and that it begins at `low` now; `some` is all pending."""
-        for pending in some:
-            name = pending.half.transaction_id
-            self.at_risk[name] = pending
-            if pending.snapshot_at is not None and pending.dropped is not None:
-                pending.snapshot_at = max(pending.snapshot_at, low)
-            elif pending.snapshot_at is not None:
-                pending.snapshot_at = None
-                self.snapshotted.pop(name, None)
-                self.stale_snapshots.pop(name, None)
-
 
 def by_offset(some: Mapping[str, Pending]) -> OrderedDict[str, Pending]:
     """Return transactions in the order of their offsets."""
     return OrderedDict(sorted(some.items(), key=lambda one: one[1].offset))
+
+
+class Mark(NamedTuple):
+    """An end of the done log, with positions above all that the records below it speak of."""
+
+    done_end: int
+    half_position: int
+    op_position: int
+
+
+class DoneMarks:
+    """From where the done log of a half partition is needed. Not thread-safe: its coordinator's thread drives it.
+
+    Notes do not tell their own offsets, so the log is marked now and then: where it ended, and how far both other logs
+    were read then. What lies below a mark speaks of nothing above those positions. The first is the end of the done log
+    as it was found, with positions above all that it speaks of.
+    """
+
+    def __init__(self, first: Mark) -> None:
+        self._marks = deque([first])
+        self._low = 0
+
+    @property
+    def end(self) -> int:
+        """The last end that was marked: what is written from now on lies at or above it."""
+        return self._marks[-1].done_end
+
+    def add(self, mark: Mark) -> None:
+        """Remember where the done log ends now."""
+        if mark.done_end > self.end:
+            self._marks.append(mark)
+
+    def low(self, half_checkpoint: int, op_checkpoint: int, snapshotted: Iterable[int]) -> int:
+        """Return the offset below which nothing is needed.
+
+        The checkpoints are where a restart reads the half and op logs from; `snapshotted` are offsets at or below the
+        snapshots that are needed.
+        """
+        marks = self._marks
+        while marks[0].half_position <= half_checkpoint and marks[0].op_position <= op_checkpoint:
+            self._low = marks[0].done_end
+            if len(marks) == 1:
+                break
+            marks.popleft()
+        return min(self._low, min(snapshotted, default=self._low))

@@ -1,7 +1,7 @@
 """Committed transactions that are to be published later, soonest first. Pure: the caller gives the time.
 
-Those whose payloads are in memory are kept apart from the others: the last of the former are dropped first where
-memory is short, and the first of the latter are read next.
+Those whose payloads are not in memory stand in a list of their own: the first of them are read next, and none is due
+before its payload is there.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ class Delays:
         self._entries: dict[str, _Entry] = {}
         self._in_memory: SortedList[_Entry] = SortedList()
         self._dropped: SortedList[_Entry] = SortedList()
-        #: Bytes that the payloads in memory take.
-        self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -36,53 +34,40 @@ class Delays:
 
     def add(self, pending: Pending, due_ms: int) -> None:
         """Keep a transaction until its time."""
-        self._enter(due_ms, next(self._ticket), pending)
+        self._enter((due_ms, next(self._ticket), pending))
 
-    def _enter(self, due_ms: int, ticket: int, pending: Pending) -> None:
-        self._entries[pending.half.transaction_id] = entry = due_ms, ticket, pending
-        if pending.dropped is None:
-            self._in_memory.add(entry)
-            self.bytes += pending.held_bytes
-        else:
-            self._dropped.add(entry)
+    def _enter(self, entry: _Entry) -> None:
+        pending = entry[2]
+        self._entries[pending.half.transaction_id] = entry
+        self._list(is_dropped=pending.dropped is not None).add(entry)
 
     def remove(self, transaction_id: str) -> None:
         """Forget a transaction that was settled otherwise."""
         entry = self._entries.pop(transaction_id, None)
         if entry is not None:
-            self._leave(entry, is_dropped=entry[2].dropped is not None)
+            self._list(is_dropped=entry[2].dropped is not None).remove(entry)
 
-    def _leave(self, entry: _Entry, *, is_dropped: bool) -> None:
-        if is_dropped:
-            self._dropped.remove(entry)
-        else:
-            self._in_memory.remove(entry)
-            self.bytes -= entry[2].held_bytes
-
-    def due_ms(self, pending: Pending) -> int:
-        """Return when one of them is due."""
-        return self._entries[pending.half.transaction_id][0]
+    def _list(self, *, is_dropped: bool) -> SortedList[_Entry]:
+        return self._dropped if is_dropped else self._in_memory
 
     def moved(self, pending: Pending) -> None:
         """Take in that the payload of a transaction was dropped, or is in memory again."""
         entry = self._entries.get(pending.half.transaction_id)
         if entry is not None:
-            self._leave(entry, is_dropped=pending.dropped is None)
-            self._enter(*entry)
+            self._list(is_dropped=pending.dropped is None).remove(entry)
+            self._enter(entry)
 
     def take_due(self, now_ms: int) -> Iterator[Pending]:
-        """Yield and forget what is due by the broker's clock, in the order of the due times."""
-        while True:
-            first = [some[0] for some in (self._in_memory, self._dropped) if some]
-            entry = min(first, default=None)
-            if entry is None or entry[0] > now_ms:
+        """Yield and forget what is due by the broker's clock, in the order of the due times.
+
+        It ends at one whose payload is not in memory: what is due later does not pass it.
+        """
+        while self._in_memory:
+            entry = self._in_memory[0]
+            if entry[0] > now_ms or (self._dropped and self._dropped[0] < entry):
                 return
             self.remove(entry[2].half.transaction_id)
             yield entry[2]
-
-    def last_in_memory(self) -> Iterator[Pending]:
-        """Yield those that are in memory, the last that is due first."""
-        return (pending for _, _, pending in reversed(self._in_memory))
 
     def dropped_until(self, until_ms: int) -> Iterator[Pending]:
         """Yield those that are not in memory and are due by then, soonest first."""

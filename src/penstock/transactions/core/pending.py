@@ -117,7 +117,7 @@ class Pending:
     attempts: int = 0
     #: The client library refused a question about it, and that was said.
     is_uncheckable: bool = False
-    #: Its target cannot take it now, or it stands behind one that cannot be published: it waits aside.
+    #: It cannot be published with the others now, or stands behind one that cannot: it is set aside.
     held: bool = False
     #: The done log holds it whole at or above this offset; None: only the half log does.
     snapshot_at: int | None = None
@@ -160,6 +160,16 @@ class Pending:
     def transaction_id(self) -> str:
         """The id that all its halves have."""
         return self.half.transaction_id
+
+    @property
+    def group(self) -> str:
+        """The producer group of its halves."""
+        return self.half.group
+
+    @property
+    def immunity_ms(self) -> int:
+        """Milliseconds from its birth for which nobody is asked about it."""
+        return self.half.immunity_ms or 0
 
     @property
     def halves(self) -> Sequence[Half]:

@@ -1,7 +1,7 @@
 """Which decided transactions the next Kafka transaction settles.
 
-Pure. A decided transaction is ready, set aside (its target cannot take it now, or it stands behind one that is),
-delayed (`deliver_at`), loading (its payload is being read), or it stands behind an earlier one of its line
+Pure. A decided transaction is ready, set aside (its target cannot take it now, or its payload is not in memory, or it
+stands behind one that is set aside), delayed (`deliver_at`), or it stands behind an earlier one of its line
 (`order="half"`). Only what is ready is looked at, so that a crowd of those that wait delays nobody.
 """
 
@@ -12,7 +12,6 @@ from itertools import chain, count, islice
 
 from penstock.transactions.core.delays import Delays
 from penstock.transactions.core.key_order import KeyOrder
-from penstock.transactions.core.loading import Loading
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.publishing.set_aside import SetAside
 from penstock.transactions.wire.half import Line
@@ -21,22 +20,24 @@ from penstock.transactions.wire.ops import Verdict
 #: How many delayed transactions become ready in one round.
 _DUE = 10_000
 
-# A member of an enumeration is dear to look up, and this is the way of every transaction.
+# A member of an enumeration is slow to look up, and this is the way of every transaction.
 _ROLLBACK = Verdict.ROLLBACK
 
 
 class ReadyQueue:
-    """The decided transactions of one half partition. Not thread-safe: its coordinator's thread drives it."""
+    """The decided transactions of one half partition. Not thread-safe: its coordinator's thread drives it.
 
-    def __init__(self) -> None:
+    `let_go` is called with what begins to wait for long: it may drop the payload.
+    """
+
+    def __init__(self, delays: Delays, let_go: Callable[[Pending], None]) -> None:
+        self._let_go = let_go
         #: All of them, by id, in the order in which the decisions took effect.
         self.all: dict[str, Pending] = {}
         self.keys = KeyOrder()
-        self.delays = Delays()
+        self.delays = delays
         #: Those that cannot be published with the others now.
         self.set_aside = SetAside[Pending]()
-        #: Those whose payloads are being read, and those behind them.
-        self.loading = Loading()
         self._ready: dict[str, Pending] = {}
         self._sequence = count(1)
         # One came back that had its turn before.
@@ -57,6 +58,7 @@ class ReadyQueue:
         self.all[half.transaction_id] = pending
         if half.deliver_at_ms is not None and pending.verdict is Verdict.COMMIT:
             self.delays.add(pending, half.deliver_at_ms)
+            self._let_go(pending)
         elif half.order_key is None:
             self._make_ready(pending)
         else:
@@ -90,7 +92,6 @@ class ReadyQueue:
         self._ready.pop(transaction_id, None)
         self.delays.remove(transaction_id)
         self._make_ready_again(self.set_aside.remove(pending))
-        self._make_ready_again(self.loading.remove(pending))
 
     def forget(self, pending: Pending) -> None:
         """Forget a transaction that is settled; those that it held take its place."""
@@ -101,20 +102,17 @@ class ReadyQueue:
                 self._make_ready_again(self.set_aside.remove(pending))
             if self.delays:
                 self.delays.remove(transaction_id)
-            if self.loading:
-                self._make_ready_again(self.loading.remove(pending))
         if (line := pending.half.line) is not None:
             head = self.keys.remove(line, pending)
             if head is not None and head.verdict is Verdict.COMMIT and self._is_nowhere(head.half.transaction_id):
                 self._make_ready(head)
 
     def _is_nowhere(self, transaction_id: str) -> bool:
-        places = (self._ready, self.delays, self.set_aside, self.loading)
-        return not any(transaction_id in place for place in places)
+        return not any(transaction_id in place for place in (self._ready, self.delays, self.set_aside))
 
-    def loaded(self, pending: Pending) -> None:
-        """Take in that the payload of a transaction is in memory again."""
-        self._make_ready_again(self.loading.loaded(pending))
+    def is_put_off(self, pending: Pending) -> bool:
+        """Tell whether a transaction is delayed, or set aside."""
+        return pending.held or pending.half.transaction_id in self.delays
 
     def sort(self, line: Line) -> None:
         """Let all of a line stand in the order of their offsets; who does not stand in front any more is not ready."""
@@ -157,7 +155,7 @@ class ReadyQueue:
             if looked and transaction_id in chosen:
                 # It went with others of its key.
                 continue
-            if self._waits(pending, out):
+            if self._goes_aside(pending, out):
                 waiting.append(transaction_id)
                 continue
             line = pending.half.line if pending.half.order_key is not None else None
@@ -179,21 +177,6 @@ class ReadyQueue:
             self._ready = dict(sorted(self._ready.items(), key=lambda one: one[1].sequence))
         return self._ready
 
-    def _waits(self, pending: Pending, out: Callable[[Pending], str | None]) -> bool:
-        """Put a transaction aside that cannot be published with others, or where payloads are waited for."""
-        loading = self.loading
-        # Before all else: what stands behind one whose payload is being read must not be set aside in front of it.
-        if loading and loading.is_behind(pending):
-            loading.add(pending)
-            return True
-        if self._goes_aside(pending, out):
-            return True
-        if pending.dropped is None or pending.verdict is _ROLLBACK:
-            # Of what is rolled back nothing is published.
-            return False
-        loading.add(pending)
-        return True
-
     def _goes_aside(self, pending: Pending, out: Callable[[Pending], str | None]) -> bool:
         """Set a transaction aside that cannot be published with others, and tell whether it is."""
         if pending.verdict is _ROLLBACK:
@@ -202,6 +185,7 @@ class ReadyQueue:
         if topic is None and not (self.set_aside and self.set_aside.is_behind(pending)):
             return False
         self.set_aside.add(pending, topic)
+        self._let_go(pending)
         return True
 
     def _passable(self, line: Line, out: Callable[[Pending], str | None], limit: int) -> Iterator[Pending]:

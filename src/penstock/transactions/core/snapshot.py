@@ -9,7 +9,7 @@ Snapshots grow old, too: when the done log has grown far past one that is still 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, islice, takewhile
+from itertools import takewhile
 
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.state import PartitionState
@@ -23,24 +23,22 @@ _MOST_BYTES = 2 << 20
 LARGEST_BYTES = 900_000
 
 
-def to_snapshot(state: PartitionState, done_end: int, gap: int, now: float = 0.0) -> list[Pending]:
+def to_snapshot(state: PartitionState, done_end: int, gap: int) -> list[Pending]:
     """Return what the next Kafka transaction shall snapshot; payloads that are not in memory are asked for.
 
-    `gap` is how far a log may go on past what is needed of it; `now` is in monotonic seconds.
+    `gap` is how far a log may go on past what is needed of it.
     """
     gap = max(gap, 4 * len(state.pending))
     chosen: list[Pending] = []
     room = _MOST_BYTES
     is_missing = False
-    at_risk = filter(_fits_snapshot, state.places.at_risk.values())
-    first = list(islice(at_risk, 1))
-    for pending in chain(first, at_risk) if first else _candidates(state, done_end, gap):
+    for pending in _candidates(state, done_end, gap):
         room -= pending.size_bytes
         if len(chosen) == _MOST or (room < 0 and chosen):
             break
         if pending.dropped is not None:
             is_missing = True
-            if not state.payloads.want(pending, now):
+            if not state.payloads.want(pending):
                 break
         elif not is_missing or pending.snapshot_at is not None:
             # What is snapshotted is the lower part: those behind one whose payload is being read wait for it.

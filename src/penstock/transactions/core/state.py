@@ -1,7 +1,7 @@
-"""The state machine of one half partition: pending halves, their first decisions, and the checkpoints.
+"""The state of one half partition: pending halves, their decisions, and the checkpoints.
 
 Pure: it is fed the records of the half and op logs in their order, and hands out what is to be published. It knows
-no Kafka and reads no clock, so that simulations can drive it.
+no Kafka and reads no clock, so that simulations can drive it. What a decision does is a table, in `decisions`.
 
 No id of a settled transaction is kept. A decision names the offsets of its halves: if those were read already and
 the id is not pending, the transaction was settled before, or never was; if they were not read yet, the decision runs
@@ -10,51 +10,113 @@ ahead of its half and is held until the half arrives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 
-from penstock.transactions.core.ahead import Ahead, AheadOps
-from penstock.transactions.core.checkpoints import by_offset
+from penstock.transactions.core.checkpoints import LogPlaces, by_offset
 from penstock.transactions.core.commit_batch import CommitBatch
-from penstock.transactions.core.decisions import (
-    NEED_ALL,
-    Refusal,
-    is_cancellation,
-    is_next_answer,
-    misfit,
-    overrules,
-)
+from penstock.transactions.core.decisions import Refusal, Ruling, is_next_answer, judge, misfit
+from penstock.transactions.core.delays import Delays
+from penstock.transactions.core.payloads import Payloads
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.core.pending_transactions import PendingTransactions
+from penstock.transactions.core.queue import ReadyQueue
 from penstock.transactions.core.recovered_state import RecoveredNotes, restored
 from penstock.transactions.wire.done_records import Note, Snapshot, UnloadedSnapshot
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Op, Verdict
 
-# Members of enumerations are dear to look up, and this is the way of every decision.
+# Members of enumerations are slow to look up, and this is the way of every decision.
 _UNKNOWN, _CHECK = Verdict.UNKNOWN, Author.CHECK
+_REFUSED = {Ruling.LATE: Refusal.ALREADY_DECIDED, Ruling.NOT_ALL: Refusal.INCOMPLETE}
 
 
-class PartitionState(PendingTransactions):
+@dataclass(slots=True)
+class HeldOp:
+    """A decision that is judged later; its place is the offset of its op record, and its index there.
+
+    The half log must be read up to the limit before its half can be called unknown; None: that is not known yet.
+    """
+
+    op: Op
+    place: tuple[int, int]
+    appended_ms: int
+    limit: int | None = None
+
+    @property
+    def judged(self) -> tuple[Op, tuple[int, int], int]:
+        """What it is judged by."""
+        return self.op, self.place, self.appended_ms
+
+
+@dataclass(slots=True)
+class _StoredHalf:
+    """A half of a transaction that begins another life: it was brought back from the discarded topic."""
+
+    offset: int
+    half: Half
+    birth_ms: int
+
+
+class PartitionState:
     """What one coordinator knows of one half partition it owns. One thread drives it.
 
     The positions are the next offsets of its half and op logs.
     """
 
     def __init__(self, half_position: int, op_position: int) -> None:
-        super().__init__()
         self.half_position = half_position
         self.op_position = op_position
         #: How many answers of checks counted, whatever they said.
         self.answers = 0
         #: The broker's time in milliseconds, for what is delayed; the caller moves it on.
         self.now_ms = 0
+        #: All transactions that are not settled, by id, in the order of the half log.
+        self.pending: OrderedDict[str, Pending] = OrderedDict()
+        delays = Delays()
+        #: Which payloads are in memory.
+        self.payloads = Payloads(delays)
+        #: Those that have a decision.
+        self.queue = ReadyQueue(delays, self.payloads.let_go)
+        #: Those that a snapshot says to be decided, until that op is read again: its place tells their turn.
+        self.unread: dict[str, Pending] = {}
+        #: Those with a count of answered checks that is not in the done log yet.
+        self.answered: dict[str, Pending] = {}
+        #: Which logs hold them.
+        self.places = LogPlaces()
+        #: Decisions that are judged later, by transaction id, in the order of the op log.
+        self.held: dict[str, list[HeldOp]] = {}
         self._recovered = RecoveredNotes()
-        self._ahead = AheadOps(self.pending.__contains__, self._waits, self._judge_ahead)
-        #: Decisions that are held, by transaction id: an object to look at before `join_ahead`, once for each record.
-        self.ahead: Mapping[str, Sized] = self._ahead.waiting
-        # Halves brought back from the discarded topic before it is known here that they went there: place, half, birth.
-        self._reborn: dict[str, tuple[int, Half, int]] = {}
+        # Halves brought back from the discarded topic before it is known here that they went there, by id.
+        self._reborn: dict[str, list[_StoredHalf]] = {}
+
+    @property
+    def decided(self) -> Mapping[str, Pending]:
+        """Pending transactions that have a decision, in the order in which the decisions took effect."""
+        return self.queue.all
+
+    @property
+    def only_in_half_log(self) -> Iterable[Pending]:
+        """Pending transactions that are in the half log alone, lowest first."""
+        return self.places.only_in_half_log.values()
+
+    @property
+    def snapshotted(self) -> Iterable[Pending]:
+        """Pending transactions with a snapshot in the done log, in the order of the snapshots."""
+        return self.places.snapshotted.values()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to publish or to write down, apart from what waits."""
+        return bool(self.answered) or self.queue.ready > 0
+
+    def undecided(self, transaction_id: str) -> Pending | None:
+        """Return a transaction that nobody has decided, or None. Safe from any thread."""
+        pending = self.pending.get(transaction_id)
+        return pending if pending is not None and pending.verdict is None else None
+
+    # What is read: the done log first, then halves and decisions.
 
     def remember(
         self, notes: Iterable[Note], snapshots: Iterable[tuple[int, Snapshot | UnloadedSnapshot]] = ()
@@ -65,10 +127,9 @@ class PartitionState(PendingTransactions):
         with its offset there. Returns what was snapshotted and is pending, in the order of the half log.
         """
         self._recovered.remember(notes, self.half_position, self.op_position)
-        snapshotted = []
-        for pending in sorted((restored(place, snapshot) for place, snapshot in snapshots), key=lambda one: one.offset):
+        snapshotted = sorted((restored(place, snapshot) for place, snapshot in snapshots), key=lambda one: one.offset)
+        for pending in snapshotted:
             self._keep(pending)
-            snapshotted.append(pending)
         self.places.restore(snapshotted)
         for pending in snapshotted:
             if pending.verdict is not None:
@@ -90,21 +151,17 @@ class PartitionState(PendingTransactions):
         self.half_position = offset + 1
         transaction_id = half.transaction_id
         note = self._recovered.note_on(transaction_id, offset) if self._recovered.notes else None
-        if note is not None and note.verdict is not Verdict.UNKNOWN:
+        if note is not None and note.verdict is not _UNKNOWN:
             return None
         pending = self.pending.get(transaction_id)
-        if pending is not None:
-            if offset in pending.offsets:
-                return None
-            if half.resumed is not None and pending.verdict is Verdict.DISCARD:
-                self._reborn[transaction_id] = offset, half, birth_ms
-                return None
-            bytes_before = pending.payload_bytes
-            if not pending.add_part(offset, half):
-                return Refusal.DUPLICATE_ID
-            self.payloads.grown(pending, bytes_before)
-            return pending
-        return self._begin(offset, half, birth_ms, note)
+        if pending is None:
+            return self._begin(offset, half, birth_ms, note)
+        if offset in pending.offsets:
+            return None
+        if half.resumed is not None and pending.verdict is Verdict.DISCARD:
+            self._reborn.setdefault(transaction_id, []).append(_StoredHalf(offset, half, birth_ms))
+            return None
+        return pending if self._add_part(pending, offset, half) else Refusal.DUPLICATE_ID
 
     def _begin(self, offset: int, half: Half, birth_ms: int, note: Note | None = None) -> Pending:
         pending = Pending(half, offset, birth_ms)
@@ -113,6 +170,29 @@ class PartitionState(PendingTransactions):
         self.places.add(pending)
         self._keep(pending)
         return pending
+
+    def _add_part(self, pending: Pending, offset: int, half: Half) -> bool:
+        bytes_before = pending.payload_bytes
+        is_its_own = pending.add_part(offset, half)
+        self.payloads.grown(pending, bytes_before)
+        return is_its_own
+
+    def _keep(self, pending: Pending) -> None:
+        half = pending.half
+        self.pending[half.transaction_id] = pending
+        self.payloads.add(pending)
+        if (line := half.line) is not None:
+            self.queue.keys.add(line, pending)
+
+    def _forget(self, pending: Pending) -> None:
+        transaction_id = pending.half.transaction_id
+        del self.pending[transaction_id]
+        self.payloads.forget(pending)
+        if self.answered:
+            self.answered.pop(transaction_id, None)
+        self.places.forget(pending)
+        self.unread.pop(transaction_id, None)
+        self.queue.forget(pending)
 
     def skip_half(self, offset: int) -> None:
         """Pass a record of the half log that is no half."""
@@ -123,6 +203,22 @@ class PartitionState(PendingTransactions):
         """Pass a record of the op log that is no op."""
         self.op_position = offset + 1
         self._recovered.pass_ops(offset)
+
+    def load(self, transaction_id: str, halves: Sequence[tuple[int, Half]], place: int | None = None) -> Pending | None:
+        """Take in the payload of a transaction, which was read again: its halves, by their offsets in the half log.
+
+        `place` is the offset of its snapshot in the done log, if they were read there. Returns the transaction; None
+        where it is settled, or was in memory, or the halves are not its own.
+        """
+        pending = self.pending.get(transaction_id)
+        if pending is None or not pending.load(halves):
+            return None
+        if place is not None and pending.snapshot_at is not None:
+            pending.snapshot_at = max(pending.snapshot_at, place)
+        self.payloads.take_in(pending)
+        return pending
+
+    # Decisions.
 
     def add_op(self, offset: int, op: Op, appended_ms: int, index: int = 0) -> Refusal | None:
         """Take the next decision in, and return why it is refused, or None.
@@ -135,143 +231,59 @@ class PartitionState(PendingTransactions):
             # Read again after a restart: what it decided is settled.
             return None
         pending = self.pending.get(op.transaction_id)
-        # Nearly all have one half, and it is there.
-        is_usual = pending is not None and pending.parts is None and not self._reborn and not pending.in_flight
-        if pending is not None and (is_usual or not self._waits(op)):
-            return self._judge(pending, offset, index, op, appended_ms)
+        if pending is not None:
+            return self._judge(pending, op, (offset, index), appended_ms)
         last = max(op.half_offsets, default=-1)
-        if pending is None and op.half_offsets and last < self.half_position:
+        if op.half_offsets and last < self.half_position:
             return Refusal.SETTLED_OR_UNKNOWN
-        # A transaction that is there in part may become whole as long as the half log goes on.
-        limit = last + 1 if op.half_offsets and pending is None else None
-        self._ahead.add(Ahead(op, offset, index, appended_ms, limit))
-        self.places.open_op(offset)
+        self._hold(HeldOp(op, (offset, index), appended_ms, last + 1 if op.half_offsets else None))
         return None
 
-    def _waits_for_halves(self, pending: Pending, op: Op) -> bool:
-        """Tell whether a decision is held until more halves of its transaction are there, or its next life begins.
-
-        What moves its messages is, and all that comes after that, so that the first one in the op log wins.
-        """
-        reborn = self._reborn.get(op.transaction_id)
-        if reborn is not None:
-            return op.half_offsets == (reborn[0],)
-        if pending.parts is None or not pending.parts.missing:
-            return False
-        last = max(op.half_offsets, default=-1)
-        return op.verdict in NEED_ALL or last >= self.half_position or op.transaction_id in self._ahead
-
-    def _waits(self, op: Op) -> bool:
-        """Tell whether a decision is held: for more halves, or for the end of what is under way and may be visible."""
-        pending = self.pending[op.transaction_id]
-        return (pending.in_flight and overrules(op, pending)) or self._waits_for_halves(pending, op)
-
-    def join_ahead(self, transaction_id: str) -> list[tuple[int, Refusal]]:
-        """Apply the decisions that were held, now that a half has arrived, or what was under way has ended.
-
-        Returns the refused ones by op offset.
-        """
-        return self._ahead.join(transaction_id, self.half_position)
-
-    def _judge_ahead(self, ahead: Ahead) -> Refusal | None:
-        refusal: Refusal | None = Refusal.SETTLED_OR_UNKNOWN
-        pending = self.pending.get(ahead.op.transaction_id)
-        if pending is not None:
-            refusal = self._judge(pending, ahead.offset, ahead.index, ahead.op, ahead.appended_ms)
-        # After judging: what is open stays in its place among the others.
-        self.places.close_op(ahead.offset)
-        return refusal
-
-    def sweep_ahead(self, half_end: int, read_to: int | None = None) -> int:
-        """Refuse decisions whose half cannot come any more, and return how many there were.
-
-        The end of the half log was asked for after the decisions were read. A half is stored before its decision is
-        written, so a decision that names an offset at or past the end is forged. `read_to` was the next offset of the
-        op log then: decisions at or above it are left; None: all had been read.
-        """
-        return self._ahead.sweep(half_end, self.half_position, read_to, self._stays)
-
-    def _stays(self, transaction_id: str) -> bool:
-        """Tell whether what is held waits for something else than halves."""
-        pending = self.pending.get(transaction_id)
-        return transaction_id in self._reborn or (pending is not None and pending.in_flight)
-
-    def lose_half_log(self, low: int) -> list[Pending]:
-        """Take in that the half log was made again and begins at `low`: what is pending is here alone.
-
-        Returns what is lost: its payload was there alone.
-        """
-        lost = self.lose(self.only_in_half_log)
-        self.half_position = low
-        self.places.lose_halves(list(self.only_in_half_log))
-        self._reborn.clear()
-        self._recovered.notes.clear()
-        return lost
-
-    def cut_half_log(self, low: int) -> list[Pending]:
-        """Take in that the half log was deleted below `low`: what is pending and lay there is here alone.
-
-        Returns what is lost: its payload was there alone.
-        """
-        self.half_position = max(self.half_position, low)
-        lost = self.lose(self.places.below(low))
-        self.places.lose_halves(self.places.below(low))
-        return lost
-
-    def lose_op_log(self, low: int) -> None:
-        """Take in that the op log was made again and begins at `low`: places in the former one mean nothing."""
-        self.op_position = low
-        self._recovered.places.clear()
-        self.places.lose_op_log(self.pending.values())
-        self.queue_unread(self.op_position)
-        self._ahead.lose_places()
-
-    def cut_op_log(self, low: int) -> None:
-        """Take in that the op log was deleted below `low`: decisions there that are not applied are here alone."""
-        self.op_position = max(self.op_position, low)
-        self.queue_unread(self.op_position)
-        self.places.cut_op_log(low, self.decided.values())
-
-    def lose_done_log(self, low: int | None = None) -> list[Pending]:
-        """Take in that what the done log said is gone; return what is lost: its payload was there alone.
-
-        What is pending is to be written down, so that the checkpoints pass what is settled. Payloads that are not in
-        memory may be read from `low` on, where it begins now; None: it was made again.
-        """
-        lost = self.lose(self.snapshotted) if low is None else []
-        self.places.lose_done_log(low or 0, self.pending.values())
-        return lost
-
-    def _judge(self, pending: Pending, offset: int, index: int, op: Op, appended_ms: int) -> Refusal | None:
+    def _judge(
+        self, pending: Pending, op: Op, place: tuple[int, int], appended_ms: int, *, may_grow: bool = True
+    ) -> Refusal | None:
+        """Do what a decision does; return why it is refused, or None. One that is judged later is held."""
+        if may_grow and self._is_behind(pending, op):
+            self._hold(HeldOp(op, place, appended_ms))
+            return None
         wrong = misfit(pending, op)
         if wrong is not None:
             return wrong
-        if op.verdict is _UNKNOWN:
-            if is_next_answer(pending, op, (offset, index)):
-                pending.check_count += 1
-                pending.answered_ms = appended_ms
-                pending.answered_at = offset, index
-                self.answers += 1
-                self.answered[op.transaction_id] = pending
+        if pending.verdict is not None and (pending.decided_at, pending.decided_index) == place:
+            if self.unread.pop(op.transaction_id, None) is not None:
+                self.queue.add(pending)
             return None
-        if pending.verdict is not None:
-            if (pending.decided_at, pending.decided_index) == (offset, index):
-                if self.unread.pop(op.transaction_id, None) is not None:
-                    self.queue.add(pending)
-                return None
-            if not (overrules(op, pending) or self._is_cancellation(pending, op, appended_ms)):
-                return Refusal.ALREADY_DECIDED
-        if pending.parts is not None and op.verdict in NEED_ALL and not pending.is_complete:
-            return Refusal.INCOMPLETE
-        if pending.verdict is not None:
+        is_delayed = op.transaction_id in self.queue.delays
+        ruling = judge(pending, op, appended_ms, is_delayed=is_delayed, may_grow=may_grow)
+        if ruling is Ruling.DECIDE:
+            self._decide(pending, op, *place)
+        elif ruling is Ruling.REPLACE:
             self.unread.pop(op.transaction_id, None)
             self.queue.withdraw(pending)
             self.places.release_op(pending)
-        self._decide(pending, op, offset, index)
-        return None
+            self._decide(pending, op, *place)
+        elif ruling is Ruling.HOLD:
+            self._hold(HeldOp(op, place, appended_ms))
+        elif ruling is Ruling.COUNT and is_next_answer(pending, op, place):
+            pending.check_count += 1
+            pending.answered_ms = appended_ms
+            pending.answered_at = place
+            self.answers += 1
+            self.answered[op.transaction_id] = pending
+        return _REFUSED.get(ruling)
 
-    def _is_cancellation(self, pending: Pending, op: Op, appended_ms: int) -> bool:
-        return op.transaction_id in self.queue.delays and is_cancellation(pending, op, appended_ms)
+    def _is_behind(self, pending: Pending, op: Op) -> bool:
+        """Tell whether a decision is for what was not read yet, or behind one that is held: the first one wins."""
+        if not (self._reborn or self.held) and pending.parts is None:
+            # Nearly all have one half, and it is there.
+            return False
+        reborn = self._reborn.get(op.transaction_id)
+        last = max(op.half_offsets, default=-1)
+        if reborn is not None:
+            return last >= reborn[0].offset
+        if pending.parts is None or not pending.parts.missing:
+            return False
+        return last >= self.half_position or op.transaction_id in self.held
 
     def _decide(self, pending: Pending, op: Op, offset: int, index: int) -> None:
         """Let a decision take effect."""
@@ -282,6 +294,72 @@ class PartitionState(PendingTransactions):
         pending.decided_index = index
         self.places.decided(pending)
         self.queue.add(pending)
+
+    # Decisions that are judged later.
+
+    def _hold(self, decision: HeldOp) -> None:
+        self.held.setdefault(decision.op.transaction_id, []).append(decision)
+        self.places.open_op(decision.place[0])
+
+    def judge_held(self, transaction_id: str) -> list[tuple[int, Refusal]]:
+        """Judge the decisions that were held, now that a half has arrived, or what was under way has ended.
+
+        Returns the refused ones by op offset.
+        """
+        refused = []
+        for decision in self.held.pop(transaction_id, ()):
+            pending = self.pending.get(transaction_id)
+            refusal: Refusal | None = None
+            if pending is not None:
+                refusal = self._judge(pending, *decision.judged)
+            elif decision.limit is not None and decision.limit > self.half_position:
+                # This half was settled long ago; the decision is for a later one with the same id.
+                self._hold(decision)
+            else:
+                refusal = Refusal.SETTLED_OR_UNKNOWN
+            # After judging: what is open stays in its place among the others.
+            self.places.close_op(decision.place[0])
+            if refusal is not None:
+                refused.append((decision.place[0], refusal))
+        return refused
+
+    def sweep_held(self, half_end: int, read_to: int | None = None) -> int:
+        """Refuse decisions whose half cannot come any more, and return how many there were.
+
+        The end of the half log was asked for after the decisions were read. A half is stored before its decision is
+        written, so a decision that names an offset at or past the end is forged. `read_to` was the next offset of the
+        op log then: decisions at or above it are left; None: all had been read.
+        """
+        dropped = 0
+        for transaction_id in list(self.held):
+            waiting = self.held.pop(transaction_id)
+            for at, decision in enumerate(waiting):
+                if self._may_still_come(decision, half_end, read_to):
+                    # What is behind it waits with it.
+                    self.held[transaction_id] = waiting[at:]
+                    break
+                pending = self.pending.get(transaction_id)
+                # The transaction may be there in part.
+                if pending is None:
+                    dropped += 1
+                else:
+                    dropped += self._judge(pending, *decision.judged, may_grow=False) is not None
+                self.places.close_op(decision.place[0])
+        return dropped
+
+    def _may_still_come(self, decision: HeldOp, half_end: int, read_to: int | None) -> bool:
+        """Tell whether what a decision waits for may come: a half, or the end of what is under way."""
+        if read_to is not None and decision.place[0] >= read_to:
+            return True
+        transaction_id = decision.op.transaction_id
+        pending = self.pending.get(transaction_id)
+        if transaction_id in self._reborn or (pending is not None and pending.in_flight):
+            return True
+        if decision.limit is None:
+            decision.limit = half_end
+        return self.half_position < decision.limit <= half_end
+
+    # What is published, and what became of it.
 
     def next_batch(
         self,
@@ -297,9 +375,12 @@ class PartitionState(PendingTransactions):
         topic for whose sake a transaction cannot be published with others now, or None. Those in `snapshot` are written
         down whole.
         """
+        # Before all else: what is set aside now may lose its payload.
+        whole = [(pending, pending.snapshot()) for pending in snapshot]
         self.queue.release_due(self.now_ms)
         chosen = self.queue.choose(limit, out, room_bytes)
-        snapshotted = {p.half.transaction_id: p for p in snapshot if p.half.transaction_id not in chosen}
+        whole = [one for one in whole if one[0].half.transaction_id not in chosen]
+        snapshotted = {pending.half.transaction_id: pending for pending, _ in whole}
         passed = {**chosen, **snapshotted} if snapshotted else chosen
         answered = [pending for name, pending in self.answered.items() if name not in passed]
         if not chosen and not answered and not snapshotted:
@@ -310,7 +391,7 @@ class PartitionState(PendingTransactions):
             self._half_checkpoint(passed),
             self.places.op_checkpoint(passed.values(), self.op_position),
             [pending.count() for pending in answered],
-            [pending.snapshot() for pending in snapshotted.values()],
+            [written for _, written in whole],
         )
 
     def checkpoints(self) -> tuple[int, int]:
@@ -318,7 +399,7 @@ class PartitionState(PendingTransactions):
         return self._half_checkpoint({}), self.places.op_checkpoint((), self.op_position)
 
     def _half_checkpoint(self, passed: Mapping[str, Pending]) -> int:
-        reborn = min((offset for offset, _, _ in self._reborn.values()), default=self.half_position)
+        reborn = min((halves[0].offset for halves in self._reborn.values()), default=self.half_position)
         return self.places.half_checkpoint(passed, reborn)
 
     def apply(self, batch: CommitBatch, done_from: int = 0) -> list[Pending]:
@@ -334,21 +415,6 @@ class PartitionState(PendingTransactions):
             self._take_snapshot(done_from, snapshot)
         return self._rebirths(batch.decided)
 
-    def _rebirths(self, settled: Iterable[Pending]) -> list[Pending]:
-        begun = []
-        for pending in settled if self._reborn else ():
-            if pending.half.transaction_id in self._reborn:
-                begun.append(self._begin(*self._reborn.pop(pending.half.transaction_id)))
-                self.join_ahead(pending.half.transaction_id)
-        if begun:
-            # Others were read meanwhile, which lie above them.
-            self.places.sort()
-            for name in list(by_offset(self.pending)):
-                self.pending.move_to_end(name)
-            for line in {line for pending in begun if (line := pending.half.line) is not None}:
-                self.queue.sort(line)
-        return begun
-
     def settle(
         self, notes: Iterable[Note], snapshots: Iterable[tuple[int, Snapshot | UnloadedSnapshot]] = ()
     ) -> tuple[list[Pending], list[Pending]]:
@@ -361,13 +427,19 @@ class PartitionState(PendingTransactions):
         settled = []
         for note in notes:
             pending = self.pending.get(note.transaction_id)
-            if note.verdict is Verdict.UNKNOWN:
+            if note.verdict is _UNKNOWN:
                 self._is_noted(note)
             elif pending is not None and pending.offset <= note.half_offset:
                 pending.verdict = note.verdict
                 settled.append(pending)
                 self._forget(pending)
         return settled, self._rebirths(settled)
+
+    def _is_noted(self, note: Note) -> None:
+        """Take in that the done log has a count of answered checks; one that grew since has to be written again."""
+        pending = self.answered.get(note.transaction_id)
+        if pending is not None and pending.check_count == note.check_count:
+            del self.answered[note.transaction_id]
 
     def _take_snapshot(self, done_from: int, snapshot: Snapshot | UnloadedSnapshot) -> None:
         """Take in that the done log holds a pending transaction whole."""
@@ -377,4 +449,26 @@ class PartitionState(PendingTransactions):
         decision = snapshot.note.op_offset, snapshot.note.op_index
         self.places.take_snapshot(pending, done_from, decision)
         self._is_noted(snapshot.note)
-        self.payloads.unwant(snapshot.note.transaction_id)
+        if self.queue.is_put_off(pending):
+            self.payloads.let_go(pending)
+
+    def _rebirths(self, settled: Iterable[Pending]) -> list[Pending]:
+        """Begin the next lives of what was discarded and brought back since."""
+        begun = []
+        for pending in settled if self._reborn else ():
+            halves = self._reborn.pop(pending.half.transaction_id, None)
+            if halves is not None:
+                first, *others = halves
+                again = self._begin(first.offset, first.half, first.birth_ms)
+                for part in others:
+                    self._add_part(again, part.offset, part.half)
+                begun.append(again)
+                self.judge_held(again.half.transaction_id)
+        if begun:
+            # Others were read meanwhile, which lie above them.
+            self.places.sort()
+            for name in list(by_offset(self.pending)):
+                self.pending.move_to_end(name)
+            for line in {line for pending in begun if (line := pending.half.line) is not None}:
+                self.queue.sort(line)
+        return begun

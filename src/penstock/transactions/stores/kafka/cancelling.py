@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from penstock.clients.asking import ask_again
 from penstock.errors import DecisionNotStoredError
-from penstock.transactions.core.cancelling import not_cancelled, not_pending
+from penstock.transactions.core.decisions import not_cancelled, not_pending
 from penstock.transactions.stores.kafka.inspection import KafkaInspection
 from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics

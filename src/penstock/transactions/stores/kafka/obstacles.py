@@ -45,7 +45,7 @@ def obstacles(
     Of each coordinator the latest status counts; the time is in milliseconds since the epoch.
     """
     refused = _merged(status.refused for status in statuses)
-    sick = _merged(status.targets for status in statuses)
+    sick = _merged(reasons for status in statuses for reasons in (status.refusing, status.targets))
     slow = next((one for one in statuses if one.slow_call and half_partition in one.partitions), None)
     hanging = None if slow is None else Obstacle(Cause.CALL, _hanging(slow, now_ms))
     lacking = _lacking(half_partition, statuses)

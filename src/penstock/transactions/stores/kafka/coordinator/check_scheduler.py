@@ -29,9 +29,6 @@ _log = logging.getLogger("penstock.transactions")
 _CHECKS = 200
 #: Seconds until a check is tried again when it is not known whether anybody is there to be asked.
 _SOON_S = 0.1
-#: Checks of one group and half partition that may be unanswered at a time: more would find all workers busy, be passed
-#: over, and be sent again only after an interval.
-WINDOW = 128
 #: Seconds until it is looked whether some of them were answered.
 _WINDOW_S = 0.02
 #: Seconds between two marks in one op log.
@@ -61,7 +58,7 @@ class CheckScheduler:
         ration: RationedLog,
     ) -> None:
         self._policy = policy
-        self._asker = sender
+        self._sender = sender
         self._discarding = discarding
         self._half_end = half_end
         self._counts = counts
@@ -77,7 +74,7 @@ class CheckScheduler:
         self._unasked = {
             group: (number, name, why)
             for group, (number, name, why) in self._unasked.items()
-            if number in owned and _undecided(owned[number], name) is not None
+            if number in owned and owned[number].state.undecided(name) is not None
         }
         return {group: why for group, (_, _, why) in self._unasked.items()}
 
@@ -88,7 +85,7 @@ class CheckScheduler:
         if not partition.state.pending or not partition.is_recovered:
             return
         self._report_pinned(partition, now)
-        due = partition.schedule.next_due()
+        due = partition.plan.next_due()
         time_s = partition.clock.now_ms(now) / 1000
         is_due = due is not None and due <= time_s
         # At first, what was read may be of long ago: only what is written now tells what time it is.
@@ -97,7 +94,7 @@ class CheckScheduler:
         if is_unsure or (is_due and partition.feed.ops_read_to_ms / 1000 < time_s - _TICK_S):
             self._tick(partition, now)
         if is_due:
-            for pending in partition.schedule.take_due(min(time_s, partition.feed.ops_read_to_ms / 1000), _CHECKS):
+            for pending in partition.plan.take_due(min(time_s, partition.feed.ops_read_to_ms / 1000), _CHECKS):
                 self._check(partition, pending, now, time_s)
 
     def _report_pinned(self, partition: HalfPartition, now: float) -> None:
@@ -111,8 +108,8 @@ class CheckScheduler:
         self._pins[partition.number] = name, now
         _log.warning(
             "transaction %s of group %s, of %d bytes, holds partition %d of the half and op logs at offset %d, %d "
-            "records below the end: more than %d bytes are not written down anew, so nothing behind it is deleted, and "
-            "a restart reads all of it; see what it waits for by `penstock tx show`, and settle it by `penstock tx "
+            "records below the end: more than %d bytes are not written down again, so nothing behind it is deleted, "
+            "and a restart reads all of it; see what it waits for by `penstock tx show`, and settle it by `penstock tx "
             "commit`, `rollback` or `discard` if it need not wait",
             name,
             pending.half.group,
@@ -126,56 +123,55 @@ class CheckScheduler:
     def _tick(self, partition: HalfPartition, now: float) -> None:
         if now - partition.ticked_at >= _TICK_S:
             partition.ticked_at = now
-            self._asker.tick(partition.number)
+            self._sender.tick(partition.number)
 
     def _check(self, partition: HalfPartition, pending: Pending, now: float, time_s: float) -> None:
-        schedule, interval = partition.schedule, self._policy.interval(pending.check_count + 1)
+        plan, interval = partition.plan, self._policy.interval(pending.check_count + 1)
         if not pending.is_complete:
             self._end_incomplete(partition, pending)
-            schedule.postpone(pending, time_s + interval)
+            plan.postpone(pending, time_s + interval)
             return
         if pending.check_count >= self._policy.maximum:
-            self._settle_exhausted(partition, pending, now, time_s)
+            self._settle_exhausted(partition, pending, time_s)
             return
         group, unanswered = pending.half.group, pending.requested > pending.check_count
-        if not _has_room(partition, group, time_s):
-            _requeue(partition, pending, time_s)
-            schedule.park(group, time_s + _WINDOW_S)
+        if not plan.has_room(group, time_s):
+            plan.postpone(pending, time_s)
+            plan.park(group, time_s + _WINDOW_S)
             return
-        asked = self._asker.check(partition, pending, now)
+        asked = self._sender.check(partition, pending, now)
         if asked is SendOutcome.SENT:
             self._unasked.pop(group, None)
-            schedule.postpone(pending, time_s + interval)
-            partition.state.payloads.unwant(pending.half.transaction_id)
-            sent = time_s + interval, pending.requested, pending.half.transaction_id
-            partition.unanswered.setdefault(group, []).append(sent)
+            plan.sent(pending, pending.requested, time_s)
+            # Its question holds it now; the next one is not asked for some time.
+            partition.state.payloads.let_go(pending)
             self._counts.checks += 1
             if unanswered:
                 text = "the check of transaction %s was not answered within %g s by group %s: it is asked again"
                 self._ration.warn(f"unanswered {group}", text, pending.half.transaction_id, interval, group)
             return
         if asked is SendOutcome.UNREAD:
-            self._await_payload(partition, pending, now, time_s)
+            self._await_payload(partition, pending, time_s)
         elif asked is SendOutcome.REFUSED:
             # Its own fault: the others of its group are asked.
             self._counts.no_producer += 1
-            schedule.postpone(pending, time_s + interval)
+            plan.postpone(pending, time_s + interval)
         else:
             self._leave_alone(partition, pending, asked, time_s)
 
     def _leave_alone(self, partition: HalfPartition, pending: Pending, asked: SendOutcome, time_s: float) -> None:
         """Ask a group nothing for a while, for nobody is there, or it is not known yet whether somebody is."""
-        schedule, group = partition.schedule, pending.half.group
-        _requeue(partition, pending, time_s)
+        plan, group = partition.plan, pending.half.group
+        plan.postpone(pending, time_s)
         if asked in _WAITS_FOR:
             waits_for = _WAITS_FOR[asked].format(group)
             self._unasked[group] = partition.number, pending.half.transaction_id, waits_for
         if asked is not SendOutcome.NOBODY:
             self._counts.no_producer += asked is SendOutcome.UNKNOWN
-            schedule.park(group, time_s + _SOON_S)
+            plan.park(group, time_s + _SOON_S)
             return
         # One question for all of a group: it is left alone, and costs nothing, until it is looked for again.
-        self._counts.no_producer += 1 + schedule.park(group, time_s + self._policy.interval_s)
+        self._counts.no_producer += 1 + plan.park(group, time_s + self._policy.interval_s)
         text = "no producer of group %s answers the check of transaction %s; start one with a check function"
         self._ration.warn(f"nobody {group}", text, group, pending.half.transaction_id)
 
@@ -191,65 +187,37 @@ class CheckScheduler:
             pending.half.transaction_id,
             pending.half.group,
         )
-        self._asker.decide(partition.number, pending, Verdict.ROLLBACK)
+        self._sender.decide(partition.number, pending, Verdict.ROLLBACK)
 
-    def _settle_exhausted(self, partition: HalfPartition, pending: Pending, now: float, time_s: float) -> None:
+    def _settle_exhausted(self, partition: HalfPartition, pending: Pending, time_s: float) -> None:
         if self._discarding.reads_halves and pending.dropped is not None:
-            self._await_payload(partition, pending, now, time_s)
+            self._await_payload(partition, pending, time_s)
             return
         half = pending.half
         # By id: what waits for a slow policy does not keep in memory what is settled meanwhile.
         first = partial(_undecided_half, partition, half.transaction_id)
         decide = partial(self._decide, partition, half.transaction_id)
         self._discarding.settle(Exhausted(half.transaction_id, half.group, pending.check_count, first, decide))
-        partition.schedule.postpone(pending, time_s + self._policy.interval(pending.check_count + 1))
+        partition.plan.postpone(pending, time_s + self._policy.interval(pending.check_count + 1))
 
-    def _await_payload(self, partition: HalfPartition, pending: Pending, now: float, time_s: float) -> None:
+    def _await_payload(self, partition: HalfPartition, pending: Pending, time_s: float) -> None:
         """Have a payload read that a question needs: it comes up again as soon as it is there."""
-        schedule = partition.schedule
-        if partition.state.payloads.want(pending, now):
-            schedule.postpone(pending, time_s + self._policy.interval(pending.check_count + 1))
+        plan = partition.plan
+        if partition.state.payloads.want(pending):
+            plan.await_payload(pending, time_s + self._policy.interval(pending.check_count + 1))
         else:
             # As many as may be are being read.
-            schedule.postpone(pending, time_s)
-            schedule.park(schedule.turn_of(pending), time_s + _WINDOW_S)
+            plan.postpone(pending, time_s)
+            plan.park(plan.turn_of(pending), time_s + _WINDOW_S)
 
     def _decide(self, partition: HalfPartition, transaction_id: str, verdict: Verdict) -> None:
         """Store what the discard policy said; also called by its threads."""
-        pending = _undecided(partition, transaction_id)
+        pending = partition.state.undecided(transaction_id)
         if pending is not None:
-            self._asker.decide(partition.number, pending, verdict)
-
-
-def _requeue(partition: HalfPartition, pending: Pending, time_s: float) -> None:
-    """Let one that could not be asked about come up again when its group has its turn."""
-    if partition.state.payloads.is_wanted(pending.half.transaction_id):
-        # Behind the others, it might be dropped again before.
-        partition.schedule.bring_forward(pending)
-    else:
-        partition.schedule.postpone(pending, time_s)
-
-
-def _undecided(partition: HalfPartition, transaction_id: str) -> Pending | None:
-    """Return a transaction that nobody has decided, or None. Safe from any thread."""
-    pending = partition.state.pending.get(transaction_id)
-    return pending if pending is not None and pending.verdict is None else None
+            self._sender.decide(partition.number, pending, verdict)
 
 
 def _undecided_half(partition: HalfPartition, transaction_id: str) -> Half | None:
-    pending = _undecided(partition, transaction_id)
+    pending = partition.state.undecided(transaction_id)
     # One whose payload was dropped meanwhile comes up again.
     return None if pending is None or pending.dropped is not None else pending.half
-
-
-def _has_room(partition: HalfPartition, group: str, time_s: float) -> bool:
-    """Tell whether one more check of a group may be sent; those that were answered, or are asked again, leave."""
-    asked = partition.unanswered.get(group, [])
-    if len(asked) >= WINDOW:
-        asked[:] = [one for one in asked if one[0] > time_s and _is_unanswered(partition, one[2], one[1])]
-    return len(asked) < WINDOW
-
-
-def _is_unanswered(partition: HalfPartition, transaction_id: str, number: int) -> bool:
-    pending = _undecided(partition, transaction_id)
-    return pending is not None and pending.check_count < number

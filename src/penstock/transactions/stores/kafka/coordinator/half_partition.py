@@ -1,4 +1,4 @@
-"""One half partition while this coordinator owns it: commit batches, snapshots, checkpoints, truncation, lost logs.
+"""One half partition while this coordinator owns it: commit batches, snapshots, checkpoints, truncation.
 
 State hangs on this object, never on the partition number: after a partition is lost and taken again, a new object
 starts from what the logs say.
@@ -13,13 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
-from penstock.transactions.core.check_plan import CheckPolicy, CheckSchedule
+from penstock.transactions.core.check_plan import CheckPlan, CheckPolicy
+from penstock.transactions.core.checkpoints import DoneMarks, Mark
 from penstock.transactions.core.clock import BrokerClock
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.snapshot import GAP, to_snapshot
 from penstock.transactions.core.state import PartitionState
-from penstock.transactions.core.truncation import DoneMarks, Mark
 from penstock.transactions.publishing.backlog import Blocking
 from penstock.transactions.publishing.set_aside import SetAside
 from penstock.transactions.rationed_log import RationedLog
@@ -27,7 +27,6 @@ from penstock.transactions.stores.kafka.coordinator.counts import Counts, Partit
 from penstock.transactions.stores.kafka.coordinator.log_feed import LogFeed
 from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP, encode_ids
 from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
-from penstock.transactions.stores.kafka.logs.payload_reload import PayloadReload
 from penstock.transactions.stores.kafka.recovery.recovered_partition import DoneRead, RecoveredPartition
 from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot
 from penstock.transactions.wire.ops import Verdict
@@ -38,8 +37,6 @@ _log = logging.getLogger("penstock.transactions")
 _IDLE_S = 2.0
 #: Seconds between two looks for what is to be snapshotted.
 _SNAPSHOT_S = 0.5
-#: Lost transactions that are named in one line of the log.
-_NAMED = 20
 #: Tries to read what is pending while it changes.
 _TRIES = 5
 
@@ -81,19 +78,19 @@ class HalfPartition:
         self.number = number
         self._discarded = discarded
         self.state = PartitionState(recovered.half_position, recovered.op_position)
-        self.schedule = CheckSchedule(policy, self.state.pending.get)
+        self.plan = CheckPlan(policy, self.state.undecided)
         self._counts = counts
         self._log = log
         self._may_publish_to = may_publish_to
         snapshots = [one for one in recovered.snapshots if self._may_restore(*one)]
         for pending in self.state.remember(recovered.notes, snapshots):
-            self.schedule.add(pending)
+            self.plan.add(pending)
         self.clock = clock
         # Of the clock, when births were last compared with it.
         self._clock_revision = 0
         #: Takes the records of the half and op logs in.
         self.feed = LogFeed(
-            number, self.state, self.schedule, counts=counts, log=log, may_publish_to=may_publish_to, clock=clock
+            number, self.state, self.plan, counts=counts, log=log, may_publish_to=may_publish_to, clock=clock
         )
         #: When the coordinator last marked the op log, in monotonic seconds.
         self.ticked_at = float("-inf")
@@ -115,15 +112,11 @@ class HalfPartition:
         self.done_committed = self.done_checkpoint = recovered.done_position
         #: To where the half and op logs are known to be deleted: what the done log says of more is needed.
         self.truncated_to = {HALF: 0, OP: 0, DONE: 0}
-        # Where logs began when it was found that somebody else had deleted what is needed.
-        self._cut_to = {HALF: 0, OP: 0, DONE: 0}
         #: Topic ids of the logs that the positions belong to, as far as they are known.
         self.ids = dict(recovered.ids)
-        self._reloading: PayloadReload | None = None
-        if reader is not None:
-            self._reloading = PayloadReload(number, self.state, self.schedule, reader, self.ids)
-        #: Checks that were sent and may be on their way to an answer, by group: until when, their number, the id.
-        self.unanswered: dict[str, list[tuple[float, int, str]]] = {}
+        self._reader = reader
+        #: Whether a log of it is not as it was read: nothing more is published, and it is taken over again.
+        self.is_given_up = False
         #: Whether all that its predecessors left was read: before, what is pending is not known.
         self.is_recovered = False
         self._ends_found = (recovered.half_end, recovered.op_end)
@@ -165,10 +158,8 @@ class HalfPartition:
                 self.state.queue_unread()
             # What is due waits until then: that it was cancelled in time may not be read yet.
             self.state.now_ms = self.clock.sure_ms(now)
-        if self._reloading is not None:
-            lost = list(self._reloading.poll(now))
-            for log in {log for log, _ in lost}:
-                self.report_lost([pending for place, pending in lost if place == log], log)
+        for pending in self._reader.poll(self.number, self.state, now) if self._reader is not None else ():
+            self.plan.loaded(pending.transaction_id)
 
     def _bring_births_back(self, now_ms: int) -> None:
         """No half was born after now, and its check does not wait until then."""
@@ -177,11 +168,11 @@ class HalfPartition:
                 pending.birth_ms = min(pending.birth_ms, now_ms)
                 pending.answered_ms = min(pending.answered_ms, now_ms)
                 if pending.verdict is None:
-                    self.schedule.add(pending)
+                    self.plan.add(pending)
 
     def sweep(self, half_end: int, read_to: int) -> None:
-        """Refuse decisions whose half cannot come any more; `read_to` as `PartitionState.sweep_ahead` has it."""
-        dropped = self.state.sweep_ahead(half_end, read_to)
+        """Refuse decisions whose half cannot come any more; `read_to` as `PartitionState.sweep_held` has it."""
+        dropped = self.state.sweep_held(half_end, read_to)
         if dropped:
             self._counts.refused += dropped
             self._log.warn(
@@ -212,6 +203,9 @@ class HalfPartition:
     def failed(self, batch: CommitBatch) -> None:
         """Take in that a batch was aborted."""
         self._mark(batch, in_flight=False)
+        for pending in batch.decided:
+            if pending.held:
+                self.state.payloads.let_go(pending)
         self._judge_held(batch)
 
     def settled(self, batch: CommitBatch, done_end: int | None = None) -> Iterable[str]:  # noqa: ARG002 - upkeep looks
@@ -223,7 +217,7 @@ class HalfPartition:
                 self._counts.settled(pending, now_ms)
             begun = self.state.apply(batch, self._marks.end)
         for pending in begun:
-            self.schedule.add(pending)
+            self.plan.add(pending)
         if batch.moves:
             self._is_claimed = True
             self.checkpoints = (batch.half_checkpoint, batch.op_checkpoint)
@@ -244,7 +238,7 @@ class HalfPartition:
         for pending in settled:
             self._counts.settled(pending, now_ms)
         for pending in begun:
-            self.schedule.add(pending)
+            self.plan.add(pending)
         self.done_end = found.end
         self._judge_held(batch)
         return [pending.half.transaction_id for pending in settled]
@@ -259,7 +253,7 @@ class HalfPartition:
 
     def _judge_held(self, batch: CommitBatch) -> None:
         """Have the decisions judged that waited for the end of the Kafka transaction that had a batch."""
-        if not self.state.ahead:
+        if not self.state.held:
             return
         for pending in batch.decided:
             self.feed.judge_held(pending.half.transaction_id)
@@ -281,18 +275,23 @@ class HalfPartition:
         `limit` and `room_bytes` are those of `PartitionState.next_batch`. Where there is nothing to settle, and this
         coordinator has not said yet that it owns the partition, it settles nothing.
         """
+        if self.is_given_up:
+            return None
         discarded = (_Discarded(self._discarded),)
 
         def out(pending: Pending) -> str | None:
             if pending.verdict is _DISCARD:
-                return blocking(discarded)
+                return self._discarded if pending.dropped is not None else blocking(discarded)
+            if pending.dropped is not None:
+                # It is read again, and tried as what its target refused is.
+                return pending.half.topic
             return blocking((pending.half,) if pending.parts is None else pending.halves)
 
         # Before all is read that its predecessors left, what is pending is not known.
         snapshot, now = [], time.monotonic()
         if self.is_recovered and now >= self._snapshot_due:
             # Not past one that is being settled: what is snapshotted would come behind its end in the done log.
-            chosen = to_snapshot(self.state, self._marks.end, GAP, now)
+            chosen = to_snapshot(self.state, self._marks.end, GAP)
             snapshot = list(takewhile(lambda one: not one.in_flight, chosen))
             # Looking for what is old costs something; while there is more of it, it goes on without a pause.
             self._snapshot_due = now + (0.0 if snapshot else _SNAPSHOT_S)
@@ -309,16 +308,22 @@ class HalfPartition:
             return None if self._is_claimed else self.claim()
         return self._placed(batch)
 
-    def trial(self, waiting: Sequence[Pending], now: float, fits: Callable[[Pending], bool]) -> CommitBatch | None:
+    def trial(
+        self,
+        waiting: Sequence[Pending],
+        now: float,  # noqa: ARG002 - other stores ask for it
+        fits: Callable[[Pending], bool],
+    ) -> CommitBatch | None:
         """Return the first of what is set aside whose payloads are in memory and that `fits`; the others are asked for.
 
         It moves no positions.
         """
         for pending in waiting:
-            if pending.dropped is not None and not self.state.payloads.want(pending, now):
+            if pending.dropped is not None and not self.state.payloads.want(pending):
                 break
         chosen = list(takewhile(fits, takewhile(lambda one: one.dropped is None, waiting)))
-        return CommitBatch(chosen, [], -1, -1, discarded_to=self._discarded) if chosen else None
+        is_possible = bool(chosen) and not self.is_given_up
+        return CommitBatch(chosen, [], -1, -1, discarded_to=self._discarded) if is_possible else None
 
     def claim(self) -> CommitBatch:
         """Return a batch that settles nothing: what is written are the positions, and who owns the partition."""
@@ -334,14 +339,16 @@ class HalfPartition:
         self.done_end = done_end
         self._marks.add(Mark(done_end, self.state.half_position, self.state.op_position))
 
+    def positions(self) -> dict[str, int]:
+        """Return how far the logs were read, by log; of the done log, to where it was known to go."""
+        return {HALF: self.state.half_position, OP: self.state.op_position, DONE: self.done_end}
+
     def truncation_points(self) -> dict[str, int]:
         """Return the offsets below which the logs are not needed any more, by log.
 
         For the done log that is what was committed: the next owner knows then that nothing else was deleted.
         """
         half, op = self.checkpoints
-        if self.feed.first_unknown is not None:
-            op = min(op, self.feed.first_unknown)
         return {HALF: half, OP: op, DONE: self.done_committed}
 
     def truncated(self, log: str, offset: int) -> None:
@@ -356,74 +363,8 @@ class HalfPartition:
         low = self._marks.low(self.truncated_to[HALF], self.truncated_to[OP], snapshotted)
         self.done_checkpoint = max(self.done_checkpoint, low)
 
-    def make_anew(self, log: str, low: int, done_end: int) -> None:
-        """Take in that a log was deleted and made again, and begins at `low` now: what is pending is kept.
-
-        Both logs are to be read on from the positions of the state.
-        """
-        state = self.state
-        self.truncated_to[log] = self._cut_to[log] = low
-        if log == HALF:
-            self.report_lost(state.lose_half_log(low), log)
-            self.feed.lose_half_log()
-            self._ends_found = (0, self._ends_found[1])
-        elif log == OP:
-            self.feed.lose_op_log()
-            state.lose_op_log(low)
-            self._ends_found = (self._ends_found[0], 0)
-        else:
-            self.report_lost(state.lose_done_log(), log)
-            self.done_committed = self.done_checkpoint = low
-            self.done_end = done_end
-        # What the done log says up to here speaks of nothing in the new log.
-        self._marks = DoneMarks(Mark(done_end, state.half_position, state.op_position))
-        self._write_down()
-
-    def _write_down(self) -> None:
-        """Let the positions be committed soon, with all that is here alone."""
-        self._snapshot_due = 0.0
-        self.checkpoints = (-1, -1)
-
-    def cut(self, log: str, low: int) -> int:
-        """Take in that a log was deleted below an offset by somebody else; return how many records were not read.
-
-        What was read and is pending is written down anew, as soon as it can be.
-        """
-        state = self.state
-        self._write_down()
-        self.truncated_to[log] = self._cut_to[log] = low
-        if log == HALF:
-            lost = max(0, low - state.half_position)
-            self.report_lost(state.cut_half_log(low), log)
-        elif log == OP:
-            lost = max(0, low - state.op_position)
-            state.cut_op_log(low)
-        else:
-            lost = low - self.done_committed
-            state.lose_done_log(low)
-            self.done_committed = self.done_checkpoint = low
-        self._counts.lost += lost
-        return lost
-
-    def report_lost(self, lost: Sequence[Pending], log: str) -> None:
-        """Count and name pending transactions whose payloads were not in memory, and are not in a log any more."""
-        if not lost:
-            return
-        self._counts.lost += len(lost)
-        _log.error(
-            "partition %d: %d pending transactions are lost: their messages were dropped from memory, and are not in "
-            "the %s log any more; send them again: %s%s",
-            self.number,
-            len(lost),
-            log,
-            ", ".join(pending.half.transaction_id for pending in lost[:_NAMED]),
-            " and others" if len(lost) > _NAMED else "",
-        )
-
     def is_needed_below(self, log: str, low: int) -> bool:
-        """Tell whether something below the beginning of a log is not done with, and that was not seen before."""
-        if low <= self._cut_to[log]:
-            return False
+        """Tell whether something below the beginning of a log is not done with."""
         if log == HALF:
             first = next(iter(self.state.only_in_half_log), None)
             return self.state.half_position < low or (first is not None and first.offset < low)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
 from penstock.errors import MessageFormatError
-from penstock.transactions.core.check_plan import CheckSchedule
+from penstock.transactions.core.check_plan import CheckPlan
 from penstock.transactions.core.clock import BrokerClock
 from penstock.transactions.core.decisions import Refusal
 from penstock.transactions.core.pending import Pending
@@ -35,7 +35,7 @@ _HALF_S = 0.1
 #: Topics that are remembered as targets; forged halves may name any.
 _TARGETS = 1_024
 
-# Members of enumerations are dear to look up, and this is the way of every decision.
+# Members of enumerations are slow to look up, and this is the way of every decision.
 _TICK = Verdict.TICK
 
 
@@ -62,7 +62,7 @@ class LogFeed:
         self,
         number: int,
         state: PartitionState,
-        schedule: CheckSchedule,
+        plan: CheckPlan[Pending],
         *,
         counts: Counts,
         log: RationedLog,
@@ -71,7 +71,7 @@ class LogFeed:
     ) -> None:
         self._number = number
         self._state = state
-        self._schedule = schedule
+        self._plan = plan
         self._counts = counts
         self._log = log
         # Nearly all halves are for few topics.
@@ -85,9 +85,6 @@ class LogFeed:
         self.ops_read_to_ms = self.halves_read_to_ms = 0
         # Op records fetched before a half they name, and all after them: decisions take effect in their order.
         self._waiting: deque[_OpRecord] = deque()
-        # Op records with decisions on halves that should have been read, and were not: that is so, too, where the half
-        # log was made anew, and then they are read again. Kept until a look at it shows which.
-        self._unknown: deque[int] = deque()
         # The end of the half log, and when it was asked for, in monotonic seconds.
         self._half_end, self._half_end_asked = 0, float("-inf")
 
@@ -111,12 +108,10 @@ class LogFeed:
         if isinstance(pending, Pending):
             # Of the halves of one transaction the first and the last say when it is checked.
             if pending.parts is None or pending.offset == offset or pending.is_complete:
-                self._schedule.add(pending)
+                self._plan.add(pending)
         elif pending is not None:
             self._refuse(half.transaction_id, offset, pending, forged=True)
-        if state.payloads.bytes > state.payloads.limit:
-            state.payloads.make_room()
-        if state.ahead:
+        if state.held:
             self.judge_held(half.transaction_id)
 
     def op(self, message: Message, now: float) -> None:
@@ -190,8 +185,6 @@ class LogFeed:
             refusal = state.add_op(offset, op, appended_ms, index)
             if refusal is not None:
                 self._refuse(op.transaction_id, offset, refusal)
-                if refusal is Refusal.SETTLED_OR_UNKNOWN:
-                    self._unknown.append(offset)
         state.skip_op(offset)
         self._counts.answered_checks += state.answers - answers
 
@@ -238,41 +231,17 @@ class LogFeed:
         return self._half_end_asked >= record.since and self._half_end <= record.needs
 
     def wants_look(self, now: float) -> bool:
-        """Tell whether something waits for a look at the half log: can a half come, and is it the log that was read."""
+        """Tell whether something waits for a look at the half log: can a half come that was not read."""
         waiting = self._waiting
-        return bool(self._unknown) or (bool(waiting) and self._half_end_asked < waiting[0].since <= now - _HALF_S)
-
-    def half_log_is_intact(self, read_to: int) -> None:
-        """Take in that the half log was as it was after the op log had been read up to an offset."""
-        while self._unknown and self._unknown[0] < read_to:
-            self._unknown.popleft()
+        return bool(waiting) and self._half_end_asked < waiting[0].since <= now - _HALF_S
 
     def learn_half_end(self, end: int, asked: float) -> None:
         """Take in the end of the half log, as it was asked for at `asked`, in monotonic seconds."""
         self._half_end, self._half_end_asked = end, asked
 
-    @property
-    def first_unknown(self) -> int | None:
-        """The lowest op record that may have to be read again; None: there is none."""
-        return self._unknown[0] if self._unknown else None
-
-    def lose_half_log(self) -> None:
-        """Take in that the half log was made again: decisions on what was not there are to be read again."""
-        if self._unknown:
-            # What waits is read again behind them.
-            self._waiting.clear()
-            self._state.op_position = self._unknown[0]
-            self._unknown.clear()
-        self._half_end_asked = float("-inf")
-
-    def lose_op_log(self) -> None:
-        """Let all decisions take effect that were read: they are not in the log any more."""
-        while self._waiting:
-            self._decide(self._waiting.popleft())
-
     def judge_held(self, transaction_id: str) -> None:
         """Have the decisions judged that were held: a half of their transaction came, or what was under way ended."""
-        for op_offset, refusal in self._state.join_ahead(transaction_id):
+        for op_offset, refusal in self._state.judge_held(transaction_id):
             self._refuse(transaction_id, op_offset, refusal)
 
     def _refuse(self, transaction_id: str, offset: int, refusal: Refusal, *, forged: bool = False) -> None:

@@ -13,7 +13,6 @@ from itertools import chain
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from penstock.clients.reading import take
-from penstock.transactions.stores.kafka.logs.log_identity import HALF, OP
 from penstock.transactions.wire.ops import DECISION_BYTES
 from penstock.transactions.wire.topics import StoreTopics
 
@@ -57,14 +56,6 @@ class LogReader:
     def resume_ops(self, number: int) -> None:
         """Read the ops of a partition again."""
         self._ops.resume([TopicPartition(self._op, number)])
-
-    def restart(self, log: str, number: int, offset: int) -> None:
-        """Read one of the logs (`HALF` or `OP`) on from another offset; what was fetched of it is forgotten."""
-        reader, topic = (self._halves, self._half) if log == HALF else (self._ops, self._op)
-        reader.incremental_unassign([TopicPartition(topic, number)])
-        reader.incremental_assign([TopicPartition(topic, number, offset)])
-        if log == OP:
-            self._next_op[number] = offset
 
     def close(self) -> None:
         """Close the consumers."""

@@ -1,8 +1,9 @@
 """Housekeeping of the half, op and done logs of the partitions owned: what of them is needed, and is it still there.
 
 It deletes what lies below the checkpoints: half and op first, and of the done log only what speaks of nothing that is
-left in those. It finds out that somebody else deleted what was needed, or made a topic anew. And it tells how far the
-half log goes to those that wait for a half. Nothing here waits: brokers are asked, and their answers looked for later.
+left in those. It finds out that somebody else deleted what was needed, or made a topic again: then it says so, and the
+partition is given up and taken over again from what is there. And it tells how far the half log goes to those that wait
+for a half. Nothing here waits: brokers are asked, and their answers looked for later.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka_errors import is_missing_right, reason
@@ -23,16 +24,7 @@ from penstock.transactions.stores.kafka.coordinator.counts import Counts
 from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.stores.kafka.coordinator.log_reader import LogReader
 from penstock.transactions.stores.kafka.logs.log_bounds import Bounds, LogBounds, Look
-from penstock.transactions.stores.kafka.logs.log_identity import (
-    DONE,
-    HALF,
-    LOGS,
-    OP,
-    Committed,
-    Fate,
-    explained,
-    start_of,
-)
+from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, LOGS, OP
 from penstock.transactions.wire.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
@@ -47,12 +39,11 @@ _ANSWER_S = 5.0
 
 
 class _Asked(NamedTuple):
-    """How far a partition was read when the brokers were asked."""
+    """How far a partition was read when the brokers were asked, and what was not needed any more then."""
 
     partition: HalfPartition
-    half_position: int
-    op_position: int
-    done_end: int
+    positions: Mapping[str, int]
+    points: Mapping[str, int]
 
 
 class LogUpkeep:
@@ -85,17 +76,10 @@ class LogUpkeep:
         # question may be under way by the time, and what was read since lies behind the ends of this one.
         self._look: tuple[Look, Mapping[int, _Asked]] | None = None
         self._asked_at, self._truncated_at = float("-inf"), begun
-        # Readers that stand still, by log and partition, since a monotonic second.
-        self._stands: dict[tuple[str, int], float] = {}
         # Partitions whose ops are not read on.
         self._paused: dict[int, HalfPartition] = {}
         # Deletions under way, by log and partition: from whom, and below which offset.
         self._deleting: dict[tuple[str, int], tuple[HalfPartition, int, Future[Any]]] = {}
-
-    def stands_still(self, message: Message, now: float) -> None:
-        """Take in that a reader found its next offset not there: it stands still until that is looked into."""
-        log = HALF if message.topic() == self._topics.half else OP
-        self._stands.setdefault((log, message.partition() or 0), now)
 
     def look(self, owned: Mapping[int, HalfPartition], now: float) -> None:
         """Ask how far the logs go where somebody waits for that, or it was not asked for some time; take the answer.
@@ -114,7 +98,7 @@ class LogUpkeep:
                 if bounds is not None and asked is not None and asked.partition is partition:
                     partition.feed.learn_half_end(bounds.end, look.asked_at)
         self._bound_waiting(owned)
-        is_wanted = bool(self._stands) or any(partition.feed.wants_look(now) for partition in owned.values())
+        is_wanted = any(partition.feed.wants_look(now) for partition in owned.values())
         if now - self._asked_at >= (_SOON_S if is_wanted else UPKEEP_S) and not self._bounds.is_asked:
             self._ask(owned, now)
 
@@ -131,9 +115,7 @@ class LogUpkeep:
 
     def _ask(self, owned: Mapping[int, HalfPartition], now: float) -> None:
         self._asked_at = now
-        self._asked = {
-            number: _Asked(p, p.state.half_position, p.state.op_position, p.done_end) for number, p in owned.items()
-        }
+        self._asked = {number: _Asked(p, p.positions(), p.truncation_points()) for number, p in owned.items()}
         try:
             self._bounds.ask(owned, now)
         except KafkaException as error:
@@ -147,83 +129,73 @@ class LogUpkeep:
         """
         self._take_deletions(owned)
         answered, self._look = self._look, None
-        if answered is not None:
-            look, read_to = answered
-            for number, asked in read_to.items():
-                if owned.get(number) is asked.partition:
-                    self._compare(asked, look)
+        if answered is None:
+            return
+        look, read_to = answered
+        mine = {number: asked for number, asked in read_to.items() if owned.get(number) is asked.partition}
+        for number, asked in mine.items():
+            self._compare(number, asked, look)
         if now - self._truncated_at >= UPKEEP_S:
             self._truncated_at = now
-            self._truncate(owned)
+            self._truncate({number: asked for number, asked in mine.items() if _is_intact(number, asked, look)})
 
-    def _compare(self, asked: _Asked, look: Look) -> None:
-        """Find out what became of the logs of a partition since they were read."""
-        partition, *positions = asked
-        number = partition.number
-        done = look.bounds.get((DONE, number))
-        for log, position in zip(LOGS, positions, strict=True):
+    def _compare(self, number: int, asked: _Asked, look: Look) -> None:
+        """Find out whether the logs of a partition are those that were read; give it up where one is not."""
+        partition = asked.partition
+        for log in LOGS:
             bounds, topic_id = look.bounds.get((log, number)), look.ids.get(log)
-            if bounds is None or done is None:
+            if bounds is None:
                 continue
             is_other = topic_id is not None and partition.ids.get(log, topic_id) != topic_id
-            fate = start_of(position, 0, bounds.end, is_other=is_other).fate
-            if fate is Fate.ANEW:
-                self._tell(log, number, position, bounds, fate)
-                self._counts.lost += 1
-                partition.make_anew(log, bounds.low, done.end)
-                self._read_from(HALF, number, partition.state.half_position)
-                self._read_from(OP, number, partition.feed.op_read_to)
-            elif partition.is_needed_below(log, bounds.low):
-                self._tell(log, number, None if log == DONE else position, bounds, Fate.CUT)
-                if partition.cut(log, bounds.low) and log != DONE:
-                    self._read_from(log, number, bounds.low)
+            wrong = self._wrong(partition, log, asked.positions[log], bounds, is_other=is_other)
+            if wrong:
+                self.give_up(partition, f"{self._names[log]}[{number}] {wrong}")
+                return
             if topic_id is not None:
                 partition.ids[log] = topic_id
-        self._let_go_on(partition, look)
-        half = look.bounds.get((HALF, number))
-        if half is not None and HALF in look.ids:
-            partition.feed.half_log_is_intact(asked.op_position)
-        if half is not None and partition.state.ahead:
-            partition.sweep(half.end, asked.op_position)
+        half, done = look.bounds.get((HALF, number)), look.bounds.get((DONE, number))
+        if half is not None and partition.state.held:
+            partition.sweep(half.end, asked.positions[OP])
         if done is not None:
             partition.mark(done.end)
 
-    def _tell(self, log: str, number: int, position: int | None, bounds: Bounds, fate: Fate) -> None:
-        _log.error(
-            explained(log, f"{self._names[log]}[{number}]", Committed(position, *bounds, {}), fate, is_running=True)
-        )
+    def _wrong(self, partition: HalfPartition, log: str, position: int, bounds: Bounds, *, is_other: bool) -> str:
+        """Say why a log is not the one that was read; empty where it is."""
+        if is_other:
+            return "was deleted and made again"
+        if position > bounds.end:
+            # The same topic: no position that is committed tells the next owner.
+            self._counts.lost += 1
+            return f"ends at {bounds.end}, and was read to {position}: its end was cut off"
+        if partition.is_needed_below(log, bounds.low):
+            return f"begins at {bounds.low}: records were deleted by somebody else that were needed"
+        return ""
 
-    def _read_from(self, log: str, number: int, offset: int) -> None:
-        self._stands.pop((log, number), None)
-        self._logs.restart(log, number, offset)
+    def give_up(self, partition: HalfPartition, why: str) -> None:
+        """Have a partition taken over again: a log of it is not as it was read."""
+        if not partition.is_given_up:
+            partition.is_given_up = True
+            text = "half partition %d is given up, and taken over again from what its logs hold now: %s"
+            _log.error(text, partition.number, why)
 
-    def _let_go_on(self, partition: HalfPartition, look: Look) -> None:
-        """Let readers go on that stood still before the brokers were asked: their log has their offset after all."""
-        state, number = partition.state, partition.number
-        for log, position in ((HALF, state.half_position), (OP, partition.feed.op_read_to)):
-            since = self._stands.get((log, number))
-            if since is not None and since <= look.asked_at and (log, number) in look.bounds:
-                self._read_from(log, number, position)
-
-    def _truncate(self, owned: Mapping[int, HalfPartition]) -> None:
-        """Delete what lies below the points, save where a deletion is under way."""
-        self._stands = {key: since for key, since in self._stands.items() if key[1] in owned}
+    def _truncate(self, intact: Mapping[int, _Asked]) -> None:
+        """Delete what was not needed when the logs were found to be as they were read, save where that is under way."""
         wanted = {
-            (log, number): (partition, point)
-            for number, partition in owned.items()
-            for log, point in partition.truncation_points().items()
-            if point > partition.truncated_to[log] and (log, number) not in self._deleting
+            TopicPartition(self._names[log], number, point): (log, number)
+            for number, asked in intact.items()
+            for log, point in asked.points.items()
+            if point > asked.partition.truncated_to[log] and (log, number) not in self._deleting
         }
         if not wanted:
             return
-        places = {TopicPartition(self._names[log], n, point): (log, n) for (log, n), (_, point) in wanted.items()}
         try:
-            futures = self._admin.delete_records(list(places), request_timeout=_ANSWER_S)
+            futures = self._admin.delete_records(list(wanted), request_timeout=_ANSWER_S)
         except KafkaException as error:
             self._ration.warn("truncate", "the logs of %s cannot be truncated: %s", self._topics.prefix, reason(error))
             return
         for place, future in futures.items():
-            self._deleting[places[place]] = (*wanted[places[place]], future)
+            log, number = wanted[place]
+            self._deleting[log, number] = intact[number].partition, intact[number].points[log], future
 
     def _take_deletions(self, owned: Mapping[int, HalfPartition]) -> None:
         """Take in what became of deletions: what failed is tried again, after some time."""
@@ -247,3 +219,8 @@ class LogUpkeep:
         what = "what is settled stays in it, and it grows; it is tried again"
         text = "%s[%d] cannot be truncated below offset %d: %s; %s"
         self._ration.warn(f"truncate {topic}", text, topic, number, point, reason(error), what)
+
+
+def _is_intact(number: int, asked: _Asked, look: Look) -> bool:
+    """Tell whether all logs of a partition are known to be those that were read."""
+    return not asked.partition.is_given_up and all((log, number) in look.bounds for log in LOGS)

@@ -24,7 +24,7 @@ from penstock.transactions.stores.kafka.coordinator.check_scheduler import Check
 from penstock.transactions.stores.kafka.coordinator.counts import Counts
 from penstock.transactions.stores.kafka.coordinator.log_upkeep import LogUpkeep
 from penstock.transactions.stores.kafka.coordinator.membership import Membership
-from penstock.transactions.stores.kafka.coordinator.status import Status
+from penstock.transactions.stores.kafka.coordinator.status import MOST_NAMED, Status
 from penstock.transactions.wire.topics import StoreTopics
 
 _log = logging.getLogger("penstock.transactions")
@@ -92,8 +92,18 @@ class CoordinatorLoop:
         # what that transaction wrote there would never be looked for.
         if engine.is_idle:
             self._upkeep.maintain(self._owned, now)
+            self._give_up()
         engine.begin(now)
         self._update_status(now)
+
+    def _give_up(self) -> None:
+        """Have partitions taken over again whose logs are not as they were read.
+
+        What is tried apart must have ended: the next owner, which is this one, would not shut it out.
+        """
+        for number in [number for number, partition in self._owned.items() if partition.is_given_up]:
+            if not self._engine.has_part(number):
+                self._membership.give_up(number)
 
     def _count(self, now: float) -> None:
         counts, recovering = self._counts, self._membership.recoveries.slow_call(now)
@@ -108,6 +118,7 @@ class CoordinatorLoop:
         if now - self._status_at >= _STATUS_S:
             self._status_at = now
             quarantine = self._engine.quarantine
+            refusals = quarantine.refusals()
             self._write_status(
                 Status(
                     self._name,
@@ -117,7 +128,8 @@ class CoordinatorLoop:
                     self._counts.slow_call_s,
                     self._counts.left_behind,
                     quarantine.reasons(),
-                    quarantine.refusals(),
+                    refusals,
+                    quarantine.refusing() if len(refusals) > MOST_NAMED else {},
                     self._rights.missing(),
                     self._checks.unasked(self._owned),
                 ),
@@ -156,9 +168,10 @@ class CoordinatorLoop:
             if error is not None:
                 kind = kind_of(error)
                 self._report_not_read(message.topic() or "", error, kind)
-                if kind is ErrorKind.OUT_OF_RANGE:
-                    # The reader stands still until it is assigned where to go on.
-                    self._upkeep.stands_still(message, now)
+                partition = self._owned.get(message.partition() or 0)
+                if kind is ErrorKind.OUT_OF_RANGE and partition is not None:
+                    # The reader stands still: the log does not have the next offset.
+                    self._upkeep.give_up(partition, f"{message.topic()} does not have the offset that is read next")
                 continue
             partition = self._owned.get(message.partition() or 0)
             if partition is None:

@@ -138,6 +138,11 @@ class Membership:
             self.owned[number] = self._own(number, recovered)
             self.logs.add(number, recovered.half_position, recovered.op_position)
 
+    def give_up(self, number: int) -> None:
+        """Have a partition recovered again that is owned. No Kafka transaction may be under way that has part in it."""
+        self._forget([number])
+        self.recoveries.begin([number])
+
     def _shut_out(self, what: str) -> None:
         """Come back, or raise `PenstockError` where another process has the instance name.
 

@@ -33,13 +33,15 @@ _AGAIN_S = 20.0
 STALE_S = 90.0
 
 #: How much of it is written. What is longer or more is cut; a record that is larger than all of it is no status.
-_MOST_NAMED = 100
+MOST_NAMED = 100
 _MOST_CHARACTERS = 700
 _MOST_PARTITIONS = 10_000
 _MOST_BYTES = 512 << 10
 _MOST_NUMBER = 1 << 53
 
 _VERSION = 1
+#: What a status says in words, by what it is about.
+_REASONS = ("targets", "refused", "refusing", "rights", "unasked")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -56,6 +58,7 @@ class Status:
         left_behind: threads that hang in calls that never returned.
         targets: topics that take nothing now, each with the broker's reason.
         refused: ids of transactions that their target refused, each with the broker's reason; at most 100.
+        refusing: where there are more of them, the targets that refused them, each with a reason.
         rights: rights that it lacks for what is its own, each with what is refused and what gives it.
         unasked: producer groups that could not be asked, each with what its undecided transactions wait for.
     """
@@ -68,6 +71,7 @@ class Status:
     left_behind: int = 0
     targets: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     refused: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    refusing: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     rights: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     unasked: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
 
@@ -89,10 +93,7 @@ def encode_status(status: Status) -> bytes:
             "slow_call": _cut(status.slow_call),
             "slow_call_s": round(status.slow_call_s, 1),
             "left_behind": status.left_behind,
-            "targets": _bounded(status.targets),
-            "refused": _bounded(status.refused),
-            "rights": _bounded(status.rights),
-            "unasked": _bounded(status.unasked),
+            **{name: _bounded(getattr(status, name)) for name in _REASONS},
         }
     ).encode()
 
@@ -122,16 +123,13 @@ def _read(value: bytes) -> Status:
         _text(fields["slow_call"]),
         float(_number(fields["slow_call_s"])),
         int(_number(fields["left_behind"])),
-        _texts(fields["targets"]),
-        _texts(fields["refused"]),
-        # Earlier versions do not tell them.
-        _texts(fields.get("rights", {})),
-        _texts(fields.get("unasked", {})),
+        # Earlier versions do not tell all of them.
+        **{name: _texts(fields.get(name, {})) for name in _REASONS},
     )
 
 
 def _bounded(reasons: Mapping[str, str]) -> dict[str, str]:
-    return {_cut(name): _cut(why) for name, why in islice(reasons.items(), _MOST_NAMED)}
+    return {_cut(name): _cut(why) for name, why in islice(reasons.items(), MOST_NAMED)}
 
 
 def _cut(text: str) -> str:
@@ -152,7 +150,7 @@ def _number(value: object) -> int | float:
 
 
 def _texts(value: Any) -> Mapping[str, str]:
-    if not isinstance(value, dict) or len(value) > _MOST_NAMED:
+    if not isinstance(value, dict) or len(value) > MOST_NAMED:
         raise TypeError("no mapping, or too large")
     return {_text(name): _text(why) for name, why in value.items()}
 

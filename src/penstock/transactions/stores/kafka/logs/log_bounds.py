@@ -6,7 +6,6 @@ time after the question: that is what makes an end that was learnt so worth more
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -61,7 +60,7 @@ class _Asked:
 
 
 class LogBounds:
-    """Asks for the bounds of logs. Used by one thread; only `look` waits."""
+    """Asks for the bounds of logs. Used by one thread; waits for nothing."""
 
     def __init__(self, admin: AdminClient, topics: StoreTopics) -> None:
         self._admin = admin
@@ -97,13 +96,6 @@ class LogBounds:
         if asked is None or not all(future.done() for future in asked.futures()):
             return None
         self._asked = None
-        return self._look(asked)
-
-    def look(self, partition: int) -> Look:
-        """Ask for the bounds of the logs of one half partition, and wait for the answer; raises as `ask` does."""
-        self.ask([partition], time.monotonic())
-        asked, self._asked = self._asked, None
-        assert asked is not None  # noqa: S101 - it was asked just now
         return self._look(asked)
 
     def _look(self, asked: _Asked) -> Look:

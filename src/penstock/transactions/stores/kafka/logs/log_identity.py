@@ -93,11 +93,10 @@ def start_of(position: int | None, low: int, end: int, *, is_other: bool) -> Sta
     return Start(position, Fate.INTACT, 0)
 
 
-def explained(log: str, place: str, found: Committed, fate: Fate, *, is_running: bool = False) -> str:
+def explained(log: str, place: str, found: Committed, fate: Fate) -> str:
     """Say what became of a log, what that means, and what to do.
 
     `place` is its topic and partition; `found` has the position to where it had been read, or from where it was needed.
-    `is_running` tells whether it became so while a coordinator had it: what that knows is not lost.
     """
     position, low, end, _ = found
     known = "" if position is None else f" (it was known to offset {position})"
@@ -105,8 +104,7 @@ def explained(log: str, place: str, found: Committed, fate: Fate, *, is_running:
         what = f"{place}: records below offset {low} were deleted by somebody else, and were needed{known}."
     else:
         what = f"{place} was deleted and made again, or its end was cut off{known}; it goes from {low} to {end} now."
-    kept = " What is pending and in memory is kept, and written down anew; the rest is named." if is_running else ""
-    return f"{what}{kept} {_MEANS[log]} Check the retention of the topic, and who may delete it or from it."
+    return f"{what} {_MEANS[log]} Check the retention of the topic, and who may delete it or from it."
 
 
 _MEANS = {

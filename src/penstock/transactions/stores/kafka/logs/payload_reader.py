@@ -1,8 +1,8 @@
 """Reads payloads that were dropped from memory again: halves by their offsets, snapshots where the done log holds them.
 
-It has a thread and clients of its own, so that nobody's loop waits for it. A read that does not return in time is left
-behind with its clients, and the next one has others. Before each read the brokers tell which topics the logs are, and
-where they begin and end: nothing is read of a topic that was made again, and what is not there any more is reported.
+It has a thread and a client of its own, so that nobody's loop waits for it. A read that does not return in time is left
+behind with its client, and the next one has another. What is not there any more stays away: that its log is not as it
+was is found out by `log_upkeep`.
 """
 
 from __future__ import annotations
@@ -12,22 +12,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 from weakref import WeakSet, ref
 
 from confluent_kafka import KafkaError, KafkaException, Message
-from confluent_kafka.admin import AdminClient
 
-from penstock import clients
 from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
 from penstock.clients.kafka_errors import ErrorKind, reason
 from penstock.clients.reading import PartitionReader, Place
 from penstock.errors import MessageFormatError, PenstockError
 from penstock.options import ClientConfig
 from penstock.transactions.core.payloads import PAYLOAD_BYTES
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.state import PartitionState
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.stores.kafka.logs.log_bounds import Bounds, LogBounds, Look
-from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF
 from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot, decode_done
 from penstock.transactions.wire.half import Half, decode_half
 from penstock.transactions.wire.topics import StoreTopics
@@ -40,12 +37,10 @@ _READ_S = 2.0
 _LIMIT_S = 30.0
 _POLL_S = 0.1
 _MESSAGES = 500
-#: Records that are read through in place of a jump over them, which costs a fetch.
+#: Records that are read through rather than jumped over, which costs a fetch.
 _NEAR = 1_000
-#: Seconds after which who asked for a turn and asks no more has none.
-_TURN_S = 1.0
-#: Seconds after a read that failed.
-_BACK_OFF_S = 0.5
+#: Seconds after a read that failed, or found nothing.
+_BACK_OFF_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +48,22 @@ class Wanted:
     """What is to be read of one half partition.
 
     Attributes:
+        ids: of the transactions that it is for.
         halves: offsets in the half log.
         snapshots: by transaction id, an offset of the done log at or above which it is snapshotted.
-        ids: topic ids of the logs, as far as they are known.
     """
 
     partition: int
+    ids: Sequence[str]
     halves: frozenset[int]
     snapshots: Mapping[str, int]
-    ids: Mapping[str, str]
+
+    @classmethod
+    def of(cls, partition: int, some: Sequence[Pending]) -> Wanted:
+        """Return what is to be read for transactions."""
+        snapshots = {one.half.transaction_id: one.snapshot_at for one in some if one.snapshot_at is not None}
+        halves = frozenset(offset for one in some if one.snapshot_at is None for offset in one.offsets)
+        return cls(partition, [one.half.transaction_id for one in some], halves, snapshots)
 
 
 @dataclass(slots=True)
@@ -70,21 +72,28 @@ class Read:
 
     Attributes:
         halves: by offset.
-        gone: offsets of halves that the log does not have any more.
         snapshots: by transaction id, each with the offset of its record.
         absent: by transaction id, an offset of the done log below which it is not.
-        gone_snapshots: ids of those that the done log does not have any more.
     """
 
     halves: dict[int, Half] = field(default_factory=dict)
-    gone: set[int] = field(default_factory=set)
     snapshots: dict[str, tuple[int, Snapshot | UnloadedSnapshot]] = field(default_factory=dict)
     absent: dict[str, int] = field(default_factory=dict)
-    gone_snapshots: set[str] = field(default_factory=set)
 
-
-class PayloadsNotReadError(PenstockError):
-    """Payloads could not be read now; it is tried again."""
+    def take_in(self, state: PartitionState, transaction_id: str) -> Pending | None:
+        """Give a transaction its payload, if it was found; return the transaction then."""
+        pending = state.pending.get(transaction_id)
+        if pending is None or pending.dropped is None:
+            return None
+        if transaction_id in self.snapshots:
+            place, snapshot = self.snapshots[transaction_id]
+            return state.load(transaction_id, [(half.offset, half.half) for half in snapshot.halves], place)
+        if pending.snapshot_at is None:
+            found = [(offset, self.halves[offset]) for offset in pending.offsets if offset in self.halves]
+            return state.load(transaction_id, found)
+        # It goes on where reading came to: what was written a moment ago may not be visible yet.
+        pending.snapshot_at = max(pending.snapshot_at, self.absent.get(transaction_id, 0))
+        return None
 
 
 class PayloadReader:
@@ -95,94 +104,86 @@ class PayloadReader:
         # Single records are read, here and there.
         settings = {"fetch.message.max.bytes": 1 << 20, "queued.max.messages.kbytes": 4_096, **config}
         new_reader = partial(PartitionReader, bootstrap_servers, settings, topics.coordinators, _not_read)
-        self._new_clients = partial(_Clients, new_reader, partial(clients.admin, bootstrap_servers, config), topics)
+        self._new_client = partial(_Client, new_reader)
         self._left = left
         self._ration = RationedLog()
         self._thread: Disposable | None = None
-        self._clients = self._new_clients()
-        # Who reads now, and what. Partitions may be lost meanwhile.
-        self._reading: tuple[ref[Any], Call[Read]] | None = None
-        # By half partition, of those that wait for their turn: since when, and when they last asked.
-        self._waiting: dict[int, tuple[float, float]] = {}
+        self._client = self._new_client()
+        # For whom something is read, and what. Partitions may be lost meanwhile.
+        self._reading: tuple[ref[PartitionState], Wanted, Call[Read]] | None = None
         self._not_before = 0.0
-        self._owners: WeakSet[Any] = WeakSet()
+        # All who read share the budget.
+        self._owners: WeakSet[PartitionState] = WeakSet()
 
-    def budget_bytes(self, owner: object) -> int:
-        """Return how many bytes of payloads may be in memory for a half partition: its share of the budget."""
-        self._owners.add(owner)
-        return PAYLOAD_BYTES // len(self._owners)
+    def poll(self, number: int, state: PartitionState, now: float) -> list[Pending]:
+        """Take in what was read for a half partition, or have read what it needs; does not wait.
 
-    def read(self, owner: object, wanted: Wanted) -> bool:
-        """Begin to read, and tell whether it was begun: not while something else is read, or others waited longer.
-
-        Raises `TooManyLeftBehindError` where too many reads hang.
+        Returns the transactions whose payloads are in memory again. Raises `TooManyLeftBehindError` where too many
+        reads hang.
         """
-        now = time.monotonic()
-        since, _ = self._waiting.get(wanted.partition, (now, now))
-        self._waiting[wanted.partition] = since, now
-        if self._is_busy(now) or since > min(since for since, asked in self._waiting.values() if asked > now - _TURN_S):
-            return False
-        self._waiting = {one: times for one, times in self._waiting.items() if times[1] > now - _TURN_S}
-        del self._waiting[wanted.partition]
+        self._owners.add(state)
+        state.payloads.limit = PAYLOAD_BYTES // len(self._owners)
+        if self._reading is not None and self._reading[0]() is state and self._reading[2].done():
+            # Who got something begins nothing in the same round: the others have their turn.
+            return self._take(state, now)
+        wanted = state.payloads.next_read(state.now_ms)
+        if wanted and not self._is_busy(now):
+            self._begin(state, Wanted.of(number, wanted))
+        return []
+
+    def _begin(self, state: PartitionState, wanted: Wanted) -> None:
         if self._thread is None:
             self._left.require_few()
             self._thread = Disposable(f"penstock-payloads-{self._topics.prefix}", self._left)
-            self._clients = self._new_clients()
-        clients = self._clients
+            self._client = self._new_client()
+        client = self._client
         label = f"reading payloads of half partition {wanted.partition}"
-        self._reading = ref(owner), self._thread.start(label, lambda: _read(clients, self._topics, wanted))
-        return True
+        call = self._thread.start(label, lambda: _read(client.reader, self._topics, wanted))
+        self._reading = ref(state), wanted, call
 
-    def take(self, owner: object) -> Read | None:
-        """Return what was read for an owner, once it is there; nothing of it where reading failed."""
-        if self._reading is None or self._reading[0]() is not owner:
-            return Read()
-        call = self._reading[1]
-        if not call.done():
-            return None if self._is_busy(time.monotonic()) else Read()
-        self._reading = None
+    def _take(self, state: PartitionState, now: float) -> list[Pending]:
+        assert self._reading is not None  # noqa: S101 - the caller looked
+        (_, wanted, call), self._reading = self._reading, None
         try:
-            return call.result()
+            read = call.result()
         except (KafkaException, PenstockError) as error:
-            self._not_before = time.monotonic() + _BACK_OFF_S
+            read = Read()
             text = reason(error) if isinstance(error, KafkaException) else str(error)
             self._ration.warn("read", "payloads of %s cannot be read: %s; trying again", self._topics.prefix, text)
-            return Read()
+        loaded = [pending for name in wanted.ids if (pending := read.take_in(state, name)) is not None]
+        if not loaded:
+            self._not_before = now + _BACK_OFF_S
+        return loaded
 
     def _is_busy(self, now: float) -> bool:
         """Tell whether something is being read; what hangs is left behind."""
         if self._reading is None or self._thread is None:
             return now < self._not_before
-        owner, call = self._reading
+        owner, _, call = self._reading
         if call.done():
             # Nobody takes what a partition asked for that was lost since.
             return owner() is not None
         if call.age_s <= _LIMIT_S:
             return True
         _log.warning("%s did not return in %g s: it is left behind", call.label, _LIMIT_S)
-        self._thread.leave(self._clients.close)
+        self._thread.leave(self._client.close)
         self._thread, self._reading = None, None
         return False
 
     def close(self) -> None:
         """Read nothing more; does not wait."""
         if self._thread is not None:
-            self._thread.start("closing the payload reader", self._clients.close)
+            self._thread.start("closing the payload reader", self._client.close)
             self._thread.close()
             self._thread = None
 
 
-class _Clients:
-    """Clients that are made when they are needed first. Used by the reader's thread."""
+class _Client:
+    """A reader that is made when it is needed first. Used by the reader's thread."""
 
-    def __init__(
-        self, new_reader: Callable[[], PartitionReader], new_admin: Callable[[], AdminClient], topics: StoreTopics
-    ) -> None:
+    def __init__(self, new_reader: Callable[[], PartitionReader]) -> None:
         self._new_reader = new_reader
-        self._new_admin = new_admin
-        self._topics = topics
         self._reader: PartitionReader | None = None
-        self._bounds: LogBounds | None = None
 
     @property
     def reader(self) -> PartitionReader:
@@ -190,80 +191,55 @@ class _Clients:
             self._reader = self._new_reader()
         return self._reader
 
-    @property
-    def bounds(self) -> LogBounds:
-        if self._bounds is None:
-            self._bounds = LogBounds(self._new_admin(), self._topics)
-        return self._bounds
-
     def close(self) -> None:
-        reader, self._reader, self._bounds = self._reader, None, None
+        reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
 
 
-def _read(clients: _Clients, topics: StoreTopics, wanted: Wanted) -> Read:
+def _read(reader: PartitionReader, topics: StoreTopics, wanted: Wanted) -> Read:
     """Read what is wanted, as far as time allows; runs in the reader's thread."""
-    look, reader, read = clients.bounds.look(wanted.partition), clients.reader, Read()
-    deadline = time.monotonic() + _READ_S
+    read, deadline = Read(), time.monotonic() + _READ_S
     try:
         if wanted.halves:
-            _read_halves(reader, topics.half, wanted, read, _bounds(look, HALF, wanted), deadline)
+            _read_halves(reader, (topics.half, wanted.partition), wanted, read, deadline)
         if wanted.snapshots:
             # Some of it, even if the halves took all the time.
             deadline = max(deadline, time.monotonic() + _READ_S / 2)
-            _read_snapshots(reader, topics.done, wanted, read, _bounds(look, DONE, wanted), deadline)
+            _read_snapshots(reader, (topics.done, wanted.partition), wanted, read, deadline)
     finally:
         reader.start({})
     return read
 
 
-def _bounds(look: Look, log: str, wanted: Wanted) -> Bounds:
-    """Return where a log begins and ends, once it is certain that it is the one that was read."""
-    bounds, topic_id = look.bounds.get((log, wanted.partition)), look.ids.get(log)
-    if look.failures or bounds is None:
-        why = ", ".join(look.failures.values())
-        raise PayloadsNotReadError(f"it is not known where the {log} log begins and ends: {why}")
-    if topic_id is not None and wanted.ids.get(log, topic_id) != topic_id:
-        raise PayloadsNotReadError(
-            f"the {log} topic was made again since; what follows from it is logged in some seconds"
-        )
-    return bounds
-
-
-def _read_halves(  # noqa: PLR0917 - what one read is made of
-    reader: PartitionReader, topic: str, wanted: Wanted, read: Read, bounds: Bounds, deadline: float
-) -> None:
-    read.gone.update(offset for offset in wanted.halves if not bounds.low <= offset < bounds.end)
-    offsets = sorted(wanted.halves - read.gone, reverse=True)
+def _read_halves(reader: PartitionReader, place: Place, wanted: Wanted, read: Read, deadline: float) -> None:
+    offsets = sorted(wanted.halves, reverse=True)
     position = -_NEAR
     while offsets and time.monotonic() < deadline:
         if offsets[-1] - position >= _NEAR:
             position = offsets[-1]
-            reader.start({(topic, wanted.partition): position})
+            reader.start({place: position})
         for message in reader.poll(_POLL_S, min(_MESSAGES, offsets[0] + 1 - position)):
             offset = message.offset() or 0
             if offset < position:  # of a former assignment
                 continue
-            while offsets and offsets[-1] < offset:
-                read.gone.add(offsets.pop())
             position = offset + 1
+            while offsets and offsets[-1] < offset:
+                offsets.pop()
             if offsets and offsets[-1] == offset:
                 offsets.pop()
                 try:
                     read.halves[offset] = decode_half(message.key(), message.value(), wire_headers(message))
                 except MessageFormatError:
-                    read.gone.add(offset)
+                    # Another record than the one that was there: the log is another one.
+                    continue
 
 
-def _read_snapshots(  # noqa: PLR0917 - as for halves
-    reader: PartitionReader, topic: str, wanted: Wanted, read: Read, bounds: Bounds, deadline: float
-) -> None:
-    place = topic, wanted.partition
+def _read_snapshots(reader: PartitionReader, place: Place, wanted: Wanted, read: Read, deadline: float) -> None:
     begins = dict(sorted(wanted.snapshots.items(), key=lambda one: one[1]))
     position = -_NEAR
     while begins and time.monotonic() < deadline:
-        first = max(bounds.low, next(iter(begins.values())))
+        first = next(iter(begins.values()))
         if first - position >= _NEAR:
             position = first
             reader.start({place: position})
@@ -282,8 +258,6 @@ def _read_snapshots(  # noqa: PLR0917 - as for halves
             position = max(position, reader.positions[place])
             break
     read.absent = {transaction_id: position for transaction_id, begin in begins.items() if begin <= position}
-    # What was snapshotted when the end was asked for lay below it, and no open transaction hides it.
-    read.gone_snapshots.update(read.absent if position >= bounds.end else ())
 
 
 def _snapshots(message: Message) -> Sequence[Snapshot | UnloadedSnapshot]:
@@ -295,6 +269,6 @@ def _snapshots(message: Message) -> Sequence[Snapshot | UnloadedSnapshot]:
 
 
 def _not_read(kind: ErrorKind, error: KafkaError, _place: Place) -> None:
-    """Raise what the client does not mend by itself."""
+    """Raise what the client does not recover from by itself."""
     if kind not in {ErrorKind.PASSING, ErrorKind.GROUP}:
         raise KafkaException(error)
