@@ -22,8 +22,8 @@ from penstock.transactions.core.key_order import KeyOrder
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import ReadyQueue
 from penstock.transactions.core.recovered_state import RecoveredNotes, live_snapshots
+from penstock.transactions.core.set_aside import SetAside
 from penstock.transactions.core.state import HeldOp, PartitionState
-from penstock.transactions.publishing.set_aside import SetAside
 from penstock.transactions.wire.done_records import Done, Snapshot, UnloadedSnapshot
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id

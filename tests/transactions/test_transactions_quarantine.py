@@ -11,13 +11,13 @@ from typing import Any, cast
 from half_partition import half_partition, half_record, op_record
 
 from penstock.clients.bounded_calls import LeftBehind
+from penstock.transactions.core.quarantine import TargetQuarantine
+from penstock.transactions.core.set_aside import SetAside
 from penstock.transactions.publishing.batch_limit import BatchLimit
 from penstock.transactions.publishing.broker_gate import BrokerGate
 from penstock.transactions.publishing.engine import Engine
 from penstock.transactions.publishing.publisher import AbortedError
 from penstock.transactions.publishing.publisher_slot import CommitResult
-from penstock.transactions.publishing.set_aside import SetAside
-from penstock.transactions.publishing.target_quarantine import TargetQuarantine
 from penstock.transactions.publishing.targets import NOT_KNOWN
 from penstock.transactions.publishing.trials import Trials
 from penstock.transactions.rationed_log import RationedLog

@@ -1,1 +1,1 @@
-"""The state of one half partition, from the records of its logs. Pure."""
+"""What stores know of transactions that are not settled: how they stand, who is asked, what waits apart. Pure."""

@@ -13,7 +13,7 @@ from itertools import chain, count, islice
 from penstock.transactions.core.delays import Delays
 from penstock.transactions.core.key_order import KeyOrder
 from penstock.transactions.core.pending import Pending
-from penstock.transactions.publishing.set_aside import SetAside
+from penstock.transactions.core.set_aside import SetAside
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ops import Verdict
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from penstock.clients.gc_pause import collection_put_off
+from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.publishing.backlog import Backlog, Batch
 from penstock.transactions.publishing.batch_limit import BatchLimit
 from penstock.transactions.publishing.broker_gate import BrokerGate
@@ -20,7 +21,6 @@ from penstock.transactions.publishing.flight import Flight, FlightState, GroupCo
 from penstock.transactions.publishing.publisher import InDoubtError, NotPublishedError, TooLargeError
 from penstock.transactions.publishing.publisher_slot import CommitResult, PublisherSlot
 from penstock.transactions.publishing.target_gate import TargetGate
-from penstock.transactions.publishing.target_quarantine import TargetQuarantine
 from penstock.transactions.publishing.targets import Targets
 from penstock.transactions.publishing.trials import LACKING_S, Prove, Trials
 from penstock.transactions.rationed_log import RationedLog

@@ -30,6 +30,7 @@ from penstock.options import ClientConfig, positive, positive_int, reserved
 from penstock.transactions.core.clock import BrokerClock
 from penstock.transactions.core.discard import Discarding
 from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.model import CoordinatorStatistics
 from penstock.transactions.publishing.backlog import Proof
 from penstock.transactions.publishing.batch_limit import BatchLimit
@@ -37,7 +38,6 @@ from penstock.transactions.publishing.broker_gate import BrokerGate
 from penstock.transactions.publishing.engine import Engine
 from penstock.transactions.publishing.publisher import Publisher
 from penstock.transactions.publishing.publisher_slot import PublisherSlot
-from penstock.transactions.publishing.target_quarantine import TargetQuarantine
 from penstock.transactions.publishing.targets import cluster_targets
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.stores.kafka.coordinator.check_scheduler import CheckScheduler

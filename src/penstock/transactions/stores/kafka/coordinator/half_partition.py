@@ -18,10 +18,10 @@ from penstock.transactions.core.checkpoints import DoneMarks, Mark
 from penstock.transactions.core.clock import BrokerClock
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.set_aside import SetAside
 from penstock.transactions.core.snapshot import GAP, to_snapshot
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.publishing.backlog import Blocking
-from penstock.transactions.publishing.set_aside import SetAside
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.stores.kafka.coordinator.counts import Counts, PartitionReading
 from penstock.transactions.stores.kafka.coordinator.log_feed import LogFeed
