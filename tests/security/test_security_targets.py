@@ -15,8 +15,8 @@ from world import STEP_S, World
 
 import penstock
 from kafka_tools import read_all
-from penstock.transactions.model import PendingTransaction
 from penstock.transactions.core import quarantine
+from penstock.transactions.model import PendingTransaction
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from rights import give, on_topic, take
 from waiting import wait_until

@@ -27,7 +27,8 @@ from penstock.transactions.operator.effects import Effect
 from penstock.transactions.store import Prepared, Store
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
-from penstock.transactions.stores.kafka.store import KafkaStore, StoredHalves
+from penstock.transactions.stores.kafka.sends import StoredHalves
+from penstock.transactions.stores.kafka.store import KafkaStore
 from penstock.transactions.stores.sql import SqlStore
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half
