@@ -6,12 +6,17 @@ import time
 from collections import defaultdict
 
 import pytest
+from half_partition import half_record, op_record
 from transaction_tools import Bench, decide, prepared
 
 from penstock.transactions import HalfMessage, TransactionState
 from penstock.transactions.core.payloads import Payloads
+from penstock.transactions.core.state import PartitionState
+from penstock.transactions.stores.kafka.inspection import _Partition
 from penstock.transactions.stores.kafka.logs import payload_reader
-from penstock.transactions.wire.ops import Verdict
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from waiting import wait_until
 
 #: Bytes of payloads in memory, rather than 64 MiB.
@@ -121,3 +126,20 @@ def test_a_discard_policy_is_given_a_payload_that_was_dropped_and_so_is_the_disc
     assert sorted(value or b"" for value in given) == values
     assert sorted(value or b"" for _, value in bench.visible(bench.topics.discarded)) == values
     assert sum(one.dropped for one in seen) > 0
+
+
+def test_a_list_of_what_is_pending_holds_the_payloads_of_the_transaction_that_is_asked_for_alone() -> None:
+    halves = [Half(new_id(), "orders", "topic", None, b"k", b"v" * 1_000, (), None) for _ in range(3)]
+    asked_for = halves[1].transaction_id
+    partition = _Partition(PartitionState(0, 0), asked_for)
+
+    for offset, half in enumerate(halves):
+        partition.take_half(half_record(offset, half))
+    for offset, half in enumerate(halves):
+        op = Op(half.transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, (offset,), 0)
+        partition.take_op(op_record(offset, op))
+
+    pending = partition.state.pending
+    assert {name: one.half.value for name, one in pending.items() if one.half.value} == {asked_for: b"v" * 1_000}
+    assert all(one.verdict is Verdict.COMMIT for one in pending.values())
+    assert len(partition.decisions) == 3

@@ -103,6 +103,10 @@ class Asked(Protocol):
         """The producer group that is asked."""
 
     @property
+    def is_special(self) -> bool:
+        """Whether it has parts, an immunity of its own, or answers: nearly all have not."""
+
+    @property
     def immunity_ms(self) -> int:
         """Milliseconds from its birth for which it is not asked about; 0: as for all."""
 
@@ -124,10 +128,12 @@ class CheckPlan(Generic[A]):
     def __init__(self, policy: CheckPolicy, find: Callable[[str], A | None]) -> None:
         self.policy = policy
         self._find = find
-        # Due time, a number that settles ties, id. Those of transactions that need no check any more stay until they
-        # come up, or until there are many.
-        self._planned: list[tuple[float, int, str]] = []
-        self._crowd = _CROWD
+        # First checks, whose due times rise as births do but for few: due time and id. Those of transactions that need
+        # no check any more stay until they come up, or until there are many.
+        self._first: deque[tuple[float, str]] = deque()
+        # All others, likewise: due time, a number that settles ties, id.
+        self._later: list[tuple[float, int, str]] = []
+        self._first_crowd = self._later_crowd = _CROWD
         self._ticket = itertools.count()
         # Ids of what is due, by group; under "" what nobody has to be asked about. Groups at the front have their turn
         # next.
@@ -141,22 +147,30 @@ class CheckPlan(Generic[A]):
 
     def add(self, asked: A) -> None:
         """Plan the next check of a half that was just read, or of one that has just become complete."""
-        self.postpone(asked, self.policy.first_due(asked))
+        first = self._first
+        due = self.policy.first_due(asked) if asked.is_special else asked.birth_ms / 1000 + self.policy.timeout_s
+        if first and due < first[-1][0]:
+            self.postpone(asked, due)
+            return
+        asked.check_due = due
+        first.append((due, asked.transaction_id))
+        if len(first) > self._first_crowd:
+            self._first = deque(entry for entry in first if self._is_planned(*entry) is not None)
+            self._first_crowd = max(_CROWD, 2 * len(self._first))
 
     def postpone(self, asked: A, due: float) -> None:
         """Plan the next check of a half for a time."""
         asked.check_due = due
-        heapq.heappush(self._planned, (due, next(self._ticket), asked.transaction_id))
-        if len(self._planned) > self._crowd:
-            # The ids of all that was sent within the timeout would stay.
-            self._planned = [entry for entry in self._planned if self._is_planned(entry) is not None]
-            heapq.heapify(self._planned)
-            self._crowd = max(_CROWD, 2 * len(self._planned))
+        heapq.heappush(self._later, (due, next(self._ticket), asked.transaction_id))
+        if len(self._later) > self._later_crowd:
+            self._later = [entry for entry in self._later if self._is_planned(entry[0], entry[2]) is not None]
+            heapq.heapify(self._later)
+            self._later_crowd = max(_CROWD, 2 * len(self._later))
 
-    def _is_planned(self, entry: tuple[float, int, str]) -> A | None:
+    def _is_planned(self, due: float, transaction_id: str) -> A | None:
         """Return the transaction whose check is planned for that time still, or None."""
-        asked = self._find(entry[2])
-        return asked if asked is not None and asked.check_due == entry[0] else None
+        asked = self._find(transaction_id)
+        return asked if asked is not None and asked.check_due == due else None
 
     def sent(self, asked: A, number: int, now: float) -> None:
         """Take in that a check was sent: it is repeated where it is not answered within an interval."""
@@ -220,12 +234,17 @@ class CheckPlan(Generic[A]):
                 yield asked
 
     def _ripen(self, now: float) -> None:
-        planned = self._planned
-        while planned and (planned[0][0] <= now or self._is_planned(planned[0]) is None):
-            entry = heapq.heappop(planned)
-            asked = self._is_planned(entry)
-            if asked is not None:
-                self._due.setdefault(self.turn_of(asked), deque()).append(entry[2])
+        first, later = self._first, self._later
+        while first and (first[0][0] <= now or self._is_planned(*first[0]) is None):
+            self._put(*first.popleft())
+        while later and later[0][0] <= now:
+            due, _, transaction_id = heapq.heappop(later)
+            self._put(due, transaction_id)
+
+    def _put(self, due: float, transaction_id: str) -> None:
+        asked = self._is_planned(due, transaction_id)
+        if asked is not None:
+            self._due.setdefault(self.turn_of(asked), deque()).append(transaction_id)
 
     def turn_of(self, asked: A) -> str:
         """Return the group whose turn it waits for; "" where nobody has to be asked."""
@@ -237,6 +256,5 @@ class CheckPlan(Generic[A]):
         A half that was decided since may be the reason: then nothing comes of it.
         """
         times = [self._parked.get(group, float("-inf")) for group in self._due]
-        if self._planned:
-            times.append(self._planned[0][0])
+        times += [planned[0][0] for planned in (self._first, self._later) if planned]
         return min(times, default=None)

@@ -90,6 +90,7 @@ def _table() -> tuple[tuple[Ruling, ...], ...]:
 
 #: By standing and kind.
 TABLE = _table()
+_UNDECIDED = TABLE[Standing.UNDECIDED]
 
 _KINDS = {
     Verdict.UNKNOWN: Kind.ANSWER,
@@ -125,6 +126,9 @@ def judge(pending: Pending, op: Op, appended_ms: int, *, is_delayed: bool, may_g
 
     `is_delayed` tells whether the transaction waits for its time; `may_grow`, whether halves that are missing may come.
     """
+    if pending.verdict is None and pending.parts is None:
+        # Nearly all; the rest says the same.
+        return _UNDECIDED[_KIND_OF[op.verdict, op.author]]
     standing = standing_of(pending, appended_ms, is_delayed=is_delayed, may_grow=may_grow)
     return TABLE[standing][_KIND_OF[op.verdict, op.author]]
 

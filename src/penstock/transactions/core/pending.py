@@ -167,6 +167,11 @@ class Pending:
         return self.half.group
 
     @property
+    def is_special(self) -> bool:
+        """Whether its first check is not due as that of nearly all others is."""
+        return self.parts is not None or self.answered_ms > 0 or self.half.immunity_ms is not None
+
+    @property
     def immunity_ms(self) -> int:
         """Milliseconds from its birth for which nobody is asked about it."""
         return self.half.immunity_ms or 0

@@ -29,6 +29,7 @@ from penstock.transactions.wire.ops import Author, Op, Verdict
 
 # Members of enumerations are slow to look up, and this is the way of every decision.
 _UNKNOWN, _CHECK = Verdict.UNKNOWN, Author.CHECK
+_DECIDE, _COUNT = Ruling.DECIDE, Ruling.COUNT
 _REFUSED = {Ruling.LATE: Refusal.ALREADY_DECIDED, Ruling.NOT_ALL: Refusal.INCOMPLETE}
 
 
@@ -255,16 +256,17 @@ class PartitionState:
             return None
         is_delayed = op.transaction_id in self.queue.delays
         ruling = judge(pending, op, appended_ms, is_delayed=is_delayed, may_grow=may_grow)
-        if ruling is Ruling.DECIDE:
+        if ruling is _DECIDE:
             self._decide(pending, op, *place)
-        elif ruling is Ruling.REPLACE:
+            return None
+        if ruling is Ruling.REPLACE:
             self.unread.pop(op.transaction_id, None)
             self.queue.withdraw(pending)
             self.places.release_op(pending)
             self._decide(pending, op, *place)
         elif ruling is Ruling.HOLD:
             self._hold(HeldOp(op, place, appended_ms))
-        elif ruling is Ruling.COUNT and is_next_answer(pending, op, place):
+        elif ruling is _COUNT and is_next_answer(pending, op, place):
             pending.check_count += 1
             pending.answered_ms = appended_ms
             pending.answered_at = place

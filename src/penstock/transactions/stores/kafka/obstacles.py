@@ -45,7 +45,7 @@ def obstacles(
     Of each coordinator the latest status counts; the time is in milliseconds since the epoch.
     """
     refused = _merged(status.refused for status in statuses)
-    sick = _merged(reasons for status in statuses for reasons in (status.refusing, status.targets))
+    refusing = [status for status in statuses if status.targets or status.refused]
     slow = next((one for one in statuses if one.slow_call and half_partition in one.partitions), None)
     hanging = None if slow is None else Obstacle(Cause.CALL, _hanging(slow, now_ms))
     lacking = _lacking(half_partition, statuses)
@@ -64,7 +64,8 @@ def obstacles(
         obstacle = None
         if one.verdict is Verdict.COMMIT:
             lines = one.keys
-            obstacle = _of_target(one, refused, sick)
+            why = target_text(transaction_id, [half.topic for half in one.halves], refusing)
+            obstacle = Obstacle(Cause.TARGET, why) if why else None
             if obstacle is None:
                 before = next((blocked[line] for line in lines if line in blocked), None)
                 if before is not None:
@@ -104,13 +105,14 @@ def _lacking(half_partition: int, statuses: Sequence[Status]) -> Obstacle | None
     return None if why is None else Obstacle(Cause.RIGHT, f"a right of its coordinator: {why}")
 
 
-def _of_target(one: Pending, refused: Mapping[str, str], sick: Mapping[str, str]) -> Obstacle | None:
-    topics = list(dict.fromkeys(half.topic for half in one.halves))
-    why = refused.get(one.half.transaction_id)
+def target_text(transaction_id: str, topics: Iterable[str], statuses: Sequence[Status]) -> str:
+    """Return what a transaction waits for where its target does not take it, as coordinators tell; empty: it does."""
+    topics = list(dict.fromkeys(topics))
+    why = next((one.refused[transaction_id] for one in statuses if transaction_id in one.refused), None)
     if why is not None:
-        return Obstacle(Cause.TARGET, f"topic {', '.join(topics)} to take it: {why}")
-    topic = next((topic for topic in topics if topic in sick), None)
-    return None if topic is None else Obstacle(Cause.TARGET, f"topic {topic} to take it: {sick[topic]}")
+        return f"topic {', '.join(topics)} to take it: {why}"
+    reasons = (reasons for status in statuses for reasons in (status.targets, status.refusing))
+    return next((f"topic {name} to take it: {each[name]}" for each in reasons for name in topics if name in each), "")
 
 
 def _hanging(status: Status, now_ms: float) -> str:
