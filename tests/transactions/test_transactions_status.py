@@ -22,7 +22,7 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.operator.description import NO_PRODUCER
 from penstock.transactions.stores.kafka.coordinator.status import Status, StatusLog, decode_status, encode_status
 from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
-from penstock.transactions.stores.kafka.obstacles import Cause, obstacles, status_lines
+from penstock.transactions.stores.kafka.obstacles import obstacles, status_lines
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
@@ -169,8 +169,8 @@ def test_one_that_was_refused_with_more_than_are_named_can_still_be_told_by_its_
 
     found = obstacles(0, [one, elsewhere], [status], 0)
 
-    assert {name: (it.cause, it.text) for name, it in found.items()} == {
-        one.half.transaction_id: (Cause.TARGET, "topic t to take it: too large")
+    assert {name: (it.by_target, it.text) for name, it in found.items()} == {
+        one.half.transaction_id: (True, "topic t to take it: too large")
     }
 
 
@@ -190,7 +190,7 @@ def test_what_a_target_refuses_and_what_stands_behind_it_is_told_apart_from_the_
         behind.half.transaction_id: f"{first.half.transaction_id}, before it in its key and target",
         next_behind.half.transaction_id: f"{first.half.transaction_id}, before it in its key and target",
     }
-    assert found[behind.half.transaction_id].cause is Cause.EARLIER
+    assert found[behind.half.transaction_id].by_target
 
 
 def test_a_call_that_hangs_concerns_the_partitions_of_its_coordinator() -> None:

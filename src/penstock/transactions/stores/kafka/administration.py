@@ -14,7 +14,6 @@ from typing import Self
 from confluent_kafka import KafkaException
 
 from penstock import clients
-from penstock.clients.asking import ask_again
 from penstock.clients.requests.granted_rights import require_rights
 from penstock.clients.requests.topics import hidden_topics, partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
@@ -27,7 +26,7 @@ from penstock.transactions.operator.inspection import Discarded
 from penstock.transactions.operator.resuming import Resuming, marked
 from penstock.transactions.operator.store_reader import WAIT_S
 from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
-from penstock.transactions.stores.kafka.obstacles import Cause, status_lines
+from penstock.transactions.stores.kafka.obstacles import status_lines
 from penstock.transactions.wire.half import encode_half
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
 from penstock.transactions.wire.topics import StoreTopics
@@ -36,7 +35,6 @@ from penstock.transactions.writing.acked_producer import ANY_SIZE, AckedProducer
 #: Seconds that a record may take to be acknowledged.
 _SEND_S = 15.0
 _ANSWER_S = _SEND_S + 5.0
-_LOOK_S = 0.3
 
 
 class KafkaAdministration:
@@ -172,7 +170,7 @@ class KafkaAdministration:
             return False
         if verdict is Verdict.ROLLBACK:
             return pending.half.deliver_at_ms is not None
-        by_target = found.obstacle is not None and found.obstacle.cause in {Cause.TARGET, Cause.EARLIER}
+        by_target = found.obstacle is not None and found.obstacle.by_target
         return verdict is Verdict.DISCARD and (by_target or bool(self._missing([found])))
 
     def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
@@ -228,9 +226,7 @@ class KafkaAdministration:
 
     def _await(self, found: Found, op_offset: int, done_from: int, timeout_s: float) -> Decided:
         """Wait until the transaction is settled."""
-        note = ask_again(
-            lambda: self._inspection.ends_of(found.transaction_id, found.half_partition, done_from), timeout_s, _LOOK_S
-        )
+        note = self._inspection.await_end(found, done_from, timeout_s)
         if note is not None:
             return Decided(Effect.DONE if note.op_offset == op_offset else Effect.REFUSED, note.verdict)
         now = self.find(found.transaction_id)

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.clients.asking import ask_again
 from penstock.errors import DecisionNotStoredError
 from penstock.transactions.core.decisions import not_cancelled, not_pending
-from penstock.transactions.stores.kafka.inspection import KafkaInspection
+from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
 from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics
-
-_LOOK_S = 0.3
 
 
 def cancel(
@@ -47,17 +44,16 @@ def cancel(
         number = found.half_partition
         done_from = inspection.end(topics.done, number)
         store(Op(transaction_id, Verdict.ROLLBACK, Author.PRODUCER, group, number, pending.offsets, 0))
-        end = _await_end(inspection, transaction_id, number, done_from, wait_s)
+        end = _await_end(inspection, found, done_from, wait_s)
     else:
         end = pending.verdict
     if end is not Verdict.ROLLBACK:
         raise not_cancelled(transaction_id, end)
 
 
-def _await_end(
-    inspection: KafkaInspection, transaction_id: str, number: int, done_from: int, wait_s: float
-) -> Verdict | None:
-    note = ask_again(lambda: inspection.ends_of(transaction_id, number, done_from), wait_s, _LOOK_S)
+def _await_end(inspection: KafkaInspection, found: Found, done_from: int, wait_s: float) -> Verdict | None:
+    transaction_id = found.transaction_id
+    note = inspection.await_end(found, done_from, wait_s)
     if note is not None:
         return note.verdict
     now = inspection.find(transaction_id)

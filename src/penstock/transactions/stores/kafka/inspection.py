@@ -15,6 +15,7 @@ from functools import partial
 
 from confluent_kafka import Message, TopicPartition
 
+from penstock.clients.asking import ask_again
 from penstock.clients.reading import Place
 from penstock.clients.rights import MissingRightError
 from penstock.errors import MessageFormatError
@@ -23,12 +24,11 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.recovered_state import without_payloads
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.operator.description import described
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.operator.store_reader import WAIT_S
 from penstock.transactions.stores.kafka.coordinator.status import STALE_S, Status, decode_status
 from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP, Fate, starts_of
-from penstock.transactions.stores.kafka.obstacles import Obstacle, obstacles
+from penstock.transactions.stores.kafka.obstacles import Obstacle, described_pending, obstacles
 from penstock.transactions.stores.kafka.recovery.recovered_partition import (
     DoneRead,
     committed_at,
@@ -43,6 +43,8 @@ from penstock.transactions.writing.acked_producer import wire_headers
 
 #: The last records of the status topic: more than dozens of coordinators write in the time for which they count.
 _STATUS_RECORDS = 5_000
+#: Seconds between two looks whether a transaction is settled.
+_LOOK_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +67,8 @@ class Found:
 
     def described(self, now_ms: float, missing: Iterable[str] = ()) -> PendingTransaction:
         """Return it as an operator sees it, given the topics that do not exist."""
-        pending, why = self.pending, "" if self.obstacle is None else self.obstacle.text
-        return described(
-            self.transaction_id,
-            pending.half.group,
-            [half.topic for half in pending.halves],
-            birth_ms=pending.birth_ms,
-            now_ms=now_ms,
-            check_count=pending.check_count,
-            verdict=pending.verdict,
-            deliver_at_ms=pending.half.deliver_at_ms,
-            held_by=self.held_by,
-            is_complete=pending.is_complete,
-            missing=frozenset(missing),
-            obstacle=why,
-            unasked=why,
-        )
+        why = "" if self.obstacle is None else self.obstacle.text
+        return described_pending(self.pending, now_ms, why, held_by=self.held_by, missing=frozenset(missing))
 
 
 @dataclass(slots=True)
@@ -179,6 +167,12 @@ class KafkaInspection(Inspection):
                 if note.transaction_id == transaction_id and note.verdict is not Verdict.UNKNOWN:
                     return note
         return None
+
+    def await_end(self, found: Found, done_from: int, timeout_s: float) -> Note | None:
+        """Return how a transaction is settled, as soon as the done log says so at or above an offset, or None."""
+        return ask_again(
+            lambda: self.ends_of(found.transaction_id, found.half_partition, done_from), timeout_s, _LOOK_S
+        )
 
     def _partitions(self, kept: str | None) -> dict[int, _Partition]:
         """Read the logs of all half partitions as a coordinator does; report logs that were replaced or cut."""

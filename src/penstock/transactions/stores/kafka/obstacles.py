@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from penstock.transactions.core.pending import Pending
+from penstock.transactions.model import PendingTransaction
+from penstock.transactions.operator.description import described
 from penstock.transactions.stores.kafka.coordinator.status import Status
 from penstock.transactions.wire.ops import Verdict
 
@@ -14,27 +15,12 @@ from penstock.transactions.wire.ops import Verdict
 _HARMLESS = ("Delete", "Describe")
 
 
-class Cause(Enum):
-    """What stands in the way of a transaction."""
+class Obstacle(NamedTuple):
+    """What stands in the way of one transaction: what it waits for in words."""
 
-    #: Its target takes nothing now, or refused it.
-    TARGET = "target"
-    #: An earlier one of its key and target was refused.
-    EARLIER = "earlier"
-    #: A call into the Kafka client does not return.
-    CALL = "call"
-    #: The coordinator lacks a right to what is its own.
-    RIGHT = "right"
-    #: It is undecided, and its producer group could not be asked.
-    UNASKED = "unasked"
-
-
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """What stands in the way of one transaction: its kind, and what the transaction waits for in words."""
-
-    cause: Cause
     text: str
+    #: Whether its target takes it not, or an earlier one of its key: then an operator may discard it.
+    by_target: bool = False
 
 
 def obstacles(
@@ -47,14 +33,14 @@ def obstacles(
     refused = _merged(status.refused for status in statuses)
     refusing = [status for status in statuses if status.targets or status.refused]
     slow = next((one for one in statuses if one.slow_call and half_partition in one.partitions), None)
-    hanging = None if slow is None else Obstacle(Cause.CALL, _hanging(slow, now_ms))
+    hanging = None if slow is None else Obstacle(_hanging(slow, now_ms))
     lacking = _lacking(half_partition, statuses)
     # By key and target: the first refused one, or the last one behind it that others stand behind in turn.
     blocked: dict[int, str] = {}
     pending = list(pending)
     unasked = _merged(status.unasked for status in statuses if half_partition in status.partitions)
     found = {
-        one.half.transaction_id: Obstacle(Cause.UNASKED, unasked[one.half.group])
+        one.half.transaction_id: Obstacle(unasked[one.half.group])
         for one in pending
         if one.verdict is None and one.half.group in unasked
     }
@@ -65,14 +51,13 @@ def obstacles(
         if one.verdict is Verdict.COMMIT:
             lines = one.keys
             why = target_text(transaction_id, [half.topic for half in one.halves], refusing)
-            obstacle = Obstacle(Cause.TARGET, why) if why else None
+            obstacle = Obstacle(why, by_target=True) if why else None
             if obstacle is None:
                 before = next((blocked[line] for line in lines if line in blocked), None)
                 if before is not None:
-                    obstacle = Obstacle(Cause.EARLIER, f"{before}, before it in its key and target")
-            if obstacle is not None and (obstacle.cause is Cause.EARLIER or transaction_id in refused):
-                for line in lines:
-                    blocked.setdefault(line, transaction_id)
+                    obstacle = Obstacle(f"{before}, before it in its key and target", by_target=True)
+            if transaction_id in refused or (obstacle is not None and not why):
+                blocked.update((line, transaction_id) for line in lines if line not in blocked)
         obstacle = obstacle or lacking or hanging
         if obstacle is not None:
             found[transaction_id] = obstacle
@@ -102,7 +87,7 @@ def _lacking(half_partition: int, statuses: Sequence[Status]) -> Obstacle | None
     owner = next((one for one in statuses if half_partition in one.partitions), None)
     reporting = [owner] if owner is not None else [one for one in statuses if not one.partitions]
     why = next((why for one in reporting for name, why in one.rights.items() if not name.startswith(_HARMLESS)), None)
-    return None if why is None else Obstacle(Cause.RIGHT, f"a right of its coordinator: {why}")
+    return None if why is None else Obstacle(f"a right of its coordinator: {why}")
 
 
 def target_text(transaction_id: str, topics: Iterable[str], statuses: Sequence[Status]) -> str:
@@ -123,3 +108,24 @@ def _hanging(status: Status, now_ms: float) -> str:
 
 def _merged(reasons: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {name: why for each in reasons for name, why in each.items()}
+
+
+def described_pending(
+    pending: Pending, now_ms: float, obstacle: str, *, held_by: str | None = None, missing: Collection[str] = ()
+) -> PendingTransaction:
+    """Return a pending transaction as an operator sees it; arguments are those of `described`."""
+    return described(
+        pending.half.transaction_id,
+        pending.half.group,
+        [half.topic for half in pending.halves],
+        birth_ms=pending.birth_ms,
+        now_ms=now_ms,
+        check_count=pending.check_count,
+        verdict=pending.verdict,
+        deliver_at_ms=pending.half.deliver_at_ms,
+        held_by=held_by,
+        is_complete=pending.is_complete,
+        missing=missing,
+        obstacle=obstacle,
+        unasked=obstacle,
+    )
