@@ -22,9 +22,8 @@ from penstock.options import ClientConfig
 from penstock.transactions.model import PendingTransaction
 from penstock.transactions.operator.audit import VERBS, Act, Audited, AuditLog
 from penstock.transactions.operator.effects import Decided, Effect
-from penstock.transactions.operator.inspection import Discarded
+from penstock.transactions.operator.inspection import WAIT_S, Discarded
 from penstock.transactions.operator.resuming import Resuming, marked
-from penstock.transactions.operator.store_reader import WAIT_S
 from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
 from penstock.transactions.stores.kafka.obstacles import status_lines
 from penstock.transactions.wire.half import encode_half

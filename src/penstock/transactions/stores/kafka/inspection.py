@@ -24,8 +24,7 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.recovered_state import without_payloads
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.operator.inspection import Inspection
-from penstock.transactions.operator.store_reader import WAIT_S
+from penstock.transactions.operator.inspection import WAIT_S, Inspection
 from penstock.transactions.stores.kafka.coordinator.status import STALE_S, Status, decode_status
 from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP, Fate, starts_of
 from penstock.transactions.stores.kafka.obstacles import Obstacle, described_pending, obstacles
@@ -111,7 +110,7 @@ class _Partition:
 
 
 class KafkaInspection(Inspection):
-    """Says what lies in a store in Kafka. Used by one thread; raises as `StoreReader`."""
+    """Says what lies in a store in Kafka. Used by one thread; raises as `Inspection`."""
 
     def __init__(
         self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, wait_s: float = WAIT_S
