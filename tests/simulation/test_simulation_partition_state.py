@@ -24,7 +24,7 @@ from penstock.transactions.core.queue import ReadyQueue
 from penstock.transactions.core.recovered_state import RecoveredNotes, live_snapshots
 from penstock.transactions.core.set_aside import SetAside
 from penstock.transactions.core.state import HeldOp, PartitionState
-from penstock.transactions.wire.done_records import Done, Snapshot, UnloadedSnapshot
+from penstock.transactions.wire.done_records import Done, Snapshot
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
@@ -177,7 +177,7 @@ def takes_a_carry_for_the_decision_that_came_after_it(patch: pytest.MonkeyPatch)
     """An op is not needed any more once its transaction was snapshotted, whatever the snapshot says."""
     snapshot = PartitionState._take_snapshot
 
-    def snapshot_all(self: PartitionState, done_from: int, one: Snapshot | UnloadedSnapshot) -> None:
+    def snapshot_all(self: PartitionState, done_from: int, one: Snapshot) -> None:
         snapshot(self, done_from, one)
         pending = self.pending.get(one.note.transaction_id)
         if pending is not None and pending.is_op_open:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.transactions.core.pending import Pending, key_hashes, payload_of, without_payload
-from penstock.transactions.wire.done_records import Done, Note, Snapshot, UnloadedPayloads, UnloadedSnapshot
+from penstock.transactions.wire.done_records import Done, Note, Snapshot, UnloadedPayloads
 from penstock.transactions.wire.ops import Verdict
 
 
@@ -64,12 +64,12 @@ class RecoveredNotes:
             self.places.clear()
 
 
-def live_snapshots(records: Iterable[tuple[int, Done]]) -> list[tuple[int, Snapshot | UnloadedSnapshot]]:
+def live_snapshots(records: Iterable[tuple[int, Done]]) -> list[tuple[int, Snapshot]]:
     """Return the snapshotted transactions that have no end yet, with the offset of their last snapshot.
 
     The records of the done log come in its order, with their offsets.
     """
-    live: dict[str, tuple[int, Snapshot | UnloadedSnapshot]] = {}
+    live: dict[str, tuple[int, Snapshot]] = {}
     for offset, record in records:
         for note in record.notes:
             place, snapshot = live.get(note.transaction_id, (0, None))
@@ -92,16 +92,16 @@ def without_payloads(record: Done) -> Done:
     return Done(record.notes, [_without_payload(snapshot) for snapshot in record.snapshots])
 
 
-def _without_payload(snapshot: Snapshot | UnloadedSnapshot) -> UnloadedSnapshot:
-    if isinstance(snapshot, UnloadedSnapshot):
+def _without_payload(snapshot: Snapshot) -> Snapshot:
+    if snapshot.dropped is not None:
         return snapshot
     halves = [snapshotted.half for snapshotted in snapshot.halves]
     dropped = UnloadedPayloads(sum(map(payload_of, halves)), key_hashes(halves))
     stubs = tuple(snapshotted._replace(half=without_payload(snapshotted.half)) for snapshotted in snapshot.halves)
-    return UnloadedSnapshot(snapshot.note, stubs, dropped)
+    return Snapshot(snapshot.note, stubs, dropped)
 
 
-def restored(place: int, snapshot: Snapshot | UnloadedSnapshot) -> Pending:
+def restored(place: int, snapshot: Snapshot) -> Pending:
     """Return a snapshotted transaction as it was; `place` is the offset of the snapshot in the done log."""
     note = snapshot.note
     # The half that was read first has the lowest offset; the parts have their own order.
@@ -110,7 +110,7 @@ def restored(place: int, snapshot: Snapshot | UnloadedSnapshot) -> Pending:
     pending = Pending(first.half, first.offset)
     for offset, _, half in halves[1:]:
         pending.add_part(offset, half)
-    if isinstance(snapshot, UnloadedSnapshot):
+    if snapshot.dropped is not None:
         pending.payload_bytes, pending.dropped = snapshot.dropped
     pending.last_offset = note.half_offset
     pending.birth_ms = first.birth_ms

@@ -23,7 +23,7 @@ from penstock.transactions.core.payloads import Payloads
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import ReadyQueue
 from penstock.transactions.core.recovered_state import RecoveredNotes, restored
-from penstock.transactions.wire.done_records import Note, Snapshot, UnloadedSnapshot
+from penstock.transactions.wire.done_records import Note, Snapshot
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Op, Verdict
 
@@ -119,9 +119,7 @@ class PartitionState:
 
     # What is read: the done log first, then halves and decisions.
 
-    def remember(
-        self, notes: Iterable[Note], snapshots: Iterable[tuple[int, Snapshot | UnloadedSnapshot]] = ()
-    ) -> list[Pending]:
+    def remember(self, notes: Iterable[Note], snapshots: Iterable[tuple[int, Snapshot]] = ()) -> list[Pending]:
         """Take in what the done log says, before the half log is read from the half checkpoint.
 
         Notes come in the order of the done log, snapshots are the live ones, by `recovered_state.live_snapshots`, each
@@ -418,7 +416,7 @@ class PartitionState:
         return self._rebirths(batch.decided)
 
     def settle(
-        self, notes: Iterable[Note], snapshots: Iterable[tuple[int, Snapshot | UnloadedSnapshot]] = ()
+        self, notes: Iterable[Note], snapshots: Iterable[tuple[int, Snapshot]] = ()
     ) -> tuple[list[Pending], list[Pending]]:
         """Take in what the done log says after a Kafka transaction ended in doubt.
 
@@ -443,7 +441,7 @@ class PartitionState:
         if pending is not None and pending.check_count == note.check_count:
             del self.answered[note.transaction_id]
 
-    def _take_snapshot(self, done_from: int, snapshot: Snapshot | UnloadedSnapshot) -> None:
+    def _take_snapshot(self, done_from: int, snapshot: Snapshot) -> None:
         """Take in that the done log holds a pending transaction whole."""
         pending = self.pending.get(snapshot.note.transaction_id)
         if pending is None or pending.offset != min(half.offset for half in snapshot.halves):

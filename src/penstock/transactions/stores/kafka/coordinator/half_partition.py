@@ -28,7 +28,7 @@ from penstock.transactions.stores.kafka.coordinator.log_feed import LogFeed
 from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP, encode_ids
 from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
 from penstock.transactions.stores.kafka.recovery.recovered_partition import DoneRead, RecoveredPartition
-from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot
+from penstock.transactions.wire.done_records import Snapshot
 from penstock.transactions.wire.ops import Verdict
 
 _log = logging.getLogger("penstock.transactions")
@@ -127,7 +127,7 @@ class HalfPartition:
         counts.lost += recovered.lost
         counts.forged += recovered.unreadable
 
-    def _may_restore(self, place: int, snapshot: Snapshot | UnloadedSnapshot) -> bool:
+    def _may_restore(self, place: int, snapshot: Snapshot) -> bool:
         """Tell whether a snapshot may be published: its halves are judged as those of the half log are."""
         if all(self._may_publish_to(one.half.topic) for one in snapshot.halves):
             return True

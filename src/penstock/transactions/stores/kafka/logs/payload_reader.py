@@ -25,7 +25,7 @@ from penstock.transactions.core.payloads import PAYLOAD_BYTES
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.wire.done_records import Snapshot, UnloadedSnapshot, decode_done
+from penstock.transactions.wire.done_records import Snapshot, decode_done
 from penstock.transactions.wire.half import Half, decode_half
 from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import wire_headers
@@ -77,7 +77,7 @@ class Read:
     """
 
     halves: dict[int, Half] = field(default_factory=dict)
-    snapshots: dict[str, tuple[int, Snapshot | UnloadedSnapshot]] = field(default_factory=dict)
+    snapshots: dict[str, tuple[int, Snapshot]] = field(default_factory=dict)
     absent: dict[str, int] = field(default_factory=dict)
 
     def take_in(self, state: PartitionState, transaction_id: str) -> Pending | None:
@@ -260,7 +260,7 @@ def _read_snapshots(reader: PartitionReader, place: Place, wanted: Wanted, read:
     read.absent = {transaction_id: position for transaction_id, begin in begins.items() if begin <= position}
 
 
-def _snapshots(message: Message) -> Sequence[Snapshot | UnloadedSnapshot]:
+def _snapshots(message: Message) -> Sequence[Snapshot]:
     try:
         return decode_done(message.value()).snapshots
     except MessageFormatError:

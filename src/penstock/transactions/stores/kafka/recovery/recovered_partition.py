@@ -21,7 +21,7 @@ from penstock.transactions.stores.kafka.logs.log_identity import (
     known_ids,
     starts_of,
 )
-from penstock.transactions.wire.done_records import Done, Note, Snapshot, UnloadedSnapshot
+from penstock.transactions.wire.done_records import Done, Note, Snapshot
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -49,7 +49,7 @@ class RecoveredPartition:
     op_end: int
     notes: list[Note]
     done_end: int
-    snapshots: list[tuple[int, Snapshot | UnloadedSnapshot]] = field(default_factory=list)
+    snapshots: list[tuple[int, Snapshot]] = field(default_factory=list)
     done_position: int = 0
     ids: Mapping[str, str] = field(default_factory=dict)
     lost: int = 0
@@ -73,7 +73,7 @@ class DoneRead:
         return [note for _, record in self.records for note in record.notes]
 
     @property
-    def snapshots(self) -> list[tuple[int, Snapshot | UnloadedSnapshot]]:
+    def snapshots(self) -> list[tuple[int, Snapshot]]:
         """Transactions that are pending still and written down whole."""
         return live_snapshots(self.records)
 
