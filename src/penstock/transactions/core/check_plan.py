@@ -182,7 +182,7 @@ class CheckPlan(Generic[A]):
         """Tell whether one more check of a group may be sent; those that were answered, or are asked again, leave."""
         sent = self._sent.get(group, [])
         if len(sent) >= WINDOW:
-            sent[:] = [one for one in sent if one[0] > now and self._is_unanswered(one[2], one[1])]
+            sent[:] = [check for check in sent if check[0] > now and self._is_unanswered(check[2], check[1])]
         return len(sent) < WINDOW
 
     def _is_unanswered(self, transaction_id: str, number: int) -> bool:

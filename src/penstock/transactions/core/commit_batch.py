@@ -74,7 +74,7 @@ class CommitBatch:
         for pending in self.decided:
             half, verdict = pending.half, pending.verdict
             if verdict is _COMMIT:
-                messages = (half.message,) if pending.parts is None else [one.message for one in pending.halves]
+                messages = (half.message,) if pending.parts is None else [part.message for part in pending.halves]
                 yield half.transaction_id, messages
             elif verdict is Verdict.DISCARD:
                 yield half.transaction_id, self._discarded(pending)

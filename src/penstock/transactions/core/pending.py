@@ -72,13 +72,13 @@ class Parts:
 
     def replace(self, halves: Sequence[Half]) -> None:
         """Put others in the place of those that are there, in the order of the parts."""
-        places = [(number, one[0]) for number, one in enumerate(self._halves) if one is not None]
+        places = [(number, stored[0]) for number, stored in enumerate(self._halves) if stored is not None]
         for (number, offset), half in zip(places, halves, strict=True):
             self._halves[number] = offset, half
 
     def stored(self) -> list[tuple[int, Half]]:
         """Return offsets and halves, in the order of the parts."""
-        return [one for one in self._halves if one is not None]
+        return [stored for stored in self._halves if stored is not None]
 
 
 class Pending:

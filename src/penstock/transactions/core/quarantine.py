@@ -92,7 +92,7 @@ class TargetQuarantine:
         """Take in that a topic took nothing for a reason that holds no more."""
         found = self._topics.get(topic)
         if found is not None and found.pause_s and found.why == why:
-            found.why = next((one.why for one in self._refused.values() if one.topic == topic), "")
+            found.why = next((refusal.why for refusal in self._refused.values() if refusal.topic == topic), "")
             found.pause_s, found.until = 0.0, now
 
     def refuse(self, transaction_id: str, topic: str, why: str, now: float, too_large: int | None = None) -> bool:
@@ -145,7 +145,7 @@ class TargetQuarantine:
         found.until = now
         found.width = min(_MOST, found.width * _GROWTH)
         if any(name in self._refused for name in published):
-            # It is mended, as it seems: what was refused is as good as new.
+            # The cause is gone, as it seems: what was refused is as good as new.
             found.too_large, found.retry_s, found.retry_at = None, 0.0, 0.0
             for name in [name for name, refusal in self._refused.items() if refusal.topic == topic]:
                 del self._refused[name]
@@ -182,7 +182,7 @@ class TargetQuarantine:
     def next_topic(self, waiting: Collection[str], now: float) -> str | None:
         """Return the topic to try next, or None: the one that has waited longest since its time came."""
         due = [(self._until(topic), topic) for topic in waiting]
-        chosen = min((one for one in due if one[0] <= now), default=None)
+        chosen = min((entry for entry in due if entry[0] <= now), default=None)
         return None if chosen is None else chosen[1]
 
     def _until(self, topic: str) -> float:

@@ -98,9 +98,10 @@ class SetAside(Generic[W]):
     def _with(self, waiting: W, line: OrderedDict[str, W]) -> OrderedDict[str, W]:
         later = list(takewhile(lambda one: one.order > waiting.order, reversed(line.values())))
         line[waiting.transaction_id] = waiting
-        for one in reversed(later):
-            line.move_to_end(one.transaction_id)
-            self._fronts.get(self._entries[one.transaction_id][0] or "", {}).pop(one.transaction_id, None)
+        for follower in reversed(later):
+            name = follower.transaction_id
+            line.move_to_end(name)
+            self._fronts.get(self._entries[name][0] or "", {}).pop(name, None)
         return line
 
     def remove(self, waiting: W) -> list[W]:

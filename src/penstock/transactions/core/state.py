@@ -379,7 +379,7 @@ class PartitionState:
         whole = [(pending, pending.snapshot()) for pending in snapshot]
         self.queue.release_due(self.now_ms)
         chosen = self.queue.choose(limit, out, room_bytes)
-        whole = [one for one in whole if one[0].half.transaction_id not in chosen]
+        whole = [(pending, written) for pending, written in whole if pending.half.transaction_id not in chosen]
         snapshotted = {pending.half.transaction_id: pending for pending, _ in whole}
         passed = {**chosen, **snapshotted} if snapshotted else chosen
         answered = [pending for name, pending in self.answered.items() if name not in passed]

@@ -90,7 +90,7 @@ class Inspection:
         """Return what lies in the discarded topic, oldest first."""
         numbers = dict.fromkeys(range(self.partitions_of(self._topics.discarded)), 0)
         found = [_discarded(message) for message in self.read(self._topics.discarded, numbers)]
-        return sorted((one for one in found if one is not None), key=lambda one: one.at_ms)
+        return sorted(filter(None, found), key=lambda record: record.at_ms)
 
     def end(self, topic: str, number: int) -> int:
         """Return where a partition ends, records of open transactions included."""

@@ -60,10 +60,10 @@ class KafkaAdministration:
         self._wait_s = wait_s
         counts = partition_counts(self._admin, bootstrap_servers, self._wait_s)
         topics = StoreTopics(prefix)
-        unseen = [one for one in (topics.half, topics.op, topics.done) if one not in counts]
+        unseen = [log for log in (topics.half, topics.op, topics.done) if log not in counts]
         hidden = hidden_topics(self._admin, unseen, self._wait_s)
         if hidden:
-            rights = [topic_right(Operation.READ, one) for one in hidden]
+            rights = [topic_right(Operation.READ, name) for name in hidden]
             raise MissingRightError(f"the store {prefix} cannot be read, if it is there", rights, self._principal)
         if topics.half not in counts:
             raise PenstockError(
@@ -101,7 +101,7 @@ class KafkaAdministration:
         found = self._inspection.pending()
         missing = self._missing(found)
         now_ms = time.time() * 1000
-        return [one.described(now_ms, missing) for one in found]
+        return [it.described(now_ms, missing) for it in found]
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None."""
@@ -200,7 +200,7 @@ class KafkaAdministration:
         keys = (first.order_key, first.key, transaction_id.encode())
         to = self._topics.half_partition(next(key for key in keys if key is not None))
         sends = self._sends()
-        receipts = [sends.send(self._topics.half, to, one.key, one.value, encode_half(one)) for one in halves]
+        receipts = [sends.send(self._topics.half, to, half.key, half.value, encode_half(half)) for half in halves]
         for receipt in receipts:
             if not receipt.wait(_ANSWER_S):
                 raise PenstockError(
@@ -240,7 +240,7 @@ class KafkaAdministration:
 
     def _missing(self, found: Collection[Found]) -> set[str]:
         """Return those target topics that do not exist."""
-        missing = {half.topic for one in found for half in one.pending.halves} - self._counts.keys()
+        missing = {half.topic for it in found for half in it.pending.halves} - self._counts.keys()
         if not missing:
             return missing
         missing -= partition_counts(self._admin, self._bootstrap_servers, self._wait_s).keys()

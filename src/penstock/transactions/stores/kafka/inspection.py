@@ -128,7 +128,7 @@ class KafkaInspection(Inspection):
 
     def find(self, transaction_id: str) -> Found | None:
         """Return one that is not settled, with its messages, or None."""
-        return next((one for one in self.pending(transaction_id) if one.transaction_id == transaction_id), None)
+        return next((found for found in self.pending(transaction_id) if found.transaction_id == transaction_id), None)
 
     def seen_statuses(self) -> list[Status]:
         """Return what `statuses` does, or nothing where it may not be read."""
@@ -196,7 +196,7 @@ class KafkaInspection(Inspection):
             start = recovered_partition(found, ids, DoneRead(end, done[number]), partial(report_log, logs, number))
             partition = read[number] = _Partition(PartitionState(start.half_position, start.op_position), kept)
             partition.state.remember(start.notes, start.snapshots)
-            is_intact = all(one.fate is Fate.INTACT for one in starts_of(found, ids).values())
+            is_intact = all(begin.fate is Fate.INTACT for begin in starts_of(found, ids).values())
             begins[HALF][number] = start.half_position if is_intact else found[HALF].low
             begins[OP][number] = start.op_position if is_intact else found[OP].low
         for message in self._read_log(logs[HALF], begins[HALF], bounds):

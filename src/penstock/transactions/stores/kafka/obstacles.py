@@ -24,7 +24,7 @@ class Obstacle(NamedTuple):
 
 
 def obstacles(
-    half_partition: int, pending: Iterable[Pending], statuses: Sequence[Status], now_ms: float
+    half_partition: int, every: Iterable[Pending], statuses: Sequence[Status], now_ms: float
 ) -> dict[str, Obstacle]:
     """Return, by id, what stands in the way of transactions among those pending in one half partition.
 
@@ -32,25 +32,25 @@ def obstacles(
     """
     refused = _merged(status.refused for status in statuses)
     refusing = [status for status in statuses if status.targets or status.refused]
-    slow = next((one for one in statuses if one.slow_call and half_partition in one.partitions), None)
+    slow = next((status for status in statuses if status.slow_call and half_partition in status.partitions), None)
     hanging = None if slow is None else Obstacle(_hanging(slow, now_ms))
     lacking = _lacking(half_partition, statuses)
     # By key and target: the first refused one, or the last one behind it that others stand behind in turn.
     blocked: dict[int, str] = {}
-    pending = list(pending)
+    every = list(every)
     unasked = _merged(status.unasked for status in statuses if half_partition in status.partitions)
     found = {
-        one.half.transaction_id: Obstacle(unasked[one.half.group])
-        for one in pending
-        if one.verdict is None and one.half.group in unasked
+        pending.half.transaction_id: Obstacle(unasked[pending.half.group])
+        for pending in every
+        if pending.verdict is None and pending.half.group in unasked
     }
-    decided = (one for one in pending if one.verdict is not None)
-    for one in sorted(decided, key=lambda one: (one.decided_at, one.decided_index)):
-        transaction_id = one.half.transaction_id
+    decided = (pending for pending in every if pending.verdict is not None)
+    for pending in sorted(decided, key=lambda pending: (pending.decided_at, pending.decided_index)):
+        transaction_id = pending.half.transaction_id
         obstacle = None
-        if one.verdict is Verdict.COMMIT:
-            lines = one.keys
-            why = target_text(transaction_id, [half.topic for half in one.halves], refusing)
+        if pending.verdict is Verdict.COMMIT:
+            lines = pending.keys
+            why = target_text(transaction_id, [half.topic for half in pending.halves], refusing)
             obstacle = Obstacle(why, by_target=True) if why else None
             if obstacle is None:
                 before = next((blocked[line] for line in lines if line in blocked), None)
@@ -84,16 +84,17 @@ def status_lines(statuses: Iterable[Status], now_ms: float) -> list[str]:
 
 def _lacking(half_partition: int, statuses: Sequence[Status]) -> Obstacle | None:
     """Return what keeps a partition's coordinator from publishing; or what keeps any from having the partition."""
-    owner = next((one for one in statuses if half_partition in one.partitions), None)
-    reporting = [owner] if owner is not None else [one for one in statuses if not one.partitions]
-    why = next((why for one in reporting for name, why in one.rights.items() if not name.startswith(_HARMLESS)), None)
+    owner = next((status for status in statuses if half_partition in status.partitions), None)
+    reporting = [owner] if owner is not None else [status for status in statuses if not status.partitions]
+    lacking = (right for status in reporting for right in status.rights.items())
+    why = next((why for name, why in lacking if not name.startswith(_HARMLESS)), None)
     return None if why is None else Obstacle(f"a right of its coordinator: {why}")
 
 
 def target_text(transaction_id: str, topics: Iterable[str], statuses: Sequence[Status]) -> str:
     """Return what a transaction waits for where its target does not take it, as coordinators tell; empty: it does."""
     topics = list(dict.fromkeys(topics))
-    why = next((one.refused[transaction_id] for one in statuses if transaction_id in one.refused), None)
+    why = next((status.refused[transaction_id] for status in statuses if transaction_id in status.refused), None)
     if why is not None:
         return f"topic {', '.join(topics)} to take it: {why}"
     reasons = (reasons for status in statuses for reasons in (status.targets, status.refusing))

@@ -18,7 +18,7 @@ from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallb
 from penstock.transactions.stores.kafka.cancelling import cancel
 from penstock.transactions.stores.kafka.check_source import KafkaCheckSource
 from penstock.transactions.stores.kafka.inspection import KafkaInspection
-from penstock.transactions.stores.kafka.logs.topic_settings import mend_settings
+from penstock.transactions.stores.kafka.logs.topic_settings import correct_settings
 from penstock.transactions.stores.kafka.op_batches import OpBatches
 from penstock.transactions.stores.kafka.publication_diagnosis import PublicationDiagnosis, observer_of
 from penstock.transactions.stores.kafka.publication_pace import PublicationPace
@@ -99,7 +99,7 @@ class KafkaStore:
         self._topics = open_topics(
             self._admin, self._bootstrap_servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal
         )
-        mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
+        correct_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
         self._ops = OpBatches(self._sends, self._topics.op, self._pace)
         self._halves = HalfSends(self._sends, self._topics, self._ops)
         inspection = KafkaInspection(self._bootstrap_servers, self._config, self._topics, _OBSERVED_S)

@@ -35,7 +35,7 @@ _WINDOW_S = 0.02
 _TICK_S = 0.5
 #: Seconds between two warnings of one transaction that keeps the logs from being truncated.
 _PIN_S = 600.0
-#: Seconds after which the broker's clock is read anew while something is pending.
+#: Seconds after which the broker's clock is read again while something is pending.
 _CLOCK_S = 30.0
 #: Why a group could not be asked, for operators.
 _WAITS_FOR = {SendOutcome.NOBODY: NO_PRODUCER, SendOutcome.UNKNOWN: NO_ANSWER}

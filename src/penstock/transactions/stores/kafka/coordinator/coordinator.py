@@ -49,7 +49,7 @@ from penstock.transactions.stores.kafka.coordinator.loop import CoordinatorLoop
 from penstock.transactions.stores.kafka.coordinator.membership import Membership
 from penstock.transactions.stores.kafka.coordinator.status import Status, StatusLog
 from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
-from penstock.transactions.stores.kafka.logs.topic_settings import mend_settings
+from penstock.transactions.stores.kafka.logs.topic_settings import correct_settings
 from penstock.transactions.stores.kafka.recovery.fencing import (
     Fence,
     encode_claim,
@@ -192,10 +192,10 @@ class KafkaCoordinator:
         """Return the oldest transactions that are pending now, at most so many of each partition. Any thread."""
         membership = self._membership
         owned = list(membership.owned.values()) if membership is not None else []
-        return [one for partition in owned for one in partition.oldest(most)]
+        return [pending for partition in owned for pending in partition.oldest(most)]
 
     def now_ms(self) -> int:
-        """Return the broker's time in milliseconds since the epoch; 0 as long as nothing told it. Any thread."""
+        """Return the broker's time in milliseconds since the epoch; 0 as long as no record gave it. Any thread."""
         return self._clock.now_ms(time.monotonic())
 
     def _open(self) -> threading.Thread:
@@ -203,7 +203,7 @@ class KafkaCoordinator:
         servers, options, policy = self._bootstrap_servers, self._options, self._options.policy
         principal = principal_of(self._config)
         topics = open_topics(self._admin, servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal)
-        mend_settings(self._admin, servers, topics, refuses=True, principal=principal)
+        correct_settings(self._admin, servers, topics, refuses=True, principal=principal)
         for found in single_copies(self._admin, topics.all):
             _log.warning("%s", found)
 

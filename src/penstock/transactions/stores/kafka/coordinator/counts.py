@@ -12,7 +12,7 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.model import FINISH_BUCKETS_S, CoordinatorStatistics
 from penstock.transactions.wire.ops import Verdict
 
-# A member of an enumeration is dear to look up, and this is the way of every transaction.
+# A member of an enumeration is slow to look up, and this is the way of every transaction.
 _COMMIT = Verdict.COMMIT
 
 
@@ -68,7 +68,7 @@ class Counts:
         with self.lock:
             partitions = read()
             # Each count has the same name there.
-            counted: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+            counted: dict[str, Any] = {count.name: getattr(self, count.name) for count in fields(self)}
             del counted["lock"]
             return CoordinatorStatistics(
                 partitions=sum(p.is_recovered for p in partitions),

@@ -82,7 +82,7 @@ class HalfPartition:
         self._counts = counts
         self._log = log
         self._may_publish_to = may_publish_to
-        snapshots = [one for one in recovered.snapshots if self._may_restore(*one)]
+        snapshots = [(place, found) for place, found in recovered.snapshots if self._may_restore(place, found)]
         for pending in self.state.remember(recovered.notes, snapshots):
             self.plan.add(pending)
         self.clock = clock
@@ -129,7 +129,7 @@ class HalfPartition:
 
     def _may_restore(self, place: int, snapshot: Snapshot) -> bool:
         """Tell whether a snapshot may be published: its halves are judged as those of the half log are."""
-        if all(self._may_publish_to(one.half.topic) for one in snapshot.halves):
+        if all(self._may_publish_to(stored.half.topic) for stored in snapshot.halves):
             return True
         self._counts.forged += 1
         self._log.warn(
@@ -191,7 +191,7 @@ class HalfPartition:
     def oldest(self, most: int) -> list[Pending]:
         """Return the first that are pending, in the order of the half log, at most so many; safe from any thread."""
         for _ in range(_TRIES):
-            # The coordinator's thread may add one meanwhile: then the reading begins anew.
+            # The coordinator's thread may add one meanwhile: then the reading begins again.
             with suppress(RuntimeError):
                 return list(islice(self.state.pending.values(), most))
         return []
@@ -228,11 +228,11 @@ class HalfPartition:
     def learned(self, batch: CommitBatch, found: DoneRead) -> list[str]:
         """Take in what the done log says of a batch whose end was in doubt; return the ids of what is settled."""
         self._mark(batch, in_flight=False)
-        ids = {one.half.transaction_id for one in (*batch.decided, *batch.answered)}
+        ids = {pending.half.transaction_id for pending in (*batch.decided, *batch.answered)}
         snapshotted = {snapshot.note.transaction_id for snapshot in batch.snapshots}
         settled, begun = self.state.settle(
             [note for note in found.notes if note.transaction_id in ids],
-            [one for one in found.snapshots if one[1].note.transaction_id in snapshotted],
+            [(place, one) for place, one in found.snapshots if one.note.transaction_id in snapshotted],
         )
         now_ms = self.clock.now_ms(time.monotonic())
         for pending in settled:

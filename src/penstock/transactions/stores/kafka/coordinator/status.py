@@ -119,7 +119,7 @@ def _read(value: bytes) -> Status:
     return Status(
         _text(fields["coordinator"]),
         int(_number(fields["at_ms"])),
-        tuple(int(_number(one)) for one in partitions),
+        tuple(int(_number(number)) for number in partitions),
         _text(fields["slow_call"]),
         float(_number(fields["slow_call_s"])),
         int(_number(fields["left_behind"])),
@@ -182,7 +182,7 @@ class StatusLog:
             if is_missing_right(error):
                 self._report_lacking()
                 return
-            # Without it less is shown, and nothing else is amiss.
+            # Without it less is shown, and nothing else is wrong.
             if not self._is_refused:
                 self._is_refused = True
                 _log.warning("%s takes nothing, so `penstock tx ls` shows less: %s", self._topic, reason(error))

@@ -58,7 +58,7 @@ def decode_ids(metadata: str | None) -> dict[str, str]:
 
 def known_ids(committed: Mapping[str, Committed]) -> dict[str, str]:
     """Return the topic ids of the logs that were read. All positions are written together, with the ids of all logs."""
-    return {log: topic_id for one in committed.values() for log, topic_id in one.ids.items()}
+    return {log: topic_id for found in committed.values() for log, topic_id in found.ids.items()}
 
 
 def starts_of(committed: Mapping[str, Committed], ids: Mapping[str, str]) -> dict[str, Start]:

@@ -61,9 +61,9 @@ class Wanted:
     @classmethod
     def of(cls, partition: int, some: Sequence[Pending]) -> Wanted:
         """Return what is to be read for transactions."""
-        snapshots = {one.half.transaction_id: one.snapshot_at for one in some if one.snapshot_at is not None}
-        halves = frozenset(offset for one in some if one.snapshot_at is None for offset in one.offsets)
-        return cls(partition, [one.half.transaction_id for one in some], halves, snapshots)
+        snapshots = {it.half.transaction_id: it.snapshot_at for it in some if it.snapshot_at is not None}
+        halves = frozenset(offset for it in some if it.snapshot_at is None for offset in it.offsets)
+        return cls(partition, [it.half.transaction_id for it in some], halves, snapshots)
 
 
 @dataclass(slots=True)

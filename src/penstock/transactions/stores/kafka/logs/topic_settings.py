@@ -1,4 +1,4 @@
-"""Settings of half, op and done topics that exist already: what would lose transactions is mended, or refused.
+"""Settings of half, op and done topics that exist already: what would lose transactions is corrected, or refused.
 
 Retention deletes pending halves, compaction all but the newest of a key, and with `CreateTime` the clocks of producers
 decide when a half is checked and a delayed message published. Somebody may have set that, or an operator may have made
@@ -56,13 +56,13 @@ def wrong_settings(settings: Mapping[str, str | None], *, is_done: bool) -> dict
     return wanted
 
 
-def mend_settings(
+def correct_settings(
     admin: AdminClient, bootstrap_servers: str, topics: StoreTopics, *, refuses: bool, principal: str = THIS_CLIENT
 ) -> None:
-    """Look at the settings of half, op and done, which exist, and mend what is wrong, with a line in the log.
+    """Look at the settings of half, op and done, which exist, and correct what is wrong, with a line in the log.
 
-    What is wrong and cannot be mended raises `ConfigurationError` if this `refuses` it, else it is a warning; both name
-    the command that mends it. What cannot be looked at is said in a warning, with the right that `principal`
+    What is wrong and cannot be corrected raises `ConfigurationError` if this `refuses` it, else it is a warning; both
+    name the command that corrects it. What cannot be looked at is said in a warning, with the right that `principal`
     needs for it.
     """
     for name, settings in _described(admin, (topics.half, topics.op, topics.done), principal, is_duty=refuses).items():
@@ -71,7 +71,7 @@ def mend_settings(
             continue
         was = ", ".join(f"{setting}={settings[setting]}" for setting in wrong)
         now = ", ".join(f"{setting}={right}" for setting, right in wrong.items())
-        why = _mended(admin, name, wrong)
+        why = _corrected(admin, name, wrong)
         if why is None:
             _log.warning("topic %s had %s, which can lose transactions: it is %s now", name, was, now)
             continue
@@ -148,7 +148,7 @@ def _asked(
     return answers
 
 
-def _mended(admin: AdminClient, topic: str, wrong: Mapping[str, str]) -> str | None:
+def _corrected(admin: AdminClient, topic: str, wrong: Mapping[str, str]) -> str | None:
     """Change settings of a topic; return why that could not be, or None."""
     entries = [ConfigEntry(name, right, incremental_operation=AlterConfigOpType.SET) for name, right in wrong.items()]
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)

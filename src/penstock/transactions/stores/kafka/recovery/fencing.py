@@ -1,7 +1,7 @@
 """Fencing: the end of Kafka transactions that a dead coordinator left open in a partition.
 
 A coordinator writes its transactional ids beside the half position it commits. A new owner that finds positions held
-back by an open transaction ends it under the id of its owner, in place of waiting until it times out: initialising a
+back by an open transaction ends it under the id of its owner, rather than waiting until it times out: initialising a
 producer of that id ends what is open and fences the former one. Where that one was alive after all, it loses one Kafka
 transaction, learns from the done log what became of it, and goes on.
 """
@@ -52,7 +52,7 @@ class Names:
 def transactional_names(topics: StoreTopics, name: str) -> Names:
     """Return the names of the transactional producers of one coordinator."""
     begin = f"{topics.coordinators}.{name}"
-    return Names([f"{begin}.{one}" for one in "abc"], [f"{begin}.{one}" for one in "xyz"])
+    return Names([f"{begin}.{letter}" for letter in "abc"], [f"{begin}.{letter}" for letter in "xyz"])
 
 
 def encode_claim(ids: Sequence[str]) -> str:

@@ -104,7 +104,7 @@ def recovered_partition(
         if start.fate is not Fate.INTACT:
             tell(log, committed[log], start)
     notes, snapshots = done.notes, done.snapshots
-    # What it says of a log that is gone would be taken for the new one: offsets are given anew there.
+    # What it says of a log that is gone would be taken for the new one: offsets begin again there.
     if starts[HALF].fate is Fate.ANEW:
         notes = [note._replace(half_offset=-1) for note in notes]
     if starts[OP].fate is Fate.ANEW:

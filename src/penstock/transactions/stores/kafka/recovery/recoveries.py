@@ -97,7 +97,7 @@ class Recoveries:
                 attempt.thread.leave(lambda: None)
                 self.begin(self._still_wanted(attempt))
         due = [attempt for at, attempt in self._failed if now >= at]
-        self._failed = [one for one in self._failed if now < one[0]]
+        self._failed = [(at, attempt) for at, attempt in self._failed if now < at]
         for attempt in due:
             self.begin(self._still_wanted(attempt))
         return found

@@ -164,7 +164,7 @@ class RecoveryReader:
                 claims = [answer.metadata for answer in reader.consumer.committed(halves, _ANSWER_S)]
             self._fence.end(claims)
         except KafkaException as error:
-            _log.info("it cannot be told who holds back positions of %s: %s", self._topics.coordinators, reason(error))
+            _log.info("it is not known who holds back positions of %s: %s", self._topics.coordinators, reason(error))
 
     def _ask_committed(self, consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
         try:
