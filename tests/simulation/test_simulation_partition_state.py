@@ -18,12 +18,13 @@ from penstock.transactions.core import decisions, state
 from penstock.transactions.core.checkpoints import LogPlaces
 from penstock.transactions.core.decisions import Kind, Ruling, Standing
 from penstock.transactions.core.delays import Delays
+from penstock.transactions.core.held_decisions import HeldDecisions, HeldOp
 from penstock.transactions.core.key_order import KeyOrder
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import ReadyQueue
 from penstock.transactions.core.recovered_state import RecoveredNotes, live_snapshots
 from penstock.transactions.core.set_aside import SetAside
-from penstock.transactions.core.state import HeldOp, PartitionState
+from penstock.transactions.core.state import PartitionState
 from penstock.transactions.wire.done_records import Done, Snapshot
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
@@ -159,13 +160,13 @@ def lets_the_last_decision_win(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_decisions_ahead(patch: pytest.MonkeyPatch) -> None:
     """Op records with decisions that wait for their halves are passed by the checkpoint."""
-    hold = PartitionState._hold
+    hold = HeldDecisions.hold
 
-    def hold_nothing_open(self: PartitionState, decision: HeldOp) -> None:
+    def hold_nothing_open(self: HeldDecisions, decision: HeldOp) -> None:
         hold(self, decision)
-        self.places.close_op(decision.place[0])
+        self._places.close_op(decision.place[0])
 
-    patch.setattr(PartitionState, "_hold", hold_nothing_open)
+    patch.setattr(HeldDecisions, "hold", hold_nothing_open)
 
 
 def passes_halves_that_are_pending(patch: pytest.MonkeyPatch) -> None:

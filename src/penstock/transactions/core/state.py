@@ -19,6 +19,7 @@ from penstock.transactions.core.checkpoints import LogPlaces, by_offset
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.decisions import Refusal, Ruling, is_next_answer, judge, misfit
 from penstock.transactions.core.delays import Delays
+from penstock.transactions.core.held_decisions import HeldDecisions, HeldOp
 from penstock.transactions.core.payloads import Payloads
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.queue import ReadyQueue
@@ -31,24 +32,6 @@ from penstock.transactions.wire.ops import Author, Op, Verdict
 _UNKNOWN, _CHECK = Verdict.UNKNOWN, Author.CHECK
 _DECIDE, _COUNT = Ruling.DECIDE, Ruling.COUNT
 _REFUSED = {Ruling.LATE: Refusal.ALREADY_DECIDED, Ruling.NOT_ALL: Refusal.INCOMPLETE}
-
-
-@dataclass(slots=True)
-class HeldOp:
-    """A decision that is judged later; its place is the offset of its op record, and its index there.
-
-    The half log must be read up to the limit before its half can be called unknown; None: that is not known yet.
-    """
-
-    op: Op
-    place: tuple[int, int]
-    appended_ms: int
-    limit: int | None = None
-
-    @property
-    def judged(self) -> tuple[Op, tuple[int, int], int]:
-        """What it is judged by."""
-        return self.op, self.place, self.appended_ms
 
 
 @dataclass(slots=True)
@@ -86,8 +69,8 @@ class PartitionState:
         self.answered: dict[str, Pending] = {}
         #: Which logs hold them.
         self.places = LogPlaces()
-        #: Decisions that are judged later, by transaction id, in the order of the op log.
-        self.held: dict[str, list[HeldOp]] = {}
+        #: Decisions that are judged later.
+        self.held = HeldDecisions(self.places)
         self._recovered = RecoveredNotes()
         # Halves brought back from the discarded topic before it is known here that they went there, by id.
         self._reborn: dict[str, list[_StoredHalf]] = {}
@@ -235,7 +218,7 @@ class PartitionState:
         last = max(op.half_offsets, default=-1)
         if op.half_offsets and last < self.half_position:
             return Refusal.SETTLED_OR_UNKNOWN
-        self._hold(HeldOp(op, (offset, index), appended_ms, last + 1 if op.half_offsets else None))
+        self.held.hold(HeldOp(op, (offset, index), appended_ms, last + 1 if op.half_offsets else None))
         return None
 
     def _judge(
@@ -243,7 +226,7 @@ class PartitionState:
     ) -> Refusal | None:
         """Do what a decision does; return why it is refused, or None. One that is judged later is held."""
         if may_grow and self._is_behind(pending, op):
-            self._hold(HeldOp(op, place, appended_ms))
+            self.held.hold(HeldOp(op, place, appended_ms))
             return None
         wrong = misfit(pending, op)
         if wrong is not None:
@@ -263,7 +246,7 @@ class PartitionState:
             self.places.release_op(pending)
             self._decide(pending, op, *place)
         elif ruling is Ruling.HOLD:
-            self._hold(HeldOp(op, place, appended_ms))
+            self.held.hold(HeldOp(op, place, appended_ms))
         elif ruling is _COUNT and is_next_answer(pending, op, place):
             pending.check_count += 1
             pending.answered_ms = appended_ms
@@ -295,30 +278,22 @@ class PartitionState:
         self.places.decided(pending)
         self.queue.add(pending)
 
-    # Decisions that are judged later.
-
-    def _hold(self, decision: HeldOp) -> None:
-        self.held.setdefault(decision.op.transaction_id, []).append(decision)
-        self.places.open_op(decision.place[0])
-
     def judge_held(self, transaction_id: str) -> list[tuple[int, Refusal]]:
         """Judge the decisions that were held, now that a half has arrived, or what was under way has ended.
 
         Returns the refused ones by op offset.
         """
         refused = []
-        for decision in self.held.pop(transaction_id, ()):
+        for decision in self.held.take(transaction_id):
             pending = self.pending.get(transaction_id)
             refusal: Refusal | None = None
             if pending is not None:
                 refusal = self._judge(pending, *decision.judged)
             elif decision.limit is not None and decision.limit > self.half_position:
                 # This half was settled long ago; the decision is for a later one with the same id.
-                self._hold(decision)
+                self.held.hold(decision)
             else:
                 refusal = Refusal.SETTLED_OR_UNKNOWN
-            # After judging: what is open stays in its place among the others.
-            self.places.close_op(decision.place[0])
             if refusal is not None:
                 refused.append((decision.place[0], refusal))
         return refused
@@ -331,20 +306,11 @@ class PartitionState:
         op log then: decisions at or above it are left; None: all had been read.
         """
         dropped = 0
-        for transaction_id in list(self.held):
-            waiting = self.held.pop(transaction_id)
-            for at, decision in enumerate(waiting):
-                if self._may_still_come(decision, half_end, read_to):
-                    # What is behind it waits with it.
-                    self.held[transaction_id] = waiting[at:]
-                    break
-                pending = self.pending.get(transaction_id)
-                # The transaction may be there in part.
-                if pending is None:
-                    dropped += 1
-                else:
-                    dropped += self._judge(pending, *decision.judged, may_grow=False) is not None
-                self.places.close_op(decision.place[0])
+        for decision in self.held.take_hopeless(lambda held: self._may_still_come(held, half_end, read_to)):
+            pending = self.pending.get(decision.op.transaction_id)
+            # The transaction may be there in part.
+            refusal = None if pending is None else self._judge(pending, *decision.judged, may_grow=False)
+            dropped += pending is None or refusal is not None
         return dropped
 
     def _may_still_come(self, decision: HeldOp, half_end: int, read_to: int | None) -> bool:
