@@ -17,7 +17,7 @@ from penstock.clients.reading import PartitionReader, Place
 from penstock.clients.requests.answers import asked_until_ready
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.errors import BrokerConnectionError, MessageFormatError, raised
+from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.rationed_log import RationedLog
 from penstock.transactions.store import SettledCallback
@@ -104,12 +104,8 @@ class DoneWatch:
     def _follow(self) -> None:
         try:
             while not self._stopping.is_set():
-                try:
-                    for message in self._reader.poll(_POLL_S):
-                        self._take(message)
-                except:  # noqa: E722 - see `raised`; whatever a callback raised, the others are called
-                    _log.error("following %s failed, and goes on", self._topics.done, exc_info=raised())
-                    self._stopping.wait(_POLL_S)
+                for message in self._reader.poll(_POLL_S):
+                    self._take(message)
         finally:
             self._reader.close()
 

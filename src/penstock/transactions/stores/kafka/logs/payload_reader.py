@@ -126,8 +126,7 @@ class PayloadReader:
         if self._reading is not None and self._reading[0]() is state and self._reading[2].done():
             # Who got something begins nothing in the same round: the others have their turn.
             return self._take(state, now)
-        wanted = state.payloads.next_read(state.now_ms)
-        if wanted and not self._is_busy(now):
+        if not self._is_busy(now) and (wanted := state.payloads.next_read(state.now_ms)):
             self._begin(state, Wanted.of(number, wanted))
         return []
 
