@@ -96,12 +96,13 @@ class ReadyQueue:
     def forget(self, pending: Pending) -> None:
         """Forget a transaction that is settled; those that it held take its place."""
         transaction_id = pending.half.transaction_id
-        if self.all.pop(transaction_id, None) is not None:
-            self._ready.pop(transaction_id, None)
-            if self.set_aside:
-                self._make_ready_again(self.set_aside.remove(pending))
-            if self.delays:
-                self.delays.remove(transaction_id)
+        # One that a snapshot says to be decided may go with its line before that op is read again: it is not among all.
+        self.all.pop(transaction_id, None)
+        self._ready.pop(transaction_id, None)
+        if self.set_aside:
+            self._make_ready_again(self.set_aside.remove(pending))
+        if self.delays:
+            self.delays.remove(transaction_id)
         if (line := pending.half.line) is not None:
             head = self.keys.remove(line, pending)
             if head is not None and head.verdict is Verdict.COMMIT and self._is_nowhere(head.half.transaction_id):

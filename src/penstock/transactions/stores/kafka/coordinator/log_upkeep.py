@@ -175,8 +175,11 @@ class LogUpkeep:
         """Have a partition taken over again: a log of it is not as it was read."""
         if not partition.is_given_up:
             partition.is_given_up = True
-            text = "half partition %d is given up, and taken over again from what its logs hold now: %s"
-            _log.error(text, partition.number, why)
+            _log.error(
+                "half partition %d is given up, and taken over again from what its logs hold now: %s",
+                partition.number,
+                why,
+            )
 
     def _truncate(self, intact: Mapping[int, _Asked]) -> None:
         """Delete what was not needed when the logs were found to be as they were read, save where that is under way."""
