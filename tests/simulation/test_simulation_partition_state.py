@@ -74,6 +74,33 @@ def test_what_a_snapshot_decided_waits_for_decisions_before_it_that_are_read_aga
     assert [one.half for one in batch.decided] == [first, second]
 
 
+def test_one_that_goes_with_its_line_before_its_decision_is_read_again_goes_once() -> None:
+    plain = Half(new_id(), "orders", "t", None, None, b"v", (), None)
+    first, second = (plain._replace(transaction_id=new_id(), key=b"k", order_key=b"k") for _ in range(2))
+    halves = (first, second, plain)
+    places = ((plain, 2), (first, 0), (second, 1))
+    ops = [Op(half.transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, (at,), 0) for half, at in places]
+    state = PartitionState(0, 0)
+    pending = [state.add_half(at, half) for at, half in enumerate(halves)]
+    for at, op in enumerate(ops):
+        state.add_op(at, op, 1)
+    snapshots = state.next_batch(10, lambda _: "t", [one for one in pending[:2] if isinstance(one, Pending)])
+    assert snapshots is not None
+    assert (snapshots.half_checkpoint, snapshots.op_checkpoint) == (2, 0)
+
+    again = PartitionState(2, 0)
+    again.remember([], live_snapshots([(0, Done(snapshots.notes(), snapshots.snapshots))]))
+    again.add_half(2, plain)
+    published: list[str] = []
+    for at, op in enumerate(ops):
+        again.add_op(at, op, 1)
+        while (batch := again.next_batch(10, lambda _: None)) is not None:
+            published += [one.transaction_id for one in batch.decided]
+            again.apply(batch)
+
+    assert published == [half.transaction_id for half in (plain, first, second)]
+
+
 def test_all_that_can_happen_to_a_settlement_does_happen() -> None:
     seen: Counter[str] = Counter()
 
