@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
-from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.state import PartitionState
 from penstock.transactions.producer.flight.flight import Flight
 from penstock.transactions.publishing.publisher import Publisher
+from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 
 #: Bytes of send time at the start of each value, in nanoseconds.
 STAMP = 8

@@ -11,11 +11,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from penstock.transactions.coordinator.logs.truncation import DoneMarks, Mark
-from penstock.transactions.coordinator.state.pending.commit_batch import CommitBatch
-from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.state.recovered_state import live_snapshots, without_payloads
-from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.core.checkpoints import DoneMarks, Mark
+from penstock.transactions.core.commit_batch import CommitBatch
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.recovered_state import live_snapshots, without_payloads
+from penstock.transactions.core.state import PartitionState
 from penstock.transactions.wire.done_records import Done
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
@@ -186,11 +186,11 @@ class World:
         return any(other.transaction_id == life.transaction_id and other.resumed for other in self.lives)
 
     def resume(self) -> None:
-        """An operator brings a discarded transaction back: same id, another half, counted afresh."""
+        """An operator brings a discarded transaction back: same id, other halves, counted afresh."""
         gone = [
             life
             for life in self.lives
-            if life.count == 1
+            if life.is_whole
             and self.ends[life.transaction_id, Verdict.DISCARD] == 1
             and not self.is_resumed(life)
             # With a place unknown, it could be decided by what was said of its former life.
@@ -198,9 +198,11 @@ class World:
         ]
         if gone:
             former = self.chance.choice(gone)
-            life = Life(former.transaction_id, 1, written=1, order_key=former.order_key, resumed=True)
+            count = former.count
+            life = Life(former.transaction_id, count, written=count, order_key=former.order_key, resumed=True)
             self.lives.append(life)
-            self.store(life)
+            while not life.is_whole:
+                self.store(life)
             self.happened["resumed"] += 1
 
     def read_half(self) -> None:
@@ -209,8 +211,7 @@ class World:
             assert offset >= self.half_low, "what was truncated is needed"
             half = self.halves[offset]
             self.state.add_half(offset, half, self.now_ms)
-            self.state.payloads.make_room()
-            self.refused += len(self.state.join_ahead(half.transaction_id))
+            self.refused += len(self.state.judge_held(half.transaction_id))
 
     def read_op(self) -> None:
         offset = self.state.op_position
@@ -235,7 +236,7 @@ class World:
             if not pending.is_complete or len(lower) == 3:
                 break
             if pending.dropped is not None:
-                self.state.payloads.want(pending, self.now_ms)
+                self.state.payloads.want(pending)
                 break
             lower.append(pending)
         self.happened["snapshotted"] += len(lower)
@@ -246,8 +247,9 @@ class World:
         self.look_at_the_clock()
 
         def out(pending: Pending) -> str | None:
-            is_refused = pending.half.transaction_id == refuses
-            return next((half.topic for half in pending.halves if is_refused or half.topic in self.out), None)
+            if pending.half.transaction_id == refuses or self.is_out(pending):
+                return next((half.topic for half in pending.halves if half.topic in self.out), pending.half.topic)
+            return None
 
         batch = self.state.next_batch(limit, out, self.snapshot())
         if batch is None:
@@ -280,6 +282,10 @@ class World:
         self.judge_held(batch)
         self.happened[end] += 1
 
+    def is_out(self, pending: Pending) -> bool:
+        """Tell whether a transaction cannot be published: a target takes nothing, or its payload is not in memory."""
+        return pending.dropped is not None or any(half.topic in self.out for half in pending.halves)
+
     def take_hold(self, batch: CommitBatch, record: Done) -> None:
         for pending in batch.decided:
             self.ends[pending.half.transaction_id, pending.verdict or Verdict.UNKNOWN] += 1
@@ -295,7 +301,8 @@ class World:
         topic, limit = self.chance.choice(("topic", "other")), self.chance.choice((1, 100))
         some = self.state.queue.set_aside.take(topic, limit, lambda _: False)
         for pending in some:
-            self.state.payloads.want(pending, self.now_ms)
+            if pending.dropped is not None:
+                self.state.payloads.want(pending)
         batch = CommitBatch(list(takewhile(lambda one: one.dropped is None, some)), [], -1, -1)
         if batch.decided:
             self.take_hold(batch, Done(batch.notes(), ()))
@@ -307,7 +314,7 @@ class World:
         """Have the decisions judged that waited for the end of a Kafka transaction."""
         names = [pending.half.transaction_id for pending in batch.decided]
         names += [snapshot.note.transaction_id for snapshot in batch.snapshots]
-        self.refused += sum(len(self.state.join_ahead(name)) for name in names)
+        self.refused += sum(len(self.state.judge_held(name)) for name in names)
 
     def mark(self, batch: CommitBatch, *, in_flight: bool) -> None:
         """Note on what a Kafka transaction settles or writes down again that it is under way, or is not any more."""
@@ -335,7 +342,7 @@ class World:
         """Read payloads again that are needed, from where they are kept, or fail to."""
         state = self.state
         payloads = state.payloads
-        for pending in payloads.next_read(self.now_ms, self.now_ms):
+        for pending in payloads.next_read(self.now_ms):
             if self.chance.random() < 0.2:
                 continue
             name, place, halves = pending.half.transaction_id, None, []
@@ -387,7 +394,7 @@ class World:
             self.state.queue.release(topic, lambda _: False)
 
     def sweep(self) -> None:
-        self.refused += self.state.sweep_ahead(len(self.halves))
+        self.refused += self.state.sweep_held(len(self.halves))
 
     def start_anew(self) -> None:
         self.happened["restarted"] += 1
@@ -417,7 +424,7 @@ class World:
             self.read_half()
             self.read_op()
         for _ in range(2):
-            self.state.sweep_ahead(len(self.halves))
+            self.state.sweep_held(len(self.halves))
         self.release()
         self.publish_all()
         # What a coordinator does after the transaction timeout: the rest of a transaction that was rolled back before
@@ -434,8 +441,9 @@ class World:
 
     def publish_all(self) -> None:
         self.publish(3)
-        while self.state.has_work or self.state.queue.loading:
+        while self.state.has_work or self.state.queue.delays or self.state.queue.set_aside:
             self.publish(3)
+            self.try_apart()
             self.load()
 
     def verify(self) -> None:

@@ -12,7 +12,7 @@ import penstock
 from penstock.consumer import ConsumerSettings, LitePushConsumer, LiveSettings, handler
 from penstock.consumer.handlers.options.handler_options import DEFAULTS, HandlerOptions
 from penstock.option_list import takes_options
-from penstock.transactions.coordinator.options import CoordinatorOptions
+from penstock.transactions.stores.options import CoordinatorOptions
 
 
 class Tea(TypedDict, total=False):

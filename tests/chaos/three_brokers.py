@@ -344,7 +344,7 @@ def seconds_of_tx_ls(servers: str) -> tuple[float, float]:
     And before it, how long a process takes here to load what that needs: on a machine as busy as this, seconds.
     """
     begun = time.monotonic()
-    loads = "import penstock.cli.tx.command, penstock.cli.tx.text, penstock.transactions.operator.kafka_operator"
+    loads = "import penstock.cli.tx.command, penstock.cli.tx.text, penstock.transactions.stores.kafka.administration"
     subprocess.run([sys.executable, "-c", loads], timeout=60, check=True)
     loaded_s, begun = time.monotonic() - begun, time.monotonic()
     command = [sys.executable, "-m", "penstock", "tx", "ls", "--bootstrap-servers", servers, "--prefix", "kafka"]

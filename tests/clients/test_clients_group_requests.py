@@ -17,8 +17,8 @@ from confluent_kafka import KafkaError, KafkaException
 import penstock
 from kafka_proxy import API_VERSIONS, KafkaProxy, What
 from penstock.clients.requests.group_requests import GroupAdmin
-from penstock.transactions.coordinator.checks.check_sender import CheckSender, SendOutcome
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.coordinator.check_sender import CheckSender, SendOutcome
 from penstock.transactions.wire.topics import StoreTopics
 
 DEADLY = r"\.(?:describe_consumer_groups|(?:alter|list)_consumer_group_offsets|delete_consumer_groups)\("

@@ -15,7 +15,7 @@ from penstock.devbroker import DevBroker
 from penstock.errors import PenstockError, StoppedError, raised
 from penstock.message import Message
 from penstock.transactions import Coordinator
-from penstock.transactions.coordinator.loop import CoordinatorLoop
+from penstock.transactions.stores.kafka.coordinator.loop import CoordinatorLoop
 from support.consumers import NewTopic, consumer_of
 from waiting import wait_until
 

@@ -22,8 +22,8 @@ from world import World
 
 from penstock.devbroker import AskedRight
 from penstock.spark_sink.queries import restarts
-from penstock.transactions.coordinator.partitions import log_upkeep
-from penstock.transactions.publishing import target_quarantine
+from penstock.transactions.core import quarantine
+from penstock.transactions.stores.kafka.coordinator import log_upkeep
 from penstock.transactions.stores.relay import coordinator as relay_coordinator
 from rights import Right, give
 
@@ -77,7 +77,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> N
         # Others would miss what is deleted before they may read it.
         monkeypatch.setattr(log_upkeep, "UPKEEP_S", 0.5)
     monkeypatch.setattr(relay_coordinator, "_TRIM_S", 0.5)
-    monkeypatch.setattr(target_quarantine, "_LAST_S", 1.0)
+    monkeypatch.setattr(quarantine, "_LAST_S", 1.0)
     monkeypatch.setattr(restarts, "RIGHT_WAIT_S", 0.5)
 
 

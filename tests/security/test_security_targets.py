@@ -15,9 +15,9 @@ from world import STEP_S, World
 
 import penstock
 from kafka_tools import read_all
+from penstock.transactions.core import quarantine
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.operator.kafka_operator import KafkaAdministration
-from penstock.transactions.publishing import target_quarantine
+from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from rights import give, on_topic, take
 from waiting import wait_until
 
@@ -61,7 +61,7 @@ def opened(part: str, world: World) -> Iterator[Store]:
 def test_a_topic_that_may_not_be_written_holds_its_own_messages_and_no_others(
     part: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target_quarantine, "_LAST_S", 1.0)
+    monkeypatch.setattr(quarantine, "_LAST_S", 1.0)
     allowed, forbidden = world.names["topic"], world.names["target"]
     prepare, _ = roles.PARTS[part]
     prepare(world)

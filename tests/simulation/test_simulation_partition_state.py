@@ -14,17 +14,18 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from partition_world import World
-from penstock.transactions.coordinator.state import state_machine
-from penstock.transactions.coordinator.state.pending.delays import Delays
-from penstock.transactions.coordinator.state.pending.key_order import KeyOrder
-from penstock.transactions.coordinator.state.pending.loading import Loading
-from penstock.transactions.coordinator.state.pending.log_places import LogPlaces
-from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
-from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes, live_snapshots
-from penstock.transactions.coordinator.state.state_machine import PartitionState
-from penstock.transactions.publishing.set_aside import SetAside
-from penstock.transactions.wire.done_records import Done, Snapshot, UnloadedSnapshot
+from penstock.transactions.core import decisions, state
+from penstock.transactions.core.checkpoints import LogPlaces
+from penstock.transactions.core.decisions import Kind, Ruling, Standing
+from penstock.transactions.core.delays import Delays
+from penstock.transactions.core.held_decisions import HeldDecisions, HeldOp
+from penstock.transactions.core.key_order import KeyOrder
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.queue import ReadyQueue
+from penstock.transactions.core.recovered_state import RecoveredNotes, live_snapshots
+from penstock.transactions.core.set_aside import SetAside
+from penstock.transactions.core.state import PartitionState
+from penstock.transactions.wire.done_records import Done, Snapshot
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
@@ -73,6 +74,33 @@ def test_what_a_snapshot_decided_waits_for_decisions_before_it_that_are_read_aga
     assert [one.half for one in batch.decided] == [first, second]
 
 
+def test_one_that_goes_with_its_line_before_its_decision_is_read_again_goes_once() -> None:
+    plain = Half(new_id(), "orders", "t", None, None, b"v", (), None)
+    first, second = (plain._replace(transaction_id=new_id(), key=b"k", order_key=b"k") for _ in range(2))
+    halves = (first, second, plain)
+    places = ((plain, 2), (first, 0), (second, 1))
+    ops = [Op(half.transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, (at,), 0) for half, at in places]
+    state = PartitionState(0, 0)
+    pending = [state.add_half(at, half) for at, half in enumerate(halves)]
+    for at, op in enumerate(ops):
+        state.add_op(at, op, 1)
+    snapshots = state.next_batch(10, lambda _: "t", [one for one in pending[:2] if isinstance(one, Pending)])
+    assert snapshots is not None
+    assert (snapshots.half_checkpoint, snapshots.op_checkpoint) == (2, 0)
+
+    again = PartitionState(2, 0)
+    again.remember([], live_snapshots([(0, Done(snapshots.notes(), snapshots.snapshots))]))
+    again.add_half(2, plain)
+    published: list[str] = []
+    for at, op in enumerate(ops):
+        again.add_op(at, op, 1)
+        while (batch := again.next_batch(10, lambda _: None)) is not None:
+            published += [one.transaction_id for one in batch.decided]
+            again.apply(batch)
+
+    assert published == [half.transaction_id for half in (plain, first, second)]
+
+
 def test_all_that_can_happen_to_a_settlement_does_happen() -> None:
     seen: Counter[str] = Counter()
 
@@ -94,6 +122,13 @@ def test_all_that_can_happen_to_a_settlement_does_happen() -> None:
         "tried apart",
     }
     assert set(+seen) == {*ends, *happens}
+
+
+def rule(patch: pytest.MonkeyPatch, standing: Standing, kind: Kind, ruling: Ruling) -> None:
+    """Change one place of the table of decisions."""
+    rows = [list(row) for row in decisions.TABLE]
+    rows[standing][kind] = ruling
+    patch.setattr(decisions, "TABLE", tuple(map(tuple, rows)))
 
 
 def forgets_carries(patch: pytest.MonkeyPatch) -> None:
@@ -134,7 +169,7 @@ def forgets_who_stands_behind(patch: pytest.MonkeyPatch) -> None:
 def commits_what_is_there_of_a_transaction(patch: pytest.MonkeyPatch) -> None:
     """A transaction of several messages need not be complete."""
     patch.setattr(Pending, "is_complete", True)
-    patch.setattr(PartitionState, "_waits_for_halves", lambda self, pending, op: False)
+    patch.setattr(PartitionState, "_is_behind", lambda self, pending, op: False)
 
 
 def publishes_before_time(patch: pytest.MonkeyPatch) -> None:
@@ -145,28 +180,20 @@ def publishes_before_time(patch: pytest.MonkeyPatch) -> None:
 
 def lets_the_last_decision_win(patch: pytest.MonkeyPatch) -> None:
     """A second decision replaces the first, as long as it is not published."""
-    judge = PartitionState._judge
-
-    def judge_anew(self: PartitionState, pending: Pending, *place: object) -> object:
-        if pending.is_op_open and pending.decided_at != place[0]:
-            pending.verdict = None
-        return judge(self, pending, *place)  # type: ignore[arg-type] # handed through
-
-    patch.setattr(PartitionState, "_judge", judge_anew)
+    for standing in (Standing.COMMITTED, Standing.OVER):
+        rule(patch, standing, Kind.COMMIT, Ruling.REPLACE)
+        rule(patch, standing, Kind.ROLLBACK, Ruling.REPLACE)
 
 
 def forgets_decisions_ahead(patch: pytest.MonkeyPatch) -> None:
     """Op records with decisions that wait for their halves are passed by the checkpoint."""
-    add_op = PartitionState.add_op
+    hold = HeldDecisions.hold
 
-    def add(self: PartitionState, offset: int, *rest: object) -> object:
-        waiting = len(self._ahead)
-        refusal = add_op(self, offset, *rest)  # type: ignore[arg-type] # handed through
-        if len(self._ahead) > waiting:
-            self.places.close_op(offset)
-        return refusal
+    def hold_nothing_open(self: HeldDecisions, decision: HeldOp) -> None:
+        hold(self, decision)
+        self._places.close_op(decision.place[0])
 
-    patch.setattr(PartitionState, "add_op", add)
+    patch.setattr(HeldDecisions, "hold", hold_nothing_open)
 
 
 def passes_halves_that_are_pending(patch: pytest.MonkeyPatch) -> None:
@@ -178,7 +205,7 @@ def takes_a_carry_for_the_decision_that_came_after_it(patch: pytest.MonkeyPatch)
     """An op is not needed any more once its transaction was snapshotted, whatever the snapshot says."""
     snapshot = PartitionState._take_snapshot
 
-    def snapshot_all(self: PartitionState, done_from: int, one: Snapshot | UnloadedSnapshot) -> None:
+    def snapshot_all(self: PartitionState, done_from: int, one: Snapshot) -> None:
         snapshot(self, done_from, one)
         pending = self.pending.get(one.note.transaction_id)
         if pending is not None and pending.is_op_open:
@@ -194,39 +221,30 @@ def counts_answers_again(patch: pytest.MonkeyPatch) -> None:
 
 def puts_what_came_back_last(patch: pytest.MonkeyPatch) -> None:
     """What was brought back before its discard was known stands behind all that was read since."""
-    patch.setattr(state_machine, "by_offset", lambda some: some)
+    patch.setattr(state, "by_offset", lambda some: some)
     patch.setattr(LogPlaces, "sort", lambda self: None)
 
 
 def cancels_what_is_due(patch: pytest.MonkeyPatch) -> None:
     """What is not published yet can be cancelled, however late that was stored."""
-    cancels = PartitionState._is_cancellation
-    patch.setattr(PartitionState, "_is_cancellation", lambda self, pending, op, _: cancels(self, pending, op, 0))
+    stands = decisions.standing_of
+    patch.setattr(decisions, "standing_of", lambda pending, _, **more: stands(pending, 0, **more))
 
 
 def lets_checks_cancel(patch: pytest.MonkeyPatch) -> None:
     """A check takes back what its producer has committed."""
-    cancels = PartitionState._is_cancellation
-
-    def cancels_for_all(self: PartitionState, pending: Pending, op: Op, appended_ms: int) -> bool:
-        return cancels(self, pending, op._replace(author=Author.PRODUCER), appended_ms)
-
-    patch.setattr(PartitionState, "_is_cancellation", cancels_for_all)
+    rule(patch, Standing.DELAYED, Kind.ROLLBACK, Ruling.REPLACE)
 
 
 def publishes_what_is_not_in_memory(patch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a payload."""
-    patch.setattr(ReadyQueue, "_waits", ReadyQueue._goes_aside)
+    """Delays end whether payloads are there or not."""
+    patch.setattr(Delays, "_list", lambda self, *, is_dropped: self._in_memory)
+    patch.setattr(World, "is_out", lambda self, pending: any(half.topic in self.out for half in pending.halves))
 
 
 def lets_messages_of_a_key_pass_what_is_set_aside(patch: pytest.MonkeyPatch) -> None:
     """Only what its own topic refuses is set aside."""
     patch.setattr(SetAside, "is_behind", lambda self, pending: False)
-
-
-def lets_messages_of_a_key_pass_what_is_read_again(patch: pytest.MonkeyPatch) -> None:
-    """Only what is not in memory waits for payloads."""
-    patch.setattr(Loading, "is_behind", lambda self, pending: False)
 
 
 def trims_carries_that_are_needed(patch: pytest.MonkeyPatch) -> None:
@@ -251,7 +269,6 @@ def takes_half_of_a_payload(patch: pytest.MonkeyPatch) -> None:
         puts_what_came_back_last,
         publishes_what_is_not_in_memory,
         lets_messages_of_a_key_pass_what_is_set_aside,
-        lets_messages_of_a_key_pass_what_is_read_again,
         trims_carries_that_are_needed,
         takes_half_of_a_payload,
         forgets_carries,

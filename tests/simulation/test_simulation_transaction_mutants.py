@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from partition_world import World
-from penstock.transactions.coordinator.state import state_machine
-from penstock.transactions.coordinator.state.pending.commit_batch import CommitBatch
-from penstock.transactions.coordinator.state.recovered_state import RecoveredNotes
-from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.core import state
+from penstock.transactions.core.commit_batch import CommitBatch
+from penstock.transactions.core.recovered_state import RecoveredNotes
+from penstock.transactions.core.state import PartitionState
 from penstock.transactions.stores.file.log.journal import Decide, Journal
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
@@ -81,12 +81,12 @@ def reads_no_completion(patch: pytest.MonkeyPatch) -> None:
 
 def obeys_other_groups_and_places(patch: pytest.MonkeyPatch) -> None:
     """A decision counts whoever made it, and whatever halves it names."""
-    patch.setattr(state_machine, "misfit", lambda pending, op: None)
+    patch.setattr(state, "misfit", lambda pending, op: None)
 
 
 def counts_every_answer(patch: pytest.MonkeyPatch) -> None:
     """An answer to a check that nobody was asked counts."""
-    patch.setattr(state_machine, "is_next_answer", lambda pending, op, place: pending.verdict is None)
+    patch.setattr(state, "is_next_answer", lambda pending, op, place: pending.verdict is None)
 
 
 def writes_every_answer_down(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.transactions import Coordinator
-from penstock.transactions.coordinator.state.pending.commit_batch import CommitBatch
+from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.publishing.publisher import NotPublishedError, Publisher
 from penstock.transactions.wire.ops import Verdict
 

@@ -27,9 +27,9 @@ from penstock.errors import MessageFormatError
 from penstock.message import FixedRecord
 from penstock.spark_sink.sinks.kafka_ledger import decode_entry
 from penstock.telemetry.spans import propagation
-from penstock.transactions.coordinator.recovery.fencing import decode_claim
 from penstock.transactions.operator.audit import _audited
 from penstock.transactions.operator.inspection import _discarded
+from penstock.transactions.stores.kafka.recovery.fencing import decode_claim
 from penstock.transactions.stores.relay.done_log import decode_ids, encode_ids
 from penstock.transactions.wire.check_request import CheckRequest, decode_check_request, encode_check_request
 from penstock.transactions.wire.discarded import decode_discarded, encode_discarded

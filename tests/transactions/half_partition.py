@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.transactions.coordinator.logs.payload_reader import PayloadReader
-from penstock.transactions.coordinator.partitions.counts import Counts
-from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
-from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
-from penstock.transactions.coordinator.state.broker_clock import BrokerClock
-from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
+from penstock.transactions.core.check_plan import CheckPolicy
+from penstock.transactions.core.clock import BrokerClock
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.coordinator.counts import Counts
+from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
+from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
+from penstock.transactions.stores.kafka.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ops import Op, encode_op
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.state.pending.ready_queue import ReadyQueue
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.state import PartitionState
 from penstock.transactions.publishing.batch_limit import BatchLimit
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
@@ -56,7 +56,7 @@ def pending(size_bytes: int, parts: int = 1) -> Pending:
 
 def fill(limit: BatchLimit, waiting: list[Pending], parts: int = 1) -> list[Pending]:
     """Choose a group, or a part of one, as a partition does."""
-    decisions = ReadyQueue()
+    decisions = PartitionState(0, 0).queue
     for one in waiting[: 2 * limit.decisions]:
         one.verdict = Verdict.COMMIT
         decisions.add(one)

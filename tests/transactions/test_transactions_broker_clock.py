@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from transaction_tools import Bench, prepared
 
 from penstock.transactions import TransactionState
-from penstock.transactions.coordinator.state.broker_clock import BrokerClock
+from penstock.transactions.core.clock import BrokerClock
 from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ids import new_id
 from waiting import wait_until

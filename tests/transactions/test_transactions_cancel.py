@@ -8,7 +8,8 @@ import pytest
 from transaction_tools import Bench
 
 from penstock.errors import DecisionNotStoredError, TransactionRefusedError
-from penstock.transactions.operator.kafka_operator import Effect, KafkaAdministration
+from penstock.transactions.operator.effects import Effect
+from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.wire.ops import Verdict
 from waiting import wait_until
 

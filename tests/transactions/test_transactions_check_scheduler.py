@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from half_partition import half_partition, half_record, op_record
 
-from penstock.transactions.coordinator.checks.check_scheduler import WINDOW, CheckScheduler
-from penstock.transactions.coordinator.checks.check_sender import SendOutcome
-from penstock.transactions.coordinator.checks.discard_policy import Discarding
-from penstock.transactions.coordinator.partitions.counts import Counts
-from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
-from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
-from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.core.check_plan import WINDOW, CheckPolicy
+from penstock.transactions.core.discard import Discarding
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.coordinator.check_scheduler import CheckScheduler
+from penstock.transactions.stores.kafka.coordinator.check_sender import SendOutcome
+from penstock.transactions.stores.kafka.coordinator.counts import Counts
+from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import NO_ID, new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict

@@ -33,7 +33,7 @@ def test_an_end_in_doubt_is_settled_from_the_done_log(
     bench: Bench, doubtful_ends: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The logs are looked at in each round, that of a doubt, too: it once hid its notes.
-    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.UPKEEP_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.log_upkeep.UPKEEP_S", 0.0)
     coordinator, producer = bench.coordinator(), bench.producer()
 
     for number in range(12):
@@ -49,7 +49,7 @@ def test_an_end_in_doubt_is_settled_from_the_done_log(
 def test_a_restart_reads_on_from_the_checkpoints_and_the_logs_do_not_grow(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.UPKEEP_S", 0.2)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.log_upkeep.UPKEEP_S", 0.2)
     first, producer = bench.coordinator(), bench.producer()
     for number in range(50):
         producer.send(bench.topic, key=b"%d" % number, value=b"%d" % number)

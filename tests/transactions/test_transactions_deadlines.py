@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import math
@@ -249,3 +250,37 @@ def test_while_the_store_does_not_say_what_a_publication_waits_for_other_deadlin
     with pytest.raises(PublicationNotSeenError):
         unseen.result(60)
     producer.stop()
+
+
+def test_an_async_block_that_is_cancelled_while_it_starts_is_rolled_back_and_leaves_its_place(store: MuteStore) -> None:
+    entered, let_go = threading.Event(), threading.Event()
+
+    def watch_late(transaction_id: str, _: SettledCallback) -> None:
+        entered.set()
+        let_go.wait(60)
+        store.watched.add(transaction_id)
+
+    store.watch = watch_late  # type: ignore[method-assign] # slow, as one that asks brokers first
+    producer = TransactionalProducer("orders", store=store, wait="published").start()
+
+    async def enter() -> None:
+        async with producer.transaction("t", value=b"v"):
+            raise AssertionError("it was cancelled before")
+
+    async def main() -> None:
+        entering = asyncio.create_task(enter())
+        await asyncio.to_thread(entered.wait, 60)
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        let_go.set()
+
+    asyncio.run(main())
+    wait_until(lambda: len(store.prepares) == 1)
+    store.say_prepared(0)
+    ((verdict, told),) = store.decides
+    told(None)
+
+    assert verdict is Verdict.ROLLBACK
+    assert producer.statistics().in_flight == 0
+    assert store.watched == set()

@@ -13,7 +13,7 @@ from fuzz_child import changed, done_records, halves, headers_changed, op_record
 from transaction_tools import Bench, child, line_of
 
 from penstock.transactions import HalfMessage, TransactionState
-from penstock.transactions.operator.inspection import Inspection
+from penstock.transactions.stores.kafka.inspection import KafkaInspection
 from penstock.transactions.wire.check_request import CheckRequest, encode_check_request
 from penstock.transactions.wire.discarded import encode_discarded
 from penstock.transactions.wire.half import RESERVED_PREFIX, TX, encode_half
@@ -99,7 +99,7 @@ def test_a_coordinator_starts_on_logs_full_of_garbage_and_counts_it(
         producer.send(bench.topic, value=b"%d" % number)
     for _ in noise:
         pass
-    inspection = Inspection(bench.servers, {}, bench.topics)
+    inspection = KafkaInspection(bench.servers, {}, bench.topics)
     listed = [one.transaction_id for one in inspection.pending()]
     assert len(inspection.discarded()) < GARBAGE
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from half_partition import fetched, half_partition, half_record, op_record
 
-from penstock.transactions.coordinator.partitions.counts import Counts
-from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
-from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
-from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
+from penstock.transactions.core.check_plan import CheckPolicy
+from penstock.transactions.stores.kafka.coordinator.counts import Counts
+from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
+from penstock.transactions.stores.kafka.recovery.recovered_partition import RecoveredPartition
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict, encode_op
@@ -93,7 +93,7 @@ def test_a_half_that_was_ahead_before_a_mark_told_the_time_is_checked_no_later_t
     ahead, usual = (Half(new_id(), "orders", "topic", None, None, b"v", (), None) for _ in range(2))
     owned.feed.half(half_record(0, ahead, appended_s=3_600), 0.0)
     owned.note_progress(0.0)
-    assert owned.schedule.next_due() == 3_606
+    assert owned.plan.next_due() == 3_606
 
     owned.clock.marked(10_000, sent=0.1, acknowledged=0.1)
     owned.note_progress(0.1)
@@ -101,6 +101,6 @@ def test_a_half_that_was_ahead_before_a_mark_told_the_time_is_checked_no_later_t
     owned.note_progress(0.2)
 
     assert owned.state.pending[ahead.transaction_id].birth_ms == 10_000
-    assert owned.schedule.next_due() == 16
-    due = [one.half.transaction_id for one in owned.schedule.take_due(17, 10)]
+    assert owned.plan.next_due() == 16
+    due = [one.half.transaction_id for one in owned.plan.take_due(17, 10)]
     assert sorted(due) == sorted([ahead.transaction_id, usual.transaction_id])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +12,9 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPar
 from half_partition import half_partition, half_record, op_record
 
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.transactions.coordinator.partitions.counts import Counts
-from penstock.transactions.coordinator.partitions.log_upkeep import UPKEEP_S, LogUpkeep
 from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.coordinator.counts import Counts
+from penstock.transactions.stores.kafka.coordinator.log_upkeep import UPKEEP_S, LogUpkeep
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
@@ -31,17 +31,21 @@ class Admin:
 
     def __init__(self) -> None:
         self.ends = {TOPICS.half: 0, TOPICS.op: 0, TOPICS.done: 0}
+        self.lows = dict(self.ends)
+        #: How often each topic was made.
+        self.made = dict.fromkeys(self.ends, 1)
         #: Deletions that were asked for and not answered: topic and offset.
         self.deleting: list[tuple[str, int, Future[Any]]] = []
 
     def list_offsets(self, places: Mapping[TopicPartition, Any], request_timeout: float) -> dict[Any, Future[Any]]:
         assert request_timeout
         is_end = next(iter(places.values()))._value == LATEST
-        return {place: done(SimpleNamespace(offset=self.ends[place.topic] if is_end else 0)) for place in places}
+        offsets = self.ends if is_end else self.lows
+        return {place: done(SimpleNamespace(offset=offsets[place.topic])) for place in places}
 
     def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Future[Any]]:
         assert request_timeout
-        return {name: done(SimpleNamespace(topic_id=f"id of {name}")) for name in topics.topic_names}
+        return {name: done(SimpleNamespace(topic_id=f"{name} {self.made[name]}")) for name in topics.topic_names}
 
     def delete_records(self, points: list[TopicPartition], request_timeout: float) -> dict[Any, Future[Any]]:
         assert request_timeout
@@ -95,9 +99,10 @@ class Room:
     def tend(self, after_s: float = UPKEEP_S) -> list[tuple[str, int]]:
         """Tend the logs after some time, and return what is being deleted."""
         self.now += after_s
-        self.upkeep.look({0: self.partition}, self.now)
-        self.upkeep.look({0: self.partition}, self.now)
-        self.upkeep.maintain({0: self.partition}, self.now)
+        owned = {0: self.partition}
+        self.upkeep.look(owned, self.now)
+        self.upkeep.look(owned, self.now)
+        self.upkeep.maintain(owned, self.now)
         return [(topic, offset) for topic, offset, _ in self.admin.deleting]
 
 
@@ -165,3 +170,37 @@ def test_an_answer_without_an_offset_is_no_end_of_a_log(caplog: pytest.LogCaptur
     assert "was deleted and made again" not in caplog.text
     assert (room.partition.state.half_position, room.partition.state.op_position) == positions
     assert room.partition._counts.lost == 0
+
+
+def made_again(admin: Admin) -> None:
+    admin.made[TOPICS.half] += 1
+
+
+def cut_off_at_its_end(admin: Admin) -> None:
+    admin.ends[TOPICS.op] = 0
+
+
+def deleted_from(admin: Admin) -> None:
+    admin.lows[TOPICS.done] = 1
+
+
+@pytest.mark.parametrize("what", [made_again, cut_off_at_its_end, deleted_from])
+def test_a_partition_with_a_log_that_is_not_as_it_was_read_is_given_up_and_nothing_of_it_published_or_deleted(
+    what: Callable[[Admin], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    room = Room()
+    room.tend()
+    room.admin.answer()
+    room.admin.deleting.clear()
+    room.commit()
+    assert not room.partition.is_given_up
+    room.settle_one(1)
+    room.admin.ends = {TOPICS.half: 2, TOPICS.op: 2, TOPICS.done: 4}
+
+    what(room.admin)
+    assert room.tend() == []
+
+    assert room.partition.is_given_up
+    assert "half partition 0 is given up, and taken over again" in caplog.text
+    room.partition.feed.half(half_record(2, Half(new_id(), "orders", "topic", None, None, b"v", (), None)), room.now)
+    assert room.partition.next_batch(100, lambda _: None, 1 << 30) is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.transactions.coordinator.loop import CoordinatorLoop
+from penstock.transactions.stores.kafka.coordinator.loop import CoordinatorLoop
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,20 @@
-"""What many waiting transactions cost: memory, and work in a round; and what becomes of payloads that are nowhere."""
+"""What many waiting transactions cost: memory, and work in a round."""
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from transaction_tools import child, line_of
 from waiting_partition import VALUE, WaitingPartition
 
-from penstock.transactions.coordinator.logs.log_identity import HALF
-from penstock.transactions.coordinator.partitions.half_partition import HalfPartition
-from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.state.snapshot import pinning
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.snapshot import pinning
+from penstock.transactions.stores.kafka.coordinator.half_partition import HalfPartition
+from penstock.transactions.stores.kafka.logs.log_identity import HALF
 from penstock.transactions.wire.done_records import Snapshot, SnapshotHalf
-from penstock.transactions.wire.ops import Verdict
 
 #: Bytes that docs/transactions.md states for each pending transaction.
 STATED_BYTES = 1_300
@@ -66,8 +64,8 @@ def a_round(owned: HalfPartition) -> None:
     batch = owned.next_batch(1_000, lambda _: None, 1 << 20)
     assert batch is None or not (batch.decided or batch.snapshots)
     owned.truncated(HALF, 0)
-    owned.schedule.next_due()
-    assert list(owned.schedule.take_due(time.time(), 100)) == []
+    owned.plan.next_due()
+    assert list(owned.plan.take_due(time.time(), 100)) == []
     pinning(owned.state)
 
 
@@ -93,58 +91,3 @@ def test_a_round_looks_at_a_few_transactions_however_many_wait(monkeypatch: pyte
 
     assert 0 < many <= few
     assert many < 20
-
-
-def chosen(partition: WaitingPartition) -> list[Pending]:
-    batch = partition.state.next_batch(100, lambda _: None)
-    return [] if batch is None else batch.decided
-
-
-def chosen_once_read(partition: WaitingPartition, count: int) -> list[Pending]:
-    """Have payloads read until so many can be published, and return them."""
-    some: list[Pending] = []
-    for second in range(1, 100):
-        partition.owned.note_progress(float(second))
-        batch = partition.state.next_batch(100, lambda _: None)
-        if batch is not None:
-            some += batch.decided
-            partition.state.apply(batch)
-        if len(some) == count:
-            break
-    return some
-
-
-def gone_for_good(partition: WaitingPartition, pending: Pending) -> None:
-    """The half is not in the log any more."""
-    del partition.shelf.halves[pending.offset]
-    partition.shelf.gone.add(pending.offset)
-
-
-def something_else_is_there(partition: WaitingPartition, pending: Pending) -> None:
-    """A half of another transaction lies at its offset."""
-    other = partition.shelf.halves[pending.offset]
-    partition.shelf.halves[pending.offset] = other._replace(transaction_id="0" * len(other.transaction_id))
-
-
-@pytest.mark.parametrize("what", [gone_for_good, something_else_is_there])
-def test_a_payload_that_is_not_found_again_is_lost_only_once_that_has_lasted_and_then_told(
-    what: Callable[[WaitingPartition, Pending], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.ERROR)
-    partition = WaitingPartition(0)
-    first, second = (partition.store(keep=True, key=b"k") for _ in range(2))
-    what(partition, first)
-    for pending in (first, second):
-        partition.state.payloads.drop(pending)
-        partition.commit(pending)
-    assert chosen(partition) == []
-
-    for now in (1.0, 1.1, 2.0, 2.1, 3.0, 3.9):
-        partition.owned.note_progress(now)
-    assert (partition.counts.lost, caplog.text) == (0, ""), "who lost the partition must not call it lost"
-    assert chosen(partition) == []
-    assert chosen_once_read(partition, 1) == [second]
-
-    assert partition.counts.lost == 1
-    assert first.half.transaction_id in caplog.text
-    assert first.verdict is Verdict.COMMIT

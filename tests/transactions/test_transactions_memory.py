@@ -6,17 +6,20 @@ import time
 from collections import defaultdict
 
 import pytest
-from test_transactions_lost_logs import cut
-from transaction_tools import Bench, decide, prepared, unknown
+from half_partition import half_record, op_record
+from transaction_tools import Bench, decide, prepared
 
 from penstock.transactions import HalfMessage, TransactionState
-from penstock.transactions.coordinator.logs import payload_reader
-from penstock.transactions.coordinator.logs.log_identity import HALF
-from penstock.transactions.coordinator.state.pending.payloads import Payloads
-from penstock.transactions.wire.ops import Verdict
+from penstock.transactions.core.payloads import Payloads
+from penstock.transactions.core.state import PartitionState
+from penstock.transactions.stores.kafka.inspection import _Partition
+from penstock.transactions.stores.kafka.logs import payload_reader
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.ops import Author, Op, Verdict
 from waiting import wait_until
 
-#: Bytes of payloads in memory, in place of 64 MiB.
+#: Bytes of payloads in memory, rather than 64 MiB.
 BUDGET = 1_000_000
 
 
@@ -73,36 +76,33 @@ def test_delayed_messages_beyond_the_budget_are_published_once_each_when_due_in_
     assert all(some == sorted(some) for some in by_key.values())
     assert sum(one.dropped for one in seen) > count // 2
     assert sum(one.loaded for one in seen) > count // 2
-    assert max(one.peak for one in seen) <= BUDGET
 
 
 @pytest.mark.thorough
-def test_a_check_and_a_late_decision_find_a_payload_that_was_dropped(bench: Bench, seen: list[Payloads]) -> None:
-    asked: list[tuple[bytes | None, bytes | None]] = []
+def test_a_second_check_and_a_late_decision_find_a_payload_that_was_dropped_after_the_first_check(
+    bench: Bench, seen: list[Payloads]
+) -> None:
+    asked: list[tuple[bytes | None, int]] = []
 
     def check(half: HalfMessage) -> TransactionState:
-        asked.append((half.key, half.value))
-        return TransactionState.COMMIT
+        asked.append((half.value, half.check_count))
+        is_second = half.check_count > 0 and half.value is not None and half.value.startswith(b"asked")
+        return TransactionState.COMMIT if is_second else TransactionState.UNKNOWN
 
-    producer = bench.producer()
-    late = [prepared(producer, bench.topic, b"late %d " % n + b"x" * 100_000) for n in range(20)]
-    coordinator = bench.coordinator(transaction_timeout=3.0)
-    wait_until(lambda: coordinator.statistics().pending == len(late) and sum(one.dropped for one in seen) > 0, 30)
-    for stored in late:
-        decide(bench, stored, Verdict.COMMIT)
-    bench.settled(coordinator, 60, committed=len(late))
-    assert {value[:7].split()[1] for _, value in bench.visible()} == {b"%d" % n for n in range(20)}
+    producer = bench.producer(check=check)
+    bench.await_checkers(1)
+    values = [b"%s %d " % (kind, n) + b"x" * 100_000 for kind in (b"asked", b"late") for n in range(15)]
+    stored = [prepared(producer, bench.topic, value) for value in values]
+    coordinator = bench.coordinator(transaction_timeout=1.0, check_interval=0.5, check_max=1_000)
+    wait_until(lambda: coordinator.statistics().committed == 15, 60)
 
-    bench.producer("others", check=check)
-    bench.await_checkers(1, "others")
-    doubtful = bench.producer("others")
-    for n in range(30):
-        doubtful.send(bench.topic, key=f"{n}", value=b"asked" * 20_000, execute=unknown)
-    bench.settled(coordinator, 90, committed=len(late) + 30)
+    for one in stored[15:]:
+        decide(bench, one, Verdict.COMMIT)
+    bench.settled(coordinator, 60, committed=30)
 
-    assert sorted(asked) == sorted((f"{n}".encode(), b"asked" * 20_000) for n in range(30))
-    assert sum(one.loaded for one in seen) >= 30
-    assert max(one.peak for one in seen) <= BUDGET
+    assert sorted(value or b"" for _, value in bench.visible()) == sorted(values)
+    assert {value for value, count in asked if count} >= set(values[:15])
+    assert sum(one.loaded for one in seen) >= 15
 
 
 @pytest.mark.thorough
@@ -128,24 +128,18 @@ def test_a_discard_policy_is_given_a_payload_that_was_dropped_and_so_is_the_disc
     assert sum(one.dropped for one in seen) > 0
 
 
-@pytest.mark.thorough
-def test_a_dropped_payload_whose_half_somebody_deletes_is_told_and_counted_and_the_others_are_published(
-    bench: Bench, seen: list[Payloads], caplog: pytest.LogCaptureFixture
-) -> None:
-    producer = bench.producer()
-    stored = [prepared(producer, bench.topic, b"%d " % n + b"x" * 100_000) for n in range(20)]
-    coordinator = bench.coordinator(transaction_timeout=60.0)
-    wait_until(lambda: coordinator.statistics().pending == len(stored) and sum(one.dropped for one in seen) > 0, 30)
-    partitions = list(coordinator._engine._membership.owned.values())  # type: ignore[attr-defined] # it is of Kafka, and started
-    pending = [one for partition in partitions for one in partition.state.pending.values()]
-    lost = {one.half.transaction_id for one in pending if one.dropped is not None}
+def test_a_list_of_what_is_pending_holds_the_payloads_of_the_transaction_that_is_asked_for_alone() -> None:
+    halves = [Half(new_id(), "orders", "topic", None, b"k", b"v" * 1_000, (), None) for _ in range(3)]
+    asked_for = halves[1].transaction_id
+    partition = _Partition(PartitionState(0, 0), asked_for)
 
-    cut(bench, HALF)
+    for offset, half in enumerate(halves):
+        partition.take_half(half_record(offset, half))
+    for offset, half in enumerate(halves):
+        op = Op(half.transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, (offset,), 0)
+        partition.take_op(op_record(offset, op))
 
-    wait_until(lambda: coordinator.statistics().lost == len(lost), 30)
-    assert all(transaction_id in caplog.text for transaction_id in lost)
-    kept = [one for one in stored if one.halves[0].transaction_id not in lost]
-    for one in kept:
-        decide(bench, one, Verdict.COMMIT)
-    bench.settled(coordinator, 60, committed=len(kept))
-    assert sorted(value for _, value in bench.visible()) == sorted(one.halves[0].value or b"" for one in kept)
+    pending = partition.state.pending
+    assert {name: one.half.value for name, one in pending.items() if one.half.value} == {asked_for: b"v" * 1_000}
+    assert all(one.verdict is Verdict.COMMIT for one in pending.values())
+    assert len(partition.decisions) == 3

@@ -10,10 +10,10 @@ from confluent_kafka import KafkaError
 from penstock.clients.rights import Operation, group_right, topic_right
 from penstock.clients.transactional.faults import AddWatch, is_forbidden
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.status import Status, decode_status, encode_status
-from penstock.transactions.operator.obstacles import Cause, obstacles, status_lines
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.publishing.targets import NOT_KNOWN, Targets
+from penstock.transactions.stores.kafka.coordinator.status import Status, decode_status, encode_status
+from penstock.transactions.stores.kafka.obstacles import obstacles, status_lines
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
 from penstock.transactions.writing.acked_producer import AckedProducer
@@ -111,7 +111,7 @@ def test_what_is_decided_waits_for_the_right_that_its_coordinator_lacks(partitio
 
     found = obstacles(0, [one], [status], 0.0)[one.half.transaction_id]
 
-    assert (found.cause, found.text) == (Cause.RIGHT, f"a right of its coordinator: {why}")
+    assert (found.by_target, found.text) == (False, f"a right of its coordinator: {why}")
     assert status_lines([status], 0.0) == [f"coordinator one tells: {why}"]
 
 

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 from transaction_tools import Bench
 
-from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
-from penstock.transactions.coordinator.state.judgement import Refusal
-from penstock.transactions.coordinator.state.pending.commit_batch import CommitBatch
-from penstock.transactions.coordinator.state.state_machine import PartitionState
+from penstock.transactions.core.check_plan import CheckPolicy
+from penstock.transactions.core.commit_batch import CommitBatch
+from penstock.transactions.core.decisions import Refusal
+from penstock.transactions.core.state import PartitionState
 from penstock.transactions.wire.half import Half, encode_half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
@@ -45,10 +45,28 @@ def test_parts_that_contradict_each_other_can_only_be_rolled_back(stranger: Half
     assert settle(state).decided[0].verdict is Verdict.ROLLBACK
 
 
+def test_a_discarded_transaction_of_several_that_comes_back_before_its_discard_is_applied_comes_back_whole() -> None:
+    state = PartitionState(0, 0)
+    for at in (0, 1):
+        state.add_half(at, part(at + 1, 2))
+    state.add_op(0, op(Verdict.DISCARD, 0, 1, author=Author.COORDINATOR), 0)
+    batch = state.next_batch(10, lambda _: None)
+    assert batch is not None
+
+    # It is visible to all before the coordinator has taken in that it is committed.
+    for at in (2, 3):
+        state.add_half(at, part(at - 1, 2)._replace(resumed="place"))
+    state.add_op(1, op(Verdict.COMMIT, 2, 3), 0)
+    state.apply(batch)
+
+    again = settle(state).decided[0]
+    assert (again.verdict, [half.value for half in again.halves]) == (Verdict.COMMIT, [b"1", b"2"])
+
+
 def test_an_incomplete_transaction_is_rolled_back_and_nobody_is_asked_about_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.transactions.coordinator.options.CheckPolicy", partial(CheckPolicy, incomplete_s=0.5))
+    monkeypatch.setattr("penstock.transactions.stores.options.CheckPolicy", partial(CheckPolicy, incomplete_s=0.5))
     lost = Half(new_id(), "orders", bench.topic, None, None, b"1", (), None, part=(1, 2))
     bench.write(bench.topics.half, 0, None, b"1", encode_half(lost))
     coordinator = bench.coordinator()

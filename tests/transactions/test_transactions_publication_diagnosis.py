@@ -10,7 +10,7 @@ from transaction_tools import Bench
 
 from penstock.errors import BrokerConnectionError, PublicationNotSeenError
 from penstock.transactions import TransactionalProducer
-from penstock.transactions.coordinator.status import Status, encode_status
+from penstock.transactions.stores.kafka.coordinator.status import Status, encode_status
 from penstock.transactions.stores.kafka.publication_diagnosis import Observation, PublicationDiagnosis, why
 from waiting import wait_until
 

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
-from penstock.transactions.publishing.set_aside import SetAside
-from penstock.transactions.publishing.target_quarantine import TargetQuarantine
+from half_partition import half_partition, half_record, op_record
+
+from penstock.clients.bounded_calls import LeftBehind
+from penstock.transactions.core.quarantine import TargetQuarantine
+from penstock.transactions.core.set_aside import SetAside
+from penstock.transactions.publishing.batch_limit import BatchLimit
+from penstock.transactions.publishing.broker_gate import BrokerGate
+from penstock.transactions.publishing.engine import Engine
+from penstock.transactions.publishing.publisher import AbortedError
+from penstock.transactions.publishing.publisher_slot import CommitResult
 from penstock.transactions.publishing.targets import NOT_KNOWN
 from penstock.transactions.publishing.trials import Trials
+from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ids import new_id
+from penstock.transactions.wire.ops import Author, Op, Verdict
 
 
 def leave_out(quarantine: TargetQuarantine, topic: str, now: float) -> None:
@@ -133,3 +147,61 @@ def test_a_marker_that_came_too_late_once_is_no_reason_once_another_came_in_time
     trials.begin(1.0)
 
     assert (quarantine.reasons(), quarantine.refusals()) == ({}, {"1": "too large"})
+
+
+class Slot:
+    """A slot whose Kafka transactions end as a test says."""
+
+    lost_ids, is_used, is_ready = 0, False, True
+
+    def __init__(self) -> None:
+        self.begun: list[set[str]] = []
+        self.ended: CommitResult | None = None
+
+    def poll(self, _: float) -> None: ...
+
+    def begin(self, batches: Mapping[int, Any], _: object) -> None:
+        self.begun.append({name for batch in batches.values() for name, _ in batch.messages()})
+
+    def result(self, _: float) -> CommitResult | None:
+        ended, self.ended = self.ended, None
+        return ended
+
+
+def test_what_is_tried_does_not_pass_what_a_common_transaction_gave_back_while_none_can_begin() -> None:
+    partition, common, apart = half_partition(), Slot(), Slot()
+    targets: Any = SimpleNamespace(has=lambda *_: True, were_heard=True, missing=lambda *_: None, look=lambda _: None)
+    quarantine = TargetQuarantine()
+    engine = Engine(
+        {0: partition},
+        slots=[common],  # type: ignore[list-item] # what is used of them
+        trial_slots=[apart],  # type: ignore[list-item]
+        targets=targets,
+        quarantine=quarantine,
+        prove=lambda _, *, apart: None,  # noqa: ARG005 - as the protocol
+        gate=BrokerGate(lambda: None, LeftBehind("a test")),
+        limit=BatchLimit(0.1),
+        ration=RationedLog(),
+    )
+    leave_out(quarantine, "sick", 0.0)
+    first = Half(new_id(), "orders", "well", None, b"k", b"1", (), None)
+    parts = [first._replace(transaction_id=new_id(), part=(1, 2)), first._replace(topic="sick", part=(2, 2))]
+    both = [parts[0], parts[1]._replace(transaction_id=parts[0].transaction_id)]
+    for offset, half in enumerate((first, *both)):
+        partition.feed.half(half_record(offset, half), 0.0)
+    for at, (half, offsets) in enumerate(((first, (0,)), (both[0], (1, 2)))):
+        op = Op(half.transaction_id, Verdict.COMMIT, Author.PRODUCER, "orders", 0, offsets, 0)
+        partition.feed.op(op_record(at, op), 0.0)
+
+    now = time.monotonic()
+    engine.begin(now)
+    common.ended = CommitResult(AbortedError("too slow", targets={"well": "too slow"}), 1.0)
+    common.is_ready = False
+    engine.take_result()
+    engine.begin(now + 1)
+
+    assert common.begun == [{first.transaction_id}]
+    assert apart.begun == [], "the later one of the key waits for the earlier"
+    common.is_ready = True
+    engine.begin(now + 2)
+    assert apart.begun == [{first.transaction_id}]

@@ -10,9 +10,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.bounded_calls import LeftBehind
-from penstock.transactions.coordinator.recovery.recovered_partition import RecoveredPartition
-from penstock.transactions.coordinator.recovery.recoveries import _SILENT_S, Recoveries
-from penstock.transactions.coordinator.recovery.recovery import Step
+from penstock.transactions.stores.kafka.recovery.recovered_partition import RecoveredPartition
+from penstock.transactions.stores.kafka.recovery.recoveries import _SILENT_S, Recoveries
+from penstock.transactions.stores.kafka.recovery.recovery import Step
 from waiting import wait_until
 
 Outcome = Callable[[], None]

@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from transaction_tools import TIMEOUT_S, Bench, child, kill, line_of, unknown
 
 from penstock.transactions import HalfMessage, TransactionState, new_id
-from penstock.transactions.coordinator.recovery.fencing import Fence
+from penstock.transactions.stores.kafka.recovery.fencing import Fence
 from penstock.transactions.wire.half import Half, encode_half
 from waiting import wait_until
 
@@ -169,7 +169,7 @@ def test_scenario_17_clocks_an_hour_off_make_checks_neither_early_nor_late(
         return TransactionState.COMMIT
 
     # Nothing is deleted from a log that a slow test has yet to read.
-    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.UPKEEP_S", 600.0)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.log_upkeep.UPKEEP_S", 600.0)
     # Whoever asks this process for the time is wrong by an hour, and so is what the producer writes.
     monkeypatch.setattr(time, "time", lambda: real() + off_s)
     monkeypatch.setattr(time, "time_ns", lambda: int((real() + off_s) * 1e9))
@@ -220,8 +220,8 @@ def test_scenario_18_pending_halves_with_one_checker_hanging_others_proceed_and_
 ) -> None:
     if count < 20_000:
         # Whose logs are short has no need to write down again what is pending.
-        monkeypatch.setattr("penstock.transactions.coordinator.partitions.half_partition.GAP", 1_000)
-    monkeypatch.setattr("penstock.transactions.coordinator.partitions.log_upkeep.UPKEEP_S", 0.5)
+        monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.half_partition.GAP", 1_000)
+    monkeypatch.setattr("penstock.transactions.stores.kafka.coordinator.log_upkeep.UPKEEP_S", 0.5)
     release, hanging = threading.Event(), threading.Event()
 
     def check(half: HalfMessage) -> TransactionState:

@@ -18,10 +18,11 @@ from transaction_tools import Bench
 from commands import commands
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import MessageFormatError
-from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.status import NO_PRODUCER, Status, StatusLog, decode_status, encode_status
-from penstock.transactions.operator.inspection import Found, Inspection
-from penstock.transactions.operator.obstacles import Cause, obstacles, status_lines
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.operator.description import NO_PRODUCER
+from penstock.transactions.stores.kafka.coordinator.status import Status, StatusLog, decode_status, encode_status
+from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
+from penstock.transactions.stores.kafka.obstacles import obstacles, status_lines
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Verdict
@@ -161,6 +162,18 @@ def decided(place: int, topic: str, key: bytes | None, verdict: Verdict = Verdic
     return pending
 
 
+def test_one_that_was_refused_with_more_than_are_named_can_still_be_told_by_its_topic() -> None:
+    one, elsewhere = decided(0, "t", None), decided(1, "u", None)
+    named = {new_id(): "too large" for _ in range(200)}
+    status = decode_status(encode_status(Status("one", 0, (0,), refused=named, refusing={"t": "too large"})))
+
+    found = obstacles(0, [one, elsewhere], [status], 0)
+
+    assert {name: (it.by_target, it.text) for name, it in found.items()} == {
+        one.half.transaction_id: (True, "topic t to take it: too large")
+    }
+
+
 def test_what_a_target_refuses_and_what_stands_behind_it_is_told_apart_from_the_rest() -> None:
     first, behind, next_behind = (decided(at, "t", b"k") for at in range(3))
     other_key, other_topic, keyless = decided(3, "t", b"other"), decided(4, "u", b"k"), decided(5, "t", None)
@@ -177,7 +190,7 @@ def test_what_a_target_refuses_and_what_stands_behind_it_is_told_apart_from_the_
         behind.half.transaction_id: f"{first.half.transaction_id}, before it in its key and target",
         next_behind.half.transaction_id: f"{first.half.transaction_id}, before it in its key and target",
     }
-    assert found[behind.half.transaction_id].cause is Cause.EARLIER
+    assert found[behind.half.transaction_id].by_target
 
 
 def test_a_call_that_hangs_concerns_the_partitions_of_its_coordinator() -> None:
@@ -217,7 +230,7 @@ def test_the_store_reads_the_latest_status_of_each_coordinator_and_passes_over_w
         bench.write(topic, 0, status.coordinator.encode(), encode_status(status))
     bench.write(topic, 0, b"one", b"garbage")
 
-    found = Inspection(bench.servers, {}, bench.topics).statuses()
+    found = KafkaInspection(bench.servers, {}, bench.topics).statuses()
 
     assert [(one.coordinator, one.targets, one.left_behind) for one in found] == [
         ("one", {"sick": "no leader"}, 0),
@@ -236,7 +249,7 @@ def test_what_stands_behind_an_open_transaction_is_waited_for_and_then_left_out(
     writer.produce(bench.topics.done, b"of nobody", partition=0)
     assert writer.flush(30) == 0
 
-    found = Inspection(bench.servers, {}, bench.topics, wait_s=1.0).pending()
+    found = KafkaInspection(bench.servers, {}, bench.topics, wait_s=1.0).pending()
 
     assert [pending.transaction_id for pending in found] == [sent.transaction_id]
     writer.abort_transaction(30)

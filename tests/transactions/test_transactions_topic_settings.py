@@ -16,7 +16,7 @@ from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError
 from penstock.transactions import Coordinator, TransactionalProducer
-from penstock.transactions.coordinator.logs.topic_settings import mend_settings, wrong_settings
+from penstock.transactions.stores.kafka.logs.topic_settings import correct_settings, wrong_settings
 from penstock.transactions.wire.topics import StoreTopics
 from waiting import wait_until
 
@@ -78,7 +78,7 @@ def answer(error: int | None, result: object) -> Future[Any]:
 
 
 def mended(admin: Admin, *, refuses: bool) -> None:
-    mend_settings(admin, "kafka:9092", StoreTopics("store"), refuses=refuses)  # type: ignore[arg-type] # as far as used
+    correct_settings(admin, "kafka:9092", StoreTopics("store"), refuses=refuses)  # type: ignore[arg-type] # as far as used
 
 
 def test_a_coordinator_refuses_what_it_may_not_mend_with_the_command_that_does() -> None:

@@ -24,7 +24,7 @@ from penstock.transactions import (
     TransactionalProducer,
     TransactionState,
 )
-from penstock.transactions.stores.kafka.store import StoredHalves
+from penstock.transactions.stores.kafka.sends import StoredHalves
 from penstock.transactions.wire.ops import Author, Op, Verdict, decode_ops, encode_op
 from penstock.transactions.wire.topics import StoreTopics, open_topics
 from waiting import wait_until

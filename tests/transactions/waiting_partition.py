@@ -1,4 +1,4 @@
-"""A half partition of a coordinator with many transactions that wait, and a reader of payloads that is no Kafka client.
+"""A half partition of a coordinator with many transactions that wait, and no reader of payloads.
 
 As a script it tells how much memory they take: it prints resident bytes before, and when all are there.
 Arguments: how many; bytes of payloads that may be in memory.
@@ -9,14 +9,13 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from half_partition import half_partition, half_record, op_record
 
-from penstock.transactions.coordinator.logs.payload_reader import Read, Wanted
-from penstock.transactions.coordinator.partitions.counts import Counts
-from penstock.transactions.coordinator.state.pending.pending import Pending
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.state import PartitionState
+from penstock.transactions.stores.kafka.coordinator.counts import Counts
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author, Op, Verdict
@@ -26,25 +25,15 @@ NEXT_YEAR_MS = 4_000_000_000_000
 VALUE = b"v" * 4_000
 
 
-@dataclass
-class ReadyQueue:
-    """Reads payloads: those that it was given."""
+class NoReader:
+    """Gives half partitions their budget, and reads nothing again."""
 
-    budget: int
-    halves: dict[int, Half]
-    gone: set[int]
-    answer: Read | None = None
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
 
-    def budget_bytes(self, _: object) -> int:
-        return self.budget
-
-    def read(self, _: object, wanted: Wanted) -> bool:
-        halves = {offset: self.halves[offset] for offset in wanted.halves if offset in self.halves}
-        self.answer = Read(halves, set(wanted.halves & self.gone), gone_snapshots=set(wanted.snapshots))
-        return True
-
-    def take(self, _: object) -> Read | None:
-        return self.answer
+    def poll(self, _number: int, state: PartitionState, _now: float) -> list[Pending]:
+        state.payloads.limit = self.budget
+        return []
 
 
 class WaitingPartition:
@@ -52,16 +41,14 @@ class WaitingPartition:
 
     def __init__(self, budget: int) -> None:
         self.counts = Counts()
-        self.shelf = ReadyQueue(budget, {}, set())
-        self.owned = half_partition(counts=self.counts, reader=self.shelf)
+        self.owned = half_partition(counts=self.counts, reader=NoReader(budget))  # type: ignore[arg-type] # what is used of it
+        self.owned.note_progress(0.0)
         self.state = self.owned.state
 
-    def store(self, *, keep: bool = False, **more: object) -> Pending:
-        """Store a half; the reader of payloads has it where `keep` says so."""
+    def store(self, **more: object) -> Pending:
+        """Store a half."""
         half = Half(new_id(), "orders", "topic", None, None, VALUE, (), None)._replace(**more)  # type: ignore[arg-type] # as told
         offset = self.state.half_position
-        if keep:
-            self.shelf.halves[offset] = half
         self.owned.feed.half(half_record(offset, half), 0.0)
         return self.state.pending[half.transaction_id]
 

@@ -23,10 +23,12 @@ from kafka_tools import read_all
 from penstock.errors import HalfNotStoredError, TransactionError, TransactionRefusedError
 from penstock.transactions import Coordinator, TransactionalProducer, new_id
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.operator.kafka_operator import Effect, KafkaAdministration
+from penstock.transactions.operator.effects import Effect
 from penstock.transactions.store import Prepared, Store
 from penstock.transactions.stores.file import FileStore
-from penstock.transactions.stores.kafka.store import KafkaStore, StoredHalves
+from penstock.transactions.stores.kafka.administration import KafkaAdministration
+from penstock.transactions.stores.kafka.sends import StoredHalves
+from penstock.transactions.stores.kafka.store import KafkaStore
 from penstock.transactions.stores.sql import SqlStore
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half

@@ -23,7 +23,7 @@ from penstock.errors import (
     StoreConnectionError,
 )
 from penstock.transactions import Coordinator, TransactionalProducer
-from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
+from penstock.transactions.core.check_plan import CheckPolicy
 from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.stores.sql import SqlStore
 from penstock.transactions.stores.sql.shards.check_scheduler import SqlCheckScheduler

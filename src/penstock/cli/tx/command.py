@@ -75,7 +75,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     """
     from penstock.cli.output import printable
     from penstock.cli.tx.text import discarded_as_json, discarded_entry, discarded_rows, pending_as_json, pending_rows
-    from penstock.transactions.operator.kafka_operator import KafkaAdministration
+    from penstock.transactions.stores.kafka.administration import KafkaAdministration
 
     location = StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
     if discarded and location.file is not None:
@@ -130,7 +130,7 @@ def show(  # noqa: PLR0917 - as `ls`
     Exit codes: 0 done, 1 failed or unknown, 2 wrong use, 3 no broker.
     """
     from penstock.cli.tx.text import act_line, discarded_entry, discarded_lines, pending_lines
-    from penstock.transactions.operator.kafka_operator import KafkaAdministration
+    from penstock.transactions.stores.kafka.administration import KafkaAdministration
 
     _check_ids([transaction_id])
     location = StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
@@ -221,7 +221,7 @@ def resume(  # noqa: PLR0917 - as `ls`
 
     Exit codes: 0 done, 1 failed or brought back before, 2 wrong use, 3 no broker.
     """
-    from penstock.transactions.operator.kafka_operator import KafkaAdministration
+    from penstock.transactions.stores.kafka.administration import KafkaAdministration
 
     _check_ids([transaction_id])
     log_to_stderr()
@@ -245,7 +245,7 @@ def _decide_one(
     store: Operator, transaction_id: str, verdict: Verdict, reason: str, timeout_s: float
 ) -> dict[str, Any]:
     """Decide one transaction; return what came of it, in words, and whether the decision stands."""
-    from penstock.transactions.operator.kafka_operator import Effect
+    from penstock.transactions.operator.effects import Effect
 
     try:
         decided = store.decide(transaction_id, verdict, _actor(), reason, timeout_s)

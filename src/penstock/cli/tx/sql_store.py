@@ -9,7 +9,7 @@ from penstock.errors import ConfigurationError, PenstockError, StoreConnectionEr
 from penstock.transactions.operator.effects import await_effect
 
 if TYPE_CHECKING:
-    from penstock.transactions.operator.kafka_operator import Decided
+    from penstock.transactions.operator.effects import Decided
     from penstock.transactions.wire.ops import Verdict
 
 #: Seconds that a statement may take: all that is pending may be much.

@@ -14,7 +14,7 @@ from penstock.errors import ConfigurationError
 if TYPE_CHECKING:
     from penstock.cli.tx.file_store import FileOperator
     from penstock.cli.tx.sql_store import SqlOperator
-    from penstock.transactions.operator.kafka_operator import KafkaAdministration
+    from penstock.transactions.stores.kafka.administration import KafkaAdministration
 
     Operator = KafkaAdministration | SqlOperator | FileOperator
 
@@ -62,7 +62,7 @@ class StoreLocation(NamedTuple):
             raise ConfigurationError(
                 "--bootstrap-servers is missing; or name a store in a database by --sql, or one in a folder by --file"
             )
-        from penstock.transactions.operator.kafka_operator import KafkaAdministration
+        from penstock.transactions.stores.kafka.administration import KafkaAdministration
 
         return KafkaAdministration(self.bootstrap_servers, self.prefix, self.config, wait_s=wait_s)
 

@@ -10,7 +10,8 @@ from penstock.cli.dlq.text import content_text, time_text
 from penstock.cli.output import age_text, printable
 from penstock.transactions.model import DiscardedTransaction, PendingTransaction
 from penstock.transactions.operator.audit import Audited
-from penstock.transactions.operator.inspection import Discarded, Found
+from penstock.transactions.operator.inspection import Discarded
+from penstock.transactions.stores.kafka.inspection import Found
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
 

@@ -18,7 +18,8 @@ from penstock.errors import PenstockError
 from penstock.group_offsets.group import Group, GroupState
 from penstock.group_offsets.moving import move, planned_reset
 from penstock.group_offsets.planning import Change
-from penstock.transactions.operator.kafka_operator import Effect, KafkaAdministration
+from penstock.transactions.operator.effects import Effect
+from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.wire.ids import is_id
 from penstock.transactions.wire.ops import Verdict
 

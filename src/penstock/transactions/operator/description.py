@@ -10,6 +10,10 @@ from penstock.transactions.wire.ops import Verdict
 #: DISCARD is no state that a user knows.
 _STATES = {Verdict.COMMIT: TransactionState.COMMIT, Verdict.ROLLBACK: TransactionState.ROLLBACK}
 
+#: What the undecided transactions of a producer group wait for that could not be asked about them.
+NO_PRODUCER = "a producer of group {}: none runs"
+NO_ANSWER = "an answer of group {}: the brokers did not say whether one of its producers runs"
+
 
 def hanging(call: str, age_s: float) -> str:
     """Return what publication waits for where a call into the Kafka client has not gone on for so many seconds."""

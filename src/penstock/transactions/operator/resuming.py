@@ -46,7 +46,7 @@ class Resuming:
                 f"only {len(discarded)} of {parts} messages of transaction {transaction_id} are in "
                 f"{self._topics.discarded}: it is not brought back in part; send those that are there by hand"
             )
-        for topic in [one.half.topic for one in discarded if not self._may_publish_to(one.half.topic)]:
+        for topic in [it.half.topic for it in discarded if not self._may_publish_to(it.half.topic)]:
             raise TransactionError(f"transaction {transaction_id} is forged: its target, {topic}, belongs to a store")
         place = place_of(self._topics, first)
         if not again:
@@ -56,14 +56,14 @@ class Resuming:
             # Two may have looked at the same time: the log has one order.
             self._refuse_second(place, claim)
         # With the claim in it, no two lives have the same name.
-        return [one.half._replace(resumed=f"{place_of(self._topics, one)}#{claim}") for one in discarded]
+        return [it.half._replace(resumed=f"{place_of(self._topics, it)}#{claim}") for it in discarded]
 
     def _newest_life(self, transaction_id: str) -> list[Discarded]:
         """Return the messages of a discarded transaction, in the order of their parts; of several lives the last."""
         by_part: dict[tuple[int, int] | None, Discarded] = {}
-        for one in self._inspection.discarded():
-            if one.half.transaction_id == transaction_id:
-                by_part[one.half.part] = one
+        for record in self._inspection.discarded():
+            if record.half.transaction_id == transaction_id:
+                by_part[record.half.part] = record
         return [by_part[part] for part in sorted(by_part, key=lambda part: part or (0, 0))]
 
     def _refuse_second(self, place: str, claim: int | None) -> None:

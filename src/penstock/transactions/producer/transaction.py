@@ -60,7 +60,7 @@ class ProducerContext:
         while True:
             try:
                 if flight.wait == "published":
-                    await asyncio.to_thread(flight.start, callback, may_wait=False)
+                    await _ThreadedStart(flight, callback).wait()
                 else:
                     flight.start(callback, may_wait=False)
             except BufferFullError:
@@ -69,6 +69,37 @@ class ProducerContext:
                 await asyncio.sleep(_ROOM_POLL_S)
             else:
                 return
+
+
+class _ThreadedStart:
+    """The start of a flight on another thread. Where it is cancelled meanwhile, the flight is rolled back."""
+
+    def __init__(self, flight: Flight, callback: FlightCallback) -> None:
+        self._flight = flight
+        self._callback = callback
+        # Guards both: whoever is the second to set one abandons the flight.
+        self._lock = threading.Lock()
+        self._has_started = self._is_cancelled = False
+
+    async def wait(self) -> None:
+        """Return once it has started, or raise why it has not."""
+        try:
+            await asyncio.to_thread(self._start)
+        except asyncio.CancelledError:
+            with self._lock:
+                self._is_cancelled = True
+                abandons = self._has_started
+            if abandons:
+                self._flight.abandon()
+            raise
+
+    def _start(self) -> None:
+        self._flight.start(self._callback, may_wait=False)
+        with self._lock:
+            self._has_started = True
+            abandons = self._is_cancelled
+        if abandons:
+            self._flight.abandon()
 
 
 class Transaction:

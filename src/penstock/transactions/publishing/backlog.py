@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from confluent_kafka import TopicPartition
 
 from penstock.clients.transactional.writer import Written
-from penstock.transactions.publishing.set_aside import SetAside
+from penstock.transactions.core.set_aside import SetAside
 
 #: What names the topic for whose sake messages cannot be published with others now, or returns None.
 Blocking = Callable[[Sequence["Addressed"]], str | None]

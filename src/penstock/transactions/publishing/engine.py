@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from penstock.clients.gc_pause import collection_put_off
+from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.publishing.backlog import Backlog, Batch
 from penstock.transactions.publishing.batch_limit import BatchLimit
 from penstock.transactions.publishing.broker_gate import BrokerGate
@@ -20,7 +21,6 @@ from penstock.transactions.publishing.flight import Flight, FlightState, GroupCo
 from penstock.transactions.publishing.publisher import InDoubtError, NotPublishedError, TooLargeError
 from penstock.transactions.publishing.publisher_slot import CommitResult, PublisherSlot
 from penstock.transactions.publishing.target_gate import TargetGate
-from penstock.transactions.publishing.target_quarantine import TargetQuarantine
 from penstock.transactions.publishing.targets import Targets
 from penstock.transactions.publishing.trials import LACKING_S, Prove, Trials
 from penstock.transactions.rationed_log import RationedLog
@@ -70,6 +70,9 @@ class Engine:
         # The common transaction, and the slot for the next.
         self._flight = Flight(slots[0])
         self._next = 0
+        # Targets of a common transaction that came to nothing, until each partition has looked at what it gave back:
+        # what is tried apart must not pass it.
+        self._given_back: set[str] = set()
         # Nothing is published before, in monotonic seconds: what was aborted is not tried again at once.
         self._not_before = 0.0
         self._unnamed = 0
@@ -143,6 +146,11 @@ class Engine:
         calls = (slot.slow_call() for slot in (*self._slots, *self._trials.slots))
         return max(calls, key=lambda one: one[1], default=("", 0.0))
 
+    def has_part(self, number: int) -> bool:
+        """Tell whether a partition has part in a Kafka transaction that is under way or in doubt."""
+        commits = filter(None, (self._flight.commit, *self._trials.commits))
+        return any(number in commit.batches for commit in commits)
+
     def floor(self, number: int) -> int:
         """Return below which offset of a partition's done log no Kafka transaction under way or in doubt writes."""
         commits = filter(None, (self._flight.commit, *self._trials.commits))
@@ -215,13 +223,15 @@ class Engine:
                 if len(batch.decided) >= self._limit.decisions:
                     # It may be that not even two of them fit into the client's buffer.
                     break
+        else:
+            self._given_back = set()
         if batches:
             self._flight.begin(slot, GroupCommit.of(self._owned, batches), self._prove(batches, apart=False))
         return bool(batches)
 
     def _targets_under_way(self) -> set[str]:
         commit = self._flight.commit
-        return set() if commit is None else commit.topics()
+        return self._given_back if commit is None else self._given_back | commit.topics()
 
     def take_result(self, timeout_s: float = 0.0) -> bool:
         """Take in how the common transaction under way ended, if it has or does so in time; tell whether it has."""
@@ -238,6 +248,7 @@ class Engine:
             self._gate.shut()
             self._flight.doubt(commit)
         else:
+            self._given_back |= commit.topics()
             self._not_published(result.error, commit)
             commit.failed()
         return True

@@ -6,11 +6,11 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from penstock.transactions.core.quarantine import TargetQuarantine
+from penstock.transactions.core.set_aside import Waiting
 from penstock.transactions.publishing.backlog import Addressed, Backlog, Decided
 from penstock.transactions.publishing.flight import GroupCommit
 from penstock.transactions.publishing.publisher import NotPublishedError
-from penstock.transactions.publishing.set_aside import Waiting
-from penstock.transactions.publishing.target_quarantine import TargetQuarantine
 from penstock.transactions.publishing.targets import NOT_KNOWN, Targets
 from penstock.transactions.rationed_log import RationedLog
 

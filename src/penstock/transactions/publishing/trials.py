@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from penstock.transactions.core.set_aside import Waiting
 from penstock.transactions.publishing.backlog import Backlog, Batch, Proof
 from penstock.transactions.publishing.broker_gate import BrokerGate
 from penstock.transactions.publishing.flight import Flight, FlightState, GroupCommit
 from penstock.transactions.publishing.publisher import InDoubtError, NotPublishedError, TooLargeError
 from penstock.transactions.publishing.publisher_slot import CommitResult, PublisherSlot
-from penstock.transactions.publishing.set_aside import Waiting
 from penstock.transactions.publishing.target_gate import TargetGate, size_of
 from penstock.transactions.publishing.targets import NOT_KNOWN
 from penstock.transactions.rationed_log import RationedLog

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from penstock.commands.audit import Outcome
 from penstock.commands.carrying_out import StoreOperator
 from penstock.options import ClientConfig
-from penstock.transactions.operator.effects import await_effect
-from penstock.transactions.operator.kafka_operator import Decided, Effect, KafkaAdministration
+from penstock.transactions.operator.effects import Decided, Effect, await_effect
+from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.stores.relay.relayed_store import RelayedStore
 from penstock.transactions.wire.ops import Verdict
 

@@ -14,14 +14,13 @@ from penstock.commands.settings import CommandSettings, command_settings
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig
 from penstock.reports.reporter import sender_of
-from penstock.transactions.coordinator.coordinator import KafkaCoordinator
-from penstock.transactions.coordinator.options import CoordinatorOptions
-from penstock.transactions.coordinator.state.pending.pending import Pending
-from penstock.transactions.coordinator.status import Status
+from penstock.transactions.core.pending import Pending
 from penstock.transactions.model import CoordinatorStatistics, DiscardPolicy, PendingTransaction
-from penstock.transactions.operator.description import described
-from penstock.transactions.operator.obstacles import status_lines
 from penstock.transactions.stores.commanding import operator_in_kafka, operator_of
+from penstock.transactions.stores.kafka.coordinator.coordinator import KafkaCoordinator
+from penstock.transactions.stores.kafka.coordinator.status import Status
+from penstock.transactions.stores.kafka.obstacles import described_pending, status_lines, target_text
+from penstock.transactions.stores.options import CoordinatorOptions
 from penstock.transactions.stores.relay.coordinator import RelayCoordinator
 from penstock.transactions.stores.relay.relayed_store import RelayedStore
 from penstock.transactions.wire.topics import DEFAULT_PARTITIONS
@@ -258,24 +257,9 @@ class Coordinator:
 
 
 def _described(pending: Pending, now_ms: int, status: Status | None) -> PendingTransaction:
-    topics = [half.topic for half in pending.halves]
-    obstacle = unasked = ""
-    if status is not None:
-        unasked = status.unasked.get(pending.half.group, "")
-        why = [status.targets[topic] for topic in topics if topic in status.targets]
-        why += [status.refused[pending.half.transaction_id]] if pending.half.transaction_id in status.refused else []
-        obstacle = f"its target to take it: {why[0]}" if why else ""
-    return described(
-        pending.half.transaction_id,
-        pending.half.group,
-        topics,
-        birth_ms=pending.birth_ms,
-        now_ms=now_ms,
-        check_count=pending.check_count,
-        verdict=pending.verdict,
-        deliver_at_ms=pending.half.deliver_at_ms,
-        held_by=None,
-        is_complete=pending.is_complete,
-        obstacle=obstacle or ("its turn to be published" if pending.verdict is not None else ""),
-        unasked=unasked,
-    )
+    waits_for = "" if pending.verdict is None else "its turn to be published"
+    if status is not None and pending.verdict is None:
+        waits_for = status.unasked.get(pending.half.group, "")
+    elif status is not None:
+        waits_for = target_text(pending.half.transaction_id, pending.topics, [status]) or waits_for
+    return described_pending(pending, now_ms, waits_for)

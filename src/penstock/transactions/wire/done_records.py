@@ -68,21 +68,15 @@ class Snapshot(NamedTuple):
     note: Note
     #: Its halves that were stored, by offset.
     halves: tuple[SnapshotHalf, ...]
-
-
-class UnloadedSnapshot(NamedTuple):
-    """A snapshot as it stays in memory: its halves are without their payloads."""
-
-    note: Note
-    halves: tuple[SnapshotHalf, ...]
-    dropped: UnloadedPayloads
+    #: What is known of the payloads where they were dropped; None: its halves have them.
+    dropped: UnloadedPayloads | None = None
 
 
 class Done(NamedTuple):
     """A record of the done log."""
 
     notes: list[Note]
-    snapshots: Sequence[Snapshot | UnloadedSnapshot]
+    snapshots: Sequence[Snapshot]
 
 
 def encode_done(notes: Sequence[Note], snapshots: Sequence[Snapshot] = ()) -> bytes:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from penstock import clients
 from penstock.errors import HalfNotStoredError, PenstockError, TransactionError, TransactionRefusedError
 from penstock.options import ClientConfig
-from penstock.transactions.coordinator.status import NO_PRODUCER
 from penstock.transactions.model import PendingTransaction, TransactionState
 from penstock.transactions.operator.audit import VERBS, Act, AuditLog
+from penstock.transactions.operator.description import NO_PRODUCER
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.operator.resuming import Resuming
 from penstock.transactions.store import Prepared

@@ -8,7 +8,7 @@ import logging
 import time
 
 from penstock.errors import TransactionError
-from penstock.transactions.coordinator.checks.discard_policy import Exhausted
+from penstock.transactions.core.discard import Exhausted
 from penstock.transactions.stores.file.changes import Changes
 from penstock.transactions.stores.file.log.journal import Decide
 from penstock.transactions.stores.file.log.ledger import StoredTransaction

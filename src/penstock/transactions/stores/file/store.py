@@ -17,7 +17,7 @@ from typing import Self
 from penstock import clients
 from penstock.errors import ConfigurationError, StoppedError, StoreFailedError, TransactionRefusedError
 from penstock.options import ClientConfig, not_empty, positive_int, seconds
-from penstock.transactions.coordinator.state.cancelling import not_cancelled, not_pending
+from penstock.transactions.core.decisions import not_cancelled, not_pending
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.stores.file.administration import FileAccess, FileAdministration, KafkaAccess
 from penstock.transactions.stores.file.changes import Changes

@@ -21,8 +21,9 @@ from penstock.clients.requests.group_requests import describe_groups
 from penstock.clients.requests.topics import partition_counts
 from penstock.errors import BrokerConnectionError, PenstockError
 from penstock.options import ClientConfig
-from penstock.transactions.coordinator.status import Status
-from penstock.transactions.operator.inspection import Inspection
+from penstock.transactions.stores.kafka.coordinator.status import Status
+from penstock.transactions.stores.kafka.inspection import KafkaInspection
+from penstock.transactions.stores.kafka.obstacles import target_text
 from penstock.transactions.wire.topics import StoreTopics
 
 #: Seconds that an observation may take, that one request of it may, and for which it is good.
@@ -82,18 +83,11 @@ def why(seen: Observation, transaction_id: str, topics: Sequence[str], store: st
     missing = sorted(set(topics) - seen.topics)
     if missing:
         return f"topic {', '.join(missing)}, which does not exist"
-    return _from_status(seen.statuses, transaction_id, topics) or _without_status(seen, store)
+    by_target = target_text(transaction_id, topics, seen.statuses)
+    return by_target or _lacking(seen.statuses) or _without_status(seen, store)
 
 
-def _from_status(statuses: Sequence[Status], transaction_id: str, topics: Sequence[str]) -> str:
-    """Return what coordinators report of a transaction, its topics, or what they lack."""
-    refused = next((one.refused[transaction_id] for one in statuses if transaction_id in one.refused), None)
-    if refused is not None:
-        return f"topic {', '.join(dict.fromkeys(topics))} to take it: {refused}"
-    for status in statuses:
-        topic = next((topic for topic in topics if topic in status.targets), None)
-        if topic is not None:
-            return f"topic {topic} to take it: {status.targets[topic]}"
+def _lacking(statuses: Sequence[Status]) -> str:
     lacking = next((why for status in statuses for why in status.rights.values()), None)
     return "" if lacking is None else f"a right of its coordinator: {lacking}"
 
@@ -106,7 +100,7 @@ def _without_status(seen: Observation, store: str) -> str:
 
 
 def observer_of(
-    servers: str, config: ClientConfig, inspection: Inspection, topics: StoreTopics
+    servers: str, config: ClientConfig, inspection: KafkaInspection, topics: StoreTopics
 ) -> Callable[[], Observation]:
     """Return what observes a store in Kafka, by a client that ends with the observation: see `group_requests`."""
 

@@ -73,7 +73,7 @@ class DoneWatch:
                 what = f'{topics.done} cannot be read, which wait="published" needs'
                 raise MissingRightError(what, [self._right], principal_of(config)) from error
             raise BrokerConnectionError(
-                f"the end of {topics.done} at {bootstrap_servers} was not told within {_ANSWER_S:g} s: {reason(error)};"
+                f"the end of {topics.done} at {bootstrap_servers} is not known after {_ANSWER_S:g} s: {reason(error)};"
                 ' see that the brokers run, or do without wait="published"'
             ) from error
         self._thread = threading.Thread(target=self._follow, name=f"penstock-published-{name}", daemon=True)

@@ -6,32 +6,30 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from queue import SimpleQueue
-
-from confluent_kafka import KafkaError, KafkaException, Message
 
 from penstock import clients
 from penstock.clients.asking import ask_again
 from penstock.clients.bounded_calls import CLOSE_S
 from penstock.clients.rights import Operation, principal_of
-from penstock.errors import HalfNotStoredError, PenstockError, StoppedError, TransactionError
+from penstock.errors import PenstockError, StoppedError, TransactionError
 from penstock.options import ClientConfig
-from penstock.transactions.coordinator.logs.topic_settings import mend_settings
-from penstock.transactions.operator.cancelling_in_kafka import cancel
-from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
+from penstock.transactions.stores.kafka.cancelling import cancel
 from penstock.transactions.stores.kafka.check_source import KafkaCheckSource
+from penstock.transactions.stores.kafka.inspection import KafkaInspection
+from penstock.transactions.stores.kafka.logs.topic_settings import correct_settings
 from penstock.transactions.stores.kafka.op_batches import OpBatches
 from penstock.transactions.stores.kafka.publication_diagnosis import PublicationDiagnosis, observer_of
 from penstock.transactions.stores.kafka.publication_pace import PublicationPace
 from penstock.transactions.stores.kafka.publication_watch import DoneWatch
+from penstock.transactions.stores.kafka.sends import HalfSends, StoredHalves
 from penstock.transactions.stores.target_topics import TargetTopics
 from penstock.transactions.wire.check_request import CheckRequest
-from penstock.transactions.wire.half import Half, encode_half
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Op, Verdict
 from penstock.transactions.wire.topics import StoreTopics, open_topics, require_prefix
-from penstock.transactions.writing.acked_producer import AckedProducer, Report
+from penstock.transactions.writing.acked_producer import AckedProducer
 
 _log = logging.getLogger("penstock.transactions")
 
@@ -51,85 +49,6 @@ _NEEDS = {
     "check": (Operation.DESCRIBE,),
     "discarded": (Operation.DESCRIBE,),
 }
-
-
-class StoredHalves:
-    """The halves of one transaction on their way into the half topic, and then their places there.
-
-    One object for both: the delivery report of a single half completes it. Reports come from the delivery thread,
-    refusals from the sending one.
-    """
-
-    __slots__ = ("_callback", "_store", "halves", "offsets", "partition")
-
-    def __init__(
-        self, halves: Sequence[Half], partition: int, callback: PreparedCallback | None, store: KafkaStore
-    ) -> None:
-        self.halves = halves
-        self.partition = partition
-        #: Their places; none as long as they are not stored.
-        self.offsets: tuple[int, ...] = ()
-        self._callback = callback
-        self._store = store
-
-    def report(self, error: KafkaError | None, message: Message) -> None:
-        """Take the delivery report of the only half."""
-        if error is None:
-            self.stored((message.offset() or 0,))
-        else:
-            self.failed(self._store.why_not(error), is_posted=True)
-
-    def stored(self, offsets: tuple[int, ...]) -> None:
-        """Take in that all are stored."""
-        self.offsets = offsets
-        # Its owner mostly holds this object: without the callback neither needs the garbage collector.
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            callback(self)
-
-    def failed(self, cause: str, *, is_posted: bool) -> None:
-        """Take in that not all are stored; `is_posted`: some were handed to the client library."""
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            callback(self._store.not_stored(self, cause, is_posted=is_posted))
-
-
-class _Several:
-    """The reports of several halves of one transaction, until the last one is there."""
-
-    def __init__(self, stored: StoredHalves) -> None:
-        self._stored = stored
-        self._offsets = [0] * len(stored.halves)
-        # Guards the fields below.
-        self._lock = threading.Lock()
-        self._left = self._posted = len(stored.halves)
-        self._error: str | None = None
-
-    def report(self, number: int, why: Callable[[KafkaError], str], error: KafkaError | None, message: Message) -> None:
-        """Take the delivery report of one half."""
-        self._offsets[number] = message.offset() or 0
-        self._settle(1, None if error is None else why(error))
-
-    def fail(self, count: int, cause: str) -> None:
-        """Take in that the last so many were not taken by the client library."""
-        self._posted -= count
-        self._settle(count, cause)
-
-    def _settle(self, count: int, cause: str | None) -> None:
-        with self._lock:
-            self._left -= count
-            self._error = self._error or cause
-            if self._left:
-                return
-        if self._error is None:
-            self._stored.stored(tuple(self._offsets))
-        else:
-            self._stored.failed(self._error, is_posted=self._posted > 0)
-
-
-def _log_lost(error: TransactionError | None) -> None:
-    if error is not None:
-        _log.warning("%s", error)
 
 
 class KafkaStore:
@@ -161,9 +80,9 @@ class KafkaStore:
         self._sends = AckedProducer(bootstrap_servers, config, send_timeout_s, name)
         # These are set by start() before any other call; decisions go to the op topic of these topics.
         self._topics = StoreTopics(prefix, partitions)
-        self._half_topic = self._topics.half
         self._pace = PublicationPace(in_flight, self._follow)
         self._ops = OpBatches(self._sends, self._topics.op, self._pace)
+        self._halves = HalfSends(self._sends, self._topics, self._ops)
         self._why: PublicationDiagnosis
         # Made at the first watch, under its lock.
         self._watch: DoneWatch | None = None
@@ -180,10 +99,10 @@ class KafkaStore:
         self._topics = open_topics(
             self._admin, self._bootstrap_servers, self._prefix, self._partitions, needs=_NEEDS, principal=principal
         )
-        mend_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
-        self._half_topic = self._topics.half
+        correct_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
         self._ops = OpBatches(self._sends, self._topics.op, self._pace)
-        inspection = Inspection(self._bootstrap_servers, self._config, self._topics, _OBSERVED_S)
+        self._halves = HalfSends(self._sends, self._topics, self._ops)
+        inspection = KafkaInspection(self._bootstrap_servers, self._config, self._topics, _OBSERVED_S)
         read = observer_of(self._bootstrap_servers, self._config, inspection, self._topics)
         self._why = PublicationDiagnosis(read, self._prefix)
         self._sends.after_reports = self._ops.after_reports
@@ -216,53 +135,8 @@ class KafkaStore:
             self._targets.require(topic, partition)
 
     def prepare(self, halves: Sequence[Half], callback: PreparedCallback, ordering_key: bytes | None = None) -> None:
-        """Store halves in one half partition and call back once they are durable.
-
-        Where one is not known to be durable, the callback gets `HalfNotStoredError`, and a ROLLBACK is written after
-        them, so that they are settled without a check should they turn up after all.
-        """
-        first = halves[0]
-        key = first.key if ordering_key is None else ordering_key
-        partition = self._topics.half_partition(first.transaction_id.encode() if key is None else key)
-        stored = StoredHalves(halves, partition, callback, self)
-        if len(halves) > 1:
-            self._prepare_several(stored)
-            return
-        try:
-            self._sends.post(
-                self._half_topic, partition, first.key, first.value, headers=encode_half(first), report=stored.report
-            )
-        except (KafkaException, StoppedError) as error:
-            stored.failed(self.why_not(error), is_posted=False)
-
-    def _prepare_several(self, stored: StoredHalves) -> None:
-        several = _Several(stored)
-        for number, half in enumerate(stored.halves):
-            report: Report = partial(several.report, number, self.why_not)
-            try:
-                self._sends.post(
-                    self._half_topic, stored.partition, half.key, half.value, headers=encode_half(half), report=report
-                )
-            except (KafkaException, StoppedError) as error:
-                several.fail(len(stored.halves) - number, self.why_not(error))
-                return
-
-    def why_not(self, error: KafkaError | KafkaException | StoppedError) -> str:
-        """Say why a half is not stored."""
-        if isinstance(error, StoppedError):
-            return str(error)
-        return self._sends.why(self._half_topic, error.args[0] if isinstance(error, KafkaException) else error)
-
-    def not_stored(self, stored: StoredHalves, cause: str, *, is_posted: bool) -> HalfNotStoredError:
-        """Have halves rolled back that may turn up after all; return the error that tells of them."""
-        half, partition = stored.halves[0], stored.partition
-        if is_posted:
-            op = Op(half.transaction_id, Verdict.ROLLBACK, Author.PRODUCER, half.group, partition, (), 0)
-            self._ops.add(op, _log_lost)
-        return HalfNotStoredError(
-            f"transaction {half.transaction_id} for {half.topic}: its half is not known to be stored in "
-            f"{self._half_topic}[{partition}]: {cause}; the local transaction did not run, send it again"
-        )
+        """Store halves in one half partition and call back once they are durable, as `HalfSends.prepare` has it."""
+        self._halves.prepare(halves, callback, ordering_key)
 
     def decide(self, prepared: Prepared, verdict: Verdict, callback: DecidedCallback) -> None:
         """Store the producer's decision; call back once it is durable, or why that is not known."""
@@ -292,7 +166,7 @@ class KafkaStore:
 
         It reads what is pending, for no index of ids is kept.
         """
-        inspection = Inspection(self._bootstrap_servers, self._config, self._topics)
+        inspection = KafkaInspection(self._bootstrap_servers, self._config, self._topics)
         cancel(inspection, self._topics, self._await_stored, transaction_id=transaction_id, group=group, wait_s=wait_s)
 
     def watch(self, transaction_id: str, callback: SettledCallback) -> None:

@@ -22,11 +22,11 @@ from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.pace import Pace
 from penstock.errors import StoppedError, raised
 from penstock.transactions.connections import cause_of
-from penstock.transactions.coordinator.checks.discard_policy import Discarding
-from penstock.transactions.coordinator.metrics import observe, publication_spans
-from penstock.transactions.coordinator.options import CoordinatorOptions
+from penstock.transactions.core.discard import Discarding
 from penstock.transactions.model import CoordinatorStatistics, PendingTransaction
 from penstock.transactions.publishing.targets import cluster_targets
+from penstock.transactions.stores.metrics import observe, publication_spans
+from penstock.transactions.stores.options import CoordinatorOptions
 from penstock.transactions.stores.relay.backlog import ShardBacklog
 from penstock.transactions.stores.relay.done_log import create_done_log
 from penstock.transactions.stores.relay.relay import Relay, RelayClients

@@ -36,12 +36,12 @@ from penstock.clients.transactional.pace import Pace
 from penstock.clients.transactional.writer import PublicationSpans, TransactionalWriter
 from penstock.errors import BrokerConnectionError
 from penstock.options import ClientConfig
+from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.publishing.batch_limit import BatchLimit
 from penstock.transactions.publishing.broker_gate import BrokerGate
 from penstock.transactions.publishing.engine import Engine
 from penstock.transactions.publishing.publisher import Publisher
 from penstock.transactions.publishing.publisher_slot import PUBLISH_LIMIT_S, SLOW_S, PublisherSlot
-from penstock.transactions.publishing.target_quarantine import TargetQuarantine
 from penstock.transactions.publishing.targets import Targets
 from penstock.transactions.publishing.visibility import Visibility
 from penstock.transactions.rationed_log import RationedLog

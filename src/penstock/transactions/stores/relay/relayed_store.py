@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from penstock.options import ClientConfig
-from penstock.transactions.coordinator.checks.discard_policy import Discarding
-from penstock.transactions.coordinator.state.check_schedule import CheckPolicy
+from penstock.transactions.core.check_plan import CheckPolicy
+from penstock.transactions.core.discard import Discarding
 from penstock.transactions.model import CoordinatorStatistics, PendingTransaction
 from penstock.transactions.stores.relay.backlog import ShardBacklog
 from penstock.transactions.stores.relay.relay import Relay

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import count, takewhile
 from typing import NamedTuple
 
+from penstock.transactions.core.quarantine import TargetQuarantine
+from penstock.transactions.core.set_aside import SetAside
 from penstock.transactions.publishing.backlog import Blocking
-from penstock.transactions.publishing.set_aside import SetAside
-from penstock.transactions.publishing.target_quarantine import TargetQuarantine
 from penstock.transactions.stores.relay.backlog import Reason, ShardBacklog
 from penstock.transactions.stores.relay.done_log import DoneRead, encode_ids
 from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable

@@ -9,10 +9,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from penstock.errors import TransactionError, TransactionRefusedError
-from penstock.transactions.coordinator.status import NO_PRODUCER
 from penstock.transactions.model import DiscardedTransaction, PendingTransaction
 from penstock.transactions.operator.audit import Act, Audited
-from penstock.transactions.operator.description import described, hanging
+from penstock.transactions.operator.description import NO_PRODUCER, described, hanging
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.stores.sql.shards.relay_queries import reason_of_discard

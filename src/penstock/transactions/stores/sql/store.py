@@ -29,7 +29,7 @@ from penstock.errors import (
 )
 from penstock.options import ClientConfig, positive_int, seconds
 from penstock.transactions.connections import cause_of
-from penstock.transactions.coordinator.state.cancelling import not_cancelled, not_pending
+from penstock.transactions.core.decisions import not_cancelled, not_pending
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.stores.sql import schema

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from penstock.errors import StoppedError
 from penstock.transactions.connections import cause_of
-from penstock.transactions.coordinator.state.cancelling import may_cancel
+from penstock.transactions.core.decisions import may_cancel
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
 from penstock.transactions.wire.half import Half

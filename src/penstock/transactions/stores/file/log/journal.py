@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from penstock.errors import MessageFormatError, StoreDamagedError
-from penstock.transactions.coordinator.state.cancelling import may_cancel
+from penstock.transactions.core.decisions import may_cancel
 from penstock.transactions.stores.file.log.entries import (
     Checked,
     Decided,

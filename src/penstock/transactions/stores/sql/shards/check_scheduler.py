@@ -9,7 +9,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from penstock.transactions.coordinator.checks.discard_policy import Exhausted
+from penstock.transactions.core.discard import Exhausted
 from penstock.transactions.stores.relay.relayed_store import CheckTerms
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database

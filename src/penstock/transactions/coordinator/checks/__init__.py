@@ -1,1 +1,0 @@
-"""Checks: which undecided transactions are due, the check requests, the policy behind the last one."""

@@ -1,1 +1,0 @@
-"""The state of one half partition, from the records of its logs. Pure."""

@@ -1,0 +1,217 @@
+"""Which decided transactions the next Kafka transaction settles.
+
+Pure. A decided transaction is ready, set aside (its target cannot take it now, or its payload is not in memory, or it
+stands behind one that is set aside), delayed (`deliver_at`), or it stands behind an earlier one of its line
+(`order="half"`). Only what is ready is looked at, so that a crowd of those that wait delays nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, count, islice
+
+from penstock.transactions.core.delays import Delays
+from penstock.transactions.core.key_order import KeyOrder
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.set_aside import SetAside
+from penstock.transactions.wire.half import Line
+from penstock.transactions.wire.ops import Verdict
+
+#: How many delayed transactions become ready in one round.
+_DUE = 10_000
+
+# A member of an enumeration is slow to look up, and this is the way of every transaction.
+_ROLLBACK = Verdict.ROLLBACK
+
+
+class ReadyQueue:
+    """The decided transactions of one half partition. Not thread-safe: its coordinator's thread drives it.
+
+    `let_go` is called with what begins to wait for long: it may drop the payload.
+    """
+
+    def __init__(self, delays: Delays, let_go: Callable[[Pending], None]) -> None:
+        self._let_go = let_go
+        #: All of them, by id, in the order in which the decisions took effect.
+        self.all: dict[str, Pending] = {}
+        self.keys = KeyOrder()
+        self.delays = delays
+        #: Those that cannot be published with the others now.
+        self.set_aside = SetAside[Pending]()
+        self._ready: dict[str, Pending] = {}
+        self._sequence = count(1)
+        # One came back that had its turn before.
+        self._is_unsorted = False
+
+    @property
+    def ready(self) -> int:
+        """How many could be published now; those that are under way are among them."""
+        return len(self._ready)
+
+    def is_ready(self, transaction_id: str) -> bool:
+        """Tell whether one could be published now, or is under way."""
+        return transaction_id in self._ready
+
+    def add(self, pending: Pending) -> None:
+        """Take a transaction in that was just decided."""
+        half = pending.half
+        self.all[half.transaction_id] = pending
+        if half.deliver_at_ms is not None and pending.verdict is Verdict.COMMIT:
+            self.delays.add(pending, half.deliver_at_ms)
+            self._let_go(pending)
+        elif half.order_key is None:
+            self._make_ready(pending)
+        else:
+            self._enter(pending)
+
+    def _enter(self, pending: Pending) -> None:
+        """Let it be published, unless it stands behind another one of its key."""
+        if self._is_in_front(pending):
+            self._make_ready(pending)
+
+    def _is_in_front(self, pending: Pending) -> bool:
+        line = pending.half.line
+        return line is None or pending.verdict is not Verdict.COMMIT or self.keys.head(line) is pending
+
+    def _make_ready(self, pending: Pending) -> None:
+        """Let it be published, behind all that may be already."""
+        pending.sequence = next(self._sequence)
+        self._ready[pending.half.transaction_id] = pending
+
+    def _make_ready_again(self, some: Iterable[Pending]) -> None:
+        """Let those be published that had to wait, in their places among the others."""
+        for pending in some:
+            if self._is_in_front(pending):
+                self._ready[pending.half.transaction_id] = pending
+                self._is_unsorted = True
+
+    def withdraw(self, pending: Pending) -> None:
+        """Take a decided transaction out of all that waits to be published: it is decided otherwise."""
+        transaction_id = pending.half.transaction_id
+        self.all.pop(transaction_id, None)
+        self._ready.pop(transaction_id, None)
+        self.delays.remove(transaction_id)
+        self._make_ready_again(self.set_aside.remove(pending))
+
+    def forget(self, pending: Pending) -> None:
+        """Forget a transaction that is settled; those that it held take its place."""
+        transaction_id = pending.half.transaction_id
+        # One that a snapshot says to be decided may go with its line before that op is read again: it is not among all.
+        self.all.pop(transaction_id, None)
+        self._ready.pop(transaction_id, None)
+        if self.set_aside:
+            self._make_ready_again(self.set_aside.remove(pending))
+        if self.delays:
+            self.delays.remove(transaction_id)
+        if (line := pending.half.line) is not None:
+            head = self.keys.remove(line, pending)
+            if head is not None and head.verdict is Verdict.COMMIT and self._is_nowhere(head.half.transaction_id):
+                self._make_ready(head)
+
+    def _is_nowhere(self, transaction_id: str) -> bool:
+        return not any(transaction_id in place for place in (self._ready, self.delays, self.set_aside))
+
+    def is_put_off(self, pending: Pending) -> bool:
+        """Tell whether a transaction is delayed, or set aside."""
+        return pending.held or pending.half.transaction_id in self.delays
+
+    def sort(self, line: Line) -> None:
+        """Let all of a line stand in the order of their offsets; who does not stand in front any more is not ready."""
+        self.keys.sort(line)
+        head = self.keys.head(line)
+        for pending in self.keys.line_of(line):
+            if pending is not head and pending.verdict is Verdict.COMMIT:
+                self._ready.pop(pending.half.transaction_id, None)
+
+    def release_due(self, now_ms: int) -> None:
+        """Let delayed transactions go whose time has come; a crowd of them in portions."""
+        for pending in islice(self.delays.take_due(now_ms), _DUE):
+            self._enter(pending)
+
+    def release(self, topic: str, is_refused: Callable[[str], bool]) -> None:
+        """Let what was set aside for a topic's sake go with the others, before those that came later.
+
+        What is refused, by its name, stays where it is.
+        """
+        freed = self.set_aside.release(topic, lambda pending: is_refused(pending.transaction_id))
+        self._make_ready_again(freed)
+
+    def held_by(self, pending: Pending) -> Pending | None:
+        """Return the transaction behind which one stands, or None."""
+        line = pending.half.line
+        head = None if line is None else self.keys.head(line)
+        return None if head is pending else head
+
+    def choose(self, limit: int, out: Callable[[Pending], str | None], room_bytes: int) -> dict[str, Pending]:
+        """Return what can be settled now, by id, in the order of publication. What cannot be published is set aside.
+
+        `limit`, `out` and `room_bytes` are those of `PartitionState.next_batch`.
+        """
+        chosen: dict[str, Pending] = {}
+        waiting: list[str] = []
+        looked: set[Line] = set()
+        for transaction_id, pending in self._in_order().items():
+            if len(chosen) >= limit:
+                break
+            if looked and transaction_id in chosen:
+                # It went with others of its key.
+                continue
+            if self._goes_aside(pending, out):
+                waiting.append(transaction_id)
+                continue
+            line = pending.half.line if pending.half.order_key is not None else None
+            candidates: Iterable[Pending] = (pending,)
+            if line is not None and line not in looked:
+                looked.add(line)
+                candidates = chain(self._passable(line, out, limit - len(chosen)), candidates)
+            room_bytes = _fill(chosen, candidates, limit, room_bytes)
+            if room_bytes < 0:
+                break
+        for transaction_id in waiting:
+            del self._ready[transaction_id]
+        return chosen
+
+    def _in_order(self) -> dict[str, Pending]:
+        """Return those that are ready, in the order in which they first came to be."""
+        if self._is_unsorted:
+            self._is_unsorted = False
+            self._ready = dict(sorted(self._ready.items(), key=lambda one: one[1].sequence))
+        return self._ready
+
+    def _goes_aside(self, pending: Pending, out: Callable[[Pending], str | None]) -> bool:
+        """Set a transaction aside that cannot be published with others, and tell whether it is."""
+        if pending.verdict is _ROLLBACK:
+            return False
+        topic = out(pending)
+        if topic is None and not (self.set_aside and self.set_aside.is_behind(pending)):
+            return False
+        self.set_aside.add(pending, topic)
+        self._let_go(pending)
+        return True
+
+    def _passable(self, line: Line, out: Callable[[Pending], str | None], limit: int) -> Iterator[Pending]:
+        """Yield the beginning of a line that can go in one go: a hot key does not wait for a group per message."""
+        for pending in self.keys.line_of(line):
+            waits = pending.verdict is None or pending.held or pending.dropped is not None
+            if waits or limit <= 0 or pending.half.transaction_id in self.delays:
+                return
+            if pending.verdict is Verdict.COMMIT and (out(pending) is not None or self.set_aside.is_behind(pending)):
+                return
+            limit -= 1
+            yield pending
+
+
+def _fill(chosen: dict[str, Pending], candidates: Iterable[Pending], limit: int, room_bytes: int) -> int:
+    """Choose as many as there is room for, and return the bytes that are left: below 0 where one did not fit.
+
+    Nothing smaller goes past one that does not fit: the order of decisions is kept. The first goes whatever its size.
+    """
+    for pending in candidates:
+        transaction_id = pending.half.transaction_id
+        if transaction_id in chosen or len(chosen) >= limit:
+            continue
+        if chosen and pending.payload_bytes > room_bytes:
+            return -1
+        chosen[transaction_id] = pending
+        room_bytes = max(0, room_bytes - pending.payload_bytes)
+    return room_bytes

@@ -1,0 +1,215 @@
+"""Committed transactions that cannot be published with the others now, and those that must stay behind them.
+
+Pure. Messages of one key are published to their target in the order of their decisions. So what is set aside stands in
+a line for each target and key of its messages, and later ones of a line are set aside too, behind it. Only who is in
+front of all its lines is tried. Messages without a key have no order, and stand in no line.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from typing import Generic, Protocol, TypeVar
+
+
+class Placed(Protocol):
+    """A decided transaction."""
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The lines that it stands in: a hash of each target and key. Two that share one by chance are one line."""
+
+    @property
+    def order(self) -> int:
+        """Its place among all that could be published, from when it first could."""
+
+
+class Waiting(Placed, Protocol):
+    """A decided transaction as far as it is known while it is set aside: its messages may not be in memory."""
+
+    #: Whether it is set aside.
+    held: bool
+    #: Whether a Kafka transaction has it.
+    in_flight: bool
+
+    @property
+    def transaction_id(self) -> str:
+        """Its name in the done log."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Its targets."""
+
+    def partitions_wanted(self, topic: str) -> int:
+        """Return how many partitions a target must have at least; 0 where it is not asked for."""
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+class SetAside(Generic[W]):
+    """What is set aside in one partition. Not thread-safe: the engine's thread drives it."""
+
+    def __init__(self) -> None:
+        # By id: for whose sake each was set aside (None: it stands behind others), and in which lines it stands.
+        self._entries: dict[str, tuple[str | None, tuple[int, ...]]] = {}
+        self._lines: dict[int, OrderedDict[str, W]] = {}
+        # Those in front of their lines, by the topic for whose sake they were set aside.
+        self._fronts: dict[str, dict[str, W]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, transaction_id: str) -> bool:
+        return transaction_id in self._entries
+
+    def is_behind(self, entry: Placed) -> bool:
+        """Tell whether a transaction must stay behind one that is set aside."""
+        return bool(self._lines) and any(self._is_behind_in(place, entry.order) for place in entry.places)
+
+    def _is_behind_in(self, place: int, order: int) -> bool:
+        line = self._lines.get(place)
+        return line is not None and next(iter(line.values())).order < order
+
+    def behind(self, waiting: W) -> W | None:
+        """Return a transaction that stands in front of one that is set aside, or None."""
+        for place in waiting.places:
+            first = next(iter(self._lines.get(place, {}).values()), None)
+            if first is not None and first is not waiting:
+                return first
+        return None
+
+    def add(self, waiting: W, topic: str | None) -> None:
+        """Set a transaction aside, in its place among the others.
+
+        It waits for the sake of a topic; None: it only stands behind others. Mostly it comes last. One that was under
+        way when later ones were set aside, and failed, goes before those.
+        """
+        transaction_id = waiting.transaction_id
+        waiting.held = True
+        places = waiting.places
+        self._entries[transaction_id] = topic, places
+        for place in places:
+            self._lines[place] = self._with(waiting, self._lines.get(place, OrderedDict()))
+        if topic is not None and self.behind(waiting) is None:
+            self._fronts.setdefault(topic, {})[transaction_id] = waiting
+
+    def _with(self, waiting: W, line: OrderedDict[str, W]) -> OrderedDict[str, W]:
+        later = list(takewhile(lambda one: one.order > waiting.order, reversed(line.values())))
+        line[waiting.transaction_id] = waiting
+        for follower in reversed(later):
+            name = follower.transaction_id
+            line.move_to_end(name)
+            self._fronts.get(self._entries[name][0] or "", {}).pop(name, None)
+        return line
+
+    def remove(self, waiting: W) -> list[W]:
+        """Take a transaction out, wherever it stands; return those that were taken out with it, as nobody holds them.
+
+        Those that stand in front now, and were set aside for a topic's sake, stay.
+        """
+        transaction_id = waiting.transaction_id
+        if transaction_id not in self._entries:
+            return []
+        freed: list[W] = []
+        gone = [waiting]
+        while gone:
+            one = gone.pop()
+            for follower in self._take_out(one):
+                topic = self._entries[follower.transaction_id][0]
+                if topic is None:
+                    freed.append(follower)
+                    gone.append(follower)
+                else:
+                    self._fronts.setdefault(topic, {})[follower.transaction_id] = follower
+        freed.sort(key=lambda one: one.order)
+        return freed
+
+    def _take_out(self, waiting: W) -> list[W]:
+        """Take one transaction out; return those that are in front of all their lines by that."""
+        transaction_id = waiting.transaction_id
+        waiting.held = False
+        topic, places = self._entries.pop(transaction_id)
+        if topic is not None:
+            fronts = self._fronts.get(topic, {})
+            fronts.pop(transaction_id, None)
+            if not fronts:
+                self._fronts.pop(topic, None)
+        followers: list[W] = []
+        for place in places:
+            line = self._lines.get(place)
+            if line is None or line.pop(transaction_id, None) is None:
+                continue
+            if not line:
+                del self._lines[place]
+                continue
+            first = next(iter(line.values()))
+            if first not in followers and self.behind(first) is None:
+                followers.append(first)
+        return followers
+
+    def release(self, topic: str, leaves: Callable[[W], bool]) -> list[W]:
+        """Take out what was set aside for a topic's sake and is not under way; return it, with what nobody holds then.
+
+        `leaves` tells whether one is left where it is.
+        """
+        freed: list[W] = []
+        while fronts := [front for front in self.fronts(topic) if not (front.in_flight or leaves(front))]:
+            for front in fronts:
+                freed += [front, *self.remove(front)]
+        return freed
+
+    def refile(self, transaction_id: str, topic: str) -> None:
+        """Note that a transaction waits for another topic's sake, if it is set aside; it keeps its place."""
+        if transaction_id not in self._entries:
+            return
+        former, places = self._entries[transaction_id]
+        self._entries[transaction_id] = topic, places
+        fronts = self._fronts.get(former or "", {})
+        waiting = fronts.pop(transaction_id, None)
+        if waiting is not None:
+            self._fronts.setdefault(topic, {})[transaction_id] = waiting
+        if not fronts:
+            self._fronts.pop(former or "", None)
+
+    def topic(self, transaction_id: str) -> str | None:
+        """Return for whose sake one that is set aside waits; None: it stands behind others."""
+        return self._entries[transaction_id][0]
+
+    def topics(self) -> list[str]:
+        """Return the topics for whose sake something waits that could be tried."""
+        return [topic for topic, fronts in self._fronts.items() if fronts]
+
+    def fronts(self, topic: str) -> Iterator[W]:
+        """Yield what could be tried for a topic's sake, in the order of the decisions but for few."""
+        yield from self._fronts.get(topic, {}).values()
+
+    def take(self, topic: str, most: int, leaves: Callable[[W], bool]) -> list[W]:
+        """Return what is tried next for a topic's sake, in order; nothing changes.
+
+        `leaves` tells whether one, and what stands behind it, is left out of this try.
+        """
+        taken: list[W] = []
+        for front in self._fronts.get(topic, {}).values():
+            if len(taken) >= most:
+                break
+            if front.in_flight or leaves(front):
+                continue
+            taken.append(front)
+            taken.extend(self._chain(front, topic, most - len(taken), leaves))
+        return taken
+
+    def _chain(self, front: W, topic: str, most: int, leaves: Callable[[W], bool]) -> Iterator[W]:
+        """Yield those behind a front that can go with it: a hot key does not wait for a transaction per message."""
+        places = front.places
+        if len(places) != 1:
+            return
+        line = iter(self._lines[places[0]].values())
+        next(line)
+        for follower in line:
+            alone = len(follower.places) == 1
+            if most <= 0 or not alone or follower.in_flight or leaves(follower) or follower.topics != (topic,):
+                return
+            most -= 1
+            yield follower

@@ -1,0 +1,440 @@
+"""The state of one half partition: pending halves, their decisions, and the checkpoints.
+
+Pure: it is fed the records of the half and op logs in their order, and hands out what is to be published. It knows
+no Kafka and reads no clock, so that simulations can drive it. What a decision does is a table, in `decisions`.
+
+No id of a settled transaction is kept. A decision names the offsets of its halves: if those were read already and
+the id is not pending, the transaction was settled before, or never was; if they were not read yet, the decision runs
+ahead of its half and is held until the half arrives.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from penstock.transactions.core.checkpoints import LogPlaces, by_offset
+from penstock.transactions.core.commit_batch import CommitBatch
+from penstock.transactions.core.decisions import Refusal, Ruling, is_next_answer, judge, misfit
+from penstock.transactions.core.delays import Delays
+from penstock.transactions.core.held_decisions import HeldDecisions, HeldOp
+from penstock.transactions.core.payloads import Payloads
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.queue import ReadyQueue
+from penstock.transactions.core.recovered_state import RecoveredNotes, restored
+from penstock.transactions.wire.done_records import Note, Snapshot
+from penstock.transactions.wire.half import Half
+from penstock.transactions.wire.ops import Author, Op, Verdict
+
+# Members of enumerations are slow to look up, and this is the way of every decision.
+_UNKNOWN, _CHECK = Verdict.UNKNOWN, Author.CHECK
+_DECIDE, _COUNT = Ruling.DECIDE, Ruling.COUNT
+_REFUSED = {Ruling.LATE: Refusal.ALREADY_DECIDED, Ruling.NOT_ALL: Refusal.INCOMPLETE}
+
+
+@dataclass(slots=True)
+class _StoredHalf:
+    """A half of a transaction that begins another life: it was brought back from the discarded topic."""
+
+    offset: int
+    half: Half
+    birth_ms: int
+
+
+class PartitionState:
+    """What one coordinator knows of one half partition it owns. One thread drives it.
+
+    The positions are the next offsets of its half and op logs.
+    """
+
+    def __init__(self, half_position: int, op_position: int) -> None:
+        self.half_position = half_position
+        self.op_position = op_position
+        #: How many answers of checks counted, whatever they said.
+        self.answers = 0
+        #: The broker's time in milliseconds, for what is delayed; the caller moves it on.
+        self.now_ms = 0
+        #: All transactions that are not settled, by id, in the order of the half log.
+        self.pending: OrderedDict[str, Pending] = OrderedDict()
+        delays = Delays()
+        #: Which payloads are in memory.
+        self.payloads = Payloads(delays)
+        #: Those that have a decision.
+        self.queue = ReadyQueue(delays, self.payloads.let_go)
+        #: Those that a snapshot says to be decided, until that op is read again: its place tells their turn.
+        self.unread: dict[str, Pending] = {}
+        #: Those with a count of answered checks that is not in the done log yet.
+        self.answered: dict[str, Pending] = {}
+        #: Which logs hold them.
+        self.places = LogPlaces()
+        #: Decisions that are judged later.
+        self.held = HeldDecisions(self.places)
+        self._recovered = RecoveredNotes()
+        # Halves brought back from the discarded topic before it is known here that they went there, by id.
+        self._reborn: dict[str, list[_StoredHalf]] = {}
+
+    @property
+    def decided(self) -> Mapping[str, Pending]:
+        """Pending transactions that have a decision, in the order in which the decisions took effect."""
+        return self.queue.all
+
+    @property
+    def only_in_half_log(self) -> Iterable[Pending]:
+        """Pending transactions that are in the half log alone, lowest first."""
+        return self.places.only_in_half_log.values()
+
+    @property
+    def snapshotted(self) -> Iterable[Pending]:
+        """Pending transactions with a snapshot in the done log, in the order of the snapshots."""
+        return self.places.snapshotted.values()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to publish or to write down, apart from what waits."""
+        return bool(self.answered) or self.queue.ready > 0
+
+    def undecided(self, transaction_id: str) -> Pending | None:
+        """Return a transaction that nobody has decided, or None. Safe from any thread."""
+        pending = self.pending.get(transaction_id)
+        return pending if pending is not None and pending.verdict is None else None
+
+    # What is read: the done log first, then halves and decisions.
+
+    def remember(self, notes: Iterable[Note], snapshots: Iterable[tuple[int, Snapshot]] = ()) -> list[Pending]:
+        """Take in what the done log says, before the half log is read from the half checkpoint.
+
+        Notes come in the order of the done log, snapshots are the live ones, by `recovered_state.live_snapshots`, each
+        with its offset there. Returns what was snapshotted and is pending, in the order of the half log.
+        """
+        self._recovered.remember(notes, self.half_position, self.op_position)
+        snapshotted = sorted((restored(place, snapshot) for place, snapshot in snapshots), key=lambda one: one.offset)
+        for pending in snapshotted:
+            self._keep(pending)
+        self.places.restore(snapshotted)
+        for pending in snapshotted:
+            if pending.verdict is not None:
+                self.unread[pending.half.transaction_id] = pending
+        self.queue_unread(self.op_position)
+        return snapshotted
+
+    def queue_unread(self, below: float = inf) -> None:
+        """Queue what a snapshot says to be decided by an op below an offset: such an op is not read again."""
+        for pending in sorted(self.unread.values(), key=lambda one: (one.decided_at, one.decided_index)):
+            if pending.decided_at < below:
+                self.queue.add(self.unread.pop(pending.half.transaction_id))
+
+    def add_half(self, offset: int, half: Half, birth_ms: int = 0) -> Pending | Refusal | None:
+        """Take the next half in; return its pending transaction, or why it is refused.
+
+        None: the half tells nothing new, as the done log says that it is settled, or it was snapshotted.
+        """
+        self.half_position = offset + 1
+        transaction_id = half.transaction_id
+        note = self._recovered.note_on(transaction_id, offset) if self._recovered.notes else None
+        if note is not None and note.verdict is not _UNKNOWN:
+            return None
+        pending = self.pending.get(transaction_id)
+        if pending is None:
+            return self._begin(offset, half, birth_ms, note)
+        if offset in pending.offsets:
+            return None
+        if half.resumed is not None and pending.verdict is Verdict.DISCARD:
+            self._reborn.setdefault(transaction_id, []).append(_StoredHalf(offset, half, birth_ms))
+            return None
+        return pending if self._add_part(pending, offset, half) else Refusal.DUPLICATE_ID
+
+    def _begin(self, offset: int, half: Half, birth_ms: int, note: Note | None = None) -> Pending:
+        pending = Pending(half, offset, birth_ms)
+        if note is not None:
+            pending.remember_checks(note)
+        self.places.add(pending)
+        self._keep(pending)
+        return pending
+
+    def _add_part(self, pending: Pending, offset: int, half: Half) -> bool:
+        bytes_before = pending.payload_bytes
+        is_its_own = pending.add_part(offset, half)
+        self.payloads.grown(pending, bytes_before)
+        return is_its_own
+
+    def _keep(self, pending: Pending) -> None:
+        half = pending.half
+        self.pending[half.transaction_id] = pending
+        self.payloads.add(pending)
+        if (line := half.line) is not None:
+            self.queue.keys.add(line, pending)
+
+    def _forget(self, pending: Pending) -> None:
+        transaction_id = pending.half.transaction_id
+        del self.pending[transaction_id]
+        self.payloads.forget(pending)
+        if self.answered:
+            self.answered.pop(transaction_id, None)
+        self.places.forget(pending)
+        self.unread.pop(transaction_id, None)
+        self.queue.forget(pending)
+
+    def skip_half(self, offset: int) -> None:
+        """Pass a record of the half log that is no half."""
+        self.half_position = offset + 1
+        self._recovered.pass_halves(offset)
+
+    def skip_op(self, offset: int) -> None:
+        """Pass a record of the op log that is no op."""
+        self.op_position = offset + 1
+        self._recovered.pass_ops(offset)
+
+    def load(self, transaction_id: str, halves: Sequence[tuple[int, Half]], place: int | None = None) -> Pending | None:
+        """Take in the payload of a transaction, which was read again: its halves, by their offsets in the half log.
+
+        `place` is the offset of its snapshot in the done log, if they were read there. Returns the transaction; None
+        where it is settled, or was in memory, or the halves are not its own.
+        """
+        pending = self.pending.get(transaction_id)
+        if pending is None or not pending.load(halves):
+            return None
+        if place is not None and pending.snapshot_at is not None:
+            pending.snapshot_at = max(pending.snapshot_at, place)
+        self.payloads.take_in(pending)
+        return pending
+
+    # Decisions.
+
+    def add_op(self, offset: int, op: Op, appended_ms: int, index: int = 0) -> Refusal | None:
+        """Take the next decision in, and return why it is refused, or None.
+
+        `index` says which decision of its record it is, `appended_ms` is the append time of that.
+        """
+        self.op_position = offset + 1
+        places = self._recovered.places
+        if places and places.get((offset, index)) == op.transaction_id:
+            # Read again after a restart: what it decided is settled.
+            return None
+        pending = self.pending.get(op.transaction_id)
+        if pending is not None:
+            return self._judge(pending, op, (offset, index), appended_ms)
+        last = max(op.half_offsets, default=-1)
+        if op.half_offsets and last < self.half_position:
+            return Refusal.SETTLED_OR_UNKNOWN
+        self.held.hold(HeldOp(op, (offset, index), appended_ms, last + 1 if op.half_offsets else None))
+        return None
+
+    def _judge(
+        self, pending: Pending, op: Op, place: tuple[int, int], appended_ms: int, *, may_grow: bool = True
+    ) -> Refusal | None:
+        """Do what a decision does; return why it is refused, or None. One that is judged later is held."""
+        if may_grow and self._is_behind(pending, op):
+            self.held.hold(HeldOp(op, place, appended_ms))
+            return None
+        wrong = misfit(pending, op)
+        if wrong is not None:
+            return wrong
+        if pending.verdict is not None and (pending.decided_at, pending.decided_index) == place:
+            if self.unread.pop(op.transaction_id, None) is not None:
+                self.queue.add(pending)
+            return None
+        is_delayed = op.transaction_id in self.queue.delays
+        ruling = judge(pending, op, appended_ms, is_delayed=is_delayed, may_grow=may_grow)
+        if ruling is _DECIDE:
+            self._decide(pending, op, *place)
+            return None
+        if ruling is Ruling.REPLACE:
+            self.unread.pop(op.transaction_id, None)
+            self.queue.withdraw(pending)
+            self.places.release_op(pending)
+            self._decide(pending, op, *place)
+        elif ruling is Ruling.HOLD:
+            self.held.hold(HeldOp(op, place, appended_ms))
+        elif ruling is _COUNT and is_next_answer(pending, op, place):
+            pending.check_count += 1
+            pending.answered_ms = appended_ms
+            pending.answered_at = place
+            self.answers += 1
+            self.answered[op.transaction_id] = pending
+        return _REFUSED.get(ruling)
+
+    def _is_behind(self, pending: Pending, op: Op) -> bool:
+        """Tell whether a decision is for what was not read yet, or behind one that is held: the first one wins."""
+        if not (self._reborn or self.held) and pending.parts is None:
+            # Nearly all have one half, and it is there.
+            return False
+        reborn = self._reborn.get(op.transaction_id)
+        last = max(op.half_offsets, default=-1)
+        if reborn is not None:
+            return last >= reborn[0].offset
+        if pending.parts is None or not pending.parts.missing:
+            return False
+        return last >= self.half_position or op.transaction_id in self.held
+
+    def _decide(self, pending: Pending, op: Op, offset: int, index: int) -> None:
+        """Let a decision take effect."""
+        self.answers += op.author is _CHECK
+        pending.verdict = op.verdict
+        pending.author = op.author
+        pending.decided_at = offset
+        pending.decided_index = index
+        self.places.decided(pending)
+        self.queue.add(pending)
+
+    def judge_held(self, transaction_id: str) -> list[tuple[int, Refusal]]:
+        """Judge the decisions that were held, now that a half has arrived, or what was under way has ended.
+
+        Returns the refused ones by op offset.
+        """
+        refused = []
+        for decision in self.held.take(transaction_id):
+            pending = self.pending.get(transaction_id)
+            refusal: Refusal | None = None
+            if pending is not None:
+                refusal = self._judge(pending, *decision.judged)
+            elif decision.limit is not None and decision.limit > self.half_position:
+                # This half was settled long ago; the decision is for a later one with the same id.
+                self.held.hold(decision)
+            else:
+                refusal = Refusal.SETTLED_OR_UNKNOWN
+            if refusal is not None:
+                refused.append((decision.place[0], refusal))
+        return refused
+
+    def sweep_held(self, half_end: int, read_to: int | None = None) -> int:
+        """Refuse decisions whose half cannot come any more, and return how many there were.
+
+        The end of the half log was asked for after the decisions were read. A half is stored before its decision is
+        written, so a decision that names an offset at or past the end is forged. `read_to` was the next offset of the
+        op log then: decisions at or above it are left; None: all had been read.
+        """
+        dropped = 0
+        for decision in self.held.take_hopeless(lambda held: self._may_still_come(held, half_end, read_to)):
+            pending = self.pending.get(decision.op.transaction_id)
+            # The transaction may be there in part.
+            refusal = None if pending is None else self._judge(pending, *decision.judged, may_grow=False)
+            dropped += pending is None or refusal is not None
+        return dropped
+
+    def _may_still_come(self, decision: HeldOp, half_end: int, read_to: int | None) -> bool:
+        """Tell whether what a decision waits for may come: a half, or the end of what is under way."""
+        if read_to is not None and decision.place[0] >= read_to:
+            return True
+        transaction_id = decision.op.transaction_id
+        pending = self.pending.get(transaction_id)
+        if transaction_id in self._reborn or (pending is not None and pending.in_flight):
+            return True
+        if decision.limit is None:
+            decision.limit = half_end
+        return self.half_position < decision.limit <= half_end
+
+    # What is published, and what became of it.
+
+    def next_batch(
+        self,
+        limit: int,
+        out: Callable[[Pending], str | None],
+        snapshot: Iterable[Pending] = (),
+        room_bytes: int = 1 << 40,
+    ) -> CommitBatch | None:
+        """Choose what the next Kafka transaction settles, or return None when there is nothing.
+
+        Nothing changes here, save what is set aside: the batch takes effect by `apply`, once it is committed. It takes
+        `limit` decisions at most, and `room_bytes` of messages; one transaction alone may have more. `out` names the
+        topic for whose sake a transaction cannot be published with others now, or None. Those in `snapshot` are written
+        down whole.
+        """
+        # Before all else: what is set aside now may lose its payload.
+        whole = [(pending, pending.snapshot()) for pending in snapshot]
+        self.queue.release_due(self.now_ms)
+        chosen = self.queue.choose(limit, out, room_bytes)
+        whole = [(pending, written) for pending, written in whole if pending.half.transaction_id not in chosen]
+        snapshotted = {pending.half.transaction_id: pending for pending, _ in whole}
+        passed = {**chosen, **snapshotted} if snapshotted else chosen
+        answered = [pending for name, pending in self.answered.items() if name not in passed]
+        if not chosen and not answered and not snapshotted:
+            return None
+        return CommitBatch(
+            list(chosen.values()),
+            answered,
+            self._half_checkpoint(passed),
+            self.places.op_checkpoint(passed.values(), self.op_position),
+            [pending.count() for pending in answered],
+            [written for _, written in whole],
+        )
+
+    def checkpoints(self) -> tuple[int, int]:
+        """Return where reading of the half and op logs would have to start if nothing more was settled."""
+        return self._half_checkpoint({}), self.places.op_checkpoint((), self.op_position)
+
+    def _half_checkpoint(self, passed: Mapping[str, Pending]) -> int:
+        reborn = min((halves[0].offset for halves in self._reborn.values()), default=self.half_position)
+        return self.places.half_checkpoint(passed, reborn)
+
+    def apply(self, batch: CommitBatch, done_from: int = 0) -> list[Pending]:
+        """Take in that a batch was committed; `done_from` is an offset of the done log at or below that of its records.
+
+        Returns what is pending now and was not before: it came back from the discarded topic meanwhile.
+        """
+        for pending in batch.decided:
+            self._forget(pending)
+        for note in batch.counts:
+            self._is_noted(note)
+        for snapshot in batch.snapshots:
+            self._take_snapshot(done_from, snapshot)
+        return self._rebirths(batch.decided)
+
+    def settle(
+        self, notes: Iterable[Note], snapshots: Iterable[tuple[int, Snapshot]] = ()
+    ) -> tuple[list[Pending], list[Pending]]:
+        """Take in what the done log says after a Kafka transaction ended in doubt.
+
+        Returns what is settled, and what is pending now and was not before.
+        """
+        for place, snapshot in snapshots:
+            self._take_snapshot(place, snapshot)
+        settled = []
+        for note in notes:
+            pending = self.pending.get(note.transaction_id)
+            if note.verdict is _UNKNOWN:
+                self._is_noted(note)
+            elif pending is not None and pending.offset <= note.half_offset:
+                pending.verdict = note.verdict
+                settled.append(pending)
+                self._forget(pending)
+        return settled, self._rebirths(settled)
+
+    def _is_noted(self, note: Note) -> None:
+        """Take in that the done log has a count of answered checks; one that grew since has to be written again."""
+        pending = self.answered.get(note.transaction_id)
+        if pending is not None and pending.check_count == note.check_count:
+            del self.answered[note.transaction_id]
+
+    def _take_snapshot(self, done_from: int, snapshot: Snapshot) -> None:
+        """Take in that the done log holds a pending transaction whole."""
+        pending = self.pending.get(snapshot.note.transaction_id)
+        if pending is None or pending.offset != min(half.offset for half in snapshot.halves):
+            return
+        decision = snapshot.note.op_offset, snapshot.note.op_index
+        self.places.take_snapshot(pending, done_from, decision)
+        self._is_noted(snapshot.note)
+        if self.queue.is_put_off(pending):
+            self.payloads.let_go(pending)
+
+    def _rebirths(self, settled: Iterable[Pending]) -> list[Pending]:
+        """Begin the next lives of what was discarded and brought back since."""
+        begun = []
+        for pending in settled if self._reborn else ():
+            halves = self._reborn.pop(pending.half.transaction_id, None)
+            if halves is not None:
+                first, *others = halves
+                again = self._begin(first.offset, first.half, first.birth_ms)
+                for part in others:
+                    self._add_part(again, part.offset, part.half)
+                begun.append(again)
+                self.judge_held(again.half.transaction_id)
+        if begun:
+            # Others were read meanwhile, which lie above them.
+            self.places.sort()
+            for name in list(by_offset(self.pending)):
+                self.pending.move_to_end(name)
+            for line in {line for pending in begun if (line := pending.half.line) is not None}:
+                self.queue.sort(line)
+        return begun

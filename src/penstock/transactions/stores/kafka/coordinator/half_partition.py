@@ -1,0 +1,373 @@
+"""One half partition while this coordinator owns it: commit batches, snapshots, checkpoints, truncation.
+
+State hangs on this object, never on the partition number: after a partition is lost and taken again, a new object
+starts from what the logs say.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice, takewhile
+
+from penstock.transactions.core.check_plan import CheckPlan, CheckPolicy
+from penstock.transactions.core.checkpoints import DoneMarks, Mark
+from penstock.transactions.core.clock import BrokerClock
+from penstock.transactions.core.commit_batch import CommitBatch
+from penstock.transactions.core.pending import Pending
+from penstock.transactions.core.set_aside import SetAside
+from penstock.transactions.core.snapshot import GAP, to_snapshot
+from penstock.transactions.core.state import PartitionState
+from penstock.transactions.publishing.backlog import Blocking
+from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.coordinator.counts import Counts, PartitionReading
+from penstock.transactions.stores.kafka.coordinator.log_feed import LogFeed
+from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP, encode_ids
+from penstock.transactions.stores.kafka.logs.payload_reader import PayloadReader
+from penstock.transactions.stores.kafka.recovery.recovered_partition import DoneRead, RecoveredPartition
+from penstock.transactions.wire.done_records import Snapshot
+from penstock.transactions.wire.ops import Verdict
+
+_log = logging.getLogger("penstock.transactions")
+
+#: Seconds without anything to settle after which positions that moved are written down.
+_IDLE_S = 2.0
+#: Seconds between two looks for what is to be snapshotted.
+_SNAPSHOT_S = 0.5
+#: Tries to read what is pending while it changes.
+_TRIES = 5
+
+# A member of an enumeration is slow to look up, and this is the way of every transaction.
+_DISCARD = Verdict.DISCARD
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Discarded:
+    """The address of what is discarded; of its size nobody asks."""
+
+    topic: str
+    partition: None = None
+    key: None = None
+    value: None = None
+    headers: tuple[()] = ()
+
+
+class HalfPartition:
+    """Drives the state and the checks of one half partition. Used by the coordinator's thread.
+
+    It is a `Backlog` of the engine. `discarded` is the topic of what is discarded; `reader` reads payloads that were
+    dropped from memory; without one, all stay there.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        recovered: RecoveredPartition,
+        *,
+        policy: CheckPolicy,
+        counts: Counts,
+        log: RationedLog,
+        may_publish_to: Callable[[str], bool],
+        clock: BrokerClock,
+        discarded: str = "",
+        reader: PayloadReader | None = None,
+    ) -> None:
+        self.number = number
+        self._discarded = discarded
+        self.state = PartitionState(recovered.half_position, recovered.op_position)
+        self.plan = CheckPlan(policy, self.state.undecided)
+        self._counts = counts
+        self._log = log
+        self._may_publish_to = may_publish_to
+        snapshots = [(place, found) for place, found in recovered.snapshots if self._may_restore(place, found)]
+        for pending in self.state.remember(recovered.notes, snapshots):
+            self.plan.add(pending)
+        self.clock = clock
+        # Of the clock, when births were last compared with it.
+        self._clock_revision = 0
+        #: Takes the records of the half and op logs in.
+        self.feed = LogFeed(
+            number, self.state, self.plan, counts=counts, log=log, may_publish_to=may_publish_to, clock=clock
+        )
+        #: When the coordinator last marked the op log, in monotonic seconds.
+        self.ticked_at = float("-inf")
+        # When something was last chosen to be settled, in monotonic seconds.
+        self._idle_since = time.monotonic()
+        # When to look next for what is to be snapshotted, in monotonic seconds.
+        self._snapshot_due = 0.0
+        #: Birth of the oldest pending half in milliseconds, or None. Other threads read it.
+        self.oldest_birth_ms: int | None = None
+        #: Transactions that stand behind an earlier one of their key.
+        self.behind = 0
+        #: From where the done log has to be read to learn what a transaction in doubt became.
+        self.done_end = recovered.done_end
+        #: Positions as last committed.
+        self.checkpoints = (recovered.half_position, recovered.op_position)
+        # Whether the name of this coordinator stands beside the positions, for those who may have to recover it.
+        self._is_claimed = False
+        #: Below which the done log is not needed, as committed; and as it is to be committed next.
+        self.done_committed = self.done_checkpoint = recovered.done_position
+        #: To where the half and op logs are known to be deleted: what the done log says of more is needed.
+        self.truncated_to = {HALF: 0, OP: 0, DONE: 0}
+        #: Topic ids of the logs that the positions belong to, as far as they are known.
+        self.ids = dict(recovered.ids)
+        self._reader = reader
+        #: Whether a log of it is not as it was read: nothing more is published, and it is taken over again.
+        self.is_given_up = False
+        #: Whether all that its predecessors left was read: before, what is pending is not known.
+        self.is_recovered = False
+        self._ends_found = (recovered.half_end, recovered.op_end)
+        # Whatever notes of strangers say, nothing lies above the ends.
+        halves = min(max((note.half_offset for note in recovered.notes), default=-1) + 1, recovered.half_end)
+        ops = min(max((note.op_offset for note in recovered.notes), default=-1) + 1, recovered.op_end)
+        self._marks = DoneMarks(Mark(recovered.done_end, halves, ops))
+        counts.lost += recovered.lost
+        counts.forged += recovered.unreadable
+
+    def _may_restore(self, place: int, snapshot: Snapshot) -> bool:
+        """Tell whether a snapshot may be published: its halves are judged as those of the half log are."""
+        if all(self._may_publish_to(stored.half.topic) for stored in snapshot.halves):
+            return True
+        self._counts.forged += 1
+        self._log.warn(
+            "snapshot",
+            "transaction %s: its record at %d in done partition %d is refused: it is addressed to a topic of the store "
+            "or of Kafka itself",
+            snapshot.note.transaction_id,
+            place,
+            self.number,
+        )
+        return False
+
+    def note_progress(self, now: float) -> None:
+        """Look how far reading came, and what time it is. Called between records, never within one."""
+        self.feed.go_on()
+        if (revision := self.clock.revision) != self._clock_revision:
+            self._clock_revision = revision
+            self._bring_births_back(self.clock.now_ms(now))
+        first = next(iter(self.state.pending.values()), None)
+        self.oldest_birth_ms = None if first is None else first.birth_ms
+        self.behind = self.state.queue.keys.behind
+        half_end, op_end = self._ends_found
+        self.is_recovered = self.state.half_position >= half_end and self.state.op_position >= op_end
+        if self.is_recovered:
+            if self.state.unread:  # by an op that brokers have lost
+                self.state.queue_unread()
+            # What is due waits until then: that it was cancelled in time may not be read yet.
+            self.state.now_ms = self.clock.sure_ms(now)
+        for pending in self._reader.poll(self.number, self.state, now) if self._reader is not None else ():
+            self.plan.loaded(pending.transaction_id)
+
+    def _bring_births_back(self, now_ms: int) -> None:
+        """No half was born after now, and its check does not wait until then."""
+        for pending in self.state.pending.values():
+            if max(pending.birth_ms, pending.answered_ms) > now_ms:
+                pending.birth_ms = min(pending.birth_ms, now_ms)
+                pending.answered_ms = min(pending.answered_ms, now_ms)
+                if pending.verdict is None:
+                    self.plan.add(pending)
+
+    def sweep(self, half_end: int, read_to: int) -> None:
+        """Refuse decisions whose half cannot come any more; `read_to` as `PartitionState.sweep_held` has it."""
+        dropped = self.state.sweep_held(half_end, read_to)
+        if dropped:
+            self._counts.refused += dropped
+            self._log.warn(
+                "ahead", "op partition %d: %d decisions refused: no such half was ever stored", self.number, dropped
+            )
+
+    def reading(self, now: float) -> PartitionReading:
+        """Return what it holds now, for statistics; safe from any thread. `now` is in monotonic seconds."""
+        state, birth_ms = self.state, self.oldest_birth_ms
+        age_ms = self.clock.now_ms(now) - birth_ms if state.pending and birth_ms is not None else 0
+        queue = state.queue
+        return PartitionReading(
+            self.is_recovered, len(state.pending), self.behind, len(queue.delays), len(queue.set_aside), age_ms
+        )
+
+    def oldest(self, most: int) -> list[Pending]:
+        """Return the first that are pending, in the order of the half log, at most so many; safe from any thread."""
+        for _ in range(_TRIES):
+            # The coordinator's thread may add one meanwhile: then the reading begins again.
+            with suppress(RuntimeError):
+                return list(islice(self.state.pending.values(), most))
+        return []
+
+    def began(self, batch: CommitBatch) -> None:
+        """Note on all that a batch settles or takes snapshots of that a Kafka transaction with it is under way."""
+        self._mark(batch, in_flight=True)
+
+    def failed(self, batch: CommitBatch) -> None:
+        """Take in that a batch was aborted."""
+        self._mark(batch, in_flight=False)
+        for pending in batch.decided:
+            if pending.held:
+                self.state.payloads.let_go(pending)
+        self._judge_held(batch)
+
+    def settled(self, batch: CommitBatch, done_end: int | None = None) -> Iterable[str]:  # noqa: ARG002 - upkeep looks
+        """Take in that a batch was committed; return the ids of what it settled."""
+        self._mark(batch, in_flight=False)
+        now_ms = self.clock.now_ms(time.monotonic())
+        with self._counts.lock:
+            for pending in batch.decided:
+                self._counts.settled(pending, now_ms)
+            begun = self.state.apply(batch, self._marks.end)
+        for pending in begun:
+            self.plan.add(pending)
+        if batch.moves:
+            self._is_claimed = True
+            self.checkpoints = (batch.half_checkpoint, batch.op_checkpoint)
+            self.done_committed = batch.done_checkpoint
+        self._judge_held(batch)
+        return (pending.half.transaction_id for pending in batch.decided)
+
+    def learned(self, batch: CommitBatch, found: DoneRead) -> list[str]:
+        """Take in what the done log says of a batch whose end was in doubt; return the ids of what is settled."""
+        self._mark(batch, in_flight=False)
+        ids = {pending.half.transaction_id for pending in (*batch.decided, *batch.answered)}
+        snapshotted = {snapshot.note.transaction_id for snapshot in batch.snapshots}
+        settled, begun = self.state.settle(
+            [note for note in found.notes if note.transaction_id in ids],
+            [(place, one) for place, one in found.snapshots if one.note.transaction_id in snapshotted],
+        )
+        now_ms = self.clock.now_ms(time.monotonic())
+        for pending in settled:
+            self._counts.settled(pending, now_ms)
+        for pending in begun:
+            self.plan.add(pending)
+        self.done_end = found.end
+        self._judge_held(batch)
+        return [pending.half.transaction_id for pending in settled]
+
+    def _mark(self, batch: CommitBatch, *, in_flight: bool) -> None:
+        for pending in batch.decided:
+            pending.in_flight = in_flight
+        for snapshot in batch.snapshots:
+            pending_then = self.state.pending.get(snapshot.note.transaction_id)
+            if pending_then is not None:
+                pending_then.in_flight = in_flight
+
+    def _judge_held(self, batch: CommitBatch) -> None:
+        """Have the decisions judged that waited for the end of the Kafka transaction that had a batch."""
+        if not self.state.held:
+            return
+        for pending in batch.decided:
+            self.feed.judge_held(pending.half.transaction_id)
+        for snapshot in batch.snapshots:
+            self.feed.judge_held(snapshot.note.transaction_id)
+
+    @property
+    def set_aside(self) -> SetAside[Pending]:
+        """What cannot be published with the others now."""
+        return self.state.queue.set_aside
+
+    def release(self, topic: str, is_refused: Callable[[str], bool]) -> None:
+        """Let what was set aside for a topic's sake go with the others, save what is refused."""
+        self.state.queue.release(topic, is_refused)
+
+    def next_batch(self, limit: int, blocking: Blocking, room_bytes: int) -> CommitBatch | None:
+        """Choose what the next Kafka transaction settles here, and what it snapshots, or return None.
+
+        `limit` and `room_bytes` are those of `PartitionState.next_batch`. Where there is nothing to settle, and this
+        coordinator has not said yet that it owns the partition, it settles nothing.
+        """
+        if self.is_given_up:
+            return None
+        discarded = (_Discarded(self._discarded),)
+
+        def out(pending: Pending) -> str | None:
+            if pending.verdict is _DISCARD:
+                return self._discarded if pending.dropped is not None else blocking(discarded)
+            if pending.dropped is not None:
+                # It is read again, and tried as what its target refused is.
+                return pending.half.topic
+            return blocking((pending.half,) if pending.parts is None else pending.halves)
+
+        # Before all is read that its predecessors left, what is pending is not known.
+        snapshot, now = [], time.monotonic()
+        if self.is_recovered and now >= self._snapshot_due:
+            # Not past one that is being settled: what is snapshotted would come behind its end in the done log.
+            chosen = to_snapshot(self.state, self._marks.end, GAP)
+            snapshot = list(takewhile(lambda one: not one.in_flight, chosen))
+            # Looking for what is old costs something; while there is more of it, it goes on without a pause.
+            self._snapshot_due = now + (0.0 if snapshot else _SNAPSHOT_S)
+        batch = self.state.next_batch(limit, out, snapshot, room_bytes)
+        is_idle = batch is None and self.is_recovered and now >= self._idle_since + _IDLE_S
+        if batch is not None or is_idle:
+            self._idle_since = now
+        if is_idle:
+            # Marks, and what was refused, move the positions too; or the logs of an idle store would grow.
+            checkpoints = self.state.checkpoints()
+            is_as_written = checkpoints == self.checkpoints and self.done_checkpoint == self.done_committed
+            return None if is_as_written else self.claim()
+        if batch is None:
+            return None if self._is_claimed else self.claim()
+        return self._placed(batch)
+
+    def trial(
+        self,
+        waiting: Sequence[Pending],
+        now: float,  # noqa: ARG002 - other stores ask for it
+        fits: Callable[[Pending], bool],
+    ) -> CommitBatch | None:
+        """Return the first of what is set aside whose payloads are in memory and that `fits`; the others are asked for.
+
+        It moves no positions.
+        """
+        for pending in waiting:
+            if pending.dropped is not None and not self.state.payloads.want(pending):
+                break
+        chosen = list(takewhile(fits, takewhile(lambda one: one.dropped is None, waiting)))
+        is_possible = bool(chosen) and not self.is_given_up
+        return CommitBatch(chosen, [], -1, -1, discarded_to=self._discarded) if is_possible else None
+
+    def claim(self) -> CommitBatch:
+        """Return a batch that settles nothing: what is written are the positions, and who owns the partition."""
+        return self._placed(CommitBatch([], [], *self.state.checkpoints()))
+
+    def _placed(self, batch: CommitBatch) -> CommitBatch:
+        batch.done_checkpoint, batch.log_ids = self.done_checkpoint, encode_ids(self.ids)
+        batch.discarded_to = self._discarded
+        return batch
+
+    def mark(self, done_end: int) -> None:
+        """Remember where the done log ends now: when the half checkpoint is here, records below it are not needed."""
+        self.done_end = done_end
+        self._marks.add(Mark(done_end, self.state.half_position, self.state.op_position))
+
+    def positions(self) -> dict[str, int]:
+        """Return how far the logs were read, by log; of the done log, to where it was known to go."""
+        return {HALF: self.state.half_position, OP: self.state.op_position, DONE: self.done_end}
+
+    def truncation_points(self) -> dict[str, int]:
+        """Return the offsets below which the logs are not needed any more, by log.
+
+        For the done log that is what was committed: the next owner knows then that nothing else was deleted.
+        """
+        half, op = self.checkpoints
+        return {HALF: half, OP: op, DONE: self.done_committed}
+
+    def truncated(self, log: str, offset: int) -> None:
+        """Take in that a log was deleted below an offset.
+
+        What the done log says of halves and ops is needed as long as those are there: without committed positions they
+        would be read again. So it is truncated last.
+        """
+        self.truncated_to[log] = offset
+        # They stand in the order of the done log.
+        snapshotted = [p.snapshot_at or 0 for p in islice(self.state.snapshotted, 1)]
+        low = self._marks.low(self.truncated_to[HALF], self.truncated_to[OP], snapshotted)
+        self.done_checkpoint = max(self.done_checkpoint, low)
+
+    def is_needed_below(self, log: str, low: int) -> bool:
+        """Tell whether something below the beginning of a log is not done with."""
+        if log == HALF:
+            first = next(iter(self.state.only_in_half_log), None)
+            return self.state.half_position < low or (first is not None and first.offset < low)
+        if log == OP:
+            return self.state.checkpoints()[1] < low
+        return self.done_committed < low

@@ -1,0 +1,160 @@
+"""Settings of half, op and done topics that exist already: what would lose transactions is corrected, or refused.
+
+Retention deletes pending halves, compaction all but the newest of a key, and with `CreateTime` the clocks of producers
+decide when a half is checked and a delayed message published. Somebody may have set that, or an operator may have made
+the topics with the broker's defaults. Right or wrong is pure; the rest is asked of the broker once, at start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # not all in its __all__
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
+
+from penstock.clients.asking import ask_again
+from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.rights import THIS_CLIENT, Operation, lacking_text, topic_right
+from penstock.errors import ConfigurationError
+from penstock.transactions.wire.topics import StoreTopics
+
+_log = logging.getLogger("penstock.transactions")
+
+_ANSWER_S = 10.0
+#: Seconds in which a topic that was just made shall be known to all brokers.
+_NEW_S = 10.0
+_POLL_S = 0.1
+#: What a record of the done log may take: a snapshotted transaction, or the notes of a large group.
+_DONE_BYTES = 1 << 20
+#: What it is raised to: as `topics` makes it.
+_DONE_ROOM = str(2 << 20)
+
+
+def wrong_settings(settings: Mapping[str, str | None], *, is_done: bool) -> dict[str, str]:
+    """Return what must be changed in the settings of a half, op or done topic: the right values, by name. Pure.
+
+    `settings` are those that take effect, by Kafka's names.
+    """
+    wanted: dict[str, str] = {}
+    if "compact" in (settings.get("cleanup.policy") or ""):
+        wanted["cleanup.policy"] = "delete"
+    for name in ("retention.ms", "retention.bytes"):
+        if settings.get(name) not in {None, "-1"}:
+            wanted[name] = "-1"
+    if not is_done and settings.get("message.timestamp.type") == "CreateTime":
+        wanted["message.timestamp.type"] = "LogAppendTime"
+    largest = settings.get("max.message.bytes") or ""
+    if is_done and largest.isdigit() and int(largest) < _DONE_BYTES:
+        wanted["max.message.bytes"] = _DONE_ROOM
+    return wanted
+
+
+def correct_settings(
+    admin: AdminClient, bootstrap_servers: str, topics: StoreTopics, *, refuses: bool, principal: str = THIS_CLIENT
+) -> None:
+    """Look at the settings of half, op and done, which exist, and correct what is wrong, with a line in the log.
+
+    What is wrong and cannot be corrected raises `ConfigurationError` if this `refuses` it, else it is a warning; both
+    name the command that corrects it. What cannot be looked at is said in a warning, with the right that `principal`
+    needs for it.
+    """
+    for name, settings in _described(admin, (topics.half, topics.op, topics.done), principal, is_duty=refuses).items():
+        wrong = wrong_settings(settings, is_done=name == topics.done)
+        if not wrong:
+            continue
+        was = ", ".join(f"{setting}={settings[setting]}" for setting in wrong)
+        now = ", ".join(f"{setting}={right}" for setting, right in wrong.items())
+        why = _corrected(admin, name, wrong)
+        if why is None:
+            _log.warning("topic %s had %s, which can lose transactions: it is %s now", name, was, now)
+            continue
+        right = topic_right(Operation.ALTER_CONFIGS, name).command(principal)
+        text = (
+            f"topic {name} has {was}, which can lose transactions, and that could not be changed: {why}; change it by "
+            f"{_command(bootstrap_servers, name, wrong)}, or allow this client to do so by `{right}`"
+        )
+        if refuses:
+            raise ConfigurationError(text)
+        _log.warning("%s", text)
+
+
+def _command(bootstrap_servers: str, topic: str, wrong: Mapping[str, str]) -> str:
+    settings = ",".join(f"{name}={right}" for name, right in wrong.items())
+    return (
+        f"`kafka-configs.sh --bootstrap-server {bootstrap_servers} --alter --entity-type topics --entity-name {topic} "
+        f"--add-config {settings}`"
+    )
+
+
+def _described(
+    admin: AdminClient, names: tuple[str, ...], principal: str, *, is_duty: bool
+) -> dict[str, dict[str, str | None]]:
+    """Return the settings of topics that the broker tells; of the others it is said that they are not known.
+
+    `is_duty` tells whether whoever asks should have the right to; a producer may leave it to the coordinator.
+    """
+    resources = {ConfigResource(ConfigResource.Type.TOPIC, name): name for name in names}
+    found: dict[str, dict[str, str | None]] = {}
+
+    def ask() -> dict[str, KafkaError]:
+        failures: dict[str, KafkaError] = {}
+        wanted = [resource for resource, name in resources.items() if name not in found]
+        for resource, error, entries in _asked(admin, wanted):
+            if error is None:
+                found[resources[resource]] = {name: entry.value for name, entry in entries.items()}
+            else:
+                failures[resources[resource]] = error
+        return failures
+
+    def is_known(failures: dict[str, KafkaError]) -> bool:
+        return all(error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART for error in failures.values())
+
+    failures = ask_again(ask, _NEW_S, _POLL_S, until=is_known)
+    for name, error in failures.items():
+        need, is_lacking = "", is_missing_right(error)
+        if is_lacking:
+            need = f": {lacking_text([topic_right(Operation.DESCRIBE_CONFIGS, name)], principal)}"
+        _log.log(
+            logging.INFO if is_lacking and not is_duty else logging.WARNING,
+            "it is not known whether topic %s has cleanup.policy=delete, retention.ms=-1, retention.bytes=-1 and "
+            "message.timestamp.type=LogAppendTime, without which it can lose transactions: %s%s",
+            name,
+            reason(error),
+            need,
+        )
+    return found
+
+
+def _asked(
+    admin: AdminClient, resources: list[ConfigResource]
+) -> list[tuple[ConfigResource, KafkaError | None, Mapping[str, Any]]]:
+    answers: list[tuple[ConfigResource, KafkaError | None, Mapping[str, Any]]] = []
+    try:
+        futures = admin.describe_configs(resources, request_timeout=_ANSWER_S)
+    except KafkaException as error:
+        return [(resource, error.args[0], {}) for resource in resources]
+    for resource, future in futures.items():
+        try:
+            answers.append((resource, None, future.result()))
+        except KafkaException as error:
+            answers.append((resource, error.args[0], {}))
+    return answers
+
+
+def _corrected(admin: AdminClient, topic: str, wrong: Mapping[str, str]) -> str | None:
+    """Change settings of a topic; return why that could not be, or None."""
+    entries = [ConfigEntry(name, right, incremental_operation=AlterConfigOpType.SET) for name, right in wrong.items()]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+    try:
+        for future in admin.incremental_alter_configs([resource], request_timeout=_ANSWER_S).values():
+            future.result()
+    except KafkaException as error:
+        return reason(error)
+    return None

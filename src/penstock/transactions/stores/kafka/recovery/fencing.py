@@ -1,0 +1,136 @@
+"""Fencing: the end of Kafka transactions that a dead coordinator left open in a partition.
+
+A coordinator writes its transactional ids beside the half position it commits. A new owner that finds positions held
+back by an open transaction ends it under the id of its owner, rather than waiting until it times out: initialising a
+producer of that id ends what is open and fences the former one. Where that one was alive after all, it loses one Kafka
+transaction, learns from the done log what became of it, and goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from confluent_kafka import KafkaException, TopicPartition
+
+from penstock import clients
+from penstock.clients.bounded_calls import Disposable, LeftBehind
+from penstock.clients.kafka_errors import reason
+from penstock.clients.transactional.initialisation import initialise
+from penstock.clients.transactional.producer_settings import TRANSACTION_S
+from penstock.options import ClientConfig
+from penstock.transactions.core.commit_batch import CommitBatch
+from penstock.transactions.wire.topics import StoreTopics
+
+_log = logging.getLogger("penstock.transactions")
+
+_INIT_TIMEOUT_S = 6.0
+_CLOSE_S = 2.0
+#: Names in one claim: more are not written by any version.
+_NAMES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the transactional ids of one coordinator begin with.
+
+    Producers with common ones publish for all, one after the other; the others try what failed before, apart.
+    """
+
+    common: list[str]
+    apart: list[str]
+
+    @property
+    def all(self) -> list[str]:
+        """All of them."""
+        return self.common + self.apart
+
+
+def transactional_names(topics: StoreTopics, name: str) -> Names:
+    """Return the names of the transactional producers of one coordinator."""
+    begin = f"{topics.coordinators}.{name}"
+    return Names([f"{begin}.{letter}" for letter in "abc"], [f"{begin}.{letter}" for letter in "xyz"])
+
+
+def encode_claim(ids: Sequence[str]) -> str:
+    """Return what is written beside a position."""
+    return " ".join(ids)
+
+
+def log_positions(topics: StoreTopics, batches: Mapping[int, CommitBatch], claim: str) -> list[TopicPartition]:
+    """Return the positions of a common Kafka transaction, by half partition, with what stands beside them."""
+    positions: list[TopicPartition] = []
+    for number, batch in batches.items():
+        beside = f"{claim} {batch.log_ids}".rstrip()
+        positions.append(TopicPartition(topics.half, number, batch.half_checkpoint, beside))
+        positions.append(TopicPartition(topics.op, number, batch.op_checkpoint, batch.log_ids))
+        positions.append(TopicPartition(topics.done, number, batch.done_checkpoint, batch.log_ids))
+    return positions
+
+
+def trial_positions(topics: StoreTopics, numbers: Iterable[int]) -> list[TopicPartition]:
+    """Return the positions of a Kafka transaction that is tried apart: nobody reads them, but a zombie is refused."""
+    return [TopicPartition(topics.discarded, number, 0) for number in numbers]
+
+
+def decode_claim(topics: StoreTopics, claim: str | None) -> list[str]:
+    """Return the ids that stand beside a position. What is no id of a coordinator of this store is left out."""
+    begin = f"{topics.coordinators}."
+    return [name for name in (claim or "").split(" ") if name.startswith(begin)][:_NAMES]
+
+
+class Fence:
+    """Ends what others left open. Used by one thread at a time; it waits for no producer longer than its limit.
+
+    `own` returns the ids of this coordinator's own producers: they are not shut out.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        config: ClientConfig,
+        topics: StoreTopics,
+        own: Callable[[], Sequence[str]],
+        left: LeftBehind,
+    ) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._settings = {**config, "transaction.timeout.ms": int(TRANSACTION_S * 1000)}
+        self._topics = topics
+        self._own = own
+        self._left = left
+
+    def end(self, claims: Iterable[str | None]) -> int:
+        """End the Kafka transactions of the coordinators that claimed partitions; return how many were shut out."""
+        ids = {name for claim in claims for name in decode_claim(self._topics, claim)} - set(self._own())
+        threads = [(name, Disposable("penstock-fence", self._left)) for name in sorted(ids)]
+        calls = [(name, thread, thread.start(f"fencing {name}", partial(self._end, name))) for name, thread in threads]
+        deadline, ended = time.monotonic() + _INIT_TIMEOUT_S + _CLOSE_S, 0
+        for name, thread, call in calls:
+            if not call.done(max(0.01, deadline - time.monotonic())):
+                _log.warning("the Kafka transaction of %s cannot be ended: no answer; its time limit will", name)
+                # The call that hangs closes by itself.
+                thread.leave(lambda: None)
+                continue
+            thread.close()
+            error = call.result()
+            if error is None:
+                ended += 1
+                _log.info("the Kafka transaction that %s left open was ended", name)
+            else:
+                _log.warning("the Kafka transaction of %s cannot be ended: %s; its time limit will", name, error)
+        return ended
+
+    def _end(self, name: str) -> str | None:
+        """Initialise a producer of a name; return why that failed, or None."""
+        try:
+            producer = clients.producer(self._bootstrap_servers, {**self._settings, "transactional.id": name})
+            try:
+                initialise(producer, self._topics.done, _INIT_TIMEOUT_S)
+            finally:
+                producer.close()
+        except KafkaException as error:
+            return reason(error)
+        return None

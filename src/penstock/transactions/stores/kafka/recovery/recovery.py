@@ -1,0 +1,247 @@
+"""Recovery of half partitions: where to read on, and what was settled above that point.
+
+Whether the logs are still those that were read is asked first of all: one that was deleted and made again, or cut, is
+read from where it begins now, and what that means is said and counted.
+
+The order matters. First the committed positions, read as a read_committed client: the broker answers only once a
+predecessor's transaction that touched them has ended, and any that comes later is refused, for its group generation is
+past. A transaction that does not end by itself, here or in the done log, is ended under its owner's name, which stands
+beside the position. Then the done log to its end, and that is where the log ended *before* reading, not where readers
+of committed records may read to now: markers of a transaction may reach `done` after they reached the positions. What
+is found above the half checkpoint is all that was ever settled there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import chain
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from penstock import clients
+from penstock.clients.kafka_errors import ErrorKind, is_missing_right, reason
+from penstock.clients.reading import PartitionReader, Place
+from penstock.clients.rights import Operation, group_right, topic_right
+from penstock.clients.transactional.missing_rights import MissingRights, is_group_forbidden
+from penstock.errors import MessageFormatError, StoppedError
+from penstock.options import ClientConfig
+from penstock.transactions.core.recovered_state import without_payloads
+from penstock.transactions.rationed_log import RationedLog
+from penstock.transactions.stores.kafka.logs.log_bounds import topic_ids
+from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP, Committed
+from penstock.transactions.stores.kafka.recovery.fencing import Fence
+from penstock.transactions.stores.kafka.recovery.recovered_partition import (
+    DoneRead,
+    RecoveredPartition,
+    committed_at,
+    recovered_partition,
+    report_log,
+)
+from penstock.transactions.wire.done_records import decode_done
+from penstock.transactions.wire.topics import StoreTopics
+
+_log = logging.getLogger("penstock.transactions")
+
+_ANSWER_S = 10.0
+_COORDINATOR_S = 2.0
+_POLL_S = 0.1
+#: Seconds for which a predecessor that may be alive is left to end its transaction by itself.
+_UNDISTURBED_S = 1.0
+#: Seconds after which a transaction that holds positions has to have ended by its time limit, with room for the
+#: broker's own round of looks; it is said then that it does not.
+_HELD_S = 25.0
+
+#: Called at each step with what is done next.
+Step = Callable[[str], None]
+
+
+class RecoveryReader:
+    """Reads positions and done logs, with short-lived consumers of its own. Thread-safe: calls share nothing.
+
+    `stopping` is asked between waits; once it is true, waiting ends with `StoppedError`.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        config: ClientConfig,
+        topics: StoreTopics,
+        stopping: Callable[[], bool],
+        fence: Fence,
+        *,
+        rights: MissingRights,
+    ) -> None:
+        self._topics = topics
+        self._names = {HALF: topics.half, OP: topics.op, DONE: topics.done}
+        self._admin = clients.admin(bootstrap_servers, config)
+        self._fence = fence
+        self._rights = rights
+        self._stopping = stopping
+        self._ration = RationedLog()
+        self._reader = partial(PartitionReader, bootstrap_servers, config, topics.coordinators, self._not_read)
+        self._unreadable = f"it cannot be read how far the transactions of {topics.prefix} are settled"
+
+    def recover(self, partitions: Iterable[int], step: Step) -> dict[int, RecoveredPartition]:
+        """Return what the new owner of half partitions starts from; waits for a predecessor's transaction to end.
+
+        `step` is called at each step, with what is done next. Raises `KafkaException` where a broker does not answer:
+        try again; and `StoppedError` where the coordinator stops.
+        """
+        wanted = list(partitions)
+        step("asking for topic ids")
+        ids = topic_ids(self._admin, self._topics)
+        committed = self._committed(wanted, step)
+        done = self.done(wanted, {}, step, ends_predecessors=True)
+        recovered = {}
+        for p in wanted:
+            found = {log: committed[name, p] for log, name in self._names.items()}
+            recovered[p] = recovered_partition(found, ids, done[p], partial(report_log, self._names, p))
+        self._rights.granted(
+            group_right(self._topics.coordinators), *(topic_right(Operation.READ, log) for log in self._names.values())
+        )
+        return recovered
+
+    def await_coordinator(self) -> None:
+        """Return once the coordinator of the group answers, or raise `KafkaException`: it does not; try again."""
+        with self._reader(isolation="read_uncommitted") as reader:
+            try:
+                answer = reader.consumer.committed([TopicPartition(self._topics.half, 0)], _COORDINATOR_S)[0]
+            except KafkaException:
+                self._look_for_right(reader.consumer)
+                raise
+        if answer.error is not None:
+            raise KafkaException(answer.error)
+
+    def _committed(self, partitions: list[int], step: Step) -> dict[tuple[str, int], Committed]:
+        """Return how far each log was read, and where it begins and ends."""
+        # What is tried apart moves no position but one of `discarded`, which tells that it is under way: it may have
+        # been let through before the group changed hands, and write to the done log still.
+        topics = [*self._names.values(), self._topics.discarded]
+        places = [TopicPartition(topic, p) for p in partitions for topic in topics]
+        with self._reader() as reader:
+            consumer = reader.consumer
+            found: dict[tuple[str, int], Committed] = {}
+            begun = time.monotonic()
+            wait_until = begun + _UNDISTURBED_S
+            while len(found) < len(places):
+                self._check_stopping()
+                step(f"asking for positions of {self._topics.coordinators}, which a Kafka transaction may hold back")
+                open_places = [place for place in places if (place.topic, place.partition) not in found]
+                for place in self._ask_committed(consumer, open_places):
+                    if place.error is None:
+                        is_log = place.topic != self._topics.discarded
+                        bounds = consumer.get_watermark_offsets(place, _ANSWER_S) if is_log else (0, 0)
+                        found[place.topic, place.partition] = committed_at(place, *bounds)
+                if len(found) < len(places) and time.monotonic() >= wait_until:
+                    wait_until = time.monotonic() + _UNDISTURBED_S
+                    held = {place.partition for place in places if (place.topic, place.partition) not in found}
+                    self._end_predecessors(held)
+                    if time.monotonic() - begun >= _HELD_S:
+                        self._report_held(held)
+            return found
+
+    def _report_held(self, partitions: Iterable[int]) -> None:
+        """Say that positions are held for longer than any transaction of ours lasts."""
+        self._ration.warn(
+            "held",
+            "positions of %s in half partitions %s are not to be had: no broker tells them, or a Kafka transaction "
+            "that should have timed out holds them back; what is decided there waits. If the brokers are well, one of "
+            "them has lost a transaction's end: `kafka-transactions.sh find-hanging --broker-id N` names it, and "
+            "`kafka-transactions.sh abort` ends it (KAFKA-20734 is a way into this)",
+            self._topics.coordinators,
+            sorted(partitions),
+        )
+
+    def _end_predecessors(self, partitions: Iterable[int]) -> None:
+        """End the transactions that hold back positions or the done log."""
+        try:
+            # The names stand beside half positions; a transaction holds back those of its half and its op alike.
+            halves = [TopicPartition(self._topics.half, number) for number in partitions]
+            with self._reader(isolation="read_uncommitted") as reader:
+                claims = [answer.metadata for answer in reader.consumer.committed(halves, _ANSWER_S)]
+            self._fence.end(claims)
+        except KafkaException as error:
+            _log.info("it is not known who holds back positions of %s: %s", self._topics.coordinators, reason(error))
+
+    def _ask_committed(self, consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
+        try:
+            answers = consumer.committed(places, _UNDISTURBED_S)
+        except KafkaException as error:
+            if is_missing_right(error):
+                self._rights.refused(self._unreadable, group_right(self._topics.coordinators))
+                raise
+            self._look_for_right(consumer)
+            # UNSTABLE_OFFSET_COMMIT ends by itself, at the latest by the predecessor's transaction timeout.
+            _log.info("positions of %s are not stable yet: %s", self._topics.coordinators, reason(error))
+            time.sleep(_POLL_S)
+            return []
+        for answer in answers:
+            if answer.error is not None and is_missing_right(answer.error):
+                self._rights.refused(self._unreadable, topic_right(Operation.READ, answer.topic))
+                raise KafkaException(answer.error)
+        if any(answer.error is not None for answer in answers):
+            time.sleep(_POLL_S)
+        return answers
+
+    def _look_for_right(self, consumer: Consumer) -> None:
+        if is_group_forbidden(consumer):
+            self._rights.refused(self._unreadable, group_right(self._topics.coordinators))
+
+    def done(
+        self,
+        partitions: Iterable[int],
+        starts: Mapping[int, int],
+        step: Step = lambda _doing: None,
+        *,
+        ends_predecessors: bool = False,
+    ) -> dict[int, DoneRead]:
+        """Read done logs to their ends, each from its start or its beginning, waiting for open transactions to end.
+
+        With `ends_predecessors`, transactions of former owners are ended that are waited for too long. Who was an owner
+        before, and may not know that another one is, must not do so. `step` and errors are those of `recover`.
+        """
+        log = self._topics.done
+        step(f"asking where {log} ends")
+        with self._reader(isolation="read_uncommitted") as reader:
+            bounds = reader.bounds(log, partitions, _ANSWER_S)
+        found = {p: DoneRead(end, []) for p, (_, end) in bounds.items()}
+        # A log that ends below was made again: all that it says is read.
+        begins = {
+            (log, p): low if starts.get(p, 0) > end else max(starts.get(p, 0), low) for p, (low, end) in bounds.items()
+        }
+        ended_at = time.monotonic()
+
+        def go_on(behind: set[Place], idle_s: float) -> None:
+            nonlocal ended_at
+            self._check_stopping()
+            step(f"reading {log}, in which a Kafka transaction may be open")
+            if ends_predecessors and min(idle_s, time.monotonic() - ended_at) >= _UNDISTURBED_S:
+                # One died between the records of its transaction and their positions, which hold nobody back.
+                self._end_predecessors(partition for _, partition in behind)
+                ended_at = time.monotonic()
+
+        ends = {(log, p): end for p, (_, end) in bounds.items()}
+        with self._reader() as reader:
+            for message in chain.from_iterable(reader.read(begins, ends, step=go_on)):
+                partition, offset = message.partition() or 0, message.offset() or 0
+                try:
+                    found[partition].records.append((offset, without_payloads(decode_done(message.value()))))
+                except MessageFormatError as bad:
+                    found[partition].unreadable.append(offset)
+                    self._ration.warn("done", "%s[%d]@%d: %s", log, partition, offset, bad)
+        return found
+
+    def _not_read(self, kind: ErrorKind, error: KafkaError, _place: Place) -> None:
+        """Raise an error of reading the done log; note it where a right is missing."""
+        if kind is ErrorKind.GROUP:
+            self._rights.refused(self._unreadable, group_right(self._topics.coordinators))
+        elif kind is ErrorKind.MISSING_RIGHT:
+            self._rights.refused(self._unreadable, topic_right(Operation.READ, self._topics.done))
+        raise KafkaException(error)
+
+    def _check_stopping(self) -> None:
+        if self._stopping():
+            raise StoppedError(f"the coordinator of {self._topics.prefix} stops while it recovers partitions")
