@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 from penstock.telemetry import Telemetry
 from penstock.telemetry.names import CONSUMER_GROUP_NAME, DURATION_BOUNDARIES_S
@@ -59,6 +60,15 @@ class TaskReport(Counts):
     heaviest_lane: int
     seconds: float
     senders: Sequence[str] = ()
+
+    def to_json(self) -> bytes:
+        """Return it as it travels to the driver."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> TaskReport:
+        """Read one that has travelled."""
+        return cls(**json.loads(text))
 
 
 @dataclass(slots=True, kw_only=True)
