@@ -38,26 +38,6 @@ def batch_of(**properties: str) -> Any:
     return mock.Mock(**{"sparkSession.sparkContext.getLocalProperty.side_effect": properties.get})
 
 
-@pytest.mark.thorough
-def test_a_query_s_name_and_run_are_what_spark_says(
-    read: Callable[..., DataFrame], new_topic: Callable[..., str], write: Callable[..., None]
-) -> None:
-    topic, found = new_topic(), list[Origin]()
-    write(topic, 0, [(None, b"x")])
-    name = "id = 1\nrunId = 2<br/>\nbatch = 3"
-
-    def look(batch: DataFrame, _batch_id: int) -> None:
-        found.append(origin_of(batch))
-        thread = Thread(target=lambda: found.append(origin_of(batch)))
-        thread.start()
-        thread.join()
-
-    writer = read(stream=True, subscribe=topic, startingOffsets="earliest").writeStream.foreachBatch(look)
-    query = read_to_end(writer.queryName(name).trigger(availableNow=True).start)
-
-    assert found == [Origin(name, str(query.runId), str(query.id)), Origin()]
-
-
 def test_a_query_that_start_sink_started_is_known_by_its_name_there() -> None:
     found = list[Origin]()
     look: Callable[[Any, int], None] = lambda batch, _: found.append(origin_of(batch))  # noqa: E731 - shorter
@@ -127,20 +107,27 @@ def test_without_a_query_that_runs_nothing_is_known_of_a_plan(caplog: pytest.Log
     assert planned_offsets(mock.Mock(spec=["sparkSession"]), 0, Origin("q", "run", query_id)) == {}
 
 
-def test_the_offsets_that_spark_has_planned_are_found_behind_a_filter_and_in_an_empty_batch(
+def test_spark_tells_a_query_s_name_its_run_and_what_it_has_planned_behind_a_filter_and_in_an_empty_batch(
     read: Callable[..., DataFrame], new_topic: Callable[..., str], write: Callable[..., None], tmp_path: Path
 ) -> None:
-    topic, found = new_topic(partitions=2), list[Any]()
+    topic, origins, plans = new_topic(partitions=2), list[Origin](), list[Any]()
+    name = "id = 1\nrunId = 2<br/>\nbatch = 3"
     write(topic, 0, [(None, b"x")] * 5)
 
     def look(batch: DataFrame, batch_id: int) -> None:
+        origins.append(origin_of(batch))
+        thread = Thread(target=lambda: origins.append(origin_of(batch)))
+        thread.start()
+        thread.join()
         copied = batch.sparkSession.createDataFrame([(1,)], "n INT")  # of a plan of its own
-        found.append([planned_offsets(frame, batch_id, origin_of(batch)) for frame in (batch, copied)])
+        plans.append([planned_offsets(frame, batch_id, origins[0]) for frame in (batch, copied)])
 
     def run() -> None:
+        origins.clear()
         frame = read(stream=True, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="3")
-        writer = frame.where("offset = 4").writeStream.foreachBatch(look).queryName(topic)
-        read_to_end(writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start)
+        writer = frame.where("offset = 4").writeStream.foreachBatch(look).queryName(name)
+        query = read_to_end(writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start)
+        assert set(origins) == {Origin(name, str(query.runId), str(query.id)), Origin()}
 
     run()
     write(topic, 1, [(None, b"y")])
@@ -151,4 +138,4 @@ def test_the_offsets_that_spark_has_planned_are_found_behind_a_filter_and_in_an_
         {(topic, 0): (3, 5), (topic, 1): (0, 0)},
         {(topic, 0): (5, 5), (topic, 1): (0, 1)},
     ]
-    assert found == [[plan, plan] for plan in wanted]
+    assert plans == [[plan, plan] for plan in wanted]
