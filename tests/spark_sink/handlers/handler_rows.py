@@ -12,7 +12,7 @@ from penstock.consumer import Handler, retry
 from penstock.message import Message
 from penstock.spark_sink.sinks.handlers import task
 from penstock.spark_sink.sinks.handlers.engine import TaskWork
-from penstock.spark_sink.sinks.handlers.report import TaskReport
+from penstock.spark_sink.sinks.handlers.report import TaskReport, from_json
 from penstock.spark_sink.sinks.handlers.rows import LANE
 from penstock.spark_sink.sinks.kafka_publication import ORDER, rows_of
 from penstock.spark_sink.sinks.kafka_publisher import Row as Published
@@ -85,7 +85,7 @@ def publish_task(
     table = pa.Table.from_batches(list(task.run_task(work, batches_of(rows), task=2, attempt=1)))
     table = table.sort_by([(name, "ascending") for name in ORDER])
     found = list(rows_of(table.to_batches(), "billing", reports))
-    return found, TaskReport.from_json(*reports)
+    return found, from_json(*reports)
 
 
 ONCE = retry(1)

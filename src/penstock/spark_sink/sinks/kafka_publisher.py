@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import tenacity
 from confluent_kafka import KafkaError, KafkaException
@@ -72,7 +72,6 @@ Failure = (KafkaException, UnknownEndError, NotOpenedError, IdLostError, BufferE
 Ledger = Mapping[TopicPartition, LedgerEntry]
 #: Entries that a transaction sets; None removes one.
 Entries = Mapping[TopicPartition, LedgerEntry | None]
-EntryT = TypeVar("EntryT", LedgerEntry, LedgerEntry | None)
 
 
 class Row(NamedTuple):
@@ -324,26 +323,22 @@ def begin_ledger(target: Target, entries: Ledger) -> None:
     By the transactional ids that the partitions' rows are published by, so that no copy of the query publishes
     meanwhile. Its topic exists. Raises `SinkError` or `MissingRightError` where the ledger cannot be read or written.
     """
-    _write_entries(target, entries, unknown)
+    _write_entries(target, entries, lambda parts, held: ([], unknown(held, {part: entries[part] for part in parts})))
 
 
 def write_ledger(target: Target, entries: Entries) -> None:
     """Have the ledger hold these entries, whatever it has of their partitions; as `begin_ledger`."""
-    _write_entries(target, entries, lambda _held, wanted: wanted)
+    _write_entries(target, entries, lambda parts, _held: ([], {part: entries[part] for part in parts}))
 
 
 def _write_entries(
     target: Target,
-    entries: Mapping[TopicPartition, EntryT],
-    chosen: Callable[[Ledger, Mapping[TopicPartition, EntryT]], Entries],
+    parts: Iterable[TopicPartition],
+    changes: Callable[[Sequence[TopicPartition], Ledger], tuple[Sequence[Row], Entries]],
 ) -> None:
-    by_id: dict[str, dict[TopicPartition, EntryT]] = {}
-    for part, entry in entries.items():
-        by_id.setdefault(target.transactional_id(part), {})[part] = entry
+    by_id: dict[str, list[TopicPartition]] = {}
+    for part in parts:
+        by_id.setdefault(target.transactional_id(part), []).append(part)
     with closing(SinkPublisher(target)) as publisher:
         for of_id in by_id.values():
-
-            def changes(held: Ledger, of_id: Mapping[TopicPartition, EntryT] = of_id) -> tuple[Sequence[Row], Entries]:
-                return [], chosen(held, of_id)
-
-            publisher.write([], list(of_id), changes)
+            publisher.write([], of_id, partial(changes, of_id))

@@ -61,14 +61,15 @@ class TaskReport(Counts):
     seconds: float
     senders: Sequence[str] = ()
 
-    def to_json(self) -> bytes:
-        """Return it as it travels to the driver."""
-        return json.dumps(asdict(self)).encode()
 
-    @classmethod
-    def from_json(cls, text: bytes) -> TaskReport:
-        """Read one that has travelled."""
-        return cls(**json.loads(text))
+def to_json(report: TaskReport) -> bytes:
+    """Return a task's report as it travels to the driver."""
+    return json.dumps(asdict(report)).encode()
+
+
+def from_json(text: bytes) -> TaskReport:
+    """Read a report that a task sent along."""
+    return TaskReport(**json.loads(text))
 
 
 @dataclass(slots=True, kw_only=True)

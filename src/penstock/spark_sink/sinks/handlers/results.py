@@ -18,7 +18,7 @@ from penstock.consumer.publishing.outlet import Delivered, Outlet
 from penstock.consumer.publishing.result_publisher import ResultTaker, Tries
 from penstock.errors import SinkError
 from penstock.message import Record
-from penstock.spark_sink.sinks.handlers.report import TaskReport
+from penstock.spark_sink.sinks.handlers.report import TaskReport, to_json
 from penstock.spark_sink.sinks.kafka_publication import MARK, PUBLISHED
 from penstock.spark_sink.sinks.position import STEP_BYTES, STEP_ROWS
 from penstock.spark_sink.source.plan import Offsets
@@ -114,7 +114,7 @@ class ResultRows(ResultTaker, Outlet):
         Whatever the task's messages have published stands at or below these offsets.
         """
         self._rows += [(*part, offset, MARK, None, None, None, None, None) for part, offset in last.items()]
-        self._rows.append((None, None, None, MARK, None, None, None, report.to_json(), None))
+        self._rows.append((None, None, None, MARK, None, None, None, to_json(report), None))
         yield self._take()
 
     def _take(self) -> pa.RecordBatch:

@@ -37,7 +37,7 @@ from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.handlers import overlap
 from penstock.spark_sink.sinks.handlers.engine import TaskWork
 from penstock.spark_sink.sinks.handlers.pickling import made_by, pack, require_packable, unpack
-from penstock.spark_sink.sinks.handlers.report import BatchReport, HandlerMetrics, TaskReport
+from penstock.spark_sink.sinks.handlers.report import BatchReport, HandlerMetrics, from_json
 from penstock.spark_sink.sinks.handlers.spread import spread
 from penstock.spark_sink.sinks.handlers.task import handling
 from penstock.spark_sink.sinks.kafka_ledger import (
@@ -249,7 +249,7 @@ class HandlerSink(PublishingSink):
         else:
             self.check(batch.schema)
             texts = [row["value"] for row in run(self._handled(batch).select("value"), batch_id)]
-        tasks = [TaskReport.from_json(text) for text in texts]
+        tasks = [from_json(text) for text in texts]
         self._publish_report(BatchReport(batch_id=batch_id, tasks=tasks, parallelism=self.parallelism))
 
     def _handled(self, batch: DataFrame) -> DataFrame:
