@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.consumer.assignments import Assignment, Fetch
 from penstock.consumer.execution.lane_plan import LanePlan
@@ -43,9 +43,6 @@ from penstock.offsets import Block, Tracker
 from penstock.routing import Run, Scheduler
 from penstock.spark_sink.sinks.handlers.report import Counts
 from penstock.spark_sink.sinks.handlers.results import ResultRows
-
-if TYPE_CHECKING:
-    from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 
 _log = logging.getLogger("penstock.handler_sink")
 
@@ -126,8 +123,8 @@ class TaskWork:
     notes_senders: bool = False
 
     @classmethod
-    def of(cls, sink: HandlerSink, **own: Any) -> TaskWork:
-        """Return the work of a sink's tasks, with what is not a setting of the sink."""
+    def of(cls, sink: object, **own: Any) -> TaskWork:
+        """Return the work of the tasks of a `HandlerSink`, with what is not a setting of the sink."""
         return cls(**{each.name: getattr(sink, each.name) for each in fields(cls) if each.name not in own}, **own)
 
 
