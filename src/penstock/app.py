@@ -166,7 +166,8 @@ class App(HandlerRegistry, SinkRegistry):
                 on, so that no message is handled by both.
             parallelism: tasks that a batch is spread over.
             headers: whether frames have the column `headers`, which the source's option `includeHeaders` adds.
-            name: of the query, under which it remembers what it has published; needed where handlers publish.
+            name: of the query, under which it remembers what it has published; needed where handlers publish or have
+                dead letters.
             ledger_topic: where it remembers that, `penstock.spark-ledger` when left out.
             atomic_batches: whether what a batch publishes is one transaction.
             overlap: whether handlers of one key may run at once, in which case no setting of Spark is refused.

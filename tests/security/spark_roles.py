@@ -15,10 +15,10 @@ from canary import MESSAGE
 from databases import TestDatabase
 from penstock.errors import PenstockError, SinkError
 from penstock.spark_sink import DeadLetters, DeltaSink, KafkaSink, SqlSink
+from penstock.spark_sink.ledger.rules import Batch
 from penstock.spark_sink.progress.statistics import SinkState
 from penstock.spark_sink.sinks.kafka_ledger import PARTITIONS, require_target
 from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher
-from penstock.spark_sink.sinks.kafka_publisher import publish as publish_rows
 from penstock.spark_sink.sinks.sink import ledger_entries
 from penstock.spark_sink.sinks.sql.rows import Rejected
 from penstock.spark_sink.source.options import SourceOptions
@@ -126,7 +126,9 @@ def handler_sink(world: World, _spark: SparkSession) -> None:
     def fail(message: penstock.Message) -> None:
         raise ValueError(f"no good: {message.value!r}")
 
-    run(world, app.handler_sink(parallelism=1, headers=False), world.as_administrator())
+    name, ledger = world.names["name"], world.names["ledger"]
+    sink = app.handler_sink(parallelism=1, headers=False, name=name, ledger_topic=ledger)
+    run(world, sink, world.as_administrator())
     world.require_all_once(f"dlq.{world.names['topic']}")
 
 
@@ -179,7 +181,7 @@ def publish(world: World) -> None:
         publisher = SinkPublisher(target)
         row = Row(source, len(world.sent), copies, MESSAGE, world.sent[-1], [])
         try:
-            return publish_rows(target, [row], publisher)
+            return publisher.publish(Batch("", -1), [row])
         finally:
             publisher.close()
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -30,7 +27,7 @@ from penstock.spark_sink.sinks.kafka_ledger import (
     Target,
     ledger_key,
     ledger_partition,
-    ledgers_of,
+    read_ledger,
     slot_of,
 )
 from penstock.spark_sink.sinks.kafka_publication import publish_rows, slot_column
@@ -55,12 +52,7 @@ class Worker:
 
     def publish(self, rows: list[Row], batch: int = 0) -> list[int]:
         """Publish rows in a task, and return how many of each transaction had been published before."""
-        target = replace(self.target, batch=Batch("sink", batch, "query"))
-        reports = list(publish_rows(target, rows, self.kept))
-        for report in reports:
-            if report.failure:
-                raise SinkError(report.failure)
-        return [report.applied for report in reports]
+        return [one["applied"] for one in publish_rows(self.target, Batch("sink", batch, "query"), rows, self.kept)]
 
     def applied(self, first: int, last: int, batch: int = 0) -> list[int]:
         """Publish offsets of both source partitions; returns as `publish`."""
@@ -183,53 +175,6 @@ def test_a_producer_whose_commit_was_repeated_serves_no_more(
     assert one.seen() == once(14)
 
 
-#: A worker that is killed in its second task, when all of it is written and nothing is committed.
-KILLED = """
-import os, signal, sys
-from confluent_kafka import Producer
-from penstock.clients import factory
-from penstock.spark_sink.ledger.rules import Batch
-from penstock.spark_sink.sinks.kafka_ledger import Target
-from penstock.spark_sink.sinks.kafka_publication import publish_rows
-from penstock.spark_sink.sinks.kafka_publisher import Row
-class Killed(Producer):
-    commits = 0
-    def commit_transaction(self, timeout=-1):
-        Killed.commits += 1
-        if Killed.commits == int(at):
-            if moment == "after":
-                super().commit_transaction(timeout)
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().commit_transaction(timeout)
-factory.Producer = Killed
-servers, name, ledger, at, moment = sys.argv[1:]
-for batch in range(2):
-    rows = [
-        Row(("orders", p), n, name, b"k", b"%d-%d" % (p, n), ())
-        for p in range(2) for n in range(5 * batch, 5 * batch + 5)
-    ]
-    list(publish_rows(Target(servers, {}, name, ledger, Batch("sink", batch, "query")), rows))
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("at", [3, 4])
-def test_a_worker_killed_at_a_commit_of_a_kept_producer_loses_and_doubles_nothing(
-    worker: Callable[[], Worker], at: int, moment: str
-) -> None:
-    one = worker()
-    target = one.target
-    child = subprocess.run(
-        [sys.executable, "-c", KILLED, target.servers, target.name, target.ledger, str(at), moment], check=False
-    )
-    done = at - (moment == "before") - 2  # source partitions of the second batch
-
-    assert child.returncode == -signal.SIGKILL
-    assert one.applied(5, 9, 1) == [5 if done > 0 else 0, 5 if done > 1 else 0]
-    assert one.seen() == once(9)
-
-
 def test_what_an_operator_takes_back_and_a_ledger_made_anew_are_seen_by_a_kept_reader(
     broker: DevBroker,
     admin: AdminClient,
@@ -281,7 +226,7 @@ def test_where_a_query_begins_is_written_though_the_ledger_has_no_leader_at_firs
     begin_ledger(target, {SOURCE: LedgerEntry(7, 7)})
 
     assert not errors
-    assert ledgers_of(target)[target.name] == {SOURCE: LedgerEntry(7, 7)}
+    assert read_ledger(target, KafkaLedger.read_all)[target.name] == {SOURCE: LedgerEntry(7, 7)}
 
 
 def test_the_ledger_is_read_past_what_others_have_open_in_it(

@@ -15,8 +15,9 @@ from penstock.clients import factory as making
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, SinkError, TopicNotFoundError
 from penstock.spark_sink import KafkaSink
+from penstock.spark_sink.ledger.rules import Batch
 from penstock.spark_sink.sinks import kafka_publication
-from penstock.spark_sink.sinks.kafka_publication import PIECE_BYTES, PIECE_ROWS, pieces
+from penstock.spark_sink.sinks.kafka_publication import PIECE_BYTES, PIECE_ROWS, pieces, publish_rows
 from penstock.spark_sink.sinks.kafka_publisher import Row
 
 FrameOf = Callable[..., DataFrame]
@@ -57,10 +58,10 @@ def test_a_batch_that_shall_be_whole_is_seen_whole_or_not_at_all(
     monkeypatch.setattr(making, "Producer", Looking)
     monkeypatch.setattr(kafka_publication, "PIECE_ROWS", 5)
     rows = [Row(("orders", n // 10), n, topics[n % 2], None, b"%d" % n, ()) for n in range(30)]
-    reports = [report for _ in range(2) for report in kafka_publication.publish_rows(target, rows)]
+    reports = [report for _ in range(2) for report in publish_rows(target, Batch("sink", 0), rows)]
 
     assert looks == [(30, 0)]  # all of it was on the broker, and no reader saw any; the second time nothing was written
-    assert [(report.rows, report.applied, report.failure) for report in reports] == [(30, 0, None), (30, 30, None)]
+    assert [(report["rows"], report["applied"]) for report in reports] == [(30, 0), (30, 30)]
     assert [len(values(broker, topic)) for topic in topics] == [15, 15]
 
 

@@ -19,7 +19,6 @@ from kafka_tools import read_all
 from penstock.consumer import handler
 from penstock.devbroker import DevBroker, spark_environment
 from penstock.spark_sink import DeadLetters, DeltaSink, IcebergSink, KafkaSink, SqlSink
-from penstock.spark_sink.sinks.handlers.engine import TaskWork
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.kafka_publisher import Row
@@ -45,7 +44,6 @@ def test_nothing_that_is_shown_holds_a_secret_or_a_payload() -> None:
         DeltaSink("table", name="q", storage_options={"AWS_SECRET_ACCESS_KEY": CANARY}),
         IcebergSink("db.orders", {"uri": f"postgresql://clerk:{CANARY}@127.0.0.1/db"}, name="q"),
         HandlerSink({"orders": handler(nothing)}, group="g", parallelism=1, config=CONFIG),
-        TaskWork("g", {}, producer=CONFIG),
         Target("127.0.0.1:1", CONFIG, "q", "ledger"),
         SourceOptions.parse(options),
         Row(("orders", 0), 7, "copies", CANARY.encode(), CANARY.encode(), [("trace", CANARY.encode())]),

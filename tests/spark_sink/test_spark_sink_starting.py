@@ -29,8 +29,9 @@ class Kept:
     def __init__(self, **offsets: Offsets) -> None:
         self._offsets = offsets
 
-    def position(self, query: str) -> Offsets:
-        return self._offsets.get(query, {})
+    def ledger_entries(self, query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
+        known = self._offsets.get(query, {})
+        return {part: LedgerEntry(known[part]) for part in partitions if part in known}
 
     def __call__(self, _batch: object, _batch_id: int) -> None: ...
 

@@ -219,13 +219,11 @@ class Kafka(SinkUnderTest):
         plan = known.get("plan", {})
         ends = [Row(part, end - 1, None, None, None, ()) for part, (start, end) in plan.items() if start != end]
         ordered = sorted(made + ends, key=lambda row: row[:2])
-        kept = WorkerPool[SinkPublisher]()
+        kept, what = WorkerPool[SinkPublisher](), Batch("sink one", batch, known.get("checkpoint", "kept"), plan)
         try:
-            target = replace(self.target, batch=Batch("sink one", batch, known.get("checkpoint", "kept"), plan))
-            reports = list(kafka_publication.publish_rows(target, ordered, kept))
+            kafka_publication.conclude(what, kafka_publication.publish_rows(self.target, what, ordered, kept))
         finally:
             kept.close()
-        kafka_publication.conclude(batch, self.target.name, reports)
 
     def store_by_two_tries(self, rows: Sequence[Place], batch: int = 0, run: str = "first") -> None:
         self.store(rows, batch, run)

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ledger_scenarios as scenarios
 import pytest
 from ledger_scenarios import SCENARIOS, rows, the_answer_to_a_commit_is_lost
 from sinks_under_test import IN_PROCESS, SINKS, SinkUnderTest
 
 #: Where one scenario is enough in `make test`, for another kind of the same sink plays all.
 ALIKE = ("postgresql from the driver", "mariadb from the driver", "mariadb from executors")
+#: What the rules decide, whatever a ledger is written in: through Kafka's transactions, which take seconds, in the long
+#: runs only.
+BY_RULES = (
+    scenarios.a_checkpoint_is_lost,
+    scenarios.offsets_have_holes_and_a_batch_has_no_rows,
+    scenarios.rows_come_below_a_later_batch,
+    scenarios.another_copy_is_ahead,
+    scenarios.another_copy_is_behind,
+    scenarios.a_filter_leaves_rows_out,
+    scenarios.a_topic_was_created_again,
+)
+
+
+def is_thorough(name: str, scenario: Callable[[SinkUnderTest], None]) -> bool:
+    return scenario in BY_RULES if name == "kafka" else name in ALIKE and scenario is not SCENARIOS[0]
 
 
 @pytest.mark.parametrize(
@@ -19,7 +35,7 @@ ALIKE = ("postgresql from the driver", "mariadb from the driver", "mariadb from 
             name,
             scenario,
             id=f"{scenario.__name__}-{name}",
-            marks=[pytest.mark.thorough] if name in ALIKE and scenario is not SCENARIOS[0] else [],
+            marks=[pytest.mark.thorough] if is_thorough(name, scenario) else [],
         )
         for scenario in SCENARIOS
         for name in SINKS

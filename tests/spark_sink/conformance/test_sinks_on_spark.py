@@ -17,10 +17,15 @@ from streams import lose_commit, run_sink
 from commands import commands
 from databases import TestDatabase, new_database
 from kafka_tools import read_all
+from penstock import Outgoing
+from penstock.consumer import handler, retry
 from penstock.devbroker import DevBroker
-from penstock.spark_sink import KafkaSink, SqlSink
+from penstock.message import Message
+from penstock.spark_sink import HandlerSink, KafkaSink, SqlSink
 
+#: A sink, and what it has stored.
 Made = tuple[Any, Callable[[], list[int]]]
+Given = Callable[[str], Any]
 
 
 def sql(database: TestDatabase, **options: Any) -> Made:
@@ -32,24 +37,45 @@ def in_lake(lake: Lake) -> Made:
     return lake.sink(name="copy"), lambda: [int(value) for value in lake.rows()["value"].to_pylist()]
 
 
-def kafka(given: Callable[[str], Any], **options: Any) -> Made:
+def published(servers: str, topic: str) -> list[int]:
+    return [int(message.value() or b"") for message in read_all(servers, topic)]
+
+
+def kafka(given: Given, **options: Any) -> Made:
     servers, topic = given("broker").bootstrap_servers, given("new_topic")()
     sink = KafkaSink(servers, topic, name=topic, ledger_topic=given("ledger_topic"), **options)
-    return sink, lambda: [int(message.value() or b"") for message in read_all(servers, topic)]
+    return sink, lambda: published(servers, topic)
+
+
+def handlers(given: Given, source: str) -> Made:
+    """Publish most messages, and give up those that end with 7."""
+    servers, topic = given("broker").bootstrap_servers, given("new_topic")()
+
+    def copy(message: Message) -> Outgoing:
+        if (message.value or b"").endswith(b"7"):
+            raise ValueError("no such order")
+        return Outgoing(topic, message.value)
+
+    one = handler(copy, on_failure="dead_letter", retry=retry(1))
+    where = {"bootstrap_servers": servers, "name": topic, "ledger_topic": given("ledger_topic")}
+    sink = HandlerSink({source: one}, group="copies", parallelism=2, headers=False, **where)
+    return sink, lambda: published(servers, topic) + published(servers, f"dlq.{source}")
 
 
 def as_text(messages: DataFrame) -> DataFrame:
     return messages.selectExpr("cast(value AS STRING) value", "topic", "partition", "offset")
 
 
-SINKS: dict[str, Callable[[Callable[[str], Any], Path], Made]] = {
-    "sqlite": lambda _given, folder: sql(TestDatabase("sqlite", f"sqlite:///{folder / 'test.db'}")),
-    "postgresql": lambda given, _: sql(new_database(given("postgresql_url"))),
-    "mariadb": lambda given, _: sql(new_database(given("mariadb_url"))),
-    "kafka": lambda given, _: kafka(given),
-    "kafka by whole batches": lambda given, _: kafka(given, atomic_batches=True),
-    "delta": lambda _given, folder: in_lake(DeltaLake(folder)),
-    "iceberg": lambda _given, folder: in_lake(IcebergLake(folder)),
+#: How each sink is made, of the fixtures by name, a folder and the topic that is read.
+SINKS: dict[str, Callable[[Given, Path, str], Made]] = {
+    "sqlite": lambda _given, folder, _: sql(TestDatabase("sqlite", f"sqlite:///{folder / 'test.db'}")),
+    "postgresql": lambda given, *_: sql(new_database(given("postgresql_url"))),
+    "mariadb": lambda given, *_: sql(new_database(given("mariadb_url"))),
+    "kafka": lambda given, *_: kafka(given),
+    "kafka by whole batches": lambda given, *_: kafka(given, atomic_batches=True),
+    "handlers": lambda given, _, topic: handlers(given, topic),
+    "delta": lambda _given, folder, _: in_lake(DeltaLake(folder)),
+    "iceberg": lambda _given, folder, _: in_lake(IcebergLake(folder)),
 }
 
 
@@ -66,11 +92,11 @@ def test_a_repeated_batch_and_a_lost_checkpoint_store_nothing_twice(  # noqa: PL
     name: str,
 ) -> None:
     topic, begun = new_topic(partitions=2), list[int]()
-    sink, stored = SINKS[name](request.getfixturevalue, tmp_path)
+    sink, stored = SINKS[name](request.getfixturevalue, tmp_path, topic)
 
     def store(batch: DataFrame, batch_id: int) -> None:
         begun.append(batch_id)
-        sink(as_text(batch), batch_id)
+        sink(batch if name == "handlers" else as_text(batch), batch_id)
 
     def run(checkpoint: str) -> None:
         most = {"maxOffsetsPerTrigger": "60"}

@@ -12,9 +12,9 @@ from penstock.consumer import Handler, retry
 from penstock.message import Message
 from penstock.spark_sink.sinks.handlers import task
 from penstock.spark_sink.sinks.handlers.engine import TaskWork
-from penstock.spark_sink.sinks.handlers.report import TaskReport
-from penstock.spark_sink.sinks.handlers.results import ORDER, published_rows, report_of
+from penstock.spark_sink.sinks.handlers.report import TaskReport, from_json
 from penstock.spark_sink.sinks.handlers.rows import LANE
+from penstock.spark_sink.sinks.kafka_publication import ORDER, rows_of
 from penstock.spark_sink.sinks.kafka_publisher import Row as Published
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -80,12 +80,12 @@ def publish_task(
     rows: Sequence[Row], handlers: Mapping[str, Handler], *, publishes: bool = True, **options: Any
 ) -> tuple[list[Published], TaskReport]:
     """Run a task whose sink publishes; return what it gives, in the order in which that is published."""
-    reports: list[str] = []
+    reports: list[bytes] = []
     work = TaskWork("billing", handlers, publishes=publishes, **options)
     table = pa.Table.from_batches(list(task.run_task(work, batches_of(rows), task=2, attempt=1)))
     table = table.sort_by([(name, "ascending") for name in ORDER])
-    found = list(published_rows(iter(table.to_batches()), reports))
-    return found, report_of(*reports)
+    found = list(rows_of(table.to_batches(), "billing", reports))
+    return found, from_json(*reports)
 
 
 ONCE = retry(1)

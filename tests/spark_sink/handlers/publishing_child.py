@@ -23,7 +23,7 @@ from penstock.consumer import handler
 from penstock.devbroker import spark_environment
 from penstock.message import Message
 from penstock.spark_sink import HandlerSink, start_sink
-from penstock.spark_sink.sinks.handlers import publication
+from penstock.spark_sink.sinks import kafka_publication
 
 #: Results of each message, and the offset at which a handler dies.
 RESULTS, FATAL = 3, 50
@@ -86,13 +86,13 @@ def arm(plan: Plan) -> None:
 def arm_tasks(plan: Plan) -> None:
     """Arm the processes of the tasks that publish."""
 
-    class Armed(publication._PublishTask):
+    class Armed(kafka_publication.PublishTask):
         def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             arm(plan)
-            return publication._PublishTask.__call__(self, batches)
+            return kafka_publication.PublishTask.__call__(self, batches)
 
     # Of this program, it travels by value.
-    publication._PublishTask = Armed
+    kafka_publication.PublishTask = Armed
 
 
 def publishing(plan: Plan) -> Callable[[Message], list[Outgoing]]:

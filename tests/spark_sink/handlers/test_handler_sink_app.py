@@ -49,7 +49,7 @@ def app_of_two() -> App:
 def test_a_sink_of_an_app_has_its_handlers_limits_and_surroundings() -> None:
     app = app_of_two()
 
-    sink = app.handler_sink(parallelism=8, overlap="allowed")
+    sink = app.handler_sink(parallelism=8, overlap="allowed", name="billing")
 
     assert dict(sink.handlers) == dict(app.handlers)
     assert (sink.group, sink.parallelism, sink.bootstrap_servers) == ("billing", 8, "there:9092")
@@ -61,7 +61,7 @@ def test_a_sink_of_an_app_has_its_handlers_limits_and_surroundings() -> None:
 def test_what_spark_handles_the_apps_consumer_does_not() -> None:
     app = app_of_two()
 
-    app.handler_sink("orders", parallelism=8)
+    app.handler_sink("orders", parallelism=8, name="billing")
 
     assert list(app.consumer()._engine.handlers) == ["payments"]
     app.handler_sink("payments", parallelism=8)

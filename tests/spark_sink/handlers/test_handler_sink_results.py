@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from handler_rows import Row, publish_task, run_task
+from handler_rows import ONCE, Row, failing, publish_task, quickly, run_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import Outgoing
-from penstock.consumer import handler, retry
+from penstock.consumer import DeadLetterLimit, handler
 from penstock.consumer.handlers.handler import Handler
 from penstock.errors import SinkError
 from penstock.message import Message
+from penstock.spark_sink.ledger.rules import Batch
 from penstock.spark_sink.sinks import kafka_publication
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.kafka_ledger import Target
@@ -24,8 +26,7 @@ from penstock.spark_sink.sinks.kafka_publisher import Row as Published
 from penstock.spark_sink.sinks.kafka_publisher import publishing
 from penstock.spark_sink.sinks.sink import has_ledger
 from penstock.spark_sink.source.plan import TopicPartition
-
-ONCE = retry(1)
+from penstock.spark_sink.source.pool import WorkerPool
 
 
 def shown(rows: Sequence[Published]) -> list[tuple[int, str | None, bytes | None]]:
@@ -67,17 +68,42 @@ def test_what_cannot_be_a_message_is_not_tried_again_and_dead_letters_are_publis
 
     def work(message: Message) -> object:
         tried.append(message.offset)
+        if message.offset == 2:
+            failing(message)
         return Outgoing("a", object() if message.offset == 0 else b"fine")
 
-    one = handler(work, retry_policy=retry(5, wait=lambda _: 0.001), on_failure="dead_letter")
-    # There is no producer: one that was asked for would fail the task.
-    rows, report = publish_task([Row(b"x", 0, value=b"body"), Row(b"x", 1)], {"orders": one})
+    one = handler(work, retry_policy=quickly(2), on_failure="dead_letter")
+    given = [Row(b"x", 0, value=b"body"), Row(b"x", 1), Row(b"a", 2, headers=[("trace", b"1")])]
+    rows, report = publish_task(given, {"orders": one})
 
-    assert tried == [0, 1]
-    letter = rows[0]
-    assert (letter.target_topic, letter.offset, letter.key, letter.value) == ("dlq.orders", 0, b"x", b"body")
-    assert dict(letter.headers)["__dlq.errors.group"] == b"billing"
-    assert (report.handled, report.dead_letters, report.results) == (1, 1, 1)
+    assert sorted(tried) == [0, 1, 2, 2]
+    first, _, _, second = rows
+    assert (first.target_topic, first.offset, first.key, first.value) == ("dlq.orders", 0, b"x", b"body")
+    headers = dict(second.headers)
+    places = [headers[f"__dlq.errors.{name}"] for name in ("topic", "partition", "offset", "group", "delivery.count")]
+    assert places == [b"orders", b"0", b"2", b"billing", b"2"]
+    assert (headers["trace"], headers["__dlq.errors.message"]) == (b"1", b"no use for 2")
+    assert headers["penstock-exception-class"] == b"builtins.ValueError"
+    assert (report.handled, report.dead_letters, report.results) == (1, 2, 1)
+
+
+def test_what_a_handler_raised_is_named_by_its_kind_and_place_without_its_text() -> None:
+    with pytest.raises(SinkError, match=r"last with ValueError \(handler_rows.py line \d+, failing\)") as caught:
+        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE)})
+
+    # What Spark writes down: the error with all that is chained to it and shown.
+    assert "no use for 5" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_task_that_loses_everything_is_stopped_by_the_limit() -> None:
+    rows = [Row(b"k%d" % n, n) for n in range(9)]
+
+    with pytest.raises(SinkError, match=r"3 messages were given up in a row .* orders\[0\]@3 is not given up"):
+        publish_task(
+            rows,
+            {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")},
+            dead_letter_limit=DeadLetterLimit(consecutive=3),
+        )
 
 
 def test_a_batch_as_a_whole_is_published_once_only_where_all_is_one_transaction() -> None:
@@ -89,7 +115,7 @@ def test_a_batch_as_a_whole_is_published_once_only_where_all_is_one_transaction(
 
     with pytest.raises(SinkError, match=r"for its batch as a whole.*atomic_batches=True"):
         publish_task(rows, one)
-    whole, _ = publish_task(rows, one, whole=True)
+    whole, _ = publish_task(rows, one, atomic_batches=True)
 
     # In the transaction of the whole batch, at its last message.
     assert [(row.source[1], row.offset, row.value) for row in whole if row.target_topic] == [(1, 1, b"2"), (1, 3, b"2")]
@@ -108,7 +134,7 @@ class Ledger:
         self.next: dict[TopicPartition, int] = {}
         self.faults = faults
 
-    def publish(self, _target: Target, rows: Sequence[Published], _publisher: object) -> int:
+    def publish(self, _batch: Batch, rows: Sequence[Published]) -> int:
         fault = next(self.faults, "")
         left = [row for row in rows if row.offset >= self.next.get(row.source, 0)]
         if fault != "before":
@@ -138,8 +164,7 @@ def test_whatever_fails_each_message_has_the_results_of_one_call_whole_once_and_
         return [Outgoing("a", f"{runs}/{number}") for number in range(made)]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(kafka_publication, "publish", ledger.publish)
-        patched.setattr(kafka_publication, "SinkPublisher", MagicMock())
+        patched.setattr(kafka_publication, "SinkPublisher", lambda _target: MagicMock(publish=ledger.publish))
         patched.setattr(kafka_publication, "PIECE_ROWS", piece)
         while True:
             # Two tasks, each with some keys; what they return is brought together by source partition.
@@ -148,10 +173,11 @@ def test_whatever_fails_each_message_has_the_results_of_one_call_whole_once_and_
                 for mine in (True, False)
             ]
             together = sorted((row for rows in tasks for row in rows), key=lambda row: (row.source, row.offset))
-            told = list(kafka_publication.publish_rows(target, together))
-            if not any(one.failure for one in told):
+            try:
+                list(kafka_publication.publish_rows(target, Batch("", -1), together, WorkerPool()))
                 break
-            runs += 1
+            except SinkError:
+                runs += 1
 
     assert ledger.next == {("orders", 0): 4, ("orders", 1): 4}
     for partition in (0, 1):
@@ -169,6 +195,7 @@ def sink_of(one: Handler, **options: Any) -> HandlerSink:
 
 def test_a_sink_with_a_name_has_a_ledger_and_its_results_go_where_an_apps_would() -> None:
     config = {"isolation.level": "read_committed", "group.id": "app", "error_cb": print, "sasl.password": "canary"}
+    config |= {"oauth_cb": "tokens:token"}  # which can travel
     sink = sink_of(handler(two), name="invoices", bootstrap_servers="there:1", config=config)
 
     assert has_ledger(sink)
@@ -178,6 +205,7 @@ def test_a_sink_with_a_name_has_a_ledger_and_its_results_go_where_an_apps_would(
     # That of the client library, by which an app's keys go to partitions; a `KafkaSink` has Java's.
     assert target.config == {
         "partitioner": "consistent_random", "compression.type": "zstd", "sasl.password": "canary",
+        "oauth_cb": "tokens:token",
     }  # fmt: skip
     assert "canary" not in repr(sink)
     assert "canary" not in repr(target)

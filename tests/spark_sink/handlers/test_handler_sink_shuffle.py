@@ -55,36 +55,25 @@ def shuffles(topic: str, batch: DataFrame, order: str, parallelism: int = 2) -> 
 
 
 @pytest.mark.thorough
-def test_rows_of_a_partition_that_one_task_reads_stay_there(frame: Callable[..., tuple[str, DataFrame]]) -> None:
+def test_rows_stay_where_they_are_read_unless_their_partition_is_divided_or_waits_in_a_task_with_others(
+    frame: Callable[..., tuple[str, DataFrame]],
+) -> None:
     topic, batch = frame(WHOLE)
     changed = batch.where("offset % 2 = 0").withColumn("more", F.col("offset") + 1).sortWithinPartitions("key")
     unknown = (batch.repartition(2), batch.union(batch), batch.coalesce(1), batch.orderBy("offset"), batch.limit(9))
-
-    assert whole_partitions(batch) == whole_partitions(changed) == 2
-    assert not shuffles(topic, batch, "partition")
-    assert not shuffles(topic, changed, "partition")
-    # There are two to be handled side by side, and so many tasks.
-    assert not shuffles(topic, batch, "partition", parallelism=4)
-    assert not shuffles(topic, batch, "none")
-    assert shuffles(topic, batch, "key")
-    assert [whole_partitions(one) for one in unknown] == [None] * 5
-    assert all(shuffles(topic, one, "partition") for one in unknown)
-
-
-@pytest.mark.thorough
-def test_rows_of_partitions_that_are_divided_or_wait_in_one_task_are_spread(
-    frame: Callable[..., tuple[str, DataFrame]],
-) -> None:
     divided, in_parts = frame(DIVIDED)
     packed, together = frame(PACKED)
 
-    assert in_parts.rdd.getNumPartitions() == 8
-    assert whole_partitions(in_parts) is None
-    assert shuffles(divided, in_parts, "partition")
-    assert not shuffles(divided, in_parts, "none")
-    assert together.rdd.getNumPartitions() == 1
-    assert shuffles(packed, together, "partition")
-    assert not shuffles(packed, together, "partition", parallelism=1)
+    assert whole_partitions(batch) == whole_partitions(changed) == 2
+    assert [whole_partitions(one) for one in (*unknown, in_parts)] == [None] * 6
+    assert [one.rdd.getNumPartitions() for one in (in_parts, together)] == [8, 1]
+    # There are two to be handled side by side, and so many tasks.
+    stay = [(topic, batch, "partition", 2), (topic, changed, "partition", 2), (topic, batch, "partition", 4)]
+    stay += [(topic, batch, "none", 2), (divided, in_parts, "none", 2), (packed, together, "partition", 1)]
+    spread_out = [(topic, one, "partition", 2) for one in unknown] + [(topic, batch, "key", 2)]
+    spread_out += [(divided, in_parts, "partition", 2), (packed, together, "partition", 2)]
+    assert [shuffles(*one) for one in stay] == [False] * len(stay)
+    assert [shuffles(*one) for one in spread_out] == [True] * len(spread_out)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ NAMED = {"name": "invoices", "bootstrap_servers": "there:1"}
         ({"key_rate": 10.0}, "the handler nothing of orders has a rate, which executors cannot share"),
         ({"on_failure": "hold"}, "the handler nothing of orders has on_failure='hold', but a batch ends only when"),
         # Where dead letters and results go.
-        ({"on_failure": "dead_letter"}, "give bootstrap_servers"),
+        ({"on_failure": "dead_letter"}, r"nothing of orders has dead letters; give the HandlerSink name=\.\.\."),
         ({"on_failure": "dead_letter", **NAMED, "config": {"oauth_cb": print}}, "oauth_cb.* cannot travel"),
         ({"to": "invoices"}, r"nothing of orders has to='invoices'; give the HandlerSink name=\.\.\."),
         ({"name": "invoices"}, "the sink invoices publishes; give bootstrap_servers"),
@@ -66,16 +66,6 @@ def test_a_wrong_option_is_named(options: dict[str, Any], sentence: str) -> None
 
     with pytest.raises(ConfigurationError, match=sentence):
         sink_of(handler(nothing, **of_handler), **of_sink)
-
-
-def test_dead_letters_are_written_with_the_settings_that_can_travel() -> None:
-    config = {"oauth_cb": "tokens:token", "error_cb": print}
-    sink = sink_of(handler(nothing, on_failure="dead_letter"), bootstrap_servers="there", config=config)
-
-    producer = sink._work().producer
-
-    assert producer["oauth_cb"] == "tokens:token"
-    assert "error_cb" not in producer
 
 
 def test_a_sink_travels_with_its_settings_and_leaves_telemetry_behind() -> None:
@@ -133,12 +123,16 @@ def test_a_serializer_that_only_this_process_has_is_refused_with_a_sentence(shop
         sink_of(one)
 
 
-def test_a_module_that_an_executor_cannot_import_is_named_with_the_remedy(
+def test_what_a_module_has_as_a_global_travels_by_its_name_and_the_module_is_named_where_it_is_missing(
     shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = pack(shop.use)
-    monkeypatch.setitem(sys.modules, "shop_of_handlers", None)
+    packed = pack((shop.coded, shop.session))
 
+    coded, session = unpack(packed)
+
+    assert session is shop.session
+    assert coded.decoder.deserializer is coded.encoder.serializer is shop.serdes
+    monkeypatch.setitem(sys.modules, "shop_of_handlers", None)
     with pytest.raises(SinkError, match=r"an executor cannot import shop_of_handlers.* --py-files"):
         unpack(packed)
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from handler_log import judge, logging_handler, read_log
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from streams import SPARK_S
 
-from kafka_tools import Recorder, produce, read_all
-from penstock.app import App
+from kafka_tools import produce, read_all
 from penstock.consumer import handler, retry
 from penstock.devbroker import DevBroker
 from penstock.spark_sink import HandlerSink
@@ -106,35 +104,3 @@ def test_a_key_with_a_fifth_of_all_keeps_its_order_through_failures_and_a_stop_i
     last = recorded.spans("process skew")[-1]
     assert [f"{link.context.trace_id:032x}" for link in last.links] == [TRACE]
     assert (last.attributes or {})["messaging.batch.message_count"] == report.rows
-
-
-@pytest.mark.thorough
-def test_an_app_has_one_topic_handled_by_its_consumer_and_another_by_spark_each_once(
-    spark: SparkSession, broker: DevBroker, new_topic: NewTopic, tmp_path: Path
-) -> None:
-    here, there = new_topic(), new_topic()
-    for topic in (here, there):
-        produce(broker.bootstrap_servers, topic, [(b"k%d" % n, b"x") for n in range(20)])
-    app = App(there, bootstrap_servers=broker.bootstrap_servers, workers=2)
-    seen = Recorder()
-    app.handler(here)(seen)
-    app.handler(there)(logging_handler(tmp_path))
-    sink = app.handler_sink(there, parallelism=1)
-
-    @app.sink(
-        there,
-        sink=sink,
-        trigger="1 second",
-        checkpoint_location=str(tmp_path / "checkpoint"),
-        options={"includeHeaders": "true"},
-    )
-    def as_they_are(messages: DataFrame) -> DataFrame:
-        return messages
-
-    with app.start():
-        wait_until(lambda: len(read_log(tmp_path)) >= 20 and len(seen.calls) >= 20, timeout=SPARK_S)
-
-    assert sorted(one.offset for one in read_log(tmp_path)) == list(range(20))
-    assert {one.pid for one in read_log(tmp_path)}.isdisjoint({os.getpid()})
-    assert len(seen.calls) == 20
-    assert str(sink.last_report).startswith("batch 0: 20 messages in 1 of 1 tasks, 20 handled")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition
 from penstock.clients.rights import Operation, Right, principal_of, topic_right, transactional_right
 from penstock.errors import ConfigurationError, MessageFormatError, SinkError
 from penstock.options import ClientConfig, not_empty, reserved
-from penstock.spark_sink.ledger.rules import Batch, LedgerEntry
+from penstock.spark_sink.ledger.rules import LedgerEntry
 from penstock.spark_sink.source.options import GROUP
 from penstock.spark_sink.source.plan import TopicPartition
 
@@ -62,17 +62,12 @@ _OWNED = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a sink publishes, and which rights that takes. Can be pickled.
-
-    `batch` is what is published; a task writes the entries of the partitions whose rows it has. If it is `whole`, all
-    of it is one transaction.
-    """
+    """Where a sink publishes, and which rights that takes. If it is `whole`, a batch is one transaction. Picklable."""
 
     servers: str
     config: ClientConfig = field(repr=False)
     name: str
     ledger: str
-    batch: Batch = field(default_factory=lambda: Batch("", -1))
     whole: bool = False
 
     def transactional_id(self, source: TopicPartition) -> str:
@@ -92,10 +87,10 @@ class Target:
         on_ledger = [topic_right(operation, self.ledger) for operation in (Operation.READ, Operation.WRITE)]
         return [topic_right(Operation.WRITE, topic) for topic in sorted(set(topics))] + on_ledger
 
-    def least_rights(self, topics: Iterable[str]) -> list[Right]:
-        """Return all that it takes to publish to some topics: the ledger is made by whoever starts first."""
-        making = topic_right(Operation.CREATE, self.ledger)
-        return [*self.rights(topics), making, self.ids_right]
+    def least_rights(self, topics: Iterable[str], made: Iterable[str] = ()) -> list[Right]:
+        """Return all that it takes to publish to topics, of which some, as the ledger, are made by who starts first."""
+        making = [topic_right(Operation.CREATE, name) for name in (self.ledger, *made)]
+        return [*self.rights([*topics, *made]), *making, self.ids_right]
 
 
 def slot_of(source: TopicPartition) -> int:
@@ -118,8 +113,8 @@ def require_settings(sink: str, bootstrap_servers: str, name: str, ledger_topic:
         require_travelling(key, value)
 
 
-def require_target(target: Target, topics: Sequence[str]) -> None:
-    """Check rights and topics; make the ledger's.
+def require_target(target: Target, topics: Collection[str], made: Sequence[TopicSpec] = ()) -> None:
+    """Check rights and topics to publish to; make the ledger's, and those that are to be made.
 
     Raises:
         MissingRightError: the client may not publish to a topic, or not keep the ledger.
@@ -129,9 +124,10 @@ def require_target(target: Target, topics: Sequence[str]) -> None:
     """
     admin = clients.admin(target.servers, target.config)
     principal = principal_of(target.config)
-    require_rights(admin, f"sink {target.name} cannot publish", target.rights(topics), principal)
-    spec = TopicSpec(target.ledger, PARTITIONS, TOPIC_CONFIG)
-    count = ensure_topics(admin, target.servers, [spec], principal=principal)[target.ledger]
+    rights = target.rights([*topics, *(spec.name for spec in made)])
+    require_rights(admin, f"sink {target.name} cannot publish", rights, principal)
+    specs = [TopicSpec(target.ledger, PARTITIONS, TOPIC_CONFIG), *made]
+    count = ensure_topics(admin, target.servers, specs, principal=principal)[target.ledger]
     if count < PARTITIONS:
         raise ConfigurationError(
             f"topic {target.ledger} has {count} partitions, a ledger needs {PARTITIONS}; give another "
@@ -147,24 +143,14 @@ def require_target(target: Target, topics: Sequence[str]) -> None:
         require_topics(admin, target.servers, topics, principal=principal)
 
 
-def ledger_of(target: Target, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
-    """Return the entry of each partition that the ledger of a sink knows. Raises as `ledgers_of`."""
-    found = list(partitions)
-    return _read(target, lambda ledger: ledger.read(found))
-
-
-def ledgers_of(target: Target) -> dict[str, dict[TopicPartition, LedgerEntry]]:
-    """Return the entries of all sinks that keep theirs in the same topic, by the sinks' names.
+def read_ledger(target: Target, read: Callable[[KafkaLedger], dict[T, Any]]) -> dict[T, Any]:
+    """Return what `read` finds in the ledger of a sink; nothing where it has no topic yet.
 
     Raises:
         MissingRightError: the client may not read the ledger.
         SinkError: the ledger cannot be read.
         BrokerConnectionError: no broker answered.
     """
-    return _read(target, KafkaLedger.read_all)
-
-
-def _read(target: Target, read: Callable[[KafkaLedger], dict[T, Any]]) -> dict[T, Any]:
     admin = clients.admin(target.servers, target.config)
     # A topic that may not be seen looks like one that is not there, and the query would begin again.
     reading = [topic_right(Operation.READ, target.ledger)]
@@ -191,10 +177,10 @@ class KafkaLedger:
         self._target = target
         self._admin = clients.admin(target.servers, target.config)
         self._reader = PartitionReader(target.servers, target.config, GROUP, _not_read)
-        self._positions: dict[int, int] = {}
+        self._positions: dict[Place, int] = {}
         self._known: dict[bytes, LedgerEntry] = {}
 
-    def read(self, sources: Sequence[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
+    def read(self, sources: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
         """Return the entries of those source partitions that the ledger knows.
 
         Waits for transactions that others have open in the same partitions of the ledger: behind them may be what is
@@ -202,8 +188,7 @@ class KafkaLedger:
         to its end, or holds what is no ledger.
         """
         keys = {source: ledger_key(self._target.name, source) for source in sources}
-        for partition in sorted({ledger_partition(key) for key in keys.values()}):
-            self._catch_up(partition)
+        self._catch_up({ledger_partition(key) for key in keys.values()})
         return {source: self._known[key] for source, key in keys.items() if key in self._known}
 
     def read_all(self) -> dict[str, dict[TopicPartition, LedgerEntry]]:
@@ -211,8 +196,7 @@ class KafkaLedger:
 
         Raises as `read`.
         """
-        for partition in range(PARTITIONS):
-            self._catch_up(partition)
+        self._catch_up(range(PARTITIONS))
         found: dict[str, dict[TopicPartition, LedgerEntry]] = {}
         for key, entry in self._known.items():
             with suppress(ValueError, TypeError):
@@ -224,28 +208,32 @@ class KafkaLedger:
         """Close the consumer."""
         self._reader.close()
 
-    def _catch_up(self, partition: int) -> None:
-        place, position = (self._target.ledger, partition), self._positions.get(partition, 0)
+    def _catch_up(self, partitions: Iterable[int]) -> None:
+        places = [(self._target.ledger, partition) for partition in partitions]
         # Behind what is open in it, too: before the last stable offset may lie all but the record that is looked for.
-        end = log_ends(self._admin, [place], ANSWER_S, IsolationLevel.READ_UNCOMMITTED)[place]
-        if position > end:
-            # Another topic of that name: what was read of the one before is gone.
-            self._known = {key: entry for key, entry in self._known.items() if ledger_partition(key) != partition}
-            position = self._positions[partition] = 0
-        if position == end:
-            return
-        starts = {place: position or OFFSET_BEGINNING}
+        ends = log_ends(self._admin, places, ANSWER_S, IsolationLevel.READ_UNCOMMITTED) if places else {}
+        for place, end in ends.items():
+            if self._positions.setdefault(place, 0) > end:
+                # Another topic of that name: what was read of the one before is gone.
+                self._known = {key: entry for key, entry in self._known.items() if ledger_partition(key) != place[1]}
+                self._positions[place] = 0
+        starts = {
+            place: self._positions[place] or OFFSET_BEGINNING
+            for place, end in ends.items()
+            if end > self._positions[place]
+        }
         try:
-            for records in self._reader.read(starts, {place: end}, limit_s=_LEDGER_TIMEOUT_S):
+            for records in self._reader.read(starts, ends, limit_s=_LEDGER_TIMEOUT_S):
                 for record in records:
                     self._take(record)
         except NotReadInTimeError as late:
+            place = min(self._reader.behind)
             raise SinkError(
-                f"the ledger {self._target.ledger}[{partition}] was not read to offset {end} within "
+                f"the ledger {place[0]}[{place[1]}] was not read to offset {ends[place]} within "
                 f"{_LEDGER_TIMEOUT_S:g} s: a transaction holds it back at {self._reader.positions[place]}; find its "
                 "producer and stop it"
             ) from late
-        self._positions[partition] = self._reader.positions[place]
+        self._positions |= {place: self._reader.positions[place] for place in starts}
 
     def _take(self, record: Message) -> None:
         key, value = record.key(), record.value()

@@ -1,54 +1,132 @@
-"""How a batch is published to Kafka by Spark's tasks: rows in, a report of each transaction out."""
+"""How a batch is published to Kafka by Spark's tasks, for `KafkaSink` and `HandlerSink`: rows in, reports out.
+
+Rows are columns of `PUBLISHED`, whoever makes them. Between that and the tasks that publish stands a shuffle, in which
+they are written down: a task that publishes and is tried again publishes the same, and nothing is made once more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import Row as SparkRow
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
+from penstock.clients.gc_pause import imports_set_aside
 from penstock.clients.rights import MissingRightError
 from penstock.errors import ConfigurationError, SinkError
-from penstock.spark_sink.ledger.rules import Batch, OffsetStatistics, warn_left_out
-from penstock.spark_sink.sinks.kafka_ledger import SLOTS, Target
-from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher, publish, publishing
-from penstock.spark_sink.sinks.position import POSITION
+from penstock.spark_sink.errors import error_of, errors_in
+from penstock.spark_sink.ledger.rules import Batch, LedgerEntry, OffsetStatistics, warn_left_out
+from penstock.spark_sink.sinks.kafka_ledger import SLOTS, Target, ledger_options, read_ledger
+from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher, begin_ledger, publishing
+from penstock.spark_sink.sinks.planned_offsets import micro_batch
+from penstock.spark_sink.sinks.position import POSITION, require_position, steps
+from penstock.spark_sink.sinks.sink import origin_of, stored_batches
+from penstock.spark_sink.source.plan import TopicPartition
 from penstock.spark_sink.source.pool import WorkerPool
 
 #: A transaction takes rows of one source partition up to so many, or so many bytes of keys and values.
 PIECE_ROWS = 10_000
 PIECE_BYTES = 8 * 1024 * 1024
 
-#: Column of a row that says only where a batch ends, and all that such a row has.
-IS_END = "penstock_end"
-_MARK = (*POSITION, IS_END)
+#: Columns by which rows are sorted: of one message, they stand by their place among what it publishes.
+ORDER = (*POSITION, "place")
+#: The place of a row that publishes nothing, and says how far a batch, or what a task has handled, goes in a source
+#: partition. Without a topic it is a report of the task that made the rows, in `value`.
+MARK = -1
+#: The columns. A target partition of -1 is left to the partitioner.
+PUBLISHED = pa.schema(
+    {
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "place": pa.int32(),
+        "target_topic": pa.string(),
+        "target_partition": pa.int32(),
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+    }
+)
 
-
-class WriterCommitMessage(NamedTuple):
-    """What a task reports to the driver of a transaction: rows of one source partition, or of a whole batch."""
-
-    topic: str
-    partition: int
-    rows: int
-    applied: int
-    failure: str | None
-    lacks_right: bool = False
-
-
-#: Its columns.
-COMMIT_MESSAGE = pa.schema(
+#: What a task yields for the driver: of a transaction how many rows of a source partition, or of a whole batch, it had,
+#: and how many of them were published before; or a report that came with the rows.
+_OUTCOME = pa.schema(
     {
         "topic": pa.string(),
         "partition": pa.int32(),
         "rows": pa.int64(),
         "applied": pa.int64(),
-        "failure": pa.string(),
-        "lacks_right": pa.bool_(),
+        "report": pa.binary(),
     }
 )
+#: The same as a row of Spark, or of Arrow.
+Outcome = SparkRow | dict[str, Any]
+
+
+def published(rows: DataFrame, target: Target, batch: Batch, parallelism: int) -> DataFrame:
+    """Return the frame whose job publishes a batch, of columns `PUBLISHED`; its rows are for `conclude`.
+
+    Those of a slot go to one task, those of a `whole` batch to one. With a row for each partition where Spark has
+    planned the batch to end: the ledger moves there, whatever a filter has dropped.
+    """
+    ends = [(*part, end - 1) for part, (start, end) in sorted(batch.planned.items()) if start != end]
+    if ends:
+        values = ", ".join(f"(?, {partition}, {offset}L, {MARK})" for _, partition, offset in ends)
+        query = f"SELECT * FROM VALUES {values} AS ends ({', '.join(ORDER)})"  # noqa: S608 - of numbers and our names
+        marks = rows.sparkSession.sql(query, args=[topic for topic, *_ in ends])
+        rows = rows.unionByName(marks.coalesce(1), allowMissingColumns=True)
+    lanes = rows.repartitionById(1 if target.whole else parallelism, slot_column()).sortWithinPartitions(*ORDER)
+    return lanes.mapInArrow(PublishTask(target, batch), from_arrow_schema(_OUTCOME))
+
+
+def slot_column() -> Column:
+    """Return the slot of a row's source partition, as `kafka_ledger.slot_of`; some slot where it has none."""
+    place = F.concat_ws("/", F.col("topic"), F.col("partition").cast("string"))
+    return F.pmod(F.crc32(place.cast("binary")), F.lit(SLOTS)).cast("int")
+
+
+@dataclass(frozen=True, slots=True)
+class PublishTask:
+    """Publishes the rows of one Spark task, sorted by `ORDER`. Can be pickled."""
+
+    target: Target
+    batch: Batch
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the outcome of each transaction, then the reports that came with the rows."""
+        reports: list[bytes] = []
+        for outcome in publish_rows(self.target, self.batch, rows_of(batches, self.target.name, reports)):
+            yield pa.RecordBatch.from_pylist([outcome], schema=_OUTCOME)
+        yield pa.RecordBatch.from_pylist([{"report": report} for report in reports], schema=_OUTCOME)
+        imports_set_aside("publishing")
+
+
+def rows_of(batches: Iterable[pa.RecordBatch], name: str, reports: list[bytes]) -> Iterator[Row]:
+    """Return rows as the sink of that name publishes them; reports are put into `reports`, as they come."""
+    for batch in batches:
+        if any(batch[column].null_count for column in POSITION):
+            require_position(batch.filter(pc.not_equal(batch["place"], MARK)), f"sink {name}")
+        for part in steps(batch):
+            cells = zip(*(column.to_pylist() for column in part.columns), strict=True)
+            for topic, partition, offset, place, target, target_partition, key, value, headers in cells:
+                if topic is None:
+                    reports.append(value)
+                    continue
+                pairs = [(header["key"], header["value"]) for header in headers if header] if headers else ()
+                if place != MARK and (target is None or (pairs and any(header is None for header, _ in pairs))):
+                    raise SinkError(
+                        f"{'target_topic' if target is None else 'headers.key'} is NULL in a row from "
+                        f"{topic}[{partition}] offset {offset} for sink {name}; give it a value in the query, or "
+                        "filter such rows out"
+                    )
+                yield Row((topic, partition), offset, target, key, value, pairs, target_partition)
 
 
 def pieces(rows: Iterable[Row], *, whole: bool = False) -> Iterator[Sequence[Row]]:
@@ -75,60 +153,113 @@ _publishers = WorkerPool[SinkPublisher]()
 
 
 def publish_rows(
-    target: Target, rows: Iterable[Row], publishers: WorkerPool[SinkPublisher] = _publishers
-) -> Iterator[WriterCommitMessage]:
-    """Publish rows, sorted by source partition and offset, transaction by transaction up to the first that fails.
+    target: Target, batch: Batch, rows: Iterable[Row], publishers: WorkerPool[SinkPublisher] = _publishers
+) -> Iterator[dict[str, Any]]:
+    """Publish rows of a batch, sorted by source partition and offset; yield the outcome of each transaction.
 
-    By a publisher of `publishers`, or of what this process keeps. No two tasks at a time have rows of one slot.
-    A failure is in the commit message: an exception would reach the driver as the text of a worker's stack.
+    By a publisher of `publishers`, or of what this process keeps. No two tasks at a time have rows of one slot. Raises
+    `SinkError` or `MissingRightError` for the first transaction that fails.
     """
-    sink = replace(target, batch=Batch("", -1))
-    key = (sink.servers, frozenset(sink.config.items()), sink.name, sink.ledger, sink.whole)
+    with publishers.lend(target, lambda: SinkPublisher(target)) as publisher:
+        for piece in pieces(rows, whole=target.whole):
+            topic, partition = piece[0].source
+            applied = publisher.publish(batch, piece)
+            yield {
+                "topic": topic,
+                "partition": partition,
+                "rows": publishing(piece),
+                "applied": applied,
+                "report": None,
+            }
+
+
+def run_job(job: DataFrame, batch_id: int) -> list[SparkRow]:
+    """Return the rows of a job of Spark's; raise what its tasks raised as errors of ours, in one sentence."""
     try:
-        with publishers.lend(key, lambda: SinkPublisher(sink)) as publisher:
-            for piece in pieces(rows, whole=target.whole):
-                applied = publish(target, piece, publisher)
-                yield WriterCommitMessage(*piece[0].source, publishing(piece), applied, None)
-    except (SinkError, ConfigurationError, MissingRightError) as error:
-        yield WriterCommitMessage("", -1, 0, 0, str(error), isinstance(error, MissingRightError))
+        return job.collect()
+    except Exception as error:
+        kinds = (SinkError, MissingRightError, ConfigurationError)
+        found = [named for named in errors_in(str(error)) if isinstance(named, kinds)]
+        if not found:
+            raise
+        # Not chained: what Spark says repeats it within two stacks, and what a handler raised may hold the message.
+        raise error_of(type(found[-1]), f"batch {batch_id}: {found[-1]}") from None
 
 
-def in_lanes(rows: DataFrame, target: Target, parallelism: int) -> DataFrame:
-    """Return the rows of a batch in tasks that publish: those of a slot in one task, those of a `whole` batch in one.
-
-    With a row for each partition where Spark has planned the batch to end: it publishes nothing, and the ledger moves
-    there, whatever a filter has dropped.
-    """
-    ends = [
-        F.struct(*(F.lit(value).alias(name) for name, value in zip(_MARK, (*part, end - 1, True), strict=True)))
-        for part, (start, end) in sorted(target.batch.planned.items())
-        if start != end
-    ]
-    if ends:
-        marks = rows.sparkSession.range(0, 1, 1, 1).select(F.inline(F.array(*ends)))
-        columns = [
-            (F.col(column.name) if column.name in _MARK else F.lit(None)).cast(column.dataType).alias(column.name)
-            for column in rows.schema.fields
-        ]
-        rows = rows.unionByName(marks.select(*columns))
-    return rows.repartitionById(1 if target.whole else parallelism, slot_column())
+def conclude(batch: Batch, outcomes: Iterable[Outcome]) -> list[bytes]:
+    """Warn of rows that were left out, and return the reports that came with the rows."""
+    reports, statistics = [], OffsetStatistics()
+    for row in outcomes:
+        if row["report"] is not None:
+            reports.append(row["report"])
+            continue
+        statistics.rows += row["rows"]
+        if row["applied"]:
+            part = row["topic"], row["partition"]
+            statistics.applied[part] = statistics.applied.get(part, 0) + row["applied"]
+    warn_left_out(batch.batch_id, batch.target, statistics)
+    return reports
 
 
-def slot_column() -> Column:
-    """Return the slot of a row's source partition, as `kafka_ledger.slot_of`; some slot where it has none."""
-    place = F.concat_ws("/", F.col("topic"), F.col("partition").cast("string"))
-    return F.pmod(F.crc32(place.cast("binary")), F.lit(SLOTS)).cast("int")
+class PublishingSink:
+    """What sinks that publish to Kafka share: their ledger is a topic."""
 
+    __slots__ = ()
 
-def conclude(batch_id: int, name: str, messages: Sequence[WriterCommitMessage]) -> None:
-    """Warn of rows that were left out, and raise `SinkError` or `MissingRightError` where some were not published."""
-    statistics = OffsetStatistics(rows=sum(message.rows for message in messages))
-    for message in messages:
-        if message.applied:
-            part = message.topic, message.partition
-            statistics.applied[part] = statistics.applied.get(part, 0) + message.applied
-    warn_left_out(batch_id, f"sink {name}", statistics)
-    failures = sorted((message for message in messages if message.failure), key=lambda failed: not failed.lacks_right)
-    if failures:
-        text = f"batch {batch_id}: {failures[0].failure} (tasks that failed: {len(failures)})"
-        raise MissingRightError.from_text(text) if failures[0].lacks_right else SinkError(text)
+    bootstrap_servers: str | None
+    name: str | None
+    ledger_topic: str
+    parallelism: int
+
+    def check(self, schema: StructType) -> None:
+        """Check that frames of this schema can be published; make the ledger's topic."""
+        raise NotImplementedError
+
+    def _target(self) -> Target | None:
+        """Return where it publishes; None where it publishes nothing, and has no ledger."""
+        raise NotImplementedError
+
+    @property
+    def has_ledger(self) -> bool:
+        """Whether it remembers what it has published."""
+        return self._target() is not None
+
+    def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
+        """Return what the ledger has of some partitions. The sink's own name counts.
+
+        Raises:
+            MissingRightError: the client may not read the ledger.
+            SinkError: the ledger cannot be read.
+            BrokerConnectionError: no broker answered.
+        """
+        target = self._target()
+        return {} if target is None else read_ledger(target, lambda ledger: ledger.read(partitions))
+
+    def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
+        """Write where a query begins, in partitions that the ledger does not know; `SinkError` where it cannot."""
+        if (target := self._target()) is not None:
+            begin_ledger(target, entries)
+
+    @property
+    def ledger_key(self) -> Hashable:
+        """What tells its ledger from those of others in this process."""
+        return self.bootstrap_servers, self.name, self.ledger_topic
+
+    def _publish(
+        self,
+        batch: DataFrame,
+        batch_id: int,
+        made: Callable[[DataFrame], DataFrame],
+        run: Callable[[DataFrame, int], list[SparkRow]] = run_job,
+    ) -> list[bytes]:
+        """Publish the rows that are made of a batch, of columns `PUBLISHED`; return the reports that came with them."""
+        target = self._target()
+        if target is None:
+            raise AssertionError("only a sink with a name publishes")
+        origin = origin_of(batch, target.name)
+        # A run of a query that has published a batch was found to be able to.
+        if not stored_batches.has_any_of(self.ledger_key, origin):
+            self.check(batch.schema)
+        what = micro_batch(batch, batch_id, origin, f"sink {target.name}", ledger_options(target.ledger))
+        with stored_batches.one_call(self.ledger_key, origin, what):
+            return conclude(what, run(published(made(batch), target, what, self.parallelism), batch_id))

@@ -43,7 +43,7 @@ from penstock.spark_sink.sinks.kafka_ledger import (
     ledger_key,
     ledger_partition,
 )
-from penstock.spark_sink.source.plan import TopicPartition
+from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
 _log = logging.getLogger("penstock.spark_sink")
 
@@ -67,9 +67,9 @@ _FINAL = frozenset(
     }
 )
 #: What a transaction fails with, and the next try may not.
-Failure = (KafkaException, UnknownEndError, NotOpenedError, IdLostError)
+Failure = (KafkaException, UnknownEndError, NotOpenedError, IdLostError, BufferError)
 
-Ledger = dict[TopicPartition, LedgerEntry]
+Ledger = Mapping[TopicPartition, LedgerEntry]
 #: Entries that a transaction sets; None removes one.
 Entries = Mapping[TopicPartition, LedgerEntry | None]
 
@@ -130,6 +130,30 @@ class SinkPublisher:
         self.ledger.close()
         while self._idle:
             self._idle.popitem()[1][0].close()
+
+    def publish(self, batch: Batch, rows: Sequence[Row]) -> int:
+        """Publish rows of a batch and the ledger after them in one transaction.
+
+        Returns how many of the rows were applied before, of those that publish something.
+        All rows of an offset come in one call, and per source partition in the order of their offsets. Of rows that end
+        in a `SinkError` or a `MissingRightError` none that was not applied before is visible.
+        """
+        spans: dict[TopicPartition, Span] = {}
+        ends: Offsets = {}
+        for row in rows:
+            ends[row.source] = row.offset + 1
+            if row.offset >= 0:  # others are ends of an empty batch
+                spans[row.source] = Span(spans.get(row.source, Span(row.offset, row.offset)).first, row.offset)
+        # The part of the batch that these rows are ends behind the last of them, or where the batch does.
+        planned = {part: (start, min(ends[part], end)) for part, (start, end) in batch.planned.items() if part in ends}
+        part_of_batch = replace(batch, planned=planned)
+
+        def changes(held: Ledger) -> tuple[Sequence[Row], Entries]:
+            below = part_of_batch.applied_below(held)
+            left = [row for row in rows if row.offset >= below.get(row.source, 0)]
+            return left, part_of_batch.entries_after(held, spans)
+
+        return publishing(rows) - publishing(self.write(rows, list(ends), changes))
 
     def write(self, rows: Sequence[Row], sources: Sequence[TopicPartition], changes: Changes) -> Sequence[Row]:
         """Write what `changes` makes of the ledger's entries: some of the rows, which are returned, and entries.
@@ -293,56 +317,28 @@ def _places(rows: Sequence[Row]) -> str:
     )
 
 
-def begin_ledger(target: Target, entries: Entries, *, overwrite: bool = False) -> None:
-    """Write where a query begins, in partitions that the ledger does not know; `overwrite` those it knows, too.
+def begin_ledger(target: Target, entries: Ledger) -> None:
+    """Write where a query begins, in partitions that the ledger does not know.
 
     By the transactional ids that the partitions' rows are published by, so that no copy of the query publishes
     meanwhile. Its topic exists. Raises `SinkError` or `MissingRightError` where the ledger cannot be read or written.
     """
-    by_id: dict[str, dict[TopicPartition, LedgerEntry | None]] = {}
-    for part, entry in entries.items():
-        by_id.setdefault(target.transactional_id(part), {})[part] = entry
+    _write_entries(target, entries, lambda parts, held: ([], unknown(held, {part: entries[part] for part in parts})))
+
+
+def write_ledger(target: Target, entries: Entries) -> None:
+    """Have the ledger hold these entries, whatever it has of their partitions; as `begin_ledger`."""
+    _write_entries(target, entries, lambda parts, _held: ([], {part: entries[part] for part in parts}))
+
+
+def _write_entries(
+    target: Target,
+    parts: Iterable[TopicPartition],
+    changes: Callable[[Sequence[TopicPartition], Ledger], tuple[Sequence[Row], Entries]],
+) -> None:
+    by_id: dict[str, list[TopicPartition]] = {}
+    for part in parts:
+        by_id.setdefault(target.transactional_id(part), []).append(part)
     with closing(SinkPublisher(target)) as publisher:
         for of_id in by_id.values():
-            begun = {part: entry for part, entry in of_id.items() if entry is not None}
-            removed: Entries = {part: None for part, entry in of_id.items() if entry is None}
-
-            def changes(
-                held: Ledger, begun: Ledger = begun, removed: Entries = removed
-            ) -> tuple[Sequence[Row], Entries]:
-                return [], {**unknown({} if overwrite else held, begun), **removed}
-
-            publisher.write([], list(of_id), changes)
-
-
-def publish(target: Target, rows: Sequence[Row], publisher: SinkPublisher) -> int:
-    """Publish rows and the ledger after them in one transaction.
-
-    Returns how many of the rows were applied before, of those that publish something.
-    All rows of an offset come in one call, and per source partition in the order of their offsets. Of rows that end in
-    a `SinkError` or a `MissingRightError` none that was not applied before is visible.
-    """
-    spans: dict[TopicPartition, Span] = {}
-    for row in rows:
-        if row.offset >= 0:  # others are ends of an empty batch
-            spans[row.source] = Span(spans.get(row.source, Span(row.offset, row.offset)).first, row.offset)
-    sources = list(dict.fromkeys(row.source for row in rows))
-    batch = _part_of(target.batch, rows)
-
-    def changes(held: Ledger) -> tuple[Sequence[Row], Entries]:
-        below = batch.applied_below(held)
-        left = [row for row in rows if row.offset >= below.get(row.source, 0)]
-        return left, batch.entries_after(held, spans)
-
-    return publishing(rows) - publishing(publisher.write(rows, sources, changes))
-
-
-def _part_of(batch: Batch, rows: Iterable[Row]) -> Batch:
-    """Return the part of a batch that these rows are: it ends behind the last of them, or where the batch does."""
-    ends = {row.source: row.offset + 1 for row in rows}
-    planned = {
-        source: (batch.planned[source][0], min(end, batch.planned[source][1]))
-        for source, end in ends.items()
-        if source in batch.planned
-    }
-    return replace(batch, planned=planned)
+            publisher.write([], of_id, partial(changes, of_id))

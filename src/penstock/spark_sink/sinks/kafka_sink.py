@@ -5,57 +5,40 @@ Executors publish, one source partition at a time; a Kafka transaction holds row
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name under which everybody knows it
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from penstock.clients.gc_pause import imports_set_aside
 from penstock.clients.rights import Right
-from penstock.errors import ConfigurationError, SinkError
+from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, not_empty, positive_int
 from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.ledger.rules import LedgerEntry
-from penstock.spark_sink.sinks.handlers.rows import steps
 from penstock.spark_sink.sinks.kafka_ledger import (
     LEDGER_TOPIC,
+    KafkaLedger,
     Target,
-    ledger_of,
-    ledger_options,
-    ledgers_of,
+    read_ledger,
     require_settings,
     require_target,
 )
-from penstock.spark_sink.sinks.kafka_publication import (
-    COMMIT_MESSAGE,
-    IS_END,
-    WriterCommitMessage,
-    conclude,
-    in_lanes,
-    publish_rows,
-)
-from penstock.spark_sink.sinks.kafka_publisher import Row, begin_ledger
-from penstock.spark_sink.sinks.planned_offsets import micro_batch
-from penstock.spark_sink.sinks.position import POSITION, require_columns, require_position
-from penstock.spark_sink.sinks.sink import origin_of, stored_batches
+from penstock.spark_sink.sinks.kafka_publication import PUBLISHED, PublishingSink
+from penstock.spark_sink.sinks.kafka_publisher import write_ledger
+from penstock.spark_sink.sinks.position import require_columns
 from penstock.spark_sink.source.plan import TopicPartition
 
 #: Column that names the topic of a row, where the sink names none.
 TARGET_TOPIC = "target_topic"
 
-#: The columns of a row as it goes to the tasks, in this order.
-_MESSAGE = (*POSITION, TARGET_TOPIC, "key", "value", "headers", IS_END)
-
 _HEADERS = "array<struct<key:string,value:binary>>"
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaSink:
+class KafkaSink(PublishingSink):
     """Publishes the rows of micro-batches to Kafka, each once for readers of committed messages.
 
     Use it with `writeStream.foreachBatch(sink)`, once for each batch and name: a second call in the same batch is
@@ -122,38 +105,11 @@ class KafkaSink:
             TopicNotFoundError: the topic does not exist.
             BrokerConnectionError: no broker answered.
         """
-        origin = origin_of(batch, self.name)
-        if not stored_batches.has_any_of(self.ledger_key, origin):
-            self.check(batch.schema)
-        what = micro_batch(batch, batch_id, origin, f"sink {self.name}", ledger_options(self.ledger_topic))
-        target = replace(self._target(), batch=what)
-        with stored_batches.one_call(self.ledger_key, origin, what):
-            lanes = in_lanes(self._as_messages(batch), target, self.parallelism).sortWithinPartitions(*POSITION)
-            found = lanes.mapInArrow(_Task(target), from_arrow_schema(COMMIT_MESSAGE)).collect()
-            conclude(batch_id, self.name, [WriterCommitMessage(*message) for message in found])
-
-    def ledger_entries(self, _query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
-        """Return what the ledger has of some partitions. The sink's own name counts.
-
-        Raises:
-            MissingRightError: the client may not read the ledger.
-            SinkError: the ledger cannot be read.
-            BrokerConnectionError: no broker answered.
-        """
-        return ledger_of(self._target(), partitions)
-
-    def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
-        """Write where a query begins, in partitions that the ledger does not know; `SinkError` where it cannot."""
-        begin_ledger(self._target(), entries)
-
-    @property
-    def ledger_key(self) -> Hashable:
-        """What tells its ledger from those of others in this process."""
-        return self.bootstrap_servers, self.name, self.ledger_topic
+        self._publish(batch, batch_id, self._as_messages)
 
     def ledger(self) -> dict[str, dict[TopicPartition, LedgerEntry]]:
         """Return what the ledger's topic has of each sink, by their names. Raises as `ledger_entries`."""
-        return ledgers_of(self._target())
+        return read_ledger(self._target(), KafkaLedger.read_all)
 
     def write_ledger(self, query: str, entries: Mapping[TopicPartition, LedgerEntry | None]) -> None:
         """Have the ledger of a sink hold these entries, None for none; `SinkError` where it cannot.
@@ -161,7 +117,7 @@ class KafkaSink:
         What a query of that name publishes at the moment is refused and tried again, by the new entries.
         """
         for whole in (True, False):  # a sink goes by either kind of transactional ids
-            begin_ledger(replace(self._target(), name=query, whole=whole), entries, overwrite=True)
+            write_ledger(replace(self._target(), name=query, whole=whole), entries)
 
     def least_rights(self, _topics: Iterable[str]) -> list[Right]:
         """Return the rights that its client needs, save those on topics that the rows name."""
@@ -172,18 +128,14 @@ class KafkaSink:
         return Target(*where, whole=self.atomic_batches)
 
     def _as_messages(self, batch: DataFrame) -> DataFrame:
-        """Return the frame with the columns of `_rows_of`, whatever it had."""
-        absent = F.lit(None)
-        columns = set(batch.columns)
+        """Return the frame with the columns of `PUBLISHED`, whatever it had."""
+        given = {name: F.col(name) for name in batch.columns if name in PUBLISHED.names}
+        given |= {"place": F.lit(0), "target_partition": F.lit(-1)}
+        if self.topic is not None:
+            given[TARGET_TOPIC] = F.lit(self.topic)
+        kinds = from_arrow_schema(PUBLISHED)
         return batch.select(
-            F.col("topic").cast("string"),
-            F.col("partition").cast("int"),
-            F.col("offset").cast("bigint"),
-            (F.lit(self.topic) if self.topic is not None else F.col(TARGET_TOPIC)).alias(TARGET_TOPIC),
-            (F.col("key") if "key" in columns else absent).cast("binary").alias("key"),
-            F.col("value").cast("binary").alias("value"),
-            (F.col("headers") if "headers" in columns else absent).cast(_HEADERS).alias("headers"),
-            F.lit(False).alias(IS_END),  # noqa: FBT003 - Spark's function takes a value
+            *(given.get(kind.name, F.lit(None)).cast(kind.dataType).alias(kind.name) for kind in kinds.fields)
         )
 
     def _check_columns(self, schema: StructType) -> None:
@@ -200,37 +152,3 @@ class KafkaSink:
             raise SchemaMismatchError(
                 f"column headers of the frame for {target} is {headers.simpleString()}, not {_HEADERS}; shape it so"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """Publishes the rows of one Spark task, sorted by source partition and offset. Can be pickled."""
-
-    target: Target
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = (row for batch in batches for row in _rows_of(batch, self.target))
-        for message in publish_rows(self.target, rows):
-            yield pa.RecordBatch.from_pylist([message._asdict()], schema=COMMIT_MESSAGE)
-        imports_set_aside("publishing")
-
-
-def _rows_of(batch: pa.RecordBatch, target: Target) -> Iterator[Row]:
-    require_position(batch, f"sink {target.name}")
-    for part in steps(batch):
-        for cells in zip(*(part.column(name).to_pylist() for name in _MESSAGE), strict=True):
-            yield _row_of(cells, target)
-
-
-def _row_of(cells: tuple[Any, ...], target: Target) -> Row:
-    topic, partition, offset, target_topic, key, value, headers, is_end = cells
-    if is_end:
-        return Row((topic, partition), offset, None, None, None, ())
-    pairs = [(header["key"], header["value"]) for header in headers if header is not None] if headers else ()
-    if target_topic is None or (pairs and any(name is None for name, _ in pairs)):
-        empty = TARGET_TOPIC if target_topic is None else "headers.key"
-        raise SinkError(
-            f"{empty} is NULL in a row from {topic}[{partition}] offset {offset} for sink {target.name}; give it a "
-            "value in the query, or filter such rows out"
-        )
-    return Row((topic, partition), offset, target_topic, key, value, pairs)

@@ -7,8 +7,8 @@ between makes the commit fail; the batch then begins again with the table and th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -43,6 +43,7 @@ _ROW = "penstock_row"
 
 #: A table of a format at one version.
 TableT = TypeVar("TableT")
+T = TypeVar("T")
 #: Entries by query.
 Ledger = dict[str, dict[TopicPartition, LedgerEntry]]
 #: The entries of one query that a commit sets; None removes one.
@@ -145,10 +146,8 @@ class LakeSink(ABC, Generic[TableT]):
         """
         arrow = arrow_schema(schema)
         given = pa.schema([arrow.field(name) for name in self._stored(arrow)])
-        with self._failing(f"{self._target} cannot be made or read"):
-            self._types(given)
-            with self._opened(given) as table:
-                self._missing(table, given)
+        self._types(given)
+        self._with_table(f"{self._target} cannot be made or read", lambda table: self._missing(table, given), given)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Store one micro-batch.
@@ -166,7 +165,7 @@ class LakeSink(ABC, Generic[TableT]):
         require_position(rows, self._target)
         self._refuse_null(rows, self.key, "is part of the key of")
         with stored_batches.one_call(self.ledger_key, origin, what):
-            self._commit_upon(
+            self._with_table(
                 f"batch {batch_id} was refused by {self._target}",
                 lambda table: self._store(table, rows, stored, what),
                 rows.select(stored).schema,
@@ -177,13 +176,15 @@ class LakeSink(ABC, Generic[TableT]):
 
         Raises `SinkError` if the table cannot be read.
         """
-        with self._failing(f"the ledger of {self._target} cannot be read"), self._opened() as table:
-            return {} if table is None else self._entries(table, self.name, partitions)
+        return self._from_ledger(lambda table: self._entries(table, self.name, partitions))
 
     def ledger(self) -> Ledger:
         """Return the entries of all queries that fill the table. Raises as `ledger_entries` does."""
-        with self._failing(f"the ledger of {self._target} cannot be read"), self._opened() as table:
-            return {} if table is None else self._read(table)
+        return self._from_ledger(self._read)
+
+    def _from_ledger(self, read: Callable[[TableT], dict[T, Any]]) -> dict[T, Any]:
+        what = f"the ledger of {self._target} cannot be read"
+        return self._with_table(what, lambda table: {} if table is None else read(table))
 
     def begin_ledger(self, _query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:
         """Write where a query begins, in partitions that the ledger does not know. Raises as `ledger_entries` does."""
@@ -203,7 +204,7 @@ class LakeSink(ABC, Generic[TableT]):
             if changed := changes(table):
                 self._commit(table, query, changed, self._columns(table).empty_table(), pa.schema([]))
 
-        self._commit_upon(f"the ledger of {self._target} cannot be written", change)
+        self._with_table(f"the ledger of {self._target} cannot be written", change)
 
     def _check_settings(self) -> None:
         """Check what the sinks of all formats have; a `ConfigurationError` names a wrong setting."""
@@ -214,26 +215,24 @@ class LakeSink(ABC, Generic[TableT]):
         if not self.keep_position and set(self.key) & set(POSITION):
             raise ConfigurationError("key names a column of the position, which is not stored; set keep_position")
 
-    def _commit_upon(self, what: str, commit: Callable[[Any], object], schema: pa.Schema | None = None) -> None:
-        """Make a commit upon the table as it is now, and again where another writer was first."""
-        with self._failing(what):
-            for attempt in tenacity.Retrying(
+    def _with_table(self, what: str, act: Callable[[Any], T], schema: pa.Schema | None = None) -> T:
+        """Do something with the table as it is now, and again where another writer was first.
+
+        An error of a library is a `SinkError`, neither chained nor with its text where that may quote values of rows,
+        or credentials.
+        """
+
+        def once() -> T:
+            with self._opened(schema) as table:
+                return act(table)
+
+        try:
+            return tenacity.Retrying(
                 stop=tenacity.stop_after_attempt(_TRIES),
                 wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
                 retry=tenacity.retry_if_exception_type(self._CONFLICTS),
                 reraise=True,
-            ):
-                with attempt, self._opened(schema) as table:
-                    commit(table)
-
-    @contextmanager
-    def _failing(self, what: str) -> Iterator[None]:
-        """Raise `SinkError` for an error of a library.
-
-        Neither chained nor with the library's text where that may quote values of rows, or credentials.
-        """
-        try:
-            yield
+            )(once)
         except PenstockError:
             raise
         except self._CONFLICTS as error:

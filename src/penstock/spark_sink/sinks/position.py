@@ -5,7 +5,7 @@ For Arrow tables, on the driver as on executors; `frames` does the same to frame
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +16,10 @@ from penstock.spark_sink.source.plan import Offsets, TopicPartition
 
 #: The columns that say where a row comes from.
 POSITION = ("topic", "partition", "offset")
+
+#: Rows, and about the bytes of rows, that are Python objects at a time.
+STEP_ROWS = 4096
+STEP_BYTES = 8 * 1024 * 1024
 
 
 def require_columns(present: Iterable[str], target: str, more: Iterable[str] = ()) -> None:
@@ -64,6 +68,16 @@ def require_position(rows: pa.Table | pa.RecordBatch | Mapping[str, pa.Array], t
                 f"column {name} of the frame for {target} is NULL in {nulls} rows; it must come from the source "
                 "as it is"
             )
+
+
+def steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into as many rows as may be Python objects at a time.
+
+    Of messages of 1 MB, a batch of thousands is enough in Arrow.
+    """
+    step = max(1, min(STEP_ROWS, STEP_BYTES * batch.num_rows // max(1, batch.nbytes)))
+    for begin in range(0, batch.num_rows, step):
+        yield batch.slice(begin, step)
 
 
 def offset_spans(rows: pa.Table) -> dict[TopicPartition, Span]:

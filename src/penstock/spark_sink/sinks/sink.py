@@ -61,25 +61,21 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def has_ledger(sink: object) -> bool:
-    """Tell whether a sink remembers what it stored.
+    """Tell whether a sink remembers what it stored: it has `ledger_entries(query, partitions)`.
 
-    It has `ledger_entries(query, partitions)`, or as a sink of a user's own `position(query)`, which returns the next
-    offsets of all partitions. One of mode "batch" remembers batches by their numbers, from which no query can begin.
+    Unless its `has_ledger` says otherwise. One of mode "batch" remembers batches by their numbers, from which no query
+    can begin.
     """
-    methods = (getattr(sink, name, None) for name in ("ledger_entries", "position"))
-    return getattr(sink, "mode", None) != "batch" and any(map(callable, methods))
+    is_kept = getattr(sink, "has_ledger", getattr(sink, "mode", None) != "batch")
+    return is_kept and callable(getattr(sink, "ledger_entries", None))
 
 
-def ledger_entries(sink: object, query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
+def ledger_entries(sink: Any, query: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LedgerEntry]:
     """Return the entries of those partitions that a sink's ledger knows of a query; none where it has no ledger.
 
     A sink that has a name of its own goes by that. Raises `SinkError` where the ledger cannot be read.
     """
-    entries, positions = (getattr(sink, name, None) for name in ("ledger_entries", "position"))
-    if callable(entries):
-        return dict(entries(query, partitions))
-    known = dict(positions(query)) if callable(positions) else {}
-    return {part: LedgerEntry(known[part]) for part in partitions if part in known}
+    return dict(sink.ledger_entries(query, partitions)) if has_ledger(sink) else {}
 
 
 def begin_ledger(sink: object, query: str, entries: Mapping[TopicPartition, LedgerEntry]) -> None:

@@ -16,17 +16,16 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
-from penstock.clients.cluster import ProducerClient
-from penstock.clients.rights import MissingRightError, principal_of
 from penstock.consumer.assignments import Assignment, Fetch
 from penstock.consumer.execution.lane_plan import LanePlan
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.threads import serve
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage
 from penstock.consumer.failures.limits import DeadLetterLimit, DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.context import ContextFactory
@@ -36,14 +35,12 @@ from penstock.consumer.handlers.environment.worker_resource import WorkerResourc
 from penstock.consumer.handlers.handler import Handler, Kind
 from penstock.consumer.handlers.options.ordering import Order
 from penstock.consumer.handlers.route import Route
-from penstock.consumer.publishing.outlet import Outlet, ProducerOutlet
 from penstock.consumer.routes import Routes
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import PenstockError, SinkError
 from penstock.message import Record
 from penstock.offsets import Block, Tracker
 from penstock.routing import Run, Scheduler
-from penstock.spark_sink.sinks.handlers.dead_letters import ENDS, ResultOutlet, TaskDeadLetters
 from penstock.spark_sink.sinks.handlers.report import Counts
 from penstock.spark_sink.sinks.handlers.results import ResultRows
 
@@ -55,6 +52,8 @@ _LEAST_WINDOW = 4096
 _LOOK_S = 0.05
 #: Stands for the offsets of a fetch, which a task does not track.
 _NO_OFFSETS = Block((0,), 0)
+#: What comes of a message that fails a task, in words.
+_ENDS = "the query ends and the batch comes again"
 
 
 class Progress(Tracker):
@@ -90,12 +89,23 @@ class Progress(Tracker):
         return self.taken - self.done - self.waiting
 
 
+class TaskDeadLetters(DeadLetterPublisher):
+    """Puts dead letters among the task's results."""
+
+    #: Called when there is one: takes it, where the task's thread calls handlers itself, or wakes that thread.
+    wake: Callable[[], None]
+
+    def publish(self, message: ExhaustedMessage) -> None:
+        """Have a message written; may raise `PenstockError` where it is one too many. Any thread."""
+        super().publish(message)
+        self.wake()
+
+
 @dataclass(frozen=True, slots=True)
 class TaskWork:
-    """What every task of a batch does, with the settings of `HandlerSink`. Picklable.
+    """What every task of a batch does: those settings of `HandlerSink` that tasks have. Picklable.
 
-    `producer` has the settings of the producer of dead letters, which may hold secrets; `publishes` says whether the
-    sink may publish anything, `whole` whether a batch is one transaction.
+    `publishes` says whether the sink may publish anything.
     """
 
     group: str
@@ -104,14 +114,18 @@ class TaskWork:
     middlewares: Sequence[MiddlewareSpec] = ()
     lifespans: Sequence[Callable[[], Any]] = ()
     resources: Sequence[WorkerResource[Any]] = ()
-    producer: Mapping[str, Any] = field(default_factory=dict, repr=False)
     dead_letter_limit: DeadLetterLimit | None = None
     max_parked: int = 1_000
     max_parked_bytes: int = 32 * 1024 * 1024
     max_concurrency: int = 1_000
+    atomic_batches: bool = False
     publishes: bool = False
-    whole: bool = False
     notes_senders: bool = False
+
+    @classmethod
+    def of(cls, sink: object, **own: Any) -> TaskWork:
+        """Return the work of the tasks of a `HandlerSink`, with what is not a setting of the sink."""
+        return cls(**{each.name: getattr(sink, each.name) for each in fields(cls) if each.name not in own}, **own)
 
 
 class TaskEngine:
@@ -120,17 +134,10 @@ class TaskEngine:
     Args:
         work: what is done with them.
         stretches: the rows; each stretch is of one source partition, and its offsets rise.
-        results: takes what handlers return, and dead letters where those are published.
-        connect: makes the producer of dead letters.
+        results: takes what handlers return, and dead letters.
     """
 
-    def __init__(
-        self,
-        work: TaskWork,
-        stretches: Iterator[list[Record]],
-        results: ResultRows,
-        connect: Callable[[dict[str, Any]], ProducerClient],
-    ) -> None:
+    def __init__(self, work: TaskWork, stretches: Iterator[list[Record]], results: ResultRows) -> None:
         self._work = work
         self._stretches = stretches
         #: What is left of the stretch at hand; None once there are no more rows.
@@ -142,12 +149,9 @@ class TaskEngine:
         self._was_idle = False
         self._progress = Progress()
         self._timers = Timers()
-        limits = DeadLetterLimits(work.dead_letter_limit, lambda: self._counts().handled, ENDS)
+        limits = DeadLetterLimits(work.dead_letter_limit, lambda: self._counts().handled, _ENDS)
         self._publisher = TaskDeadLetters(work.group, time, self._timers, limits, fail=self._fail)
-        outlet: Outlet = ResultOutlet(results)
-        if not work.publishes:
-            outlet = ProducerOutlet(lambda: connect(dict(work.producer)), at_once=False)
-        self._publisher.connect(outlet, principal_of(work.producer))
+        self._publisher.connect(results)
         settings = ConsumerSettings(workers=1, max_concurrency=work.max_concurrency)
         plan = LanePlan(work.handlers.values(), settings)
         most = max(handler.batch for handler in work.handlers.values())
@@ -167,6 +171,7 @@ class TaskEngine:
             wake=self._wake,
             fail=self._fail,
         )
+        self._publisher.wake = self._progress.changed.set if plan.has_tasks else self._publisher.serve
         #: Where the task's thread calls handlers itself.
         self._slot = ExecutionSlot(Kind.THREAD, f"penstock-task-{work.group}")
         #: What calls them else.
@@ -207,8 +212,7 @@ class TaskEngine:
     def run(self) -> Iterator[None]:
         """Handle all rows; yields now and then, for the caller to take results.
 
-        Raises `SinkError` or `MissingRightError` where a message failed for good whose handler stops then, where one
-        was given up too many, or where a dead letter was not written.
+        Raises `SinkError` where a message failed for good whose handler stops then, or one was given up too many.
         """
         while self._failure is None and self._step():
             yield
@@ -296,10 +300,8 @@ class TaskEngine:
         if self._stretch is None and progress.done == progress.taken:
             return False
         due = self._timers.next_due() or math.inf
-        if self._publisher.waiting:
-            self._publisher.flush(_LOOK_S)
-            return True
-        is_idle = math.isinf(due) and not self._processor.deferred and not progress.under_way and self._scheduler.idle
+        is_at_work = self._processor.deferred or progress.under_way or self._publisher.waiting
+        is_idle = math.isinf(due) and not is_at_work and self._scheduler.idle
         if is_idle and self._was_idle:
             # Twice: a lane that is given back looks idle before it is queued again.
             return False
@@ -347,7 +349,7 @@ def _places(route: Route, records: Sequence[Record]) -> dict[int, list[int]]:
 
 def _error_of_task(error: BaseException) -> BaseException:
     """Return what a task raises; not chained, for Spark writes stacks of tasks into logs and events."""
-    if not isinstance(error, PenstockError) or isinstance(error, SinkError | MissingRightError):
+    if not isinstance(error, PenstockError) or isinstance(error, SinkError):
         return error
     _log.debug("%s", error, exc_info=error.__cause__)
     return SinkError(str(error))

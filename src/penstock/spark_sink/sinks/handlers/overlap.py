@@ -27,9 +27,6 @@ _TIME = re.compile(r"(\d+) *(ms|s|m|min|h)?")
 #: A number alone means milliseconds, as everywhere in Spark's times.
 _SECONDS = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
-#: What else ends each of the errors.
-_OR = "; or give the sink overlap='allowed' if its handlers are idempotent"
-
 
 def refuse_double_runs(spark: SparkSession) -> None:
     """Raise `ConfigurationError` for settings under which two handlers of one key may run at once (I1).
@@ -39,25 +36,31 @@ def refuse_double_runs(spark: SparkSession) -> None:
     (SPARK-50648), and the batch comes again. Fetches from executors that are decommissioned count as attempts only
     where a setting says so.
     """
-    if _is_on(spark, "spark.speculation", "false"):
-        raise ConfigurationError(
+
+    def is_set(name: str, default: str, to: str = "true") -> bool:
+        return str(spark.conf.get(name, default)).strip().lower() == to
+
+    again = "Spark would run the rest of a batch again beside its tasks that still run, and so two handlers of one key"
+    if is_set("spark.speculation", "false"):
+        what = (
             "spark.speculation is on: Spark would run a slow task twice at once, and so two handlers of one key; turn "
-            f"it off for this application{_OR}"
+            "it off for this application"
         )
-    if _LOCAL.fullmatch(str(spark.conf.get("spark.master", "local"))):
+    elif _LOCAL.fullmatch(str(spark.conf.get("spark.master", "local"))):
         return
-    if str(spark.conf.get(_ATTEMPTS, "4")).strip() != "1":
-        raise ConfigurationError(
-            f"{_ATTEMPTS} is not 1: when an executor is lost, Spark would run the rest of a batch again beside its "
-            "tasks that still run, and so two handlers of one key; start the application with "
-            f"--conf {_ATTEMPTS}=1, and the batch comes again as a whole{_OR}"
+    elif not is_set(_ATTEMPTS, "4", "1"):
+        what = (
+            f"{_ATTEMPTS} is not 1: when an executor is lost, {again}; start the application with --conf {_ATTEMPTS}=1,"
+            " and the batch comes again as a whole"
         )
-    if _is_on(spark, "spark.decommission.enabled", "false") and _is_on(spark, _IGNORED, "true"):
-        raise ConfigurationError(
-            "spark.decommission.enabled is on: when an executor goes, Spark would run the rest of a batch again beside "
-            "its tasks that still run, and so two handlers of one key; start the application with "
-            f"--conf {_IGNORED}=false as well{_OR}"
+    elif is_set("spark.decommission.enabled", "false") and is_set(_IGNORED, "true"):
+        what = (
+            f"spark.decommission.enabled is on: when an executor goes, {again}; start the application with --conf "
+            f"{_IGNORED}=false as well"
         )
+    else:
+        return
+    raise ConfigurationError(f"{what}; or give the sink overlap='allowed' if its handlers are idempotent")
 
 
 def seconds_until_killed(spark: SparkSession) -> float:
@@ -66,7 +69,3 @@ def seconds_until_killed(spark: SparkSession) -> float:
     # Spark's default where it is written in another way.
     timeout_s = 2.0 if found is None else int(found[1]) * _SECONDS[found[2]]
     return _LOOK_S + timeout_s + _GRACE_S
-
-
-def _is_on(spark: SparkSession, setting: str, default: str) -> bool:
-    return str(spark.conf.get(setting, default)).strip().lower() == "true"

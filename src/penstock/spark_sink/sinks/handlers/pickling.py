@@ -14,10 +14,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from confluent_kafka.serialization import Deserializer, Serializer
 from pyspark import cloudpickle
 
 from penstock.consumer.handlers.environment.worker_resource import WorkerResource
-from penstock.consumer.handlers.serialization.serdes import RecordDecoder, RecordEncoder, record_decoder, record_encoder
 from penstock.errors import ConfigurationError, SinkError
 
 #: Module and name of the class whose method decodes where a handler's decoder is a msgspec struct.
@@ -31,17 +31,14 @@ class _Pickler(cloudpickle.CloudPickler):
         if (kind.__module__, kind.__name__) == _MSGSPEC_DECODER:
             # It does not say itself how it is made, and ours are made of the struct alone.
             return kind, (obj.type,)
-        if isinstance(obj, RecordDecoder | RecordEncoder):
-            place = _place_of(obj.deserializer if isinstance(obj, RecordDecoder) else obj.serializer)
-            if place is not None:
-                return _decoder_at if isinstance(obj, RecordDecoder) else _encoder_at, place
-        if not isinstance(obj, WorkerResource):
-            return super().reducer_override(obj)  # type: ignore[no-untyped-call] # cloudpickle ships no types
-        make = made_by(obj)
-        module, name = make.__module__, make.__qualname__
-        if module != "__main__" and getattr(importlib.import_module(module), name, None) is obj:
-            return _named, (module, name)
-        return WorkerResource, (make,)
+        if isinstance(obj, Serializer | Deserializer) and (place := _place_of(obj)) is not None:
+            return _named, place
+        if isinstance(obj, WorkerResource):
+            make = made_by(obj)
+            place = make.__module__, make.__qualname__
+            is_global = place[0] != "__main__" and getattr(importlib.import_module(place[0]), place[1], None) is obj
+            return (_named, place) if is_global else (WorkerResource, (make,))
+        return super().reducer_override(obj)  # type: ignore[no-untyped-call] # cloudpickle ships no types
 
 
 def made_by(resource: WorkerResource[Any]) -> Callable[..., Any]:
@@ -61,14 +58,6 @@ def _place_of(what: object) -> tuple[str, str] | None:
 
 def _named(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
-
-
-def _decoder_at(module: str, name: str) -> RecordDecoder | None:
-    return record_decoder(_named(module, name))
-
-
-def _encoder_at(module: str, name: str) -> RecordEncoder | None:
-    return record_encoder(_named(module, name))
 
 
 def pack(what: object) -> bytes:

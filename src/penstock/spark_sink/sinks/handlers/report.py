@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 from penstock.telemetry import Telemetry
 from penstock.telemetry.names import CONSUMER_GROUP_NAME, DURATION_BOUNDARIES_S
@@ -59,6 +60,16 @@ class TaskReport(Counts):
     heaviest_lane: int
     seconds: float
     senders: Sequence[str] = ()
+
+
+def to_json(report: TaskReport) -> bytes:
+    """Return a task's report as it travels to the driver."""
+    return json.dumps(asdict(report)).encode()
+
+
+def from_json(text: bytes) -> TaskReport:
+    """Read a report that a task sent along."""
+    return TaskReport(**json.loads(text))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a task publishes, as rows of Spark: results and dead letters, each with the position of its message.
+"""What a task publishes, as rows of `PUBLISHED`: results and dead letters, each with the position of its message.
 
 One more row for each source partition says how far the task has come there: the ledger moves over messages that
 publish nothing too. The task's report is in a last row, so that one job is enough.
@@ -6,50 +6,25 @@ publish nothing too. The task's report is in a last row, so that one job is enou
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.consumer.assignments import Assignment, ConsumerLane, Item
 from penstock.consumer.handlers.results import Result
+from penstock.consumer.publishing.outlet import Delivered, Outlet
 from penstock.consumer.publishing.result_publisher import ResultTaker, Tries
 from penstock.errors import SinkError
 from penstock.message import Record
-from penstock.spark_sink.sinks.handlers.report import TaskReport
-from penstock.spark_sink.sinks.handlers.rows import STEP_BYTES, STEP_ROWS, steps
-from penstock.spark_sink.sinks.kafka_publisher import Row
-from penstock.spark_sink.sinks.position import offset_spans
-from penstock.spark_sink.source.plan import TopicPartition
-
-#: Columns by which results are sorted: of one message, they stand as the handler returned them.
-ORDER = ("topic", "partition", "offset", "place")
-
-#: The columns. A target of NULL publishes nothing; `report` stands alone in its row.
-RESULT_SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("place", pa.int32()),
-        ("target_topic", pa.string()),
-        ("target_partition", pa.int32()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-        ("report", pa.string()),
-    ]
-)
-
-#: The empty cells behind a position, and before a report.
-_NO_RESULT = (None,) * 6
-_NO_ROW = (None,) * 9
+from penstock.spark_sink.sinks.handlers.report import TaskReport, to_json
+from penstock.spark_sink.sinks.kafka_publication import MARK, PUBLISHED
+from penstock.spark_sink.sinks.position import STEP_BYTES, STEP_ROWS
+from penstock.spark_sink.source.plan import Offsets
 
 
-class ResultRows(ResultTaker):
+class ResultRows(ResultTaker, Outlet):
     """Takes what handlers return, and dead letters; then their messages are done. Thread-safe.
 
     `publishes` says whether the sink may publish anything, `whole` whether the batch is one transaction.
@@ -58,7 +33,6 @@ class ResultRows(ResultTaker):
     def __init__(self, *, publishes: bool, whole: bool) -> None:
         self.publishes = publishes
         self._whole = whole
-        self._last: dict[TopicPartition, int] = {}
         # Guards the fields below: holders of lanes add, the task's thread takes.
         self._lock = threading.Lock()
         self._rows: list[tuple[Any, ...]] = []
@@ -66,14 +40,8 @@ class ResultRows(ResultTaker):
         #: Messages that were submitted with their results, and those results.
         self.handled = 0
         self.published = 0
-
-    def note(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Pass the task's rows on; keep how far they go in each source partition."""
-        for batch in batches:
-            if self.publishes:
-                for part, span in offset_spans(pa.Table.from_batches([batch])).items():
-                    self._last[part] = max(span.last, self._last.get(part, span.last))
-            yield batch
+        # Called for the dead letters that were taken since the last `poll`. The task's thread's.
+        self._delivered: list[Delivered] = []
 
     def submit(
         self,
@@ -98,7 +66,7 @@ class ResultRows(ResultTaker):
                 f"{name} returned messages for its batch as a whole, which the ledger cannot publish once: return a "
                 "list with what is for each message, as [[...], None, ...], or make the sink with atomic_batches=True"
             )
-        self.add(items[-1][2], results)
+        self._add(items[-1][2], results)
         with self._lock:
             self.handled += len(items)
             self.published += len(results)
@@ -109,20 +77,26 @@ class ResultRows(ResultTaker):
         """Tell that nothing is on its way: what was submitted is done."""
         return False
 
-    def add(self, record: Record, results: Sequence[Result]) -> None:
-        """Take what is to be published for a message."""
+    def forward(self, item: Item, to: Result, complete: Callable[[], None], delivered: Delivered) -> None:
+        """Take a dead letter."""
+        self._add(item[2], [to])
+        complete()
+        self._delivered.append(delivered)
+
+    def poll(self) -> None:
+        """Report the dead letters that were taken as written."""
+        taken, self._delivered = self._delivered, []
+        for delivered in taken:
+            delivered(None)
+
+    def flush(self, timeout: float) -> None:  # noqa: ARG002 - as an outlet's
+        """Do as `poll`."""
+        self.poll()
+
+    def _add(self, record: Record, results: Sequence[Result]) -> None:
         position = (record.topic(), record.partition(), record.offset())
         rows = [
-            (
-                *position,
-                place,
-                result.topic,
-                result.partition,
-                result.key,
-                result.value,
-                _as_bytes(result.headers),
-                None,
-            )
+            (*position, place, result.topic, result.partition, result.key, result.value, _as_bytes(result.headers))
             for place, result in enumerate(results)
         ]
         with self._lock:
@@ -134,38 +108,22 @@ class ResultRows(ResultTaker):
         if len(self._rows) >= STEP_ROWS or self._size >= STEP_BYTES:
             yield self._take()
 
-    def end(self, report: TaskReport) -> Iterator[pa.RecordBatch]:
-        """Return the rest, how far the task has come, and its report. Called once, last."""
-        # The highest of the task's messages: whatever they published stands at or below it.
-        self._rows += [(*part, offset, -1, *_NO_RESULT) for part, offset in self._last.items()]
-        self._rows.append((*_NO_ROW, json.dumps(asdict(report))))
+    def end(self, last: Offsets, report: TaskReport) -> Iterator[pa.RecordBatch]:
+        """Return the rest, the last offset of each of the task's source partitions, and its report. Called once, last.
+
+        Whatever the task's messages have published stands at or below these offsets.
+        """
+        self._rows += [(*part, offset, MARK, None, None, None, None, None) for part, offset in last.items()]
+        self._rows.append((None, None, None, MARK, None, None, None, to_json(report), None))
         yield self._take()
 
     def _take(self) -> pa.RecordBatch:
         with self._lock:
             rows, self._rows, self._size = self._rows, [], 0
-        columns = [
-            pa.array(cells, kind) for cells, kind in zip(zip(*rows, strict=True), RESULT_SCHEMA.types, strict=True)
-        ]
-        return pa.record_batch(columns, schema=RESULT_SCHEMA)
-
-
-def published_rows(batches: Iterable[pa.RecordBatch], reports: list[str]) -> Iterator[Row]:
-    """Return rows as the ledger's publisher takes them; reports are put into `reports`, as they come."""
-    for batch in batches:
-        for part in steps(batch):
-            cells = zip(*(column.to_pylist() for column in part.columns), strict=True)
-            for topic, partition, offset, _, target, place, key, value, headers, report in cells:
-                if report is not None:
-                    reports.append(report)
-                    continue
-                pairs = [(header["key"], header["value"]) for header in headers] if headers else ()
-                yield Row((topic, partition), offset, target, key, value, pairs, -1 if place is None else place)
-
-
-def report_of(text: str) -> TaskReport:
-    """Read a report that a task sent along."""
-    return TaskReport(**json.loads(text))
+        cells = zip(*rows, strict=True)
+        return pa.record_batch(
+            [pa.array(column, kind) for column, kind in zip(cells, PUBLISHED.types, strict=True)], schema=PUBLISHED
+        )
 
 
 def _as_bytes(headers: Sequence[tuple[str, str | bytes | None]]) -> list[tuple[str, bytes | None]]:

@@ -14,18 +14,13 @@ from confluent_kafka import Message
 from penstock.consumer.handlers.options.ordering import Ordering
 from penstock.message import Record
 from penstock.spark_sink.errors import SchemaMismatchError
-from penstock.spark_sink.sinks.position import POSITION, require_position
+from penstock.spark_sink.sinks.position import POSITION, offset_spans, require_position, steps
+from penstock.spark_sink.source.plan import Offsets
 
 #: The column that names a row's lane.
 LANE = "penstock_lane"
-#: Columns that a frame must have, and those that it may have as well.
-REQUIRED = (*POSITION, "key", "value")
-OPTIONAL = ("timestamp", "timestampType", "headers")
-COLUMNS = (*REQUIRED, *OPTIONAL)
-
-#: Rows, and about the bytes of rows, that are Python objects at a time.
-STEP_ROWS = 4096
-STEP_BYTES = 8 * 1024 * 1024
+#: Columns that rows have; the last three may be missing.
+COLUMNS = (*POSITION, "key", "value", "timestamp", "timestampType", "headers")
 
 _US_PER_MS = 1000
 #: A timestamp in the client's form, a type and milliseconds, where there is none.
@@ -38,19 +33,50 @@ _SAMPLED = frozenset(b"13579bdf")
 _MOST_TRACE_BYTES = 512
 
 
-def stretches(
-    batches: Iterable[pa.RecordBatch], lanes: Counter[int], topics: Collection[str]
-) -> Iterator[list[Record]]:
-    """Return the rows in their order, each stretch of one source partition with rising offsets.
+class TaskRows:
+    """The rows of a task, and what is noted of them as they are taken.
 
-    Adds the rows of each lane to `lanes`. `SchemaMismatchError` where a row has no position, or its topic no handler.
+    Attributes:
+        lanes: rows of each lane.
+        last: the last offset of each source partition, where the sink publishes.
+        senders: `traceparent` of the first messages that are sampled, where that is wanted.
     """
-    for batch in batches:
-        _require_handled({name: batch.column(name) for name in POSITION}, topics)
-        for found in pc.value_counts(batch.column(LANE)).to_pylist():
-            lanes[found["values"]] += found["counts"]
-        for part in steps(batch):
-            yield from _by_partition({name: part.column(name) for name in part.schema.names})
+
+    def __init__(
+        self, batches: Iterable[pa.RecordBatch], topics: Collection[str], *, publishes: bool, notes_senders: bool
+    ) -> None:
+        self._batches = batches
+        self._topics = topics
+        self._publishes = publishes
+        self._notes_senders = notes_senders
+        self.lanes: Counter[int] = Counter()
+        self.last: Offsets = {}
+        self.senders: dict[str, None] = {}
+
+    def stretches(self) -> Iterator[list[Record]]:
+        """Return the rows in their order, each stretch of one source partition with rising offsets.
+
+        `SchemaMismatchError` where a row has no position, or its topic no handler.
+        """
+        for batch in self._batches:
+            _require_handled({name: batch.column(name) for name in POSITION}, self._topics)
+            for found in pc.value_counts(batch.column(LANE)).to_pylist():
+                self.lanes[found["values"]] += found["counts"]
+            for part, span in offset_spans(pa.Table.from_batches([batch])).items() if self._publishes else ():
+                self.last[part] = max(span.last, self.last.get(part, span.last))
+            if self._notes_senders and len(self.senders) < MOST_SENDERS and "headers" in batch.schema.names:
+                self._note_senders(batch.column("headers").flatten())
+            for part_of_batch in steps(batch):
+                yield from _by_partition({name: part_of_batch.column(name) for name in batch.schema.names})
+
+    def _note_senders(self, headers: pa.Array) -> None:
+        parents = pc.struct_field(headers, "value").filter(pc.equal(pc.struct_field(headers, "key"), "traceparent"))
+        for parent in parents:
+            text: bytes = (parent.as_py() or b"")[:_MOST_TRACE_BYTES]
+            if text and text[-1] in _SAMPLED:
+                self.senders[text.decode("latin-1")] = None
+                if len(self.senders) == MOST_SENDERS:
+                    return
 
 
 def lane_numbers(orderings: Mapping[str, Ordering], columns: Mapping[str, pa.Array]) -> pa.Array:
@@ -61,31 +87,6 @@ def lane_numbers(orderings: Mapping[str, Ordering], columns: Mapping[str, pa.Arr
         topic = records[0].topic()
         found += orderings[topic].lane_numbers(topic, records[0].partition(), records)
     return pa.array(found, type=pa.int32())
-
-
-def steps(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into as many rows as may be Python objects at a time.
-
-    Of messages of 1 MB, a batch of thousands is enough in Arrow.
-    """
-    step = max(1, min(STEP_ROWS, STEP_BYTES * batch.num_rows // max(1, batch.nbytes)))
-    for begin in range(0, batch.num_rows, step):
-        yield batch.slice(begin, step)
-
-
-def noting_senders(batches: Iterable[pa.RecordBatch], found: dict[str, None]) -> Iterator[pa.RecordBatch]:
-    """Pass the task's rows on; put the `traceparent` of the first that are sampled into `found`."""
-    for batch in batches:
-        if len(found) < MOST_SENDERS and "headers" in batch.schema.names:
-            headers = batch.column("headers").flatten()
-            parents = pc.struct_field(headers, "value").filter(pc.equal(pc.struct_field(headers, "key"), "traceparent"))
-            for parent in parents:
-                text: bytes = (parent.as_py() or b"")[:_MOST_TRACE_BYTES]
-                if text and text[-1] in _SAMPLED:
-                    found[text.decode("latin-1")] = None
-                    if len(found) == MOST_SENDERS:
-                        break
-        yield batch
 
 
 def _require_handled(columns: Mapping[str, pa.Array], topics: Collection[str]) -> None:

@@ -11,55 +11,49 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
+from pyspark.sql import Row as SparkRow
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType
 
 from penstock import clients
 from penstock import options as check
-from penstock.clients.requests.granted_rights import require_rights
-from penstock.clients.requests.topics import TopicSpec, ensure_topics, partition_counts
-from penstock.clients.rights import MissingRightError, Operation, Right, principal_of, topic_right
-from penstock.consumer import ConsumerSettings, DeadLetterLimit, Handler, MiddlewareSpec, WorkerResource
+from penstock.clients.reading import without_membership
+from penstock.clients.requests.topics import TopicSpec, partition_counts
+from penstock.clients.rights import MissingRightError, Right
+from penstock.consumer import DeadLetterLimit, Handler, MiddlewareSpec, OnFailure, WorkerResource
 from penstock.consumer.handlers.environment.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.functions import name_of
 from penstock.consumer.handlers.handler import Kind, require_own_topics
 from penstock.consumer.polling.health.startup_checks import output_topics
 from penstock.errors import ConfigurationError, SinkError
 from penstock.options import ClientConfig
-from penstock.spark_sink.errors import SchemaMismatchError, error_of, errors_in
-from penstock.spark_sink.ledger.rules import LedgerEntry
+from penstock.spark_sink.errors import SchemaMismatchError
 from penstock.spark_sink.sinks.handlers import overlap
-from penstock.spark_sink.sinks.handlers.checks import (
-    refuse_what_cannot_be_kept,
-    require_publishing,
-    target_of,
-)
 from penstock.spark_sink.sinks.handlers.engine import TaskWork
 from penstock.spark_sink.sinks.handlers.pickling import made_by, pack, require_packable, unpack
-from penstock.spark_sink.sinks.handlers.publication import published, reports_of
-from penstock.spark_sink.sinks.handlers.report import BatchReport, HandlerMetrics
-from penstock.spark_sink.sinks.handlers.results import RESULT_SCHEMA, report_of
-from penstock.spark_sink.sinks.handlers.rows import REQUIRED
+from penstock.spark_sink.sinks.handlers.report import BatchReport, HandlerMetrics, from_json
 from penstock.spark_sink.sinks.handlers.spread import spread
 from penstock.spark_sink.sinks.handlers.task import handling
-from penstock.spark_sink.sinks.kafka_ledger import LEDGER_TOPIC, Target, ledger_of, ledger_options, require_target
-from penstock.spark_sink.sinks.kafka_publisher import begin_ledger
-from penstock.spark_sink.sinks.planned_offsets import micro_batch
-from penstock.spark_sink.sinks.sink import Origin, origin_of, stored_batches
-from penstock.spark_sink.source.plan import TopicPartition
+from penstock.spark_sink.sinks.kafka_ledger import (
+    LEDGER_TOPIC,
+    Target,
+    require_settings,
+    require_target,
+)
+from penstock.spark_sink.sinks.kafka_publication import PUBLISHED, PublishingSink, run_job
+from penstock.spark_sink.sinks.position import require_columns
 from penstock.telemetry import Telemetry
 from penstock.telemetry.spans.batches import BatchSpans, is_within_span, link_senders
 
 _log = logging.getLogger("penstock.handler_sink")
 
-#: How long a dead letter may take to be acknowledged before its task fails, unless `config` says otherwise.
-_LETTER_TIMEOUT_MS = 60_000
-
+#: Columns that a frame must have.
 _TYPES: Mapping[str, type[DataType]] = {
     "topic": StringType,
     "partition": IntegerType,
@@ -73,13 +67,12 @@ _TYPES: Mapping[str, type[DataType]] = {
 class _ProcessState:
     """What a sink knows of this process; it is not pickled."""
 
-    has_dead_letter_topics: bool = False
     metrics: HandlerMetrics | None = None
     last: BatchReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerSink:
+class HandlerSink(PublishingSink):
     """Calls handlers for the messages of micro-batches, on executors. Made by `App.handler_sink`, or by hand.
 
     Use it with `writeStream.foreachBatch(sink)` or `start_sink`, over frames with the columns of the source, `headers`
@@ -96,7 +89,7 @@ class HandlerSink:
         handlers: a handler for each topic, as made by `penstock.consumer.handler`.
         group: name in dead letters' headers and metrics.
         parallelism: tasks a batch is spread over; more than the cluster has cores wait for one another.
-        bootstrap_servers: brokers to publish to; needed where a handler has dead letters or publishes.
+        bootstrap_servers: brokers to publish to; needed with a `name`.
         config: client settings by librdkafka's names, for that; never shown.
         middlewares: functions around every call, made again for each task.
         lifespans: generator functions that run around each task; one that raises fails the task.
@@ -108,8 +101,8 @@ class HandlerSink:
         dead_letter_limit: when a task fails rather than write one more dead letter, counted by task.
         headers: whether frames have the column `headers`; without it handlers and dead letters see none.
         telemetry: metrics and a span of each batch, on the driver; None for none.
-        name: of the query, as `KafkaSink`'s; needed where a handler publishes. What handlers return is published under
-            it, and dead letters too, each once for readers of committed messages.
+        name: of the query, as `KafkaSink`'s; needed where a handler publishes or has dead letters, which are
+            published under it, each once for readers of committed messages.
         ledger_topic: topic of the ledger, made if it does not exist; many sinks may share it.
         atomic_batches: whether what a batch publishes is one transaction, as `KafkaSink`'s. It lets handlers with
             `batch=` return messages for their batch as a whole.
@@ -154,17 +147,54 @@ class HandlerSink:
             object.__setattr__(self, option, tuple(getattr(self, option)))
         middlewares_of(self.middlewares)
         for topic, handler in self.handlers.items():
-            refuse_what_cannot_be_kept(topic, handler)
-            wrap(handler, self.middlewares)
+            self._check_handler(topic, handler)
         require_own_topics(self.group, self.handlers)
-        require_publishing(self.handlers, self.name, self.bootstrap_servers, self.ledger_topic)
         asynchronous = any(handler.kind is Kind.TASK for handler in self.handlers.values())
         if not asynchronous and any(map(inspect.isasyncgenfunction, self.lifespans)):
             raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
-        if output_topics(self.group, self.handlers) and self.bootstrap_servers is None:
-            raise ConfigurationError("a handler has dead letters; give bootstrap_servers, where they are written")
-        self._target()
+        self._check_publishing()
         self._require_picklable()
+
+    def _check_publishing(self) -> None:
+        if self.name is None:
+            return
+        check.not_empty("name", self.name)
+        target = self._target()
+        if target is None:
+            raise ConfigurationError(f"the sink {self.name} publishes; give bootstrap_servers, where it does")
+        require_settings("HandlerSink", target.servers, target.name, target.ledger, target.config)
+
+    def _check_handler(self, topic: str, handler: Handler) -> None:
+        if not isinstance(handler, Handler):
+            raise ConfigurationError(
+                f"the handler of {topic} must be made by penstock.consumer.handler(...), but is a "
+                f"{type(handler).__name__}"
+            )
+        name = f"the handler {handler.name} of {topic} has"
+        # What tasks, which are many and end, cannot keep.
+        if handler.retry_delays:
+            raise ConfigurationError(
+                f"{name} retry_delays, but a query does not read retry topics; use retry=, or a consumer"
+            )
+        if handler.on_failure is OnFailure.HOLD:
+            raise ConfigurationError(
+                f"{name} on_failure='hold', but a batch ends only when all of its messages are done; use 'stop', "
+                "'dead_letter' or 'drop', or a consumer"
+            )
+        if handler.rate is not None or handler.key_rate is not None:
+            raise ConfigurationError(
+                f"{name} a rate, which executors cannot share; bound a query by maxOffsetsPerTrigger and its trigger"
+            )
+        has_dead_letters = handler.on_failure is OnFailure.DEAD_LETTER
+        if self.name is None and (handler.to is not None or has_dead_letters):
+            what = "dead letters" if has_dead_letters else f"to={handler.to!r}"
+            raise ConfigurationError(
+                f"{name} {what}; give the HandlerSink name=..., under which it remembers what it has published, and "
+                "bootstrap_servers"
+            )
+        if handler.to == self.ledger_topic:
+            raise ConfigurationError(f"{name} to={handler.to!r}, the topic of the ledger; rename one")
+        wrap(handler, self.middlewares)
 
     def check(self, schema: StructType) -> None:
         """Check that frames of these columns can be handled; make the ledger and the dead-letter topics.
@@ -176,28 +206,21 @@ class HandlerSink:
             TopicNotFoundError: a topic that a handler names with `to` does not exist.
             ConfigurationError: the ledger's topic cannot be used.
         """
-        found = {column.name: column.dataType for column in schema.fields}
-        missing = [name for name in REQUIRED if name not in found]
-        if missing:
-            raise SchemaMismatchError(
-                f"the frame for the handlers of {self.group} lacks {', '.join(missing)}; give the sink the source's "
-                "columns as they are"
-            )
+        require_columns(schema.names, f"the handlers of {self.group}", ["key", "value"])
         for name, kind in _TYPES.items():
-            if not isinstance(found[name], kind):
+            if not isinstance(schema[name].dataType, kind):
                 raise SchemaMismatchError(
-                    f"column {name} is {found[name].simpleString()}, but handlers need {kind().simpleString()}; "
-                    "give the sink the source's columns as they are, and parse in a decoder or in the handler"
+                    f"column {name} is {schema[name].dataType.simpleString()}, but handlers need "
+                    f"{kind().simpleString()}; give the sink the source's columns as they are, and parse in a decoder "
+                    "or in the handler"
                 )
-        if self.headers and "headers" not in found:
+        if self.headers and "headers" not in schema.names:
             raise SchemaMismatchError(
                 f"the frame for the handlers of {self.group} has no column headers, so that handlers and dead letters "
                 "would see none; read with the option includeHeaders=true, or make the sink with headers=False"
             )
-        self._ensure_dead_letter_topics()
-        target = self._target()
-        if target is not None:
-            require_target(target, sorted(self._result_topics()))
+        if (target := self._target()) is not None:
+            require_target(target, self._result_topics(), self._dead_letter_topics(target))
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Handle one micro-batch.
@@ -218,60 +241,31 @@ class HandlerSink:
             self._handle(batch, batch_id)
 
     def _handle(self, batch: DataFrame, batch_id: int) -> None:
-        target = self._target()
-        origin = Origin() if target is None else origin_of(batch, target.name)
-        if target is None or not stored_batches.has_any_of(self.ledger_key, origin):
-            self.check(batch.schema)
         if self.overlap == "refused":
             overlap.refuse_double_runs(batch.sparkSession)
-        kill_delay_s = overlap.seconds_until_killed(batch.sparkSession)
-        rows = spread(batch, self.handlers, self.parallelism)
-        tasks = rows.mapInArrow(handling(pack(self._work())), from_arrow_schema(RESULT_SCHEMA))
-        if target is None:
-            reports = [report_of(row.report) for row in self._collect(tasks.select("report"), batch_id, kill_delay_s)]
+        run = partial(self._run, overlap.seconds_until_killed(batch.sparkSession))
+        if self.has_ledger:
+            texts = self._publish(batch, batch_id, self._handled, run)
         else:
-            what = micro_batch(batch, batch_id, origin, f"sink {target.name}", ledger_options(target.ledger))
-            job = published(tasks, replace(target, batch=what), self.parallelism)
-            with stored_batches.one_call(self.ledger_key, origin, what):
-                reports = reports_of(batch_id, target.name, self._collect(job, batch_id, kill_delay_s))
-        self._publish_report(BatchReport(batch_id=batch_id, tasks=reports, parallelism=self.parallelism))
+            self.check(batch.schema)
+            texts = [row["value"] for row in run(self._handled(batch).select("value"), batch_id)]
+        tasks = [from_json(text) for text in texts]
+        self._publish_report(BatchReport(batch_id=batch_id, tasks=tasks, parallelism=self.parallelism))
 
-    def _collect(self, job: DataFrame, batch_id: int, kill_delay_s: float) -> list[Row]:
+    def _handled(self, batch: DataFrame) -> DataFrame:
+        """Return the frame whose job handles a batch, with what its handlers return and reports of its tasks."""
+        rows = spread(batch, self.handlers, self.parallelism)
+        return rows.mapInArrow(handling(pack(self._work())), from_arrow_schema(PUBLISHED))
+
+    def _run(self, kill_delay_s: float, job: DataFrame, batch_id: int) -> list[SparkRow]:
         """Run Spark's job; where it fails, return when no task of it handles anything any more."""
         try:
-            return job.collect()
+            return run_job(job, batch_id)
         except Exception as error:
-            found = [named for named in errors_in(str(error)) if isinstance(named, SinkError | MissingRightError)]
-            if not (found and self.parallelism == 1):
-                # Where there is one task and it reported its failure, none is left.
+            # Where there is one task and it reported its failure, none is left.
+            if self.parallelism > 1 or not isinstance(error, SinkError | MissingRightError):
                 time.sleep(kill_delay_s)
-            if not found:
-                raise
-            # Not chained: what Spark says repeats it within two stacks, and what a handler raised may hold the message.
-            raise error_of(type(found[-1]), f"batch {batch_id}: {found[-1]}") from None
-
-    @property
-    def ledger_entries(self) -> Callable[[str, Iterable[TopicPartition]], dict[TopicPartition, LedgerEntry]] | None:
-        """Returns what the ledger has of some partitions; None where the sink has no ledger.
-
-        The sink's own name counts. It raises:
-            MissingRightError: the client may not read the ledger.
-            SinkError: the ledger cannot be read.
-            BrokerConnectionError: no broker answered.
-        """
-        target = self._target()
-        return None if target is None else lambda _query, partitions: ledger_of(target, partitions)
-
-    @property
-    def begin_ledger(self) -> Callable[[str, Mapping[TopicPartition, LedgerEntry]], None] | None:
-        """Writes where a query begins, in partitions that the ledger does not know; None where the sink has none."""
-        target = self._target()
-        return None if target is None else lambda _query, entries: begin_ledger(target, entries)
-
-    @property
-    def ledger_key(self) -> Hashable:
-        """What tells its ledger from those of others in this process."""
-        return self.bootstrap_servers, self.name, self.ledger_topic
+            raise
 
     @property
     def last_report(self) -> BatchReport | None:
@@ -289,72 +283,41 @@ class HandlerSink:
             link_senders((sender for task in report.tasks for sender in task.senders), report.rows)
 
     def _work(self) -> TaskWork:
-        return TaskWork(
-            self.group,
-            self.handlers,
-            middlewares=self.middlewares,
-            lifespans=self.lifespans,
-            resources=self.resources,
-            producer=self._producer_config(),
-            dead_letter_limit=self.dead_letter_limit,
-            max_parked=self.max_parked,
-            max_parked_bytes=self.max_parked_bytes,
-            max_concurrency=self.max_concurrency,
-            publishes=self._target() is not None,
-            whole=self.atomic_batches,
-            notes_senders=self.telemetry is not None,
-        )
+        return TaskWork.of(self, publishes=self.has_ledger, notes_senders=self.telemetry is not None)
 
     def _target(self) -> Target | None:
-        """Return where results are published; None where the sink publishes nothing."""
         if self.name is None or self.bootstrap_servers is None:
             return None
-        target = target_of(self.bootstrap_servers, self.config, self.name, self.ledger_topic)
-        return replace(target, whole=self.atomic_batches)
+        config = without_membership(clients.portable(self.config))
+        config.pop("isolation.level", None)
+        # As an app's results: a key of one topic goes to the same partition from either engine.
+        config = {"partitioner": "consistent_random", "compression.type": "zstd", **config}
+        return Target(self.bootstrap_servers, config, self.name, self.ledger_topic, whole=self.atomic_batches)
 
     def _result_topics(self) -> set[str]:
         return {handler.to for handler in self.handlers.values() if handler.to is not None}
 
     def least_rights(self, _topics: Iterable[str]) -> list[Right]:
         """Return the rights that its client needs, save those on topics that an `Outgoing` names."""
-        letters = sorted(output_topics(self.group, self.handlers))
-        rights = [topic_right(operation, name) for name in letters for operation in (Operation.WRITE, Operation.CREATE)]
         target = self._target()
-        if target is not None:
-            rights += target.least_rights(self._result_topics())
-        return list(dict.fromkeys(rights))
+        dead_letter_topics = output_topics(self.group, self.handlers)
+        return [] if target is None else target.least_rights(self._result_topics(), dead_letter_topics)
 
-    def _ensure_dead_letter_topics(self) -> None:
+    def _dead_letter_topics(self, target: Target) -> list[TopicSpec]:
         wanted = output_topics(self.group, self.handlers)
-        if not wanted or self.bootstrap_servers is None or self._process.has_dead_letter_topics:
-            return
-        admin = clients.admin(self.bootstrap_servers, self.config)
-        rights = [topic_right(Operation.WRITE, name) for name in sorted(wanted)]
-        require_rights(admin, f"the dead letters of {self.group} cannot be written", rights, principal_of(self.config))
-        counts = partition_counts(admin, self.bootstrap_servers)
-        specs = [TopicSpec(name, max(counts.get(topic, 1) for topic in topics)) for name, topics in wanted.items()]
-        ensure_topics(admin, self.bootstrap_servers, specs, principal=principal_of(self.config))
-        self._process.has_dead_letter_topics = True
-
-    def _producer_config(self) -> dict[str, Any]:
-        if not output_topics(self.group, self.handlers):
-            return {}
-        config = ConsumerSettings(config=clients.portable(self.config)).producer_config()
-        return {"message.timeout.ms": _LETTER_TIMEOUT_MS, **config, "bootstrap.servers": self.bootstrap_servers}
+        counts = partition_counts(clients.admin(target.servers, target.config), target.servers) if wanted else {}
+        return [TopicSpec(name, max(counts.get(topic, 1) for topic in topics)) for name, topics in wanted.items()]
 
     def _require_picklable(self) -> None:
         for topic, handler in self.handlers.items():
-            name = f"handler {handler.name} of {topic}"
-            require_packable(f"the {name}", handler.function)
-            for option in ("filter", "decoder", "key", "encoder", "retry"):
-                require_packable(f"the option {option} of the {name}", getattr(handler, option))
-        for kind, parts in (("middleware", self.middlewares), ("lifespan", self.lifespans)):
-            for part in parts:
-                require_packable(f"the {kind} {name_of(part)}", part)
+            for option in ("function", "filter", "decoder", "key", "encoder", "retry"):
+                require_packable(f"{option} of the handler {handler.name} of {topic}", getattr(handler, option))
+        for part in (*self.middlewares, *self.lifespans):
+            require_packable(name_of(part), part)
         for resource in self.resources:
-            require_packable(f"the worker_resource {made_by(resource).__qualname__}", resource)
+            require_packable(made_by(resource).__qualname__, resource)
         # All together: what only fails in company.
-        require_packable(f"the handlers of {self.group}", self._work())
+        require_packable(f"what the tasks of {self.group} do", self._work())
 
     def __reduce__(self) -> tuple[Callable[[bytes], HandlerSink], tuple[bytes]]:
         """Be pickled as a whole, so that a resource stays the one that its handlers use; telemetry stays here."""

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import chain
-from typing import Any, cast
 
 import pyarrow as pa
 from pyspark import TaskContext
 
-from penstock import clients
-from penstock.clients.cluster import ProducerClient
 from penstock.clients.gc_pause import imports_set_aside
 from penstock.consumer.handlers.options.ordering import Ordering
 from penstock.errors import SinkError
@@ -22,7 +18,7 @@ from penstock.spark_sink.sinks.handlers.engine import TaskEngine, TaskWork
 from penstock.spark_sink.sinks.handlers.pickling import unpack
 from penstock.spark_sink.sinks.handlers.report import TaskReport
 from penstock.spark_sink.sinks.handlers.results import ResultRows
-from penstock.spark_sink.sinks.handlers.rows import lane_numbers, noting_senders, stretches
+from penstock.spark_sink.sinks.handlers.rows import TaskRows, lane_numbers
 
 
 def run_task(work: TaskWork, batches: Iterator[pa.RecordBatch], task: int, attempt: int) -> Iterator[pa.RecordBatch]:
@@ -31,12 +27,9 @@ def run_task(work: TaskWork, batches: Iterator[pa.RecordBatch], task: int, attem
     `attempt` is how often the task had failed before. Raises as `TaskEngine.run` and `TaskEngine.finish`.
     """
     begun = time.monotonic()
-    lanes: Counter[int] = Counter()
-    senders: dict[str, None] = {}
-    if work.notes_senders:
-        batches = noting_senders(batches, senders)
-    results = ResultRows(publishes=work.publishes, whole=work.whole)
-    engine = TaskEngine(work, stretches(results.note(batches), lanes, work.handlers.keys()), results, _producer)
+    rows = TaskRows(batches, work.handlers.keys(), publishes=work.publishes, notes_senders=work.notes_senders)
+    results = ResultRows(publishes=work.publishes, whole=work.atomic_batches)
+    engine = TaskEngine(work, rows.stretches(), results)
     with ExitStack() as around:
         engine.enter(around)
         for _ in engine.run():
@@ -45,11 +38,11 @@ def run_task(work: TaskWork, batches: Iterator[pa.RecordBatch], task: int, attem
         **asdict(engine.finish()),
         task=task,
         attempt=attempt,
-        heaviest_lane=max(lanes.values(), default=0),
+        heaviest_lane=max(rows.lanes.values(), default=0),
         seconds=time.monotonic() - begun,
-        senders=list(senders),
+        senders=list(rows.senders),
     )
-    yield from results.end(report)
+    yield from results.end(rows.last, report)
 
 
 def handling(packed: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -82,7 +75,3 @@ def routing(packed: bytes, names: Sequence[str]) -> Callable[..., pa.Array]:
         return lane_numbers(orderings, dict(zip(names, columns, strict=True)))
 
     return lanes
-
-
-def _producer(config: dict[str, Any]) -> ProducerClient:
-    return cast("ProducerClient", clients.producer(config["bootstrap.servers"], config))
