@@ -18,17 +18,26 @@ from support.consumers import app_of
 @pytest.mark.parametrize(
     ("returned", "what"),
     [
-        (Outgoing("out", {"a": 1}), "a dict for out, not a value of bytes, text or None"),
-        (Outgoing("out", b"v", 7), "an int for out, not a key of bytes, text or None"),  # type: ignore[arg-type] # wrong
-        (Outgoing("", b"v"), "for the topic ''"),
-        (Outgoing("out", b"v", partition=-1), "for partition -1 of out"),
-        (Outgoing("out", b"v", headers=[("a", 1)]), "a list for out, not headers of text"),  # type: ignore[list-item] # wrong
-        (Outgoing("out", b"v", headers=[("a",)]), "a list for out, not headers of pairs"),  # type: ignore[list-item] # wrong
+        (Outgoing("out", {"a": 1}), "value must be bytes, text or None, but is a dict; encode it first, or give"),
+        (Outgoing("out", "\ud800"), "value is text that cannot be encoded as UTF-8"),
+        (Outgoing("out", b"v", 7), "key must be bytes, text or None, but is a int"),  # type: ignore[arg-type] # wrong
+        (Outgoing("out", b"v", "\ud800"), "key is text that cannot be encoded as UTF-8"),
+        (Outgoing("", b"v"), "topic must be a topic's name, but is ''"),
+        (Outgoing("o\0ut", b"v"), "topic must be a topic's name"),
+        (Outgoing("\ud800", b"v"), "topic must be a topic's name"),
+        (Outgoing("out", b"v", partition=-1), "partition must be a number from 0, or None, but is -1"),
+        (Outgoing("out", b"v", partition=1 << 31), "partition must be a number from 0"),
+        (Outgoing("out", b"v", headers=[("a", 1)]), "header a must be bytes, text or None"),  # type: ignore[list-item] # wrong
+        (Outgoing("out", b"v", headers=[("a",)]), "is a tuple that is no pair"),  # type: ignore[list-item] # wrong
+        (Outgoing("out", b"v", headers={"a": "\ud800"}), "header a is text that cannot be encoded"),
+        (Outgoing("out", b"v", headers={"\ud800": b""}), "a header's name is text that cannot be encoded"),
+        (Outgoing("out", b"v", headers={"a\0b": b""}), "header names must be text without NUL"),
         ([Outgoing("out", b"v"), b"plain"], "returned a bytes among its messages"),
     ],
 )
 def test_what_cannot_be_a_message_is_a_failure_that_is_not_tried_again(returned: object, what: str) -> None:
     app, tries = app_of(), list[None]()
+    ids=repr,
 
     @app.handler("in", on_failure="dead_letter", retry=penstock.retry(attempts=9))
     def handle(_: penstock.Message) -> object:
