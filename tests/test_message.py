@@ -1,0 +1,44 @@
+"""What a message says of its record."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.dashboard.page.messages import _shown
+from penstock.group_offsets.oldest import _Reading
+from penstock.group_offsets.positions import Position
+from penstock.message import FixedRecord, Message
+
+
+class Timed(FixedRecord):
+    """A record of a producer that wrote -1 for its time: that comes with the type of its own clock."""
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, -1
+
+
+class Unreadable(FixedRecord):
+    """A record with a header whose name is not UTF-8, as the client library shows it."""
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        raise SystemError("returned a result with an exception set")
+
+
+@pytest.mark.parametrize("kind", [FixedRecord, Timed])
+def test_a_record_without_a_time_has_none_and_no_age(kind: type[FixedRecord]) -> None:
+    record = kind("t", 0, 5, b"k", b"v", (), None)
+    reading = _Reading([Position("t", 0, 5, range(6))], "User:me")
+
+    assert Message(record).timestamp is None
+    assert reading.take(("t", 0), record) is None  # type: ignore[arg-type] # has what is asked
+    found = reading.found["t", 0]
+    assert found is not None
+    assert found.age_s(1e9) is None
+    assert _shown(record)["timestamp"] is None
+
+
+def test_a_header_that_cannot_be_read_does_not_keep_its_message_from_being_shown() -> None:
+    shown = _shown(Unreadable("t", 0, 5, b"k", b"v", (), None))
+
+    assert shown["headers"] == [["penstock-headers-lost", "a header name is not UTF-8"]]
+    assert shown["value"] == "v"
