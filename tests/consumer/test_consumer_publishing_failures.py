@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -35,9 +37,9 @@ from support.consumers import app_of
         ([Outgoing("out", b"v"), b"plain"], "returned a bytes among its messages"),
     ],
 )
+    ids=repr,
 def test_what_cannot_be_a_message_is_a_failure_that_is_not_tried_again(returned: object, what: str) -> None:
     app, tries = app_of(), list[None]()
-    ids=repr,
 
     @app.handler("in", on_failure="dead_letter", retry=penstock.retry(attempts=9))
     def handle(_: penstock.Message) -> object:
@@ -56,6 +58,98 @@ def test_what_cannot_be_a_message_is_a_failure_that_is_not_tried_again(returned:
 
 
 def test_a_value_that_means_nothing_is_said_once_and_the_message_is_done(caplog: pytest.LogCaptureFixture) -> None:
+async def _work(_: penstock.Message) -> None:
+    """Not begun: whoever calls this gets a coroutine."""
+
+
+async def _stream(_: penstock.Message) -> AsyncIterator[Outgoing]:
+    yield Outgoing("out", b"v")
+
+
+class Pending:
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+@pytest.mark.parametrize(
+    "handle",
+    [
+        lambda message: _work(message),  # noqa: PLW0108 - given as it is it would be awaited
+        lambda message: _stream(message),  # noqa: PLW0108 - as above
+        lambda _: Pending(),
+        lambda _: concurrent.futures.Future(),
+    ],
+    ids=["coroutine", "stream", "awaitable", "future"],
+)
+@pytest.mark.parametrize("options", [{}, {"batch": 2}, {"to": "out", "encoder": str}], ids=["", "batch", "to"])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_work_that_nobody_waits_for_fails_its_message(handle: Any, options: Any, is_list: bool) -> None:
+    if is_list:
+        alone, handle = handle, lambda message: [alone(message)]
+        options = {name: value for name, value in options.items() if name == "batch"}  # with `to` a list is a value
+    app = app_of()
+    app.handler("in", on_failure="dead_letter", **options)(handle)
+
+    with TestApp(app, topics=["out"]) as test:
+        test.send("in", b"v", key="k")
+        test.settle()
+        (dead,) = test.dead_letters("in")
+        assert test.published("out") == []
+
+    assert (dict(dead.headers)["__dlq.errors.message"] or b"") != b""
+
+
+class Truthless:
+    """As an array or a frame is: compared it gives no boolean, and has no truth value."""
+
+    def __eq__(self, _other: object) -> Any:
+        return self
+
+    __hash__ = None  # type: ignore[assignment] # as theirs
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value is ambiguous")
+
+
+def test_a_value_without_a_truth_value_is_no_failure() -> None:
+    app, tries = app_of(), list[None]()
+
+    @app.handler("in")
+    def handle(_: penstock.Message) -> object:
+        tries.append(None)
+        return Truthless()
+
+    with TestApp(app) as test:
+        test.send("in", b"v")
+        test.settle()
+        test.advance(60)
+        assert (test.statistics().handled, len(tries)) == (1, 1)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_json_does_not_have_fails_its_message(number: float) -> None:
+    app = app_of()
+    app.handler("in", to="out", encoder="json", on_failure="dead_letter")(lambda _: {"n": [number]})
+
+    with TestApp(app) as test:
+        test.send("in", b"v")
+        test.settle()
+        (dead,) = test.dead_letters("in")
+        assert test.published("out") == []
+
+    assert b"cannot be encoded: ValueError" in (dict(dead.headers)["__dlq.errors.message"] or b"")
+
+
+def test_json_that_was_taken_is_written_again_with_its_lone_surrogates() -> None:
+    app, value = app_of(), b'{"text":"\\ud800 \xc3\xa9"}'
+    app.handler("in", decoder="json", to="out", encoder="json")(lambda message: message.body)
+
+    with TestApp(app) as test:
+        test.send("in", value)
+        test.settle()
+        assert [message.value for message in test.published("out")] == [value]
+
+
     app = app_of()
     app.handler("in")(lambda _: 42)
 

@@ -139,9 +139,18 @@ class ResultMaker:
         return self._result(Outgoing(self._to, one, key))
 
     def _plain(self, returned: object, key: bytes | None) -> Iterator[Result]:
+        alone = self._to is not None or not isinstance(returned, list | tuple)
+        for one in (returned,) if alone else cast("Sequence[object]", returned):
+            if _is_pending(one):
+                if inspect.iscoroutine(one):
+                    one.close()
+                raise ResultError(
+                    f"handler {self._handler} returned {_what(one)}, and nobody waits for its work: make the handler "
+                    "itself an `async def` that awaits it, wait for it in the handler, or return a DeferredCompletion"
+                )
         if self._to is not None:
             yield self._result(Outgoing(self._to, returned, key))
-        elif returned is not None and not self._has_warned and returned not in ([], ()):
+        elif returned is not None and not self._has_warned and (alone or len(cast("Sequence[object]", returned))):
             self._has_warned = True
             _log.warning(
                 "handler %s returned %s, which is not published: return penstock.Outgoing, name the topic with to=, or "
