@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import Context
 from queue import SimpleQueue
+from typing import cast
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, Fetch
@@ -47,8 +49,19 @@ _WAKE = True
 _END = False
 
 
+class _LeftBehind:
+    """A message was handled, and has left a context variable behind."""
+
+
+_LEFT_BEHIND = _LeftBehind()
+
+
 def call(slot: ExecutionSlot, work: object) -> Outcome:
-    """Call a slot's handler and return what came of it."""
+    """Call a slot's handler, with context variables of its own, and return what came of it."""
+    return Context().run(_call, slot, work)
+
+
+def _call(slot: ExecutionSlot, work: object) -> Outcome:
     try:
         returned = slot.invoke(work)
         if returned is None or isinstance(returned, DeferredCompletion):
@@ -59,12 +72,26 @@ def call(slot: ExecutionSlot, work: object) -> Outcome:
 
 
 def call_each(slot: ExecutionSlot, records: Slice, now: Callable[[], float]) -> Outcome:
-    """Call a slot's handler for each record of a slice, as far as they are done; return what came of the last."""
+    """Call a slot's handler for each record of a slice, as far as they are done; return what came of the last.
+
+    What one message leaves in context variables the next does not find, as with tasks. A context for each would cost a
+    tenth of what an empty handler does. So they share an empty one, until one of them has left something in it.
+    """
+    left, outcome = iter(records), cast("Outcome | _LeftBehind", _LEFT_BEHIND)
+    while isinstance(outcome, _LeftBehind):
+        context = Context()
+        outcome = context.run(_call_each, slot, records, left, now, context)
+    return outcome
+
+
+def _call_each(
+    slot: ExecutionSlot, records: Slice, left: Iterator[Record], now: Callable[[], float], context: Context
+) -> Outcome | _LeftBehind:
     invoke, prepare, assignment, is_slow = slot.invoke, slot.prepare, records.assignment, records.is_slow
     is_plain = prepare is Message
     message: Message | None
     try:
-        for record in records:
+        for record in left:
             slot.record = record
             if is_plain:
                 message = FetchedMessage()
@@ -85,6 +112,8 @@ def call_each(slot: ExecutionSlot, records: Slice, now: Callable[[], float]) -> 
                 slot.started = now()
                 if slot.started >= records.deadline:
                     return None
+            if context:
+                return _LEFT_BEHIND
     except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
         return failure_of(raised())
     return None
