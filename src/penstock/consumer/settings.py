@@ -41,11 +41,16 @@ _SEARCH_EVERY_LEAST_S = 0.1
 #: less than the 20 s after which the results of a killed member are settled.
 _DEFAULTS = {
     "isolation.level": "read_committed",
-    "auto.offset.reset": "earliest",
     "fetch.queue.backoff.ms": 10,
     "socket.timeout.ms": 15_000,
     "max.partition.fetch.bytes": 4 * 1024 * 1024,
     "session.timeout.ms": 15_000,
+}
+#: Where a partition begins that the group has no offset of, by the client's names; None: nowhere.
+_RESETS = {
+    **dict.fromkeys(("earliest", "smallest", "beginning"), OFFSET_BEGINNING),
+    **dict.fromkeys(("latest", "largest", "end"), OFFSET_END),
+    "error": None,
 }
 
 
@@ -164,6 +169,9 @@ class ConsumerSettings:
         check.a_boolean("one_core", self.one_core)
         check.a_boolean("exactly_once", self.exactly_once)
         check.positive("transaction_interval", self.transaction_interval)
+        self._check_config()
+
+    def _check_config(self) -> None:
         if not isinstance(self.config, Mapping):
             raise ConfigurationError(
                 f"config must be a mapping of librdkafka's keys, but is a {type(self.config).__name__}"
@@ -175,6 +183,9 @@ class ConsumerSettings:
                 f"config['isolation.level'] is {level!r}, and with exactly_once a message that was rolled back would "
                 "be handled and its results committed; leave it out"
             )
+        reset = self.config.get("auto.offset.reset", "earliest")
+        if str(reset).lower() not in _RESETS:
+            raise ConfigurationError(f"config['auto.offset.reset'] is {reset!r}; give 'earliest', 'latest' or 'error'")
         strategy = self.config.get("partition.assignment.strategy", _COOPERATIVE)
         if strategy != _COOPERATIVE:
             raise ConfigurationError(
@@ -206,15 +217,14 @@ class ConsumerSettings:
             "group.id": group,
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
+            # Decided here: see `LostPositions`.
+            "auto.offset.reset": "error",
         }
 
     @property
     def offset_reset(self) -> int | None:
         """Where a partition begins of which the group has no offset, as a logical offset; None where it may not."""
-        named = str(self.config.get("auto.offset.reset", _DEFAULTS["auto.offset.reset"])).lower()
-        if named in {"latest", "largest", "end"}:
-            return OFFSET_END
-        return OFFSET_BEGINNING if named in {"earliest", "smallest", "beginning"} else None
+        return _RESETS[str(self.config.get("auto.offset.reset", "earliest")).lower()]
 
     @property
     def topic_search_interval(self) -> float | None:

@@ -22,6 +22,7 @@ from penstock.consumer.polling.drain import Drain
 from penstock.consumer.polling.fetcher import SATURATED_S, Fetcher
 from penstock.consumer.polling.group.membership import Membership
 from penstock.consumer.polling.health.log_ends import LogEnds
+from penstock.consumer.polling.health.lost_positions import LostPositions
 from penstock.consumer.polling.health.open_transactions import OpenTransactions
 from penstock.consumer.polling.health.recreated_topics import RecreatedTopics
 from penstock.consumer.polling.health.rights_watch import RightsWatch
@@ -69,6 +70,7 @@ class PollLoop:
     log_ends: LogEnds
     open_transactions: OpenTransactions
     recreated_topics: RecreatedTopics
+    lost_positions: LostPositions
     rights_watch: RightsWatch
     watchdog: Watchdog
     # Whether lanes wait while workers are idle: then the next step comes soon.
@@ -123,6 +125,7 @@ class PollLoop:
         if self.topic_watch.all_same:
             self.commits.repeat(client, now)
         self.recreated_topics.restart(client, recreated)
+        self.lost_positions.restart(client, now)
         self.log_ends.note(client, now)
         self.open_transactions.check(now)
         self.rights_watch.check(now)
