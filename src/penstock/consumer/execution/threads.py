@@ -143,10 +143,10 @@ def serve(lane: ConsumerLane, slot: ExecutionSlot, processor: LaneProcessor, now
 class Worker:
     """One worker thread."""
 
-    def __init__(self, pool: WorkerPool, number: int, queue: int) -> None:
+    def __init__(self, pool: WorkerPool, slot: ExecutionSlot, queue: int) -> None:
         self._pool = pool
         self.queue = queue
-        self.slot = ExecutionSlot(Kind.THREAD, f"penstock-worker-{pool.name}-{number}")
+        self.slot = slot
         self.thread = threading.Thread(target=self._main, name=self.slot.name, daemon=True)
         self.tokens: SimpleQueue[bool] = SimpleQueue()
         #: Whether it waits, or is about to, for a token of its queue. Written by itself, and by who puts a token.
@@ -211,7 +211,8 @@ class WorkerPool:
         self.closing = closing
         self._lock = threading.Lock()
         self._started = False
-        self._made = 0
+        #: Those that were too many; a later one takes the slot of one that has ended. Under the lock.
+        self._retired: list[Worker] = []
         #: The slots of all threads there ever were, for one that ends may still be in its last handler, and no count
         #: may fall. It only grows, by `_grow`; any thread reads it, and sees a whole list.
         self.slots: list[ExecutionSlot] = []
@@ -222,9 +223,15 @@ class WorkerPool:
 
     def _grow(self, count: int) -> None:
         for _ in range(count):
-            worker = Worker(self, self._made, self._made if self._pinned else 0)
-            self._made += 1
-            self.slots = [*self.slots, worker.slot]
+            number = len(self.slots)
+            ended = next((one for one in self._retired if not one.thread.is_alive()), None)
+            if ended is None:
+                slot = ExecutionSlot(Kind.THREAD, f"penstock-worker-{self.name}-{number}")
+                self.slots = [*self.slots, slot]
+            else:
+                self._retired.remove(ended)
+                slot = ended.slot
+            worker = Worker(self, slot, number if self._pinned else 0)
             self.workers = [*self.workers, worker]
             if self._started:
                 worker.thread.start()
@@ -246,6 +253,7 @@ class WorkerPool:
             for worker in gone:
                 worker.retired = True
                 worker.tokens.put(_END)
+            self._retired += gone
             # The lanes that they were woken for are for the others now.
             for worker in self.workers:
                 self._wake(worker)

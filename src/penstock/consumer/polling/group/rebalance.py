@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaException, TopicPartition
 
 from penstock.clients.cluster import Clock, ConsumerClient
+from penstock.clients.gc_pause import collection_resumed
 from penstock.clients.kafka_errors import reason
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.polling.committing.commits import Commits
@@ -58,6 +59,7 @@ class Rebalance:
     revoked: int = field(default=0, init=False)
     lost: int = field(default=0, init=False)
 
+    @collection_resumed()
     def on_assign(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Take partitions over from where the group stands."""
         # Also where nothing is new: the generation is.
@@ -149,6 +151,7 @@ class Rebalance:
                 highest[one.topic] = max(highest.get(one.topic, 0), one.partition)
         return [one for one in without if one.partition > highest.get(one.topic, one.partition)]
 
+    @collection_resumed()
     def on_revoke(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Give partitions back with all that is done committed."""
         if not partitions:
@@ -174,6 +177,7 @@ class Rebalance:
         # Asked each time: a signal may cut the time short meanwhile. A drain that has used up its own leaves none.
         return min(begun + self.revoke_timeout, self.stop_request.end_by) - self.clock.monotonic()
 
+    @collection_resumed()
     def on_lost(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Drop partitions that another member may own already: nothing of them may be committed."""
         lost = self.assignments.deactivate((one.topic, one.partition) for one in partitions)
