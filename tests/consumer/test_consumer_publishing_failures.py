@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 from publishing_apps import in_flight, written
 
 import penstock
 from penstock import Outgoing
 from penstock.errors import ConfigurationError, TopicNotFoundError
-from penstock.testing import TestApp
+from penstock.testing import Operation, TestApp, TestBroker
 from support.consumers import app_of
 
 
@@ -36,8 +37,8 @@ from support.consumers import app_of
         (Outgoing("out", b"v", headers={"a\0b": b""}), "header names must be text without NUL"),
         ([Outgoing("out", b"v"), b"plain"], "returned a bytes among its messages"),
     ],
-)
     ids=repr,
+)
 def test_what_cannot_be_a_message_is_a_failure_that_is_not_tried_again(returned: object, what: str) -> None:
     app, tries = app_of(), list[None]()
 
@@ -57,7 +58,6 @@ def test_what_cannot_be_a_message_is_a_failure_that_is_not_tried_again(returned:
     assert len(tries) == 1
 
 
-def test_a_value_that_means_nothing_is_said_once_and_the_message_is_done(caplog: pytest.LogCaptureFixture) -> None:
 async def _work(_: penstock.Message) -> None:
     """Not begun: whoever calls this gets a coroutine."""
 
@@ -150,6 +150,7 @@ def test_json_that_was_taken_is_written_again_with_its_lone_surrogates() -> None
         assert [message.value for message in test.published("out")] == [value]
 
 
+def test_a_value_that_means_nothing_is_said_once_and_the_message_is_done(caplog: pytest.LogCaptureFixture) -> None:
     app = app_of()
     app.handler("in")(lambda _: 42)
 
@@ -162,6 +163,28 @@ def test_json_that_was_taken_is_written_again_with_its_lone_surrogates() -> None
     said = [record.message for record in caplog.records if "is not published" in record.message]
     assert len(said) == 1
     assert "returned an int, which is not published: return penstock.Outgoing, name the topic with to=" in said[0]
+
+
+def test_results_that_timed_out_are_written_again_in_their_order_and_no_handler_is_called_again() -> None:
+    app, broker, tries = app_of(), TestBroker(0), list[bytes | None]()
+
+    @app.handler("in", to="out", on_failure="drop")
+    def handle(message: penstock.Message) -> bytes | None:
+        tries.append(message.value)
+        return message.value
+
+    with TestApp(app, broker) as test:
+        broker.fail("produce", KafkaError._MSG_TIMED_OUT, times=3)
+        for value in (b"1", b"2", b"3"):
+            test.send("in", value, key="k")
+        test.settle()
+        test.advance(60)
+        assert broker.faults.happened[Operation.PRODUCE]
+        out = [value for _, value in written(test)]
+        assert (test.statistics().failed, in_flight(test)) == (0, 0)
+
+    assert tries == [b"1", b"2", b"3"]
+    assert out == [b"1", b"2", b"3"]
 
 
 def test_a_refused_result_is_a_failure_of_its_message_and_of_no_other() -> None:

@@ -183,6 +183,12 @@ class ConsumerSettings:
                 f"config['isolation.level'] is {level!r}, and with exactly_once a message that was rolled back would "
                 "be handled and its results committed; leave it out"
             )
+        for name in ("acks", "request.required.acks"):
+            if (acks := self.config.get(name, "all")) not in {"all", "-1", -1}:
+                raise ConfigurationError(
+                    f"config[{name!r}] is {acks!r}, and a message counts as done only once all replicas have its "
+                    "results or its dead letter; leave it out"
+                )
         reset = self.config.get("auto.offset.reset", "earliest")
         if str(reset).lower() not in _RESETS:
             raise ConfigurationError(f"config['auto.offset.reset'] is {reset!r}; give 'earliest', 'latest' or 'error'")
@@ -236,12 +242,18 @@ class ConsumerSettings:
         return max(_SEARCH_EVERY_LEAST_S, interval_ms / 1000) if interval_ms > 0 else None
 
     def producer_config(self) -> dict[str, Any]:
-        """Return the configuration of the producer of dead letters and retries."""
-        # What could be read must not be refused here for its size: the topic's own limit decides.
-        return {**_PRODUCER_DEFAULTS, **self.config, "enable.idempotence": True, "linger.ms": 5}
+        """Return the configuration of the producer of results, dead letters and retries."""
+        return {**_PRODUCER_DEFAULTS, **self.config, "enable.idempotence": True}
 
 
-#: Of `message.max.bytes` the most that the client library lets a producer have. A topic's own limit counts for what
-#: a batch is when it is compressed: a message that came compressed must fit again, and what fits in alone must not fail
-#: in company.
-_PRODUCER_DEFAULTS = {"message.max.bytes": 1_000_000_000, "compression.type": "zstd", "batch.size": 65_536}
+#: Of `message.max.bytes` the most that the client library lets a producer have: what could be read must not be refused
+#: for its size. A topic's own limit counts for what a batch is when it is compressed: a message that came compressed
+#: must fit again, and what fits in alone must not fail in company. Nothing times out: that brokers are away is no fault
+#: of a message.
+_PRODUCER_DEFAULTS = {
+    "message.max.bytes": 1_000_000_000,
+    "compression.type": "zstd",
+    "batch.size": 65_536,
+    "linger.ms": 5,
+    "message.timeout.ms": 0,
+}
