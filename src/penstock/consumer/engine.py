@@ -45,7 +45,6 @@ from penstock.consumer.polling.health.fetch_errors import FetchErrors
 from penstock.consumer.polling.health.log_ends import LogEnds
 from penstock.consumer.polling.health.lost_positions import LostPositions
 from penstock.consumer.polling.health.open_transactions import OpenTransactions
-from penstock.consumer.polling.health.recreated_topics import RecreatedTopics
 from penstock.consumer.polling.health.rights_watch import RightsWatch
 from penstock.consumer.polling.health.startup_checks import output_topics, prepare_topics, rights_of, writes_outputs
 from penstock.consumer.polling.health.topic_search import TopicSearch
@@ -315,7 +314,6 @@ class Engine:
             topic_watch=topics,
             log_ends=LogEnds(self.assignments),
             open_transactions=OpenTransactions(self.assignments, cluster.ask_readable_ends, self.settings),
-            recreated_topics=RecreatedTopics(self.assignments, self.router, self._offset_reset),
             lost_positions=lost_positions,
             rights_watch=rights,
             watchdog=self.watchdog,

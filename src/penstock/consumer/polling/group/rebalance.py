@@ -59,14 +59,14 @@ class Rebalance:
     revoked: int = field(default=0, init=False)
     lost: int = field(default=0, init=False)
 
-    @collection_resumed()
     def on_assign(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Take partitions over from where the group stands."""
         # Also where nothing is new: the generation is.
         self.commits.note_rebalanced(client)
         if not partitions:
             return
-        committed, begun = self._committed(client, partitions)
+        with collection_resumed():
+            committed, begun = self._committed(client, partitions)
         made = [self.make_assignment(one) for one in committed]
         for one, assignment in zip(committed, made, strict=True):
             # Where such a partition begins is committed before anything of it is done: whoever comes after this member
@@ -151,15 +151,15 @@ class Rebalance:
                 highest[one.topic] = max(highest.get(one.topic, 0), one.partition)
         return [one for one in without if one.partition > highest.get(one.topic, one.partition)]
 
-    @collection_resumed()
     def on_revoke(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Give partitions back with all that is done committed."""
         if not partitions:
             return
         revoked = self.assignments.deactivate((one.topic, one.partition) for one in partitions)
         begun = self.clock.monotonic()
-        while (busy := self.busy(revoked)) and self._left(begun) > 0:
-            self.clock.sleep(_LOOK_S)
+        with collection_resumed():
+            while (busy := self.busy(revoked)) and self._left(begun) > 0:
+                self.clock.sleep(_LOOK_S)
         if busy:
             _log.warning(
                 "%d handlers of %s still run after %.1f s; their messages will be handled again by the next owner",
@@ -177,7 +177,6 @@ class Rebalance:
         # Asked each time: a signal may cut the time short meanwhile. A drain that has used up its own leaves none.
         return min(begun + self.revoke_timeout, self.stop_request.end_by) - self.clock.monotonic()
 
-    @collection_resumed()
     def on_lost(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Drop partitions that another member may own already: nothing of them may be committed."""
         lost = self.assignments.deactivate((one.topic, one.partition) for one in partitions)

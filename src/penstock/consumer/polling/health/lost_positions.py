@@ -1,4 +1,4 @@
-"""Positions that are not in the log, or that nobody knows: where such a partition goes on.
+"""Positions that are lost: not in the log, or of a topic that was deleted and created again. Where reading goes on.
 
 Left to itself the client would go by `auto.offset.reset` in silence: with `latest` past all that is left of a log whose
 beginning was deleted. So it only reports them (`auto.offset.reset=error`), and waits to be sent somewhere.
@@ -45,7 +45,8 @@ class LostPositions:
         self._offset_reset = offset_reset
         # Whether the user lets partitions go on elsewhere than at the group's offset.
         self._is_allowed = is_allowed
-        self._waiting: dict[Assignment, None] = {}
+        # Partitions to be sent on, and whether the topic was created again.
+        self._waiting: dict[Assignment, bool] = {}
         self._next = 0.0
 
     def note(self, error: KafkaError, topic: str, partition: int) -> None:
@@ -57,23 +58,30 @@ class LostPositions:
             )
         assignment = self._assignments.get(topic, partition)
         if assignment is not None:
-            self._waiting[assignment] = None
+            self._waiting.setdefault(assignment, False)
 
-    def restart(self, client: ConsumerClient, now: float) -> None:
-        """Send the client to where these partitions go on."""
+    def restart(self, client: ConsumerClient, recreated: Sequence[str], now: float) -> None:
+        """Send the client to where these partitions go on, and those of topics that were created again.
+
+        Raises `PenstockError` where `auto.offset.reset` forbids to begin anew with such a topic.
+        """
+        if recreated:
+            self._waiting |= {one: True for one in self._assignments.all() if one.topic in recreated}
+            self._next = now
         if not self._waiting or now < self._next:
             return
         self._next = now + _AGAIN_S
-        self._waiting = {one: None for one in self._waiting if one.active and not self._restarted(client, one)}
+        waiting = [one for one in self._waiting if one.active and not self._restarted(client, one)]
+        self._waiting = {one: self._waiting[one] for one in waiting}
 
     def _restarted(self, client: ConsumerClient, one: Assignment) -> bool:
         place = TopicPartition(one.topic, one.partition)
+        is_recreated = self._waiting[one]
         try:
-            position = one.tracker.position if one.known else client.committed([place], _ANSWER_S)[0].offset
-            if position < 0:
-                self._begin(client, [place])
+            if is_recreated:
+                place.offset = self._beginning(one)
             else:
-                place.offset = self._in_log(client, one, position)
+                self._find(client, one, place)
             # It stands still: `seek` is refused (librdkafka 2.16).
             with suppress(KafkaException):  # the last try may have come as far as this
                 client.incremental_unassign([TopicPartition(one.topic, one.partition)])
@@ -83,11 +91,37 @@ class LostPositions:
             return False
         if place.offset >= 0:
             one.tracker.advance(place.offset)
-        elif one.known:
+        elif one.known or is_recreated:
             self._router.begin_again(one, None)
         else:
             one.is_sought = True
         return True
+
+    def _beginning(self, one: Assignment) -> int:
+        """Return where a partition of a topic that was created again begins, as a logical offset."""
+        begin = self._offset_reset(one.topic)
+        if begin is None:
+            raise PenstockError(
+                f"topic {one.topic} was deleted and created again, and auto.offset.reset forbids to begin anew; "
+                "reset the group's offsets, or set auto.offset.reset to earliest or latest"
+            )
+        _log.warning(
+            "topic %s was deleted and created again: partition %d begins anew at its %s; it stood at "
+            "offset %d of the former one, and what was handled of the new one since is handled again",
+            one.topic,
+            one.partition,
+            "end" if begin == OFFSET_END else "beginning",
+            one.tracker.position,
+        )
+        return begin
+
+    def _find(self, client: ConsumerClient, one: Assignment, place: TopicPartition) -> None:
+        """Find out where a partition goes on that the client does not know a position of."""
+        position = one.tracker.position if one.known else client.committed([place], _ANSWER_S)[0].offset
+        if position < 0:
+            self._begin(client, [place])
+        else:
+            place.offset = self._in_log(client, one, position)
 
     def _in_log(self, client: ConsumerClient, one: Assignment, position: int) -> int:
         """Return where a partition goes on that stood at a position: there, if that is in its log."""
