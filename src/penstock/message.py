@@ -288,15 +288,4 @@ class FixedRecord:
         return (_NO_TIMESTAMP, -1) if self.timestamp_ms is None else (1, self.timestamp_ms)
 
 
-__all__ = [
-    "DecodedMessage",
-    "FixedRecord",
-    "Headers",
-    "Message",
-    "Record",
-    "RetriedMessage",
-    "column",
-    "headers_of",
-    "readable_headers",
-    "timestamp_of",
-]
+__all__ = ["DecodedMessage", "FixedRecord", "Headers", "Message", "Record", "RetriedMessage", "column", "headers_of"]
