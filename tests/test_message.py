@@ -1,13 +1,15 @@
-"""What a message says of its record."""
+"""What a message says of its record, and what may go out as one."""
 
 from __future__ import annotations
 
 import pytest
 
 from penstock.dashboard.page.messages import _shown
+from penstock.errors import ConfigurationError
 from penstock.group_offsets.oldest import _Reading
 from penstock.group_offsets.positions import Position
 from penstock.message import FixedRecord, Message
+from penstock.transactions.messages import Terms, a_half
 
 
 class Timed(FixedRecord):
@@ -42,3 +44,21 @@ def test_a_header_that_cannot_be_read_does_not_keep_its_message_from_being_shown
 
     assert shown["headers"] == [["penstock-headers-lost", "a header name is not UTF-8"]]
     assert shown["value"] == "v"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"topic": "o\0ut"}, "topic must be a topic's name"),
+        ({"partition": 1 << 31}, "partition must be a number from 0"),
+        ({"headers": {"a\0b": b""}}, "header names must be text without NUL"),
+        ({"headers": {"\ud800": b""}}, "a header's name is text that cannot be encoded"),
+        ({"headers": {"penstock-tx": b""}}, "header names must not begin with 'penstock-'"),
+    ],
+    ids=lambda one: str(next(iter(one))) if isinstance(one, dict) else "",
+)
+def test_a_half_is_checked_as_what_a_handler_returns(wrong: dict[str, object], text: str) -> None:
+    given = {"topic": "out", "key": b"k", "value": b"v", "headers": (), "partition": None, **wrong}
+
+    with pytest.raises(ConfigurationError, match=text):
+        a_half("id", "g", Terms(), **given)  # type: ignore[arg-type] # that is what is tested
