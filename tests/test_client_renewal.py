@@ -80,6 +80,21 @@ def test_no_new_client_is_made_before_all_of_the_failed_one_is_reported() -> Non
     assert [value for value, _ in world.reports] == [b"1", b"on its way"]
 
 
+def test_a_client_that_is_given_up_is_replaced_once_all_that_it_has_is_reported() -> None:
+    world = World()
+    world.broker.delay_answer("produce", 10)
+    world.send(b"on its way")
+    world.producer.give_up(KafkaError(KafkaError._MSG_TIMED_OUT))
+
+    with pytest.raises(KafkaException):
+        world.send(b"behind it")
+    world.broker.advance(10)
+    world.send(b"behind it")
+
+    assert world.producer.replaced == 1
+    assert world.values() == [b"on its way", b"behind it"]
+
+
 def test_an_error_that_is_not_fatal_is_raised_as_it_came_and_replaces_nothing() -> None:
     world = World()
     world.broker.fail("produce", KafkaError.TOPIC_AUTHORIZATION_FAILED)

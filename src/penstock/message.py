@@ -51,8 +51,10 @@ class Record(Protocol):
 
 #: Calls `headers` of a record: see `headers_of`.
 _read_headers: Callable[[Record], list[tuple[str, bytes | None]] | None] = methodcaller("headers")
+#: Stands where the client could not carry a record's own headers over.
+HEADERS_LOST = "penstock-headers-lost"
 #: Stands for the headers of a record whose own cannot be read; known by its identity.
-UNREADABLE_HEADERS: list[tuple[str, bytes | None]] = [("penstock-headers-lost", b"a header name is not UTF-8")]
+UNREADABLE_HEADERS: list[tuple[str, bytes | None]] = [(HEADERS_LOST, b"a header name is not UTF-8")]
 
 
 def column(records: Sequence[Record], method: str) -> list[Any]:
@@ -86,6 +88,21 @@ def headers_of(record: Record) -> list[tuple[str, bytes | None]] | None:
     if found is UNREADABLE_HEADERS:
         raise UnicodeDecodeError("utf-8", b"?", 0, 1, "the name of a header is not text")
     return found
+
+
+def readable_headers(record: Record) -> list[tuple[str, bytes | None]]:
+    """Return a record's headers; in place of those that cannot be had, `UNREADABLE_HEADERS`."""
+    try:
+        return headers_of(record) or []
+    except UnicodeDecodeError:
+        return list(UNREADABLE_HEADERS)
+
+
+def timestamp_of(record: Record) -> int | None:
+    """Return a record's milliseconds since the epoch, or None where it carries none."""
+    kind, milliseconds = record.timestamp()
+    # A producer may write Kafka's -1 for none, which then comes with the type of its own clock.
+    return None if kind == _NO_TIMESTAMP or milliseconds < 0 else milliseconds
 
 
 class Message:
@@ -165,8 +182,7 @@ class Message:
     @property
     def timestamp(self) -> int | None:
         """Milliseconds since the epoch, or None when the record carries none."""
-        kind, milliseconds = self._record.timestamp()
-        return None if kind == _NO_TIMESTAMP else milliseconds
+        return timestamp_of(self._record)
 
     @property
     def attempt(self) -> int:

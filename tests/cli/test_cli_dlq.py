@@ -10,8 +10,9 @@ from dead_letter_tools import origin_headers, put
 
 from kafka_tools import read_all, transactional, wait_for_markers
 from penstock.dead_letters import reader as dead_letter_log
-from penstock.dead_letters.headers import HEADERS_LOST, DeadLetterFormat
+from penstock.dead_letters.headers import DeadLetterFormat
 from penstock.devbroker import DevBroker
+from penstock.message import HEADERS_LOST
 
 Command = Callable[..., tuple[object, str, str]]
 Topics = Callable[..., tuple[str, str]]

@@ -13,8 +13,9 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from offsets_tools import commit, rows, stand, stands
 
+import penstock
 from commands import Command, Outcome
-from kafka_tools import produce, transactional, wait_for_markers
+from kafka_tools import produce, read_all, transactional, wait_for_markers
 from penstock.devbroker import DevBroker
 from penstock.group_offsets.group import Group, GroupHasMembersError
 from penstock.group_offsets.planning import Wanted, plan
@@ -147,6 +148,55 @@ def test_a_reset_does_what_its_dry_run_shows(
     assert between == (5, DONE)
     assert f"group {group}: the offsets of 1 partition are written" in done.out
     assert stands(servers, group, topic) == after
+
+
+@pytest.mark.parametrize(("offset", "after"), [(5, (6, DONE)), (6, (5, (range(6, 9), DONE[1])))])
+def test_one_message_is_skipped_and_gets_a_dead_letter(
+    offsets: Offsets, broker: DevBroker, topic: str, offset: int, after: object
+) -> None:
+    group, servers = f"g-{topic}", broker.bootstrap_servers
+    stand(servers, group, topic, 0, 5, done=DONE)
+
+    tried = offsets("skip", group, f"{topic}:0@{offset}", "--dry-run")
+    between = stands(servers, group, topic)
+    done = offsets("skip", group, f"{topic}:0@{offset}")
+    again = offsets("skip", group, f"{topic}:0@{offset}")
+
+    assert (tried.code, done.code, again.code) == (0, 0, 1), (tried, done, again)
+    assert between == (5, DONE)
+    assert stands(servers, group, topic) == after
+    (letter,) = read_all(servers, f"dlq.{topic}")
+    assert (letter.key(), letter.value()) == (b"k", b"%d" % offset)
+    told = dict(letter.headers() or [])
+    assert (told["__dlq.errors.topic"], told["__dlq.errors.offset"]) == (topic.encode(), b"%d" % offset)
+    assert told["penstock-exception-class"] == b"penstock.errors.GivenUpError"
+    assert "is done already; nothing was changed" in again.err
+
+
+def test_members_that_run_give_the_message_up_that_is_to_be_skipped(
+    offsets: Offsets, broker: DevBroker, topic: str, new_name: Callable[..., str]
+) -> None:
+    commands = penstock.CommandSettings(new_name("commands"), new_name("audit"))
+    app = penstock.App(topic, bootstrap_servers=broker.bootstrap_servers, commands=commands, commit_interval=0.1)
+    policy = penstock.retry(attempts=99, wait=lambda _: 600.0)
+    topics = ("--commands-topic", commands.topic, "--audit-topic", commands.audit_topic)
+
+    @app.handler(topic, retry=policy)
+    def handle(message: penstock.Message) -> None:
+        if message.offset == 0:
+            raise ValueError("no good")
+
+    with app.start() as running:
+        wait_until(lambda: "parked" in [one.state for one in running.explain()])
+        assert running._listener is not None
+        assert running._listener.is_listening.wait(60)
+        refused = offsets("skip", topic, f"{topic}:0@7", *topics)
+        done = offsets("skip", topic, f"{topic}:0@0", *topics)
+        wait_until(lambda: stands(broker.bootstrap_servers, topic, topic)[0] == 20)
+
+    assert (refused.code, done.code) == (1, 0), (refused, done)
+    assert "it does not hold" in refused.err
+    assert f"{topic}[0]@0 was given up: dlq.{topic} has it" in done.out
 
 
 def test_a_reset_to_a_time_finds_its_first_message_and_one_to_the_end_passes_over_no_open_transaction(

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.clients.gc_pause import CollectionThreshold
+from penstock.clients.gc_pause import CollectionThreshold, collection_put_off, collection_resumed
+from penstock.testing import TestApp
+from support.consumers import app_of
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +48,43 @@ def test_what_the_process_sets_itself_stands() -> None:
     assert added_to == (54_000, 5, 5)
     assert restored == (50_000, 5, 5)
     assert gc.get_threshold()[0] == 0
+
+
+def test_a_callback_that_waits_has_python_look_for_garbage_meanwhile() -> None:
+    found = []
+
+    with collection_resumed():
+        found.append(gc.isenabled())
+    with collection_put_off():
+        found.append(gc.isenabled())
+        with collection_resumed():
+            found.append(gc.isenabled())
+        found.append(gc.isenabled())
+    gc.disable()
+    try:
+        with collection_put_off(), collection_resumed():
+            found.append(gc.isenabled())
+    finally:
+        gc.enable()
+
+    # Where the process keeps it off itself it stays so.
+    assert found == [True, False, True, False, False]
+
+
+def test_python_looks_for_garbage_while_a_rebalance_waits_for_handlers() -> None:
+    app, found = app_of(), list[bool]()
+
+    @app.handler("t")
+    async def handle(_: object) -> None:
+        """Nothing."""
+
+    with TestApp(app, partitions=2) as test:
+        test.settle()
+        consumer = test._running()
+        rebalance = consumer.engine.rebalance
+        rebalance.busy = lambda _: found.append(gc.isenabled()) or []
+        test.broker.rebalance("app")
+        test.settle()
+
+    assert found
+    assert all(found)

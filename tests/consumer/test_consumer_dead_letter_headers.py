@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.dead_letters.headers import (
-    HEADERS_LOST,
     MAX_STACK_CHARS,
     MAX_TEXT_CHARS,
     REPLAYED_FROM,
@@ -19,7 +18,7 @@ from penstock.dead_letters.headers import (
     strip,
     write,
 )
-from penstock.message import FixedRecord
+from penstock.message import HEADERS_LOST, FixedRecord
 
 FORMATS = pytest.mark.parametrize("letter_format", list(DeadLetterFormat))
 OURS = ("__dlq.errors.", "kafka_dlt-", "penstock-exception-")

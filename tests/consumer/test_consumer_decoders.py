@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import typing_extensions
 from hypothesis import example, given, settings, strategies
 from stepped_engine import SteppedEngine
 
@@ -119,6 +121,76 @@ def test_a_pydantic_model_is_a_decoder() -> None:
 
     assert [message.body for message in seen] == [order(number=7)]
     assert stepped.count("dropped") == 1
+
+
+@dataclass
+class Order:
+    """A dataclass, as users write them."""
+
+    number: int
+
+
+class Typed(typing_extensions.TypedDict):
+    """The same as a dictionary."""
+
+    number: int
+
+
+class Named(NamedTuple):
+    """The same as a tuple."""
+
+    number: int
+
+
+BODY = b'{"number": 7}'
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "body"),
+    [
+        (Order, BODY, Order(7)),
+        (Typed, BODY, {"number": 7}),
+        (Named, BODY, Named(7)),
+        (list[Order], b"[%s]" % BODY, [Order(7)]),
+        (dict[str, int], BODY, {"number": 7}),
+        (Order | None, BODY, Order(7)),
+        (int, b"12", 12),
+        (bytes.decode, b"\xc3\xa9", "é"),
+    ],
+    ids=repr,
+)
+def test_a_type_that_tells_its_fields_decodes_json(given: Any, value: bytes, body: object) -> None:
+    pytest.importorskip("pydantic")
+    decode: Any = decoder_of(given)
+
+    assert decode(value) == body
+    if given is Order:
+        with pytest.raises(ValueError, match="number"):
+            decode(b"{}")
+
+
+def test_a_pydantic_dataclass_is_a_decoder_and_an_instance_of_a_model_is_none() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    model = pydantic.create_model("Model", number=(int, ...))
+    decode: Any = decoder_of(pydantic.dataclasses.dataclass(Order))
+
+    assert decode(BODY).number == 7
+    with pytest.raises(ConfigurationError, match="but is a Model"):
+        decoder_of(model(number=7))
+
+
+@pytest.mark.parametrize("given", [str, bool, dict, list, tuple, set])
+def test_a_type_that_makes_anything_of_bytes_is_refused_with_what_to_write(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"give 'json' .*, bytes\.decode for text"):
+        handler(print, decoder=given)
+
+
+def test_a_type_that_no_package_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+
+    with pytest.raises(ConfigurationError, match="decoder=Order needs pydantic or msgspec"):
+        handler(print, decoder=Order)
 
 
 class PanicError(BaseException):

@@ -110,6 +110,21 @@ def test_workers_and_limits_that_change_in_mid_stream_lose_and_reorder_nothing()
     assert known_done(broker) == count
 
 
+def test_workers_that_come_and_go_leave_no_slots_behind() -> None:
+    broker, seen = fed(100, 10), Handled()
+
+    with consumer_of(broker, {"t": handler(seen)}, workers=1) as consumer:
+        for _ in range(20):
+            consumer.change(workers=4)
+            pool = consumer._executor.threads
+            assert pool is not None
+            gone = pool.workers[1:]
+            consumer.change(workers=1)
+            wait_until(lambda gone=gone: not any(one.thread.is_alive() for one in gone))
+        assert len(consumer._engine.slots()) == 4
+        wait_until(lambda: consumer.statistics().handled == 100)
+
+
 def test_workers_that_own_their_lanes_cannot_change_in_number() -> None:
     with consumer_of(TestBroker(), {"t": handler(print)}, pinned=True) as consumer:
         with pytest.raises(ConfigurationError, match="cannot change while lanes are pinned"):

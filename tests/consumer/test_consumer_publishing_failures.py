@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 from publishing_apps import in_flight, written
 
 import penstock
 from penstock import Outgoing
 from penstock.errors import ConfigurationError, TopicNotFoundError
-from penstock.testing import TestApp
+from penstock.testing import Operation, TestApp, TestBroker
 from support.consumers import app_of
 
 
 @pytest.mark.parametrize(
     ("returned", "what"),
     [
-        (Outgoing("out", {"a": 1}), "a dict for out, not a value of bytes, text or None"),
-        (Outgoing("out", b"v", 7), "an int for out, not a key of bytes, text or None"),  # type: ignore[arg-type] # wrong
-        (Outgoing("", b"v"), "for the topic ''"),
-        (Outgoing("out", b"v", partition=-1), "for partition -1 of out"),
-        (Outgoing("out", b"v", headers=[("a", 1)]), "a list for out, not headers of text"),  # type: ignore[list-item] # wrong
-        (Outgoing("out", b"v", headers=[("a",)]), "a list for out, not headers of pairs"),  # type: ignore[list-item] # wrong
+        (Outgoing("out", {"a": 1}), "value must be bytes, text or None, but is a dict; encode it first, or give"),
+        (Outgoing("out", "\ud800"), "value is text that cannot be encoded as UTF-8"),
+        (Outgoing("out", b"v", 7), "key must be bytes, text or None, but is a int"),  # type: ignore[arg-type] # wrong
+        (Outgoing("out", b"v", "\ud800"), "key is text that cannot be encoded as UTF-8"),
+        (Outgoing("", b"v"), "topic must be a topic's name, but is ''"),
+        (Outgoing("o\0ut", b"v"), "topic must be a topic's name"),
+        (Outgoing("\ud800", b"v"), "topic must be a topic's name"),
+        (Outgoing("out", b"v", partition=-1), "partition must be a number from 0, or None, but is -1"),
+        (Outgoing("out", b"v", partition=1 << 31), "partition must be a number from 0"),
+        (Outgoing("out", b"v", headers=[("a", 1)]), "header a must be bytes, text or None"),  # type: ignore[list-item] # wrong
+        (Outgoing("out", b"v", headers=[("a",)]), "is a tuple that is no pair"),  # type: ignore[list-item] # wrong
+        (Outgoing("out", b"v", headers={"a": "\ud800"}), "header a is text that cannot be encoded"),
+        (Outgoing("out", b"v", headers={"\ud800": b""}), "a header's name is text that cannot be encoded"),
+        (Outgoing("out", b"v", headers={"a\0b": b""}), "header names must be text without NUL"),
         ([Outgoing("out", b"v"), b"plain"], "returned a bytes among its messages"),
     ],
+    ids=repr,
 )
 def test_what_cannot_be_a_message_is_a_failure_that_is_not_tried_again(returned: object, what: str) -> None:
     app, tries = app_of(), list[None]()
@@ -46,6 +58,98 @@ def test_what_cannot_be_a_message_is_a_failure_that_is_not_tried_again(returned:
     assert len(tries) == 1
 
 
+async def _work(_: penstock.Message) -> None:
+    """Not begun: whoever calls this gets a coroutine."""
+
+
+async def _stream(_: penstock.Message) -> AsyncIterator[Outgoing]:
+    yield Outgoing("out", b"v")
+
+
+class Pending:
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+@pytest.mark.parametrize(
+    "handle",
+    [
+        lambda message: _work(message),  # noqa: PLW0108 - given as it is it would be awaited
+        lambda message: _stream(message),  # noqa: PLW0108 - as above
+        lambda _: Pending(),
+        lambda _: concurrent.futures.Future(),
+    ],
+    ids=["coroutine", "stream", "awaitable", "future"],
+)
+@pytest.mark.parametrize("options", [{}, {"batch": 2}, {"to": "out", "encoder": str}], ids=["", "batch", "to"])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_work_that_nobody_waits_for_fails_its_message(handle: Any, options: Any, is_list: bool) -> None:
+    if is_list:
+        alone, handle = handle, lambda message: [alone(message)]
+        options = {name: value for name, value in options.items() if name == "batch"}  # with `to` a list is a value
+    app = app_of()
+    app.handler("in", on_failure="dead_letter", **options)(handle)
+
+    with TestApp(app, topics=["out"]) as test:
+        test.send("in", b"v", key="k")
+        test.settle()
+        (dead,) = test.dead_letters("in")
+        assert test.published("out") == []
+
+    assert (dict(dead.headers)["__dlq.errors.message"] or b"") != b""
+
+
+class Truthless:
+    """As an array or a frame is: compared it gives no boolean, and has no truth value."""
+
+    def __eq__(self, _other: object) -> Any:
+        return self
+
+    __hash__ = None  # type: ignore[assignment] # as theirs
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value is ambiguous")
+
+
+def test_a_value_without_a_truth_value_is_no_failure() -> None:
+    app, tries = app_of(), list[None]()
+
+    @app.handler("in")
+    def handle(_: penstock.Message) -> object:
+        tries.append(None)
+        return Truthless()
+
+    with TestApp(app) as test:
+        test.send("in", b"v")
+        test.settle()
+        test.advance(60)
+        assert (test.statistics().handled, len(tries)) == (1, 1)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_json_does_not_have_fails_its_message(number: float) -> None:
+    app = app_of()
+    app.handler("in", to="out", encoder="json", on_failure="dead_letter")(lambda _: {"n": [number]})
+
+    with TestApp(app) as test:
+        test.send("in", b"v")
+        test.settle()
+        (dead,) = test.dead_letters("in")
+        assert test.published("out") == []
+
+    assert b"cannot be encoded: ValueError" in (dict(dead.headers)["__dlq.errors.message"] or b"")
+
+
+def test_json_that_was_taken_is_written_again_with_its_lone_surrogates() -> None:
+    app, value = app_of(), b'{"text":"\\ud800 \xc3\xa9"}'
+    app.handler("in", decoder="json", to="out", encoder="json")(lambda message: message.body)
+
+    with TestApp(app) as test:
+        test.send("in", value)
+        test.settle()
+        assert [message.value for message in test.published("out")] == [value]
+
+
 def test_a_value_that_means_nothing_is_said_once_and_the_message_is_done(caplog: pytest.LogCaptureFixture) -> None:
     app = app_of()
     app.handler("in")(lambda _: 42)
@@ -59,6 +163,28 @@ def test_a_value_that_means_nothing_is_said_once_and_the_message_is_done(caplog:
     said = [record.message for record in caplog.records if "is not published" in record.message]
     assert len(said) == 1
     assert "returned an int, which is not published: return penstock.Outgoing, name the topic with to=" in said[0]
+
+
+def test_results_that_timed_out_are_written_again_in_their_order_and_no_handler_is_called_again() -> None:
+    app, broker, tries = app_of(), TestBroker(0), list[bytes | None]()
+
+    @app.handler("in", to="out", on_failure="drop")
+    def handle(message: penstock.Message) -> bytes | None:
+        tries.append(message.value)
+        return message.value
+
+    with TestApp(app, broker) as test:
+        broker.fail("produce", KafkaError._MSG_TIMED_OUT, times=3)
+        for value in (b"1", b"2", b"3"):
+            test.send("in", value, key="k")
+        test.settle()
+        test.advance(60)
+        assert broker.faults.happened[Operation.PRODUCE]
+        out = [value for _, value in written(test)]
+        assert (test.statistics().failed, in_flight(test)) == (0, 0)
+
+    assert tries == [b"1", b"2", b"3"]
+    assert out == [b"1", b"2", b"3"]
 
 
 def test_a_refused_result_is_a_failure_of_its_message_and_of_no_other() -> None:

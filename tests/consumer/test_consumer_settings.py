@@ -113,6 +113,9 @@ def letters(to: str, **options: Any) -> Handler:
         (lambda: ConsumerSettings(config={"enable.auto.commit": True}), "belongs to penstock"),
         (lambda: ConsumerSettings(config={"group.id": "x"}), "the name of the App"),
         (lambda: ConsumerSettings(config={"partition.assignment.strategy": "range"}), "cooperatively"),
+        (lambda: ConsumerSettings(config={"acks": 1}), "acks'] is 1, and a message counts as done only once all"),
+        (lambda: ConsumerSettings(config={"request.required.acks": "0"}), "acks'] is '0'"),
+        (lambda: ConsumerSettings(config={"auto.offset.reset": "none"}), "give 'earliest', 'latest' or 'error'"),
         (lambda: ConsumerSettings(config="linger.ms=5"), "must be a mapping"),  # type: ignore[arg-type] # on purpose
         (lambda: exactly_once("linger.ms=5"), "must be a mapping"),  # type: ignore[arg-type] # on purpose
         (lambda: exactly_once({"enable.auto.commit": True}), "offsets are committed when their messages are done"),
@@ -131,6 +134,13 @@ def letters(to: str, **options: Any) -> Handler:
 def test_a_wrong_option_is_named_with_its_remedy(wrong: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         wrong()
+
+
+def test_what_the_user_says_of_the_producer_counts() -> None:
+    given = ConsumerSettings(config={"linger.ms": 50, "message.timeout.ms": 9_000, "acks": "all"}).producer_config()
+
+    assert (given["linger.ms"], given["message.timeout.ms"]) == (50, 9_000)
+    assert ConsumerSettings().producer_config()["message.timeout.ms"] == 0
 
 
 @pytest.mark.parametrize("options", [{"key": "header:tenant"}, {"keyless": "spread"}])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
 
 import pytest
 import tenacity
@@ -55,6 +58,30 @@ def test_whatever_a_handler_raises_fails_its_message_and_ends_nothing_else(on: s
     assert tried.count(b"poison") == 3
     assert tried[-1] == b"after"
     assert (now.failed, now.retried, now.in_flight) == (3, 2, 0)
+
+
+TENANT: ContextVar[str] = ContextVar("tenant", default="nobody")
+
+
+def noting_tenants(found: list[str]) -> Callable[[Message], None]:
+    """Return a handler that notes the tenant that it finds, and leaves another behind; not for every message."""
+
+    def handle(message: Message) -> None:
+        found.append(TENANT.get())
+        if message.offset % 2:
+            TENANT.set("somebody")
+
+    return handle
+
+
+@pytest.mark.parametrize("options", [{}, {"filter": lambda _: True}, {"key_rate": 1e6}], ids=["", "filter", "gated"])
+def test_a_context_variable_that_one_message_sets_on_a_thread_is_not_seen_by_the_next(options: Any) -> None:
+    broker, found = fed(*[(b"k%d" % (n % 3), b"x") for n in range(50)]), list[str]()
+
+    with consumer_of(broker, {"t": handler(noting_tenants(found), **options)}, workers=1) as consumer:
+        wait_until(lambda: consumer.statistics().handled == 50)
+
+    assert found == ["nobody"] * 50
 
 
 def test_a_pinned_consumer_keeps_each_key_on_one_thread() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from confluent_kafka import KafkaError
 
 import penstock
@@ -71,9 +72,88 @@ def test_a_group_that_begins_at_the_end_never_commits_the_beginning() -> None:
     with TestApp(app_of(seen, **{"auto.offset.reset": "latest"}), broker) as test:
         test.advance(5)
 
-    assert set(lags) == {None}
-    assert not [place for place in committed if place[0] == "first"]
+    assert set(lags) == {0}
+    assert {place: at.offset for place, at in committed.items() if place[0] == "first"} == {("first", 0): 1000}
     assert not [place for place in seen if place[0] == "first"]
+
+
+def test_what_came_to_a_quiet_partition_while_nobody_ran_is_handled_though_groups_begin_at_the_end() -> None:
+    broker, seen = TestBroker(0), Seen()
+    broker.create_topic("first")
+    broker.produce("first", b"old", key=b"k")
+    for _ in range(2):
+        with TestApp(app_of(seen, **{"auto.offset.reset": "latest"}), broker) as test:
+            test.advance(5)
+        broker.produce("first", b"new", key=b"k")
+
+    assert seen == [("first", 1)]
+
+
+def test_a_partition_that_is_added_to_a_topic_is_read_from_its_first_message(caplog: pytest.LogCaptureFixture) -> None:
+    broker, seen = TestBroker(0), Seen()
+    broker.create_topic("first", 2)
+    broker.produce("first", b"old", key=b"k")
+    with TestApp(app_of(seen, **{"auto.offset.reset": "latest"}), broker) as test:
+        test.settle()
+        test.send("first", b"x", partition=0)
+        test.advance(5)
+        before = len(seen)
+        broker.add_partitions("first", 3)
+        for _ in range(10):
+            test.send("first", b"x", partition=2)
+        test.advance(400)
+        committed = test.committed("first")
+
+    assert (before, len(seen)) == (1, 11)
+    assert committed[2] == 10
+    assert "first[2] were added to topics that the group reads" in caplog.text
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_position_below_the_start_of_the_log_goes_on_at_the_first_message_that_is_there(
+    caplog: pytest.LogCaptureFixture, reset: str, is_running: bool
+) -> None:
+    broker, seen = TestBroker(0), Seen()
+    broker.create_topic("first", 1)
+    with TestApp(app_of(seen, **{"auto.offset.reset": reset}), broker) as test:
+        test.settle()
+        test.send("first", b"x", key=b"k")
+        test.advance(5)
+        if is_running:
+            test.pause("first")
+            write_and_delete(broker)
+            test.resume("first")
+            test.advance(5)
+    if not is_running:
+        write_and_delete(broker)
+        with TestApp(app_of(seen, **{"auto.offset.reset": reset}), broker) as test:
+            test.advance(5)
+            lag = next(one.lag for one in test.explain() if one.topic == "first")
+            assert lag == 0
+
+    assert [offset for _, offset in seen] == [0, *range(101, 201)]
+    assert broker.committed("group")["first", 0].offset == 201
+    assert "first[0] stood at offset 1, and its log begins at 101 by now" in caplog.text
+
+
+def test_where_all_is_deleted_the_group_is_committed_at_the_start_of_the_log() -> None:
+    broker, seen = TestBroker(0), Seen()
+    broker.create_topic("first", 1)
+    with TestApp(app_of(seen, **{"auto.offset.reset": "latest"}), broker) as test:
+        test.send("first", b"x", key=b"k")
+        test.advance(5)
+    write_and_delete(broker, before=201)
+    with TestApp(app_of(seen, **{"auto.offset.reset": "latest"}), broker) as test:
+        test.advance(5)
+        assert test.committed("first") == {0: 201}
+
+
+def write_and_delete(broker: TestBroker, before: int = 101) -> None:
+    """Write 200 messages behind the first, and have the log begin at an offset."""
+    for _ in range(200):
+        broker.produce("first", b"x", key=b"k")
+    broker.delete_records("first", 0, before)
 
 
 def test_a_group_that_begins_at_the_end_commits_from_its_first_message_on() -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from positions_drawn import GROUP, TOPIC, done_of, positions, runs_of
 
-from penstock.errors import ConfigurationError
-from penstock.group_offsets.planning import Change, Wanted, plan, refuse_coordinators, reset_wanted
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.group_offsets.planning import Change, Wanted, plan, refuse_coordinators, reset_wanted, skip_wanted
 from penstock.group_offsets.positions import Position, clipped, position, total, without
 from penstock.group_offsets.targets import AtOffset, AtTime, Edge, Shift
 from penstock.offsets import MAX_METADATA_CHARS, decode, encode, owner_of
@@ -31,6 +31,21 @@ def as_consumer_reads(change: Change) -> set[int]:
     log = log_of(change.before)
     found = decode(change.offset, change.metadata, owner_of(GROUP, *change.before.part))
     return done_of(log, change.offset, found.done if found else ())
+
+
+@given(positions(), st.data())
+def test_a_message_that_is_skipped_is_done_and_nothing_else_changes(before: Position, data: st.DataObject) -> None:
+    log = log_of(before)
+    was_done = done_of(log, log.start if before.committed is None else before.committed, before.done)
+    offset = data.draw(st.integers(log.start, log.stop))
+    try:
+        [change] = plan(GROUP, [before], {before.part: skip_wanted(before, offset)})
+    except PenstockError:
+        assert before.committed is None or offset not in log or offset in was_done
+        return
+
+    assert as_consumer_reads(change) == was_done | {offset}
+    assert (change.again, change.skipped) == (0, 1)
 
 
 @given(OFFSETS, OFFSETS)

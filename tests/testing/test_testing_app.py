@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar
 
 import pytest
 
@@ -45,6 +46,30 @@ def test_messages_are_handled_in_the_order_of_their_keys_in_this_thread() -> Non
         mine = [int(value) for name, value in seen if name == b"k%d" % key]
         assert mine == sorted(mine)
     assert threads == {threading.get_ident()}
+
+
+TENANT: ContextVar[str] = ContextVar("tenant", default="nobody")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_context_variable_that_one_message_sets_is_not_seen_by_the_next(is_async: bool) -> None:
+    app, seen = app_of(), list[str]()
+
+    def plain(_: penstock.Message) -> None:
+        seen.append(TENANT.get())
+        TENANT.set("somebody")
+
+    async def task(message: penstock.Message) -> None:
+        plain(message)
+
+    app.handler("t")(task if is_async else plain)
+    with TestApp(app) as test:
+        for number in range(5):
+            test.send("t", str(number), key="k")
+        test.settle()
+
+    assert seen == ["nobody"] * 5
+    assert TENANT.get() == "nobody"
 
 
 def test_time_stands_while_an_app_settles_and_moves_as_far_as_it_is_told() -> None:

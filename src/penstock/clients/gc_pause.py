@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,10 @@ _FEW = 100
 _RAISED_S = 5.0
 
 
+#: `here`: whether this thread has put it off.
+_put_off = threading.local()
+
+
 @contextmanager
 def collection_put_off() -> Iterator[None]:
     """Keep Python from looking for garbage while many messages are fetched or read; then it does as before.
@@ -25,11 +30,26 @@ def collection_put_off() -> Iterator[None]:
     """
     enabled = gc.isenabled()
     gc.disable()
+    _put_off.here = enabled
     try:
         yield
     finally:
+        _put_off.here = False
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def collection_resumed() -> Iterator[None]:
+    """Let Python look for garbage meanwhile, where this thread has put that off: for what waits in a callback."""
+    if not getattr(_put_off, "here", False):
+        yield
+        return
+    gc.enable()
+    try:
+        yield
+    finally:
+        gc.disable()
 
 
 class CollectionThreshold:

@@ -167,6 +167,11 @@ class LastingProducer:
             self.poll(min(_FLUSH_LOOK_S, left))
         return self._out
 
+    def give_up(self, why: KafkaError) -> None:
+        """Replace the client as one that has failed: so that nothing is written before what it could not write."""
+        if self._renewal.failure is None:
+            self._renewal.failure = why
+
     def purge(self) -> None:
         """Give up what is queued and on its way; the delivery callbacks get an error."""
         self._renewal.client.purge()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException
@@ -21,8 +21,6 @@ from penstock.options import ClientConfig
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
-
-HeaderList = list[tuple[str, str | bytes | None]]
 
 _SETTINGS = {"linger.ms": 0, "enable.idempotence": False, "acks": "all", "message.timeout.ms": 8_000}
 #: Of the user's settings, those that are for his own producers alone.
@@ -54,7 +52,15 @@ class RecordWriter:
         self._principal = principal_of(config)
         self._settings = settings
 
-    def write(self, topic: str, value: bytes, key: bytes, timeout: float = _WRITE_S) -> None:
+    def write(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        timeout: float = _WRITE_S,
+        *,
+        headers: Sequence[tuple[str, str | bytes | None]] = (),
+    ) -> None:
         """Write a record, signed where there is a token.
 
         Raises:
@@ -68,9 +74,9 @@ class RecordWriter:
             told.append(error)
 
         token = self._settings.token
-        headers = HeaderList() if token is None else HeaderList([(SIGNATURE, signature(token, topic, value))])
+        signed = [] if token is None else [(SIGNATURE, signature(token, topic, value or b""))]
         try:
-            self._producer.produce(topic, value, key=key, headers=headers, on_delivery=delivered)
+            self._producer.produce(topic, value, key=key, headers=[*headers, *signed], on_delivery=delivered)
             deadline = time.monotonic() + timeout
             while not told and time.monotonic() < deadline:
                 self._producer.poll(_POLL_S)

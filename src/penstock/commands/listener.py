@@ -13,7 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException
 
@@ -28,6 +28,7 @@ from penstock.commands.fields import is_signed, one_line
 from penstock.commands.follower import TopicFollower
 from penstock.commands.settings import CommandSettings
 from penstock.errors import MessageFormatError, PenstockError
+from penstock.message import Record, readable_headers
 from penstock.options import ClientConfig
 
 if TYPE_CHECKING:
@@ -169,7 +170,9 @@ class CommandListener:
     def _checked(self, message: Message) -> Command | None:
         """Return a command for this member; None for one that is another's, or was done."""
         value, token = message.value() or b"", self._settings.token
-        if token is not None and not is_signed(token, self._settings.topic, value, message.headers()):
+        if token is not None and not is_signed(
+            token, self._settings.topic, value, readable_headers(cast("Record", message))
+        ):
             raise MessageFormatError("a command that was not signed with this member's token; it is passed over")
         command = decode_command(value)
         if command.group != self._group or command.member not in {None, self._member}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from typing import Self
+from typing import Self, cast
 
 from penstock.commands.audit import AuditRecord, Kind, Outcome, decode_audit
 from penstock.commands.audit_log import AuditWriter, prepare_topics
@@ -13,6 +13,7 @@ from penstock.commands.fields import is_signed
 from penstock.commands.follower import TopicFollower
 from penstock.commands.settings import CommandSettings
 from penstock.errors import MessageFormatError
+from penstock.message import Record, readable_headers
 from penstock.options import ClientConfig
 
 #: Seconds that members have for an answer: giving a message up may take ten.
@@ -62,7 +63,7 @@ class CommandSender:
             deadline = time.monotonic() + timeout
             while time.monotonic() < deadline and not (wanted and wanted <= answers.keys()):
                 for message in follower.poll(_POLL_S):
-                    record = self._answer_to(command, message.value(), message.headers())
+                    record = self._answer_to(command, cast("Record", message))
                     if record is None or record.by in answers:
                         continue
                     answers[record.by] = record
@@ -72,9 +73,10 @@ class CommandSender:
             follower.close()
         return list(answers.values())
 
-    def _answer_to(self, command: Command, value: bytes | None, headers: object) -> AuditRecord | None:
-        token = self._settings.token
-        if token is not None and not is_signed(token, self._settings.audit_topic, value or b"", headers):
+    def _answer_to(self, command: Command, message: Record) -> AuditRecord | None:
+        value, token = message.value(), self._settings.token
+        signed_by = None if token is None else readable_headers(message)
+        if token is not None and not is_signed(token, self._settings.audit_topic, value or b"", signed_by):
             return None
         try:
             record = decode_audit(value)

@@ -43,8 +43,8 @@ from penstock.consumer.polling.group.membership import Membership
 from penstock.consumer.polling.group.rebalance import Rebalance
 from penstock.consumer.polling.health.fetch_errors import FetchErrors
 from penstock.consumer.polling.health.log_ends import LogEnds
+from penstock.consumer.polling.health.lost_positions import LostPositions
 from penstock.consumer.polling.health.open_transactions import OpenTransactions
-from penstock.consumer.polling.health.recreated_topics import RecreatedTopics
 from penstock.consumer.polling.health.rights_watch import RightsWatch
 from penstock.consumer.polling.health.startup_checks import output_topics, prepare_topics, rights_of, writes_outputs
 from penstock.consumer.polling.health.topic_search import TopicSearch
@@ -164,6 +164,7 @@ class Engine:
             revoke_timeout=settings.revoke_timeout,
             stop_request=self.stop_request,
             begins_at_first=self.routes.begins_at_first,
+            offset_reset=settings.offset_reset,
         )
         self.watchdog = Watchdog(settings.stall_after, self.slots, lambda: self.executor.loop_lag())  # noqa: PLW0108 - it is replaced
         self.loop: PollLoop | None = None
@@ -265,6 +266,13 @@ class Engine:
         )
         search.absent = lambda: topics.absent
         search.changed = partial(self._topics_changed, membership, topics, rights)
+        lost_positions = LostPositions(
+            self.assignments,
+            self.router,
+            self.rebalance.begin,
+            self._offset_reset,
+            is_allowed=self.settings.offset_reset is not None,
+        )
         self.loop = PollLoop(
             clock=self.clock,
             membership=membership,
@@ -283,7 +291,7 @@ class Engine:
                 assignments=self.assignments,
                 back_pressure=self.back_pressure,
                 router=self.router,
-                errors=FetchErrors(topics, rights, self.clock),
+                errors=FetchErrors(topics, rights, lost_positions, self.clock),
                 polled=None if self.telemetry is None else self.telemetry.polled,
                 gather_s=min(0.005, self.settings.transaction_interval / 20) if self.settings.exactly_once else 0.0,
             ),
@@ -306,7 +314,7 @@ class Engine:
             topic_watch=topics,
             log_ends=LogEnds(self.assignments),
             open_transactions=OpenTransactions(self.assignments, cluster.ask_readable_ends, self.settings),
-            recreated_topics=RecreatedTopics(self.assignments, self.router, self._offset_reset),
+            lost_positions=lost_positions,
             rights_watch=rights,
             watchdog=self.watchdog,
         )

@@ -41,11 +41,16 @@ _SEARCH_EVERY_LEAST_S = 0.1
 #: less than the 20 s after which the results of a killed member are settled.
 _DEFAULTS = {
     "isolation.level": "read_committed",
-    "auto.offset.reset": "earliest",
     "fetch.queue.backoff.ms": 10,
     "socket.timeout.ms": 15_000,
     "max.partition.fetch.bytes": 4 * 1024 * 1024,
     "session.timeout.ms": 15_000,
+}
+#: Where a partition begins that the group has no offset of, by the client's names; None: nowhere.
+_RESETS = {
+    **dict.fromkeys(("earliest", "smallest", "beginning"), OFFSET_BEGINNING),
+    **dict.fromkeys(("latest", "largest", "end"), OFFSET_END),
+    "error": None,
 }
 
 
@@ -164,6 +169,9 @@ class ConsumerSettings:
         check.a_boolean("one_core", self.one_core)
         check.a_boolean("exactly_once", self.exactly_once)
         check.positive("transaction_interval", self.transaction_interval)
+        self._check_config()
+
+    def _check_config(self) -> None:
         if not isinstance(self.config, Mapping):
             raise ConfigurationError(
                 f"config must be a mapping of librdkafka's keys, but is a {type(self.config).__name__}"
@@ -175,6 +183,15 @@ class ConsumerSettings:
                 f"config['isolation.level'] is {level!r}, and with exactly_once a message that was rolled back would "
                 "be handled and its results committed; leave it out"
             )
+        for name in ("acks", "request.required.acks"):
+            if (acks := self.config.get(name, "all")) not in {"all", "-1", -1}:
+                raise ConfigurationError(
+                    f"config[{name!r}] is {acks!r}, and a message counts as done only once all replicas have its "
+                    "results or its dead letter; leave it out"
+                )
+        reset = self.config.get("auto.offset.reset", "earliest")
+        if str(reset).lower() not in _RESETS:
+            raise ConfigurationError(f"config['auto.offset.reset'] is {reset!r}; give 'earliest', 'latest' or 'error'")
         strategy = self.config.get("partition.assignment.strategy", _COOPERATIVE)
         if strategy != _COOPERATIVE:
             raise ConfigurationError(
@@ -206,15 +223,14 @@ class ConsumerSettings:
             "group.id": group,
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
+            # Decided here: see `LostPositions`.
+            "auto.offset.reset": "error",
         }
 
     @property
     def offset_reset(self) -> int | None:
         """Where a partition begins of which the group has no offset, as a logical offset; None where it may not."""
-        named = str(self.config.get("auto.offset.reset", _DEFAULTS["auto.offset.reset"])).lower()
-        if named in {"latest", "largest", "end"}:
-            return OFFSET_END
-        return OFFSET_BEGINNING if named in {"earliest", "smallest", "beginning"} else None
+        return _RESETS[str(self.config.get("auto.offset.reset", "earliest")).lower()]
 
     @property
     def topic_search_interval(self) -> float | None:
@@ -226,12 +242,18 @@ class ConsumerSettings:
         return max(_SEARCH_EVERY_LEAST_S, interval_ms / 1000) if interval_ms > 0 else None
 
     def producer_config(self) -> dict[str, Any]:
-        """Return the configuration of the producer of dead letters and retries."""
-        # What could be read must not be refused here for its size: the topic's own limit decides.
-        return {**_PRODUCER_DEFAULTS, **self.config, "enable.idempotence": True, "linger.ms": 5}
+        """Return the configuration of the producer of results, dead letters and retries."""
+        return {**_PRODUCER_DEFAULTS, **self.config, "enable.idempotence": True}
 
 
-#: Of `message.max.bytes` the most that the client library lets a producer have. A topic's own limit counts for what
-#: a batch is when it is compressed: a message that came compressed must fit again, and what fits in alone must not fail
-#: in company.
-_PRODUCER_DEFAULTS = {"message.max.bytes": 1_000_000_000, "compression.type": "zstd", "batch.size": 65_536}
+#: Of `message.max.bytes` the most that the client library lets a producer have: what could be read must not be refused
+#: for its size. A topic's own limit counts for what a batch is when it is compressed: a message that came compressed
+#: must fit again, and what fits in alone must not fail in company. Nothing times out: that brokers are away is no fault
+#: of a message.
+_PRODUCER_DEFAULTS = {
+    "message.max.bytes": 1_000_000_000,
+    "compression.type": "zstd",
+    "batch.size": 65_536,
+    "linger.ms": 5,
+    "message.timeout.ms": 0,
+}

@@ -16,15 +16,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Self
 
-from penstock.message import Record, headers_of
+from penstock.message import Record, readable_headers
+from penstock.outgoing import is_topic_name
 
 HeaderValue = str | bytes | None
 HeaderList = list[tuple[str, HeaderValue]]
 
 #: Names the place a message was replayed from: "topic/partition/offset".
 REPLAYED_FROM = "penstock-replayed-from"
-#: Stands where the client could not carry the record's own headers over.
-HEADERS_LOST = "penstock-headers-lost"
 
 #: Characters kept of a stack trace and of every other text.
 MAX_STACK_CHARS = 8192
@@ -48,8 +47,6 @@ _LONG_BYTES = 8
 _MAX_INT = (1 << 31) - 1
 _MAX_LONG = (1 << 63) - 1
 _DIGITS = re.compile(r"[0-9]{1,19}")
-#: What Kafka allows in the name of a topic (`Topic.LEGAL_CHARS`).
-_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 class DeadLetterFormat(Enum):
@@ -115,11 +112,7 @@ def write(letter_format: DeadLetterFormat, record: Record, origin: DeadLetterOri
 
 def own_headers(record: Record) -> HeaderList:
     """Return a record's headers without those that penstock gave it (`strip`). Never raises."""
-    try:
-        return strip(headers_of(record) or ())
-    except UnicodeDecodeError:
-        # A header's name may be any bytes on the wire; the client cannot carry such a name over.
-        return [(HEADERS_LOST, "a header name is not UTF-8")]
+    return strip(readable_headers(record))
 
 
 def read(headers: Iterable[tuple[str, HeaderValue]]) -> DeadLetterOrigin | None:
@@ -241,7 +234,7 @@ def _decoded(value: HeaderValue, limit: int = MAX_TEXT_CHARS) -> str | None:
 
 def _topic(value: HeaderValue) -> str | None:
     text = _decoded(value)
-    return text if text is not None and _TOPIC_NAME.fullmatch(text) and text not in {".", ".."} else None
+    return text if text is not None and is_topic_name(text) else None
 
 
 def _number(value: HeaderValue, highest: int) -> int | None:

@@ -16,9 +16,9 @@ from penstock.clients.kafka_errors import ErrorKind, concerns_a_group, is_missin
 from penstock.clients.reading import NotReadInTimeError, PartitionReader, Place
 from penstock.clients.requests.answers import CONNECT_TIMEOUT_S
 from penstock.clients.rights import MissingRightError, Operation, group_right, principal_of, topic_right
-from penstock.dead_letters.headers import HEADERS_LOST, DeadLetterOrigin, HeaderList, read
+from penstock.dead_letters.headers import DeadLetterOrigin, HeaderList, read
 from penstock.errors import BrokerConnectionError, PenstockError
-from penstock.message import Record, headers_of
+from penstock.message import Record, readable_headers
 from penstock.offsets import CommitPoint, OffsetMap, decode, owner_of
 from penstock.options import ClientConfig
 
@@ -173,12 +173,7 @@ class DeadLetterLog:
 
 
 def _letter(message: Message) -> DeadLetter:
-    headers: HeaderList
-    try:
-        headers = list(headers_of(cast("Record", message)) or ())
-        origin = read(headers)
-    except UnicodeDecodeError:
-        headers, origin = [(HEADERS_LOST, "a header name is not UTF-8")], None
+    headers: HeaderList = [*readable_headers(cast("Record", message))]
     kind, milliseconds = message.timestamp()
     return DeadLetter(
         message.topic() or "",
@@ -188,5 +183,5 @@ def _letter(message: Message) -> DeadLetter:
         message.value(),
         headers,
         milliseconds if kind else -1,
-        origin,
+        read(headers),
     )

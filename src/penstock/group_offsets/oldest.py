@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from confluent_kafka import KafkaError, Message
 
@@ -12,6 +13,7 @@ from penstock.clients.kafka_errors import ErrorKind, reason
 from penstock.clients.reading import PartitionReader
 from penstock.clients.rights import Operation, missing_right_text, principal_of, topic_right
 from penstock.group_offsets.positions import Part, Position
+from penstock.message import Record, timestamp_of
 from penstock.options import ClientConfig
 
 _POLL_S = 0.5
@@ -113,8 +115,7 @@ class _Reading:
         if following > offset:
             self.left[part] = following
             return following
-        kind, milliseconds = message.timestamp()
-        self.end(part, Oldest(offset, milliseconds if kind else None))
+        self.end(part, Oldest(offset, timestamp_of(cast("Record", message))))
         return None
 
     def end(self, part: Part, oldest: Oldest | None) -> None:

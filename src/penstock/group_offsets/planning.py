@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.group_offsets.positions import Part, Position, clipped, total, without
 from penstock.group_offsets.targets import AtOffset, AtTime, Edge, Shift, Target
 from penstock.offsets import decode, encode, owner_of
@@ -73,6 +73,22 @@ def _target_offset(to: Target, position: Position, found: Mapping[Part, int]) ->
         case Shift(offsets):
             # Without a committed offset there is nothing to count from.
             return None if position.committed is None else position.committed + offsets
+
+
+def skip_wanted(position: Position, offset: int) -> Wanted:
+    """Return what a partition is to have so that one message of it is passed over, and nothing else changed.
+
+    `PenstockError` where the group does not stand before it.
+    """
+    place, log, committed = f"{position.place}@{offset}", position.log, position.committed
+    if log is None or committed is None:
+        raise PenstockError(f"{place} cannot be passed over: the group has no offset there; reset it first")
+    if offset not in log:
+        raise ConfigurationError(f"there is no {place}: the log begins at {log.start} and ends at {log.stop}")
+    if offset < committed or any(offset in run for run in position.done):
+        raise PenstockError(f"{place} is done already; nothing was changed")
+    done = sorted((*position.done, range(offset, offset + 1)), key=lambda run: run.start)
+    return Wanted(max(committed, log.start), clipped(done, log.start, log.stop))
 
 
 def plan(group: str, positions: Sequence[Position], wanted: Mapping[Part, Wanted]) -> list[Change]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
+from contextvars import Context
 from typing import TypeVar, cast
 
 from penstock.consumer.execution_slot import Outcome
@@ -89,27 +90,30 @@ class TaskRunner:
             if not free.take():
                 break
             begun = True
-            if free.work is not None:
-                self._tasks.add(self._loop.create_task(self._serve(free)))
+            self._start(free)
         return begun
 
-    @staticmethod
-    async def _serve(worker: SteppedWorker) -> None:
+    def _start(self, worker: SteppedWorker) -> None:
+        """Let a task of its own handle what a worker is at: no message finds context variables of another."""
+        if worker.work is not None:
+            self._tasks.add(self._loop.create_task(self._serve(worker), context=Context()))
+
+    async def _serve(self, worker: SteppedWorker) -> None:
         task = cast("asyncio.Task[None]", asyncio.current_task())
-        while worker.work is not None:
-            outcome: Outcome = None
-            try:
-                returned = await cast("Awaitable[object]", worker.slot.invoke(worker.work))
-                if returned is not None and not isinstance(returned, DeferredCompletion):
-                    returned = worker.slot.make_results(returned, worker.work)
-                outcome = returned
-            except (KeyboardInterrupt, asyncio.CancelledError) as error:
-                if isinstance(error, KeyboardInterrupt) or task.cancelling():
-                    raise
-                outcome = Failed(error)
-            except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
-                outcome = Failed(raised())
-            worker.go_on(outcome)
+        outcome: Outcome = None
+        try:
+            returned = await cast("Awaitable[object]", worker.slot.invoke(worker.work))
+            if returned is not None and not isinstance(returned, DeferredCompletion):
+                returned = worker.slot.make_results(returned, worker.work)
+            outcome = returned
+        except (KeyboardInterrupt, asyncio.CancelledError) as error:
+            if isinstance(error, KeyboardInterrupt) or task.cancelling():
+                raise
+            outcome = Failed(error)
+        except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
+            outcome = Failed(raised())
+        worker.go_on(outcome)
+        self._start(worker)
 
     def cancel(self) -> None:
         """Cancel the handlers that are under way."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import cast
 
 from penstock.errors import ConfigurationError
 from penstock.message import Headers
 from penstock.options import not_negative
-from penstock.outgoing import Outgoing, UserHeaders
-from penstock.transactions.wire.half import MAX_PARTS, RESERVED_PREFIX, Half, is_topic_name
+from penstock.outgoing import Outgoing, UserHeaders, as_headers, encoded, require_place
+from penstock.transactions.wire.half import MAX_PARTS, RESERVED_PREFIX, Half
 
 #: The longest time that is taken for one: a hundred years.
 _LONGEST_S = 100 * 365 * 24 * 3600.0
@@ -96,10 +95,7 @@ def a_half(  # noqa: PLR0917 - the arguments of a message, handed on
     partition: int | None,
 ) -> Half:
     """Return the half of one message; a wrong argument raises `ConfigurationError`."""
-    if not isinstance(topic, str) or not is_topic_name(topic):
-        raise ConfigurationError(f"topic must be a topic's name, but is {topic!r}")
-    if partition is not None and (isinstance(partition, bool) or not isinstance(partition, int) or partition < 0):
-        raise ConfigurationError(f"partition must be a number from 0, or None, but is {partition!r}")
+    require_place(topic, partition)
     if type(key) is not bytes and key is not None:
         key = encoded("key", key)
     if type(value) is not bytes and value is not None:
@@ -110,42 +106,9 @@ def a_half(  # noqa: PLR0917 - the arguments of a message, handed on
     return tuple.__new__(Half, (transaction_id, group, topic, partition, key, value, checked, *times, None, None, None))
 
 
-def encoded(option: str, content: bytes | str | None) -> bytes | None:
-    """Return bytes as they are, text as UTF-8; what is neither, or has no UTF-8, raises `ConfigurationError`."""
-    if content is None or isinstance(content, bytes):
-        return content
-    if isinstance(content, str):
-        try:
-            return content.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigurationError(f"{option} is text that cannot be encoded as UTF-8; encode it first") from error
-    raise ConfigurationError(
-        f"{option} must be bytes, text or None, but is a {type(content).__name__}; encode it first"
-    )
-
-
 def _headers(headers: UserHeaders) -> Headers:
-    checked = []
-    for name, content in _pairs(headers):
-        if not isinstance(name, str) or name.startswith(RESERVED_PREFIX):
-            raise ConfigurationError(
-                f"header names must be text that does not begin with {RESERVED_PREFIX!r}, but one is {name!r}"
-            )
-        encoded("a header's name", name)
-        checked.append((name, encoded(f"header {name}", content)))
+    checked = as_headers(headers)
+    for name, _ in checked:
+        if name.startswith(RESERVED_PREFIX):
+            raise ConfigurationError(f"header names must not begin with {RESERVED_PREFIX!r}, but one is {name!r}")
     return tuple(checked)
-
-
-def _pairs(headers: UserHeaders) -> list[tuple[str, bytes | str | None]]:
-    pairs: Iterable[object] = headers.items() if isinstance(headers, Mapping) else headers
-    try:
-        listed = list(pairs)
-    except TypeError:
-        listed = [headers]
-    for pair in listed:
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:  # noqa: PLR2004 - a name and a value
-            raise ConfigurationError(
-                "headers must be a mapping, or pairs of a name and a value, but among them is a "
-                f"{type(pair).__name__} that is no pair"
-            )
-    return cast("list[tuple[str, bytes | str | None]]", listed)

@@ -43,6 +43,7 @@ def offsets() -> typer.Typer:
     app.command(epilog="Example: penstock offsets ls sms")(ls)
     app.command(epilog="Example: penstock offsets reset sms --to 2026-01-31T08:00:00Z --topic orders --dry-run")(reset)
     app.command(epilog="Example: penstock offsets export sms sms.json")(export)
+    app.command(epilog="Example: penstock offsets skip sms orders:3@1204")(skip)
     app.command("import", epilog="Example: penstock offsets import sms sms.json --dry-run")(import_)
     return app
 
@@ -175,6 +176,48 @@ def import_(  # noqa: PLR0917 - as `reset`
     refuse_coordinators(state.group, [topic for topic, _ in given.wanted])
     changes = plan(state.group, state.positions, given.wanted)
     _change(known, state, changes, dry_run=dry_run, as_json=as_json)
+
+
+def skip(  # noqa: PLR0917 - as `reset`
+    bootstrap_servers: BootstrapServers,
+    group: GroupName,
+    message: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION@OFFSET", help="The message, as in orders:3@1204.")],
+    dead_letter_topic: Annotated[
+        str | None,
+        typer.Option(help="Where its dead letter goes while no member runs. Left out: dlq.TOPIC."),
+    ] = None,
+    commands_topic: Annotated[
+        str, typer.Option(help="Topic in which members that run hear commands.")
+    ] = "penstock.commands",
+    audit_topic: Annotated[str, typer.Option(help="Topic in which they answer.")] = "penstock.audit",
+    dry_run: DryRun = False,
+    config: ClientSettings = None,
+    config_file: ConfigFile = None,
+) -> None:
+    """Have a group pass over one message, which gets a dead letter.
+
+    Members that run are asked to give it up: that takes an app with commands on, and a message that holds its
+    partition. In a group without members it is marked done, wherever it stands.
+
+    Exit codes: 0 done, 1 failed or refused, 2 wrong use, 3 no broker.
+    """
+    from penstock.cli.offsets.skip import Skipping
+    from penstock.commands.settings import CommandSettings
+
+    one = Skipping(bootstrap_servers, client_settings(config, config_file), group, message)
+    state = one.state()
+    if state.members:
+        if dry_run:
+            typer.echo(f"a dry run: members of {group} run, and would be asked to give {one.place} up")
+            return
+        typer.echo(one.by_members(CommandSettings(commands_topic, audit_topic)))
+        return
+    change = one.planned(state)
+    if dry_run:
+        typer.echo(f"a dry run: {one.place} would get a dead letter, and group {group} stand at {change.offset}")
+        return
+    letters = one.write(change, dead_letter_topic)
+    typer.echo(f"{one.place} is passed over: {letters} has it, and group {group} stands at {change.offset}")
 
 
 def _change(known: Group, state: GroupState, changes: Sequence[Change], *, dry_run: bool, as_json: bool) -> None:

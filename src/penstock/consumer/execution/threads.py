@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import Context
 from queue import SimpleQueue
+from typing import cast
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, Fetch
@@ -47,8 +49,19 @@ _WAKE = True
 _END = False
 
 
+class _LeftBehind:
+    """A message was handled, and has left a context variable behind."""
+
+
+_LEFT_BEHIND = _LeftBehind()
+
+
 def call(slot: ExecutionSlot, work: object) -> Outcome:
-    """Call a slot's handler and return what came of it."""
+    """Call a slot's handler, with context variables of its own, and return what came of it."""
+    return Context().run(_call, slot, work)
+
+
+def _call(slot: ExecutionSlot, work: object) -> Outcome:
     try:
         returned = slot.invoke(work)
         if returned is None or isinstance(returned, DeferredCompletion):
@@ -59,12 +72,26 @@ def call(slot: ExecutionSlot, work: object) -> Outcome:
 
 
 def call_each(slot: ExecutionSlot, records: Slice, now: Callable[[], float]) -> Outcome:
-    """Call a slot's handler for each record of a slice, as far as they are done; return what came of the last."""
+    """Call a slot's handler for each record of a slice, as far as they are done; return what came of the last.
+
+    What one message leaves in context variables the next does not find, as with tasks. A context for each would cost a
+    tenth of what an empty handler does. So they share an empty one, until one of them has left something in it.
+    """
+    left, outcome = iter(records), cast("Outcome | _LeftBehind", _LEFT_BEHIND)
+    while isinstance(outcome, _LeftBehind):
+        context = Context()
+        outcome = context.run(_call_each, slot, records, left, now, context)
+    return outcome
+
+
+def _call_each(
+    slot: ExecutionSlot, records: Slice, left: Iterator[Record], now: Callable[[], float], context: Context
+) -> Outcome | _LeftBehind:
     invoke, prepare, assignment, is_slow = slot.invoke, slot.prepare, records.assignment, records.is_slow
     is_plain = prepare is Message
     message: Message | None
     try:
-        for record in records:
+        for record in left:
             slot.record = record
             if is_plain:
                 message = FetchedMessage()
@@ -85,6 +112,8 @@ def call_each(slot: ExecutionSlot, records: Slice, now: Callable[[], float]) -> 
                 slot.started = now()
                 if slot.started >= records.deadline:
                     return None
+            if context:
+                return _LEFT_BEHIND
     except:  # noqa: E722 - see `raised`; whatever a handler raises is its message's failure
         return failure_of(raised())
     return None
@@ -114,10 +143,10 @@ def serve(lane: ConsumerLane, slot: ExecutionSlot, processor: LaneProcessor, now
 class Worker:
     """One worker thread."""
 
-    def __init__(self, pool: WorkerPool, number: int, queue: int) -> None:
+    def __init__(self, pool: WorkerPool, slot: ExecutionSlot, queue: int) -> None:
         self._pool = pool
         self.queue = queue
-        self.slot = ExecutionSlot(Kind.THREAD, f"penstock-worker-{pool.name}-{number}")
+        self.slot = slot
         self.thread = threading.Thread(target=self._main, name=self.slot.name, daemon=True)
         self.tokens: SimpleQueue[bool] = SimpleQueue()
         #: Whether it waits, or is about to, for a token of its queue. Written by itself, and by who puts a token.
@@ -182,7 +211,8 @@ class WorkerPool:
         self.closing = closing
         self._lock = threading.Lock()
         self._started = False
-        self._made = 0
+        #: Those that were too many; a later one takes the slot of one that has ended. Under the lock.
+        self._retired: list[Worker] = []
         #: The slots of all threads there ever were, for one that ends may still be in its last handler, and no count
         #: may fall. It only grows, by `_grow`; any thread reads it, and sees a whole list.
         self.slots: list[ExecutionSlot] = []
@@ -193,9 +223,15 @@ class WorkerPool:
 
     def _grow(self, count: int) -> None:
         for _ in range(count):
-            worker = Worker(self, self._made, self._made if self._pinned else 0)
-            self._made += 1
-            self.slots = [*self.slots, worker.slot]
+            number = len(self.slots)
+            ended = next((one for one in self._retired if not one.thread.is_alive()), None)
+            if ended is None:
+                slot = ExecutionSlot(Kind.THREAD, f"penstock-worker-{self.name}-{number}")
+                self.slots = [*self.slots, slot]
+            else:
+                self._retired.remove(ended)
+                slot = ended.slot
+            worker = Worker(self, slot, number if self._pinned else 0)
             self.workers = [*self.workers, worker]
             if self._started:
                 worker.thread.start()
@@ -217,6 +253,7 @@ class WorkerPool:
             for worker in gone:
                 worker.retired = True
                 worker.tokens.put(_END)
+            self._retired += gone
             # The lanes that they were woken for are for the others now.
             for worker in self.workers:
                 self._wake(worker)

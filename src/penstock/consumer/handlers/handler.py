@@ -27,6 +27,7 @@ from penstock.consumer.retry_topics import retry_topics
 from penstock.dead_letters.headers import DeadLetterFormat, default_topic
 from penstock.errors import ConfigurationError
 from penstock.option_list import takes_options
+from penstock.outgoing import require_topic_name
 
 #: Called with a message, or with a list of messages where `batch` is more than one, and with a `Context` where its
 #: second parameter is annotated so; may be an `async def`.
@@ -103,7 +104,7 @@ def handler(
     if options["filter"] is not None:
         check.a_callable("filter", options["filter"])
     if to is not None:
-        check.not_empty("to", to)
+        require_topic_name("to", to)
     if key_space is not None:
         check.not_empty("key_space", key_space)
     order, keyless = (
@@ -148,6 +149,7 @@ def _on_failure(options: HandlerOptions) -> tuple[OnFailure, str, DeadLetterForm
     topic = options["dead_letter_topic"]
     written_to = default_topic(chosen) if topic is None else topic
     check.not_empty("dead_letter_topic", written_to)
+    require_topic_name("dead_letter_topic", written_to.replace("{topic}", "topic"))
     if fate is not OnFailure.DEAD_LETTER:
         useless = ["dead_letter_topic"] if topic is not None else []
         useless += ["dead_letter_format"] if chosen is not DeadLetterFormat.KAFKA else []
@@ -191,6 +193,8 @@ def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:
                 "`to` another topic"
             )
         retries = retry_topics(group, topic, one.retry_delays)
+        for name in retries:
+            require_topic_name(f"the retry topic of {topic}", name)
         for name in retries.keys() & handlers.keys():
             raise ConfigurationError(
                 f"topic {name} has a handler, but it is where messages of {topic} wait for their retry and are "

@@ -55,8 +55,8 @@ class HandlerRegistry:
             key_space: name that handlers share whose keys mean the same, such as "customer": their messages of one key
                 wait for each other too. None (default): the keys are the handler's own.
             filter: called with a message; where it returns false the message is done at once, and counted.
-            decoder: "json", a pydantic model, a msgspec struct, a deserializer of confluent-kafka or a callable of
-                bytes: makes `message.body`.
+            decoder: "json", a pydantic model, a msgspec struct, a dataclass or another type that JSON is to have, such
+                as `list[Model]`, a deserializer of confluent-kafka or a callable of bytes: makes `message.body`.
             to: topic of what the function returns, where that is no `Outgoing`: one value, with the message's key; a
                 handler of batches returns a list with one for each message. None (default): only `Outgoing` is
                 published.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.serialization.serdes import RecordEncoder, describe
-from penstock.errors import MessageFormatError, RegistryConnectionError, raised
-from penstock.outgoing import Outgoing
+from penstock.errors import ConfigurationError, MessageFormatError, RegistryConnectionError, raised
+from penstock.outgoing import Outgoing, as_headers, encoded, require_place
 
 if TYPE_CHECKING:
     from penstock.consumer.handlers.handler import Handler
@@ -95,13 +96,6 @@ class ResultMaker:
             return Results((self._result(Outgoing(self._to, returned, work.key)),))
         if isinstance(returned, Results):
             return returned
-        if inspect.iscoroutine(returned):
-            # Nobody has begun its work, and nobody would.
-            returned.close()
-            raise ResultError(
-                "the handler returned a coroutine, and nothing of it has run: make the handler itself an `async def`, "
-                "or let what is around it await"
-            )
         if self._is_batch and isinstance(work, list):
             return self._of_batch(returned, work)
         key = None if isinstance(work, list) else work.key
@@ -145,9 +139,18 @@ class ResultMaker:
         return self._result(Outgoing(self._to, one, key))
 
     def _plain(self, returned: object, key: bytes | None) -> Iterator[Result]:
+        alone = self._to is not None or not isinstance(returned, list | tuple)
+        for one in (returned,) if alone else cast("Sequence[object]", returned):
+            if _is_pending(one):
+                if inspect.iscoroutine(one):
+                    one.close()
+                raise ResultError(
+                    f"handler {self._handler} returned {_what(one)}, and nobody waits for its work: make the handler "
+                    "itself an `async def` that awaits it, wait for it in the handler, or return a DeferredCompletion"
+                )
         if self._to is not None:
             yield self._result(Outgoing(self._to, returned, key))
-        elif returned is not None and not self._has_warned and returned not in ([], ()):
+        elif returned is not None and not self._has_warned and (alone or len(cast("Sequence[object]", returned))):
             self._has_warned = True
             _log.warning(
                 "handler %s returned %s, which is not published: return penstock.Outgoing, name the topic with to=, or "
@@ -157,39 +160,23 @@ class ResultMaker:
             )
 
     def _result(self, outgoing: Outgoing) -> Result:
-        topic, headers, partition = outgoing.topic, outgoing.headers, outgoing.partition
-        if not isinstance(topic, str) or not topic:
-            raise ResultError(f"handler {self._handler} returned a message for the topic {topic!r}; name one")
-        if partition is not None and (not isinstance(partition, int) or isinstance(partition, bool) or partition < 0):
-            raise ResultError(
-                f"handler {self._handler} returned a message for partition {partition!r} of {topic}; give its number "
-                "or None"
-            )
-        written: Headers = []
-        if headers:
-            pairs: Iterable[object] = headers.items() if isinstance(headers, Mapping) else headers
-            try:
-                written = [(name, content.encode() if isinstance(content, str) else content) for name, content in pairs]  # type: ignore[misc,has-type] # tried
-            except (TypeError, ValueError):
-                raise self._not_a("headers of pairs of a name and a value", topic, headers) from None
-            if not all(isinstance(name, str) and isinstance(content, bytes | None) for name, content in written):
-                raise self._not_a("headers of text, each with text, bytes or None", topic, headers)
+        topic, partition, key = outgoing.topic, outgoing.partition, outgoing.key
+        try:
+            require_place(topic, partition)
+            if key is not None and not isinstance(key, bytes):
+                key = encoded("key", key)
+            written: Headers = [*as_headers(outgoing.headers)] if outgoing.headers else []
+        except ConfigurationError as error:
+            raise ResultError(f"handler {self._handler} returned a message that cannot be sent: {error}") from error
         if self.trace is not None:
             written = self.trace(topic, written)
         return Result(
             topic,
             self._encoded(topic, outgoing.value, written),
-            self._key(topic, outgoing.key),
+            key,
             written,
             -1 if partition is None else partition,
         )
-
-    def _key(self, topic: str, key: object) -> bytes | None:
-        if key is None or isinstance(key, bytes):
-            return key
-        if isinstance(key, str):
-            return key.encode()
-        raise self._not_a("a key of bytes, text or None", topic, key)
 
     def _encoded(self, topic: str, value: object, headers: Headers) -> bytes | None:
         if value is None or isinstance(value, bytes):
@@ -206,19 +193,20 @@ class ResultMaker:
                     f"a value of handler {self._handler} for {topic} cannot be encoded: {describe(error)}; mend "
                     "the handler or the encoder"
                 ) from error
-        if isinstance(value, str):
-            return value.encode()
-        if value is None or isinstance(value, bytes):
-            return value
         if isinstance(value, bytearray | memoryview):
             return bytes(value)
-        raise self._not_a("a value of bytes, text or None", topic, value)
+        try:
+            return encoded("value", value)
+        except ConfigurationError as error:
+            more = "" if encoder is not None else ", or give the handler an encoder, such as encoder='json'"
+            raise ResultError(
+                f"handler {self._handler} returned a message for {topic} that cannot be sent: {error}{more}"
+            ) from error
 
-    def _not_a(self, wanted: str, topic: str, found: object) -> ResultError:
-        more = "" if self._encoder is not None else ", or give the handler an encoder, such as encoder='json'"
-        return ResultError(
-            f"handler {self._handler} returned {_what(found)} for {topic}, not {wanted}; return that{more}"
-        )
+
+def _is_pending(returned: object) -> bool:
+    """Tell whether the work that this stands for is not done, and would be lost sight of."""
+    return inspect.isawaitable(returned) or inspect.isasyncgen(returned) or isinstance(returned, Future)
 
 
 def _are_outgoing(returned: object) -> bool:

@@ -81,16 +81,20 @@ class Fetcher:
 
     def route(self, batch: list[ClientMessage]) -> None:
         """Put messages on their lanes, and see to the errors among them: one that ends the consumer is raised."""
-        errors: list[tuple[KafkaError, str | None]] = []
+        errors: list[tuple[KafkaError, str | None, int | None]] = []
         # In C: a step of the interpreter for each message would be a fiftieth of its way. An error is true; compared
         # with None it raises, for `KafkaError` takes what it is compared with for a number.
         if any(map(type(batch[0]).error, batch)):
-            errors = [(error, message.topic()) for message in batch if (error := message.error()) is not None]
+            errors = [
+                (error, message.topic(), message.partition())
+                for message in batch
+                if (error := message.error()) is not None
+            ]
             batch = [message for message in batch if message.error() is None]
         if batch:
             self.router.route(batch, self.clock.monotonic())  # type: ignore[arg-type] # fetched messages have a place
-        for error, topic in errors:
-            if self.errors.take(error, topic):
+        for error, topic, partition in errors:
+            if self.errors.take(error, topic, partition):
                 self.membership.client_ended()
 
     def _report(self, polled: Polled, seconds: float) -> None:

@@ -22,8 +22,8 @@ from penstock.consumer.polling.drain import Drain
 from penstock.consumer.polling.fetcher import SATURATED_S, Fetcher
 from penstock.consumer.polling.group.membership import Membership
 from penstock.consumer.polling.health.log_ends import LogEnds
+from penstock.consumer.polling.health.lost_positions import LostPositions
 from penstock.consumer.polling.health.open_transactions import OpenTransactions
-from penstock.consumer.polling.health.recreated_topics import RecreatedTopics
 from penstock.consumer.polling.health.rights_watch import RightsWatch
 from penstock.consumer.polling.health.topic_search import TopicSearch
 from penstock.consumer.polling.health.topic_watch import TopicWatch
@@ -68,7 +68,7 @@ class PollLoop:
     topic_watch: TopicWatch
     log_ends: LogEnds
     open_transactions: OpenTransactions
-    recreated_topics: RecreatedTopics
+    lost_positions: LostPositions
     rights_watch: RightsWatch
     watchdog: Watchdog
     # Whether lanes wait while workers are idle: then the next step comes soon.
@@ -122,7 +122,7 @@ class PollLoop:
         recreated = self.topic_watch.check(now)
         if self.topic_watch.all_same:
             self.commits.repeat(client, now)
-        self.recreated_topics.restart(client, recreated)
+        self.lost_positions.restart(client, recreated, now)
         self.log_ends.note(client, now)
         self.open_transactions.check(now)
         self.rights_watch.check(now)

@@ -273,7 +273,11 @@ class ResultPublisher:
     def _delivered(
         self, number: int, one: Unpublished, result: Result, error: KafkaError | None, _message: object
     ) -> None:
-        if error is not None and (error.fatal() or error.code() in _FAILED_FOR_EVER):
+        if error is not None and error.code() == KafkaError._MSG_TIMED_OUT:  # noqa: SLF001 - as above
+            # Nobody's fault. What was sent later is to be written after it.
+            self._connected().give_up(error)
+            heappush(self._again, (number, one, result))
+        elif error is not None and (error.fatal() or error.code() in _FAILED_FOR_EVER):
             heappush(self._again, (number, one, result))
         else:
             self._answered(one, result, error)

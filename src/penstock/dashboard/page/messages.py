@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.clients.reading import NotReadInTimeError, PartitionReader
 from penstock.errors import BrokerConnectionError, PenstockError
+from penstock.message import readable_headers, timestamp_of
 from penstock.options import ClientConfig
 
 #: The client wants one; nothing is asked of it.
@@ -43,8 +44,8 @@ def _shown(message: Any) -> dict[str, Any]:
         "key": _text(message.key(), _MOST_KEY),
         "value": _text(value, _MOST_VALUE),
         "bytes": 0 if value is None else len(value),
-        "timestamp": message.timestamp()[1],
-        "headers": [[name, _text(content, _MOST_KEY)] for name, content in (message.headers() or ())[:_MOST_HEADERS]],
+        "timestamp": timestamp_of(message),
+        "headers": [[name, _text(content, _MOST_KEY)] for name, content in readable_headers(message)[:_MOST_HEADERS]],
     }
 
 

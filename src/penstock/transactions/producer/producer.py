@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from penstock.errors import ConfigurationError
 from penstock.options import ClientConfig, a_plain_function, a_telemetry, not_empty, positive_int, seconds
-from penstock.transactions.messages import encoded
+from penstock.outgoing import encoded
 from penstock.transactions.model import Order, ProducerStatistics, Wait
 from penstock.transactions.producer.check_responder import CHECK_TIMEOUT_S, Check, CheckResponder, TimedCheck
 from penstock.transactions.producer.flight.core import Core

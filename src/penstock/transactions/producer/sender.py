@@ -14,8 +14,8 @@ from typing import cast, get_args
 from penstock.clients.gc_pause import collection_put_off
 from penstock.errors import ConfigurationError
 from penstock.options import a_plain_function
-from penstock.outgoing import Outgoing, UserHeaders
-from penstock.transactions.messages import Terms, a_half, encoded, terms
+from penstock.outgoing import Outgoing, UserHeaders, encoded
+from penstock.transactions.messages import Terms, a_half, terms
 from penstock.transactions.model import TransactionResult, TransactionState, Wait
 from penstock.transactions.producer.flight.flight import Submission
 from penstock.transactions.producer.listeners import LocalTransactionExecutor, Run, TransactionListener, executing

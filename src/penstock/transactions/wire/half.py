@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from penstock.errors import MessageFormatError
+from penstock.outgoing import is_topic_name
 from penstock.transactions.wire.ids import is_id
 
 #: Headers that begin so are penstock's own; a user's message may not carry one.
@@ -44,8 +45,6 @@ MAX_GROUP_BYTES = 200
 #: The most messages in one transaction.
 MAX_PARTS = 1_000
 _PART = re.compile(rb"([1-9][0-9]{0,3})/([1-9][0-9]{0,3})")
-#: A Kafka topic name (`Topic.LEGAL_CHARS`), bar `.` and `..`.
-_TOPIC_NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
 
 WireHeaders = Sequence[tuple[str, bytes | None]]
 
@@ -91,12 +90,6 @@ class Half(NamedTuple):
 
 #: What most halves have behind their value.
 _NOTHING_ELSE = ((), None, None, None, None, None)
-
-
-@lru_cache(maxsize=1024)
-def is_topic_name(name: str) -> bool:
-    """Tell whether Kafka takes a name for a topic."""
-    return _TOPIC_NAME.fullmatch(name) is not None
 
 
 @lru_cache(maxsize=1024)

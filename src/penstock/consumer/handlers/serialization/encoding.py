@@ -50,4 +50,6 @@ def encoder_of(given: EncoderSpec) -> Encoder | None:
 
 
 def _json(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    # A lone surrogate, which `decoder="json"` takes, has no UTF-8: this writes it as JSON's own escape.
+    return text.encode("utf-8", "backslashreplace")

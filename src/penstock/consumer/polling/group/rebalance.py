@@ -11,9 +11,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaException, TopicPartition
 
 from penstock.clients.cluster import Clock, ConsumerClient
+from penstock.clients.gc_pause import collection_resumed
 from penstock.clients.kafka_errors import reason
 from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.polling.committing.commits import Commits
@@ -51,6 +52,8 @@ class Rebalance:
     stop_request: StopRequest
     #: Tells whether a topic without an offset begins at its first message, whatever `auto.offset.reset` says.
     begins_at_first: Callable[[str], bool]
+    #: What that says, as a logical offset; None where it forbids to begin anywhere.
+    offset_reset: int | None
     #: How often partitions were assigned, revoked and lost.
     assigned: int = field(default=0, init=False)
     revoked: int = field(default=0, init=False)
@@ -62,12 +65,13 @@ class Rebalance:
         self.commits.note_rebalanced(client)
         if not partitions:
             return
-        committed, at_first = self._committed(client, partitions)
+        with collection_resumed():
+            committed, begun = self._committed(client, partitions)
         made = [self.make_assignment(one) for one in committed]
         for one, assignment in zip(committed, made, strict=True):
             # Where such a partition begins is committed before anything of it is done: whoever comes after this member
-            # may take the topic for an old one.
-            assignment.acknowledged = one.offset < 0 or one not in at_first
+            # may take the topic for an old one, or find another end.
+            assignment.acknowledged = one.offset < 0 or one not in begun
             self.assignments.put(assignment)
         client.incremental_assign([TopicPartition(one.topic, one.partition, one.offset) for one in committed])
         self.back_pressure.pause_new(client, made)
@@ -77,7 +81,7 @@ class Rebalance:
     def _committed(
         self, client: ConsumerClient, partitions: list[TopicPartition]
     ) -> tuple[list[TopicPartition], list[TopicPartition]]:
-        """Return the group's offsets, and those of them that are where a topic begins, for the group has none.
+        """Return the group's offsets, and those of them that are where a partition begins, for the group has none.
 
         None at all where they must be known and a stop was asked for before they were.
 
@@ -87,12 +91,12 @@ class Rebalance:
             try:
                 found = client.committed(partitions, timeout=_COMMITTED_TIMEOUT_S)
                 trouble = next((reason(one.error) for one in found if one.error is not None), "")
+                if not trouble:
+                    return found, self.begin(client, [one for one in found if one.offset < 0])
             except KafkaException as error:
                 # Without the map only work is repeated; without the offset the client asks for it itself.
                 found = [TopicPartition(one.topic, one.partition) for one in partitions]
                 trouble = reason(error)
-            if not trouble:
-                return found, self._begin(client, [one for one in found if one.offset < 0])
             if not self.commits.needs_offsets:
                 _log.warning("the group's offsets are not known yet: %s; work above them may repeat", trouble)
                 return found, []
@@ -100,23 +104,52 @@ class Rebalance:
             if self.stop_request.is_requested:
                 return [], []
 
-    def _begin(self, client: ConsumerClient, without: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """Say where partitions begin that the group has no offset of; return those that begin at the first message."""
+    def begin(self, client: ConsumerClient, without: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Say where partitions begin that the group has no offset of; return those of which that is to be committed.
+
+        `KafkaException` where the group's coordinator did not answer.
+        """
         at_first = [one for one in without if self.begins_at_first(one.topic)]
         if at_first:
             _log.info("the group has no offset of %s, new topics or its own: they begin at the first", _names(at_first))
+        if added := self._added(client, [one for one in without if one not in at_first]):
+            _log.warning("%s were added to topics that the group reads: they begin at the first", _names(added))
+            at_first += added
         if others := [one for one in without if one not in at_first]:
             _log.info("the group has no offset of %s: auto.offset.reset says where it begins", _names(others))
-        end = self.clock.monotonic() + _FIRST_TIMEOUT_S
+        for one in others:
+            one.offset = OFFSET_INVALID if self.offset_reset is None else self.offset_reset
         for one in at_first:
             one.offset = OFFSET_BEGINNING
+        # An end is another at each look, and who begins there later than it was meant to has lost what came between.
+        begun = at_first + [one for one in others if one.offset == OFFSET_END]
+        end = self.clock.monotonic() + _FIRST_TIMEOUT_S
+        for one in begun:
             try:
                 known = client.get_watermark_offsets(one, timeout=max(0.0, end - self.clock.monotonic()))
             except KafkaException as error:
-                _log.info("the first offset of %s is not known: %s", _names([one]), reason(error))
+                _log.info("where the log of %s begins and ends is not known: %s", _names([one]), reason(error))
             else:
-                one.offset = OFFSET_BEGINNING if known is None else known[0]
-        return at_first
+                if known is not None:
+                    one.offset = known[0 if one.offset == OFFSET_BEGINNING else 1]
+        return begun
+
+    def _added(self, client: ConsumerClient, without: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Return those that a topic got since the group began to read it: they are above all that it has offsets of.
+
+        What is written to one before a member has it is not to be passed over.
+        """
+        if self.offset_reset != OFFSET_END or not without:
+            return []
+        counts: dict[str, int] = {}
+        for one in without:
+            counts[one.topic] = max(counts.get(one.topic, 0), one.partition)
+        below = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
+        highest: dict[str, int] = {}
+        for one in client.committed(below, timeout=_COMMITTED_TIMEOUT_S) if below else ():
+            if one.offset >= 0:
+                highest[one.topic] = max(highest.get(one.topic, 0), one.partition)
+        return [one for one in without if one.partition > highest.get(one.topic, one.partition)]
 
     def on_revoke(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Give partitions back with all that is done committed."""
@@ -124,8 +157,9 @@ class Rebalance:
             return
         revoked = self.assignments.deactivate((one.topic, one.partition) for one in partitions)
         begun = self.clock.monotonic()
-        while (busy := self.busy(revoked)) and self._left(begun) > 0:
-            self.clock.sleep(_LOOK_S)
+        with collection_resumed():
+            while (busy := self.busy(revoked)) and self._left(begun) > 0:
+                self.clock.sleep(_LOOK_S)
         if busy:
             _log.warning(
                 "%d handlers of %s still run after %.1f s; their messages will be handled again by the next owner",

@@ -10,7 +10,8 @@ import logging
 from confluent_kafka import KafkaError
 
 from penstock.clients.cluster import Clock
-from penstock.clients.kafka_errors import is_missing_right, reason
+from penstock.clients.kafka_errors import ErrorKind, is_missing_right, kind_of, reason
+from penstock.consumer.polling.health.lost_positions import LostPositions
 from penstock.consumer.polling.health.rights_watch import RightsWatch
 from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.errors import PenstockError
@@ -36,15 +37,18 @@ _ENDED_BY = {
 class FetchErrors:
     """Judges errors. On the poll thread, save `shut_out`."""
 
-    def __init__(self, topic_watch: TopicWatch, rights_watch: RightsWatch, clock: Clock) -> None:
+    def __init__(
+        self, topic_watch: TopicWatch, rights_watch: RightsWatch, lost_positions: LostPositions, clock: Clock
+    ) -> None:
         self._topic_watch = topic_watch
+        self._lost_positions = lost_positions
         self._rights_watch = rights_watch
         self._clock = clock
         # When and why the brokers refused this member. Replaced as a whole, so that any thread may read it.
         self._refusal: tuple[float, str] | None = None
         self._refusal_logged_at = -_LOG_AGAIN_S
 
-    def take(self, error: KafkaError, topic: str | None) -> bool:
+    def take(self, error: KafkaError, topic: str | None, partition: int | None) -> bool:
         """Take an error; return whether it has ended the client, which a new one can follow.
 
         Raises `PenstockError` where it ends the consumer.
@@ -63,11 +67,9 @@ class FetchErrors:
             elif _NO_VERSION in error.str():
                 remedy = "leave group.protocol=consumer out, or have the brokers allow it (their feature group.version)"
             raise PenstockError(f"the Kafka client cannot go on: {reason(error)}; {remedy}")
-        if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - as above
-            raise PenstockError(
-                f"the group's offset is not in the log and auto.offset.reset forbids another: {reason(error)}; "
-                "reset the group's offsets, or set auto.offset.reset to earliest or latest"
-            )
+        if kind_of(error) is ErrorKind.OUT_OF_RANGE:
+            self._lost_positions.note(error, topic or "", partition or 0)
+            return False
         if error.code() in _ASK_AGAIN:
             self._topic_watch.check_now()
         if error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:

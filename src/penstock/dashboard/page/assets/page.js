@@ -441,7 +441,7 @@ async function loadMessage(one) {
     const answer = await fetch("/api/message?" + new URLSearchParams({ topic: one.topic, partition: one.partition, offset: one.offset }));
     const told = await answer.json();
     kids = answer.ok
-      ? [facts([["Key", told.key === null ? "none" : told.key], ["Written", new Date(told.timestamp).toISOString()], ["Bytes", told.bytes], ...told.headers.map(([name, value]) => ["Header " + name, value])]), h("pre", { pre: told.value === null ? "(no value)" : told.value })]
+      ? [facts([["Key", told.key === null ? "none" : told.key], ["Written", told.timestamp === null ? "no time" : new Date(told.timestamp).toISOString()], ["Bytes", told.bytes], ...told.headers.map(([name, value]) => ["Header " + name, value])]), h("pre", { pre: told.value === null ? "(no value)" : told.value })]
       : [h("p", { class: "bad-text" }, told.said)];
   } catch (error) { kids = [h("p", { class: "bad-text" }, "It could not be read: " + error.message)]; }
   if (into.isConnected) patch(into, kids);

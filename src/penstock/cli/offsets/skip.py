@@ -1,0 +1,107 @@
+"""Having a group pass over one message, which gets a dead letter: by members that run, or else in its offsets."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import cast
+
+from penstock import clients
+from penstock.clients.reading import NotReadInTimeError, PartitionReader
+from penstock.clients.requests.topics import TopicSpec, ensure_topics
+from penstock.clients.rights import Operation, principal_of
+from penstock.commands.audit import Outcome
+from penstock.commands.audit_log import RecordWriter
+from penstock.commands.command import Command
+from penstock.commands.sender import CommandSender, summary
+from penstock.commands.settings import CommandSettings
+from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, default_topic, write
+from penstock.errors import BrokerConnectionError, ConfigurationError, GivenUpError, PenstockError
+from penstock.group_offsets.group import Group, GroupState
+from penstock.group_offsets.planning import Change, plan, refuse_coordinators, skip_wanted
+from penstock.message import Record
+from penstock.options import ClientConfig
+
+_PLACE = re.compile(r"(.+):([0-9]{1,9})@([0-9]{1,18})")
+#: Seconds that reading the message may take.
+_LIMIT_S = 15.0
+#: The topic's own limit decides.
+_ANY_SIZE = {"message.max.bytes": 1_000_000_000}
+
+
+class Skipping:
+    """One message that a group is to pass over. `ConfigurationError` where `place` names none."""
+
+    def __init__(self, bootstrap_servers: str, config: ClientConfig, group: str, place: str) -> None:
+        named = _PLACE.fullmatch(place)
+        if named is None:
+            raise ConfigurationError(f"{place!r} names no message; write TOPIC:PARTITION@OFFSET, as in orders:3@1204")
+        self._servers = bootstrap_servers
+        self._config = config
+        self._group = group
+        self._known = Group(bootstrap_servers, config, group)
+        self.topic, self.partition, self.offset = named[1], int(named[2]), int(named[3])
+        self.place = f"{self.topic}[{self.partition}]@{self.offset}"
+
+    def state(self) -> GroupState:
+        """Return where the group stands in that partition; errors as `Group.state`."""
+        counts = self._known.topics([self.topic])
+        if self.partition >= counts[self.topic]:
+            raise ConfigurationError(f"{self.topic} has partitions 0 to {counts[self.topic] - 1}; correct the number")
+        refuse_coordinators(self._group, [self.topic])
+        return self._known.state(counts, [(self.topic, self.partition)])
+
+    def by_members(self, commands: CommandSettings) -> str:
+        """Have the members that run give the message up, and return what they said; `PenstockError` where none did."""
+        place = (self.topic, self.partition, self.offset)
+        command = Command("give-up", self._group, None, *place, by="penstock offsets skip", asked_ms=_now_ms())
+        with CommandSender(self._servers, self._config, commands.with_token()) as sender:
+            answers = sender.ask(command)
+        done = [one for one in answers if one.outcome is Outcome.DONE]
+        if not done:
+            raise PenstockError(
+                f"{summary(command, answers)[1]}; or stop all members of {self._group}, and run the command again"
+            )
+        return done[0].said
+
+    def planned(self, state: GroupState) -> Change:
+        """Return the change of the offsets of a group without members; `PenstockError` where there is none to make."""
+        (position,) = state.positions
+        (change,) = plan(self._group, [position], {position.part: skip_wanted(position, self.offset)})
+        if change.cut:
+            raise PenstockError(
+                f"{self.place} was not passed over: so much is done above the commit point that a commit has no room "
+                "for one more; let the app go on, and give the message up once it holds its partition"
+            )
+        return change
+
+    def write(self, change: Change, letters: str | None = None) -> str:
+        """Write the message to its dead letters, then the offsets; return the name of the topic that has it."""
+        name = letters or default_topic(DeadLetterFormat.KAFKA).replace("{topic}", self.topic)
+        self._known.require_rights_to_write([self.topic])
+        record, error = self._record(), GivenUpError(self.place, 0, "")
+        headers = write(
+            DeadLetterFormat.KAFKA, record, DeadLetterOrigin.of(record, error, group=self._group, attempts=0)
+        )
+        admin, principal = clients.admin(self._servers, self._config), principal_of(self._config)
+        needs = {name: (Operation.WRITE,)}
+        ensure_topics(admin, self._servers, [TopicSpec(name, 1)], needs=needs, principal=principal)
+        writer = RecordWriter(self._servers, {**self._config, **_ANY_SIZE}, CommandSettings())
+        writer.write(name, record.value(), record.key(), headers=headers)
+        self._known.write([change])
+        return name
+
+    def _record(self) -> Record:
+        isolation = self._config.get("isolation.level", "read_committed")
+        with PartitionReader(self._servers, self._config, self._group, isolation=isolation) as reader:
+            try:
+                found = reader.record_at((self.topic, self.partition), self.offset, _LIMIT_S)
+            except NotReadInTimeError as error:
+                raise BrokerConnectionError(f"{self.place} did not come: {reader.trouble or 'no answer'}") from error
+        if found is None:
+            raise PenstockError(f"there is no message at {self.place}: it was deleted, or is not committed")
+        return cast("Record", found)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
