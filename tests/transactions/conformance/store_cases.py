@@ -27,7 +27,7 @@ from penstock.transactions.operator.kafka_operator import Effect, KafkaAdministr
 from penstock.transactions.store import Prepared, Store
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.kafka.store import KafkaStore, StoredHalves
-from penstock.transactions.stores.sql import SqlStore
+from penstock.transactions.stores.sql.store import SqlStore
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
@@ -309,7 +309,7 @@ class KafkaBench(StoreBench):
 
 
 def bench_of(
-    kind: str, servers: str, topic: str, folder: Path, postgresql_url: Callable[[], str] = lambda: ""
+    kind: str, servers: str, topic: str, folder: Path, database_url: Callable[[], str] = lambda: ""
 ) -> StoreBench:
     """Return the bench of a kind of store, whose files are in that folder."""
     if kind == "kafka":
@@ -318,7 +318,7 @@ def bench_of(
         return FileBench(servers, topic, folder / "store")
     if kind == "sqlite":
         return SqlBench(servers, topic, TestDatabase("sqlite", f"sqlite:///{folder / 'store.db'}"))
-    return SqlBench(servers, topic, new_database(postgresql_url()))
+    return SqlBench(servers, topic, new_database(database_url()))
 
 
 __all__ = ["BUT_SQL", "INTERVAL_S", "NO_CHECKS", "SQL_THOROUGH", "TIMEOUT_S"]

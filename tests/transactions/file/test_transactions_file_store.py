@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from penstock.errors import (
     StoreInUseError,
     TopicNotFoundError,
 )
-from penstock.transactions.stores.file import FileStore
+from penstock.transactions.stores.file import FileStore, administration
 from penstock.transactions.stores.file.check_sources import CheckSources
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import SUFFIX
@@ -70,6 +71,21 @@ def test_others_may_read_what_is_pending_while_the_store_is_in_use(tmp_path: Pat
             (first.halves[0].transaction_id, "TransactionState.COMMIT"),
             (third.halves[0].transaction_id, "None"),
         ]
+
+
+def test_a_look_at_what_is_pending_reads_one_file_and_holds_nobody_up_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store_of(tmp_path) as store:
+        for _ in range(3):
+            prepare(store, [half()])
+        locked: list[bool] = []
+        monkeypatch.setattr(administration, "read_slow_call", lambda _: locked.append(store.opened.lock.locked()) or "")
+
+        pending = store.administration().pending()
+
+    assert len(pending) == 3
+    assert locked == [False]
 
 
 def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path) -> None:
@@ -132,22 +148,22 @@ def test_a_check_of_what_was_settled_meanwhile_is_not_asked_and_reads_nothing(
     bench: FileBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settled_meanwhile: list[str] = []
-    has_any = CheckSources.has_any
+    ask = CheckSources.ask
 
-    def settle_first(self: CheckSources, group: str) -> bool:
+    def settle_first(self: CheckSources, due: Sequence[StoredTransaction]) -> set[str]:
         # Between the timer and the reading of the half: it is rolled back, and the segment that had it is removed.
         if not settled_meanwhile:
             settled_meanwhile.append(first.halves[0].transaction_id)
             bench.decide(first, ROLLBACK)
             for _ in range(60):
                 decide(bench.store, prepare(bench.store, [bench.half(b"x" * 3_000)]), ROLLBACK)
-        return has_any(self, group)
+        return ask(self, due)
 
     bench.segment_bytes = 4_096
     first = bench.prepare(bench.half(b"first"))
     bench.store.opened._cache.clear()
     place = bench.store.opened.pending[first.halves[0].transaction_id].place
-    monkeypatch.setattr(CheckSources, "has_any", settle_first)
+    monkeypatch.setattr(CheckSources, "ask", settle_first)
     asked: list[Any] = []
     with bench.answering(lambda request: asked.append(request) or COMMIT):  # type: ignore[func-returns-value] # it is None
         coordinator = bench.coordinator(transaction_timeout=0.2)

@@ -23,7 +23,7 @@ from penstock.transactions.operator.description import described
 from penstock.transactions.operator.obstacles import status_lines
 from penstock.transactions.stores.commanding import operator_in_kafka, operator_of
 from penstock.transactions.stores.relay.coordinator import RelayCoordinator
-from penstock.transactions.stores.relay.relayed_store import RelayedStore
+from penstock.transactions.stores.relay.store import RelayedStore
 from penstock.transactions.wire.topics import DEFAULT_PARTITIONS
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Coordinator:
             )
         self._engine: _Engine
         if store is not None:
-            if not callable(getattr(store, "open_shards", None)):
+            if not isinstance(store, RelayedStore):
                 raise ConfigurationError(f"store must be a SqlStore or FileStore, but is a {type(store).__name__}")
             self._engine = RelayCoordinator(store, options)
             self._prefix = store.prefix

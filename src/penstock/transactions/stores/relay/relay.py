@@ -45,8 +45,8 @@ from penstock.transactions.publishing.target_quarantine import TargetQuarantine
 from penstock.transactions.publishing.targets import Targets
 from penstock.transactions.publishing.visibility import Visibility
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.stores.relay.backlog import ShardBacklog
 from penstock.transactions.stores.relay.done_log import DoneLog, DoneRead
+from penstock.transactions.stores.relay.shards import ShardBacklog
 from penstock.transactions.stores.relay.stored_backlog import StoredBacklog
 
 _log = logging.getLogger("penstock.transactions")
@@ -179,18 +179,23 @@ class Relay:
         return (self._doing, age_s) if age_s > SLOW_S else ("", 0.0)
 
     def step(self, *, takes: bool = True) -> bool:
-        """Go on as far as that goes without waiting, with something new only if it `takes`; tell whether it went on."""
+        """Go on as far as that goes without waiting, with something new only if it `takes`; tell whether it went on.
+
+        Raises as the store does; it goes on with the next call.
+        """
         now, engine = time.monotonic(), self._engine
         if engine is None or self._backlog is None:
             return self._take_over(now, takes=takes)
         engine.poll(now)
         went_on = engine.take_result()
         engine.release(now)
+        self._backlog.flush()
         if takes:
             went_on |= engine.begin(now)
         if now - self._explained_at >= _EXPLAIN_S:
             self._explained_at = now
             self._backlog.explain()
+        self._backlog.flush()
         return went_on
 
     def _take_over(self, now: float, *, takes: bool) -> bool:
@@ -211,8 +216,6 @@ class Relay:
             self._leave(now)
             return True
         self._leave(now)
-        if found.ids:
-            self._shard.published(sorted(found.ids))
         self._open(found)
         return True
 
@@ -276,7 +279,7 @@ class Relay:
                 thread.close()
 
     def _open(self, found: DoneRead) -> None:
-        self._backlog = StoredBacklog(self._shard, self._quarantine, found.end)
+        self._backlog = StoredBacklog(self._shard, self._quarantine, found)
 
         def ask() -> None:
             self._done.bounds(_ASK_S)
@@ -301,7 +304,7 @@ class Relay:
 
     def trim(self) -> None:
         """Trim the done log as far as all in it is settled. All that was handed over as published is durably so."""
-        if self._engine is not None:
+        if self._engine is not None and self._backlog is not None and self._backlog.is_flushed:
             self._done.forget(self._engine.floor(self._number))
 
     def close(self) -> None:
