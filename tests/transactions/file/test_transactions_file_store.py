@@ -52,27 +52,6 @@ def test_a_second_process_is_refused_and_told_which_one_has_the_store(tmp_path: 
         store_of(tmp_path).start()
 
 
-def test_others_may_read_what_is_pending_while_the_store_is_in_use(tmp_path: Path) -> None:
-    with store_of(tmp_path) as store:
-        first = prepare(store, [half()])
-        second = prepare(store, [half()])
-        third = prepare(store, [half()])
-        decide(store, first, COMMIT)
-        decide(store, second, ROLLBACK)
-
-        script = (
-            "import sys; from pathlib import Path; from penstock.transactions.stores.file.reader import read_pending\n"
-            "print([(one.transaction_id, str(one.decided)) for one in read_pending(Path(sys.argv[1]))])"
-        )
-        looked = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True)
-
-        rows = eval(looked.stdout)  # noqa: S307 - it is what the line above prints
-        assert rows == [
-            (first.halves[0].transaction_id, "TransactionState.COMMIT"),
-            (third.halves[0].transaction_id, "None"),
-        ]
-
-
 def test_a_look_at_what_is_pending_reads_one_file_and_holds_nobody_up_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,14 +113,6 @@ def test_wrong_arguments_and_wrong_times_are_refused_in_penstocks_own_errors(ben
     bench.coordinator()
     with pytest.raises(ConfigurationError, match="has a coordinator already"):
         bench.make_coordinator().start()
-
-
-def test_a_store_that_a_parent_process_opened_is_not_used_in_the_child(tmp_path: Path) -> None:
-    with store_of(tmp_path) as store:
-        store._pid = os.getpid() + 1
-
-        with pytest.raises(HalfNotStoredError, match="belongs to process"):
-            prepare(store, [half()])
 
 
 def test_a_check_of_what_was_settled_meanwhile_is_not_asked_and_reads_nothing(

@@ -6,6 +6,7 @@ import contextlib
 import json
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -274,3 +275,18 @@ def test_an_error_of_the_database_that_passes_costs_no_transactional_id(
     assert not opened.called
     assert statistics.recoveries == 0
     assert sql_bench.seen() == [b"0", b"1"]
+
+
+def test_ages_and_times_are_by_the_databases_clock_not_the_operators(
+    sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sql_bench.prepare(sql_bench.half(b"young"))
+    sql_bench.send(COMMIT, sql_bench.half(b"late", deliver_at_ms=int(time.time() * 1000) + 1_800_000))
+    administration, now = sql_bench.sql_store.administration(), time.time()
+
+    for off_s in (-3600.0, 3600.0):
+        monkeypatch.setattr(time, "time", lambda off_s=off_s: now + off_s)
+        shown = administration.pending()
+
+        assert all(0 <= one.age_s < 600 for one in shown)
+        assert [one.waits_for for one in shown] == ["", "its time"]

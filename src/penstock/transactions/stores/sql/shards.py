@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -43,17 +43,6 @@ _REFUSALS_KEPT_S = 24 * 3600.0
 _PURGED = 10_000
 
 
-class _Held(NamedTuple):
-    """What the store holds. `answered`: checks of what is pending."""
-
-    pending: int
-    oldest_age_s: float
-    held: int
-    delayed: int
-    held_by_key: int
-    answered: int
-
-
 class SqlShards(StoreShards):
     """What one coordinator has of a SQL store. Used by its thread, save for `statistics` and `half`."""
 
@@ -70,11 +59,12 @@ class SqlShards(StoreShards):
         # Exhausted transactions, and when they are due again.
         self._exhausted: dict[str, float] = {}
         self._question = BriefQuestion("counts of the SQL store")
-        # What the store held when it was looked at last, all shards (True) and some. Each is replaced as a whole.
-        self._last: dict[bool, _Held] = {}
+        # What the store held when it was looked at last, all shards (True) and some: fields of the statistics, where
+        # answered checks are those of what is pending. Each is replaced as a whole.
+        self._last: dict[bool, dict[str, Any]] = {}
         self._look(None)
         # Checks of pending transactions that were answered before the start.
-        self._answered_before = self._last[True].answered
+        self._answered_before = self._last[True]["answered_checks"]
 
     @property
     def owned(self) -> Collection[int]:
@@ -233,16 +223,8 @@ class SqlShards(StoreShards):
         with suppress(sa.exc.SQLAlchemyError):
             self._question.ask(partial(self._look, shards), _MOMENT_S)
         last = self._last.get(shards is None) or self._last[True]
-        answered = counted.answered_checks + last.answered - self._answered_before
-        return replace(
-            counted,
-            pending=last.pending,
-            oldest_pending_age=max(0.0, last.oldest_age_s),
-            held=last.held,
-            delayed=last.delayed,
-            held_by_key=last.held_by_key,
-            answered_checks=answered,
-        )
+        answered = counted.answered_checks + last["answered_checks"] - self._answered_before
+        return replace(counted, **{**last, "answered_checks": answered})
 
     def _look(self, shards: Collection[int] | None) -> None:
         """Count what the store holds now, in all shards or in some."""
@@ -260,11 +242,11 @@ class SqlShards(StoreShards):
                     sa.func.count(), now - sa.func.min(tx.c.birth), sa.func.coalesce(sa.func.sum(schema.answered()), 0)
                 ).where(pending)
             ).one()
-            self._last[shards is None] = _Held(
-                pending=number,
-                oldest_age_s=oldest or 0.0,
-                held=count(pending & (tx.c.held != schema.FREE)),
-                delayed=count(pending & schema.is_delayed(self._database)),
-                held_by_key=count(pending & (tx.c.state == schema.COMMIT) & tx.c.order_key.is_not(None) & behind),
-                answered=int(answered),
-            )
+            self._last[shards is None] = {
+                "pending": number,
+                "oldest_pending_age": max(0.0, oldest or 0.0),
+                "held": count(pending & (tx.c.held != schema.FREE)),
+                "delayed": count(pending & schema.is_delayed(self._database)),
+                "held_by_key": count(pending & (tx.c.state == schema.COMMIT) & tx.c.order_key.is_not(None) & behind),
+                "answered_checks": int(answered),
+            }

@@ -125,12 +125,8 @@ def decide(database: Database, connection: sa.Connection, change: Decide) -> Out
     A message that is not due yet may be taken back. An operator may discard what is committed and refused by Kafka:
     nothing of it is under way, and only the trials of its coordinator take it, which mark it before.
     """
-    tx = schema.tx
-    named = tx.c.id == change.transaction_id
-    if change.group is not None:
-        named &= tx.c.producer_group == change.group
     if change.verdict is Verdict.UNKNOWN:
-        _count_check(database, connection, change, named)
+        _count_check(database, connection, change)
         return _DONE
     key = f"decide {change.group is not None} {change.cancels} {may_cancel(change.verdict, change.author)}"
     parameters = {
@@ -142,9 +138,10 @@ def decide(database: Database, connection: sa.Connection, change: Decide) -> Out
     }
     database.draw(connection)
     done = connection.execute(database.once(key, lambda: _decide(database, change)), parameters)
-    if done.rowcount or _discards_held(database, connection, change, named):
+    if done.rowcount or _discards_held(database, connection, change):
         return _DONE
-    row = connection.execute(sa.select(tx.c.state, tx.c.settled_at).where(named)).first()
+    tx = schema.tx
+    row = connection.execute(sa.select(tx.c.state, tx.c.settled_at).where(_is_meant(change))).first()
     refusal = schema.refusal.insert().values(
         tx=change.transaction_id, verdict=int(change.verdict), author=int(change.author), at=database.now
     )
@@ -180,13 +177,11 @@ def _decide(database: Database, change: Decide) -> sa.Executable:
     )
 
 
-def _discards_held(
-    database: Database, connection: sa.Connection, change: Decide, named: sa.ColumnElement[bool]
-) -> bool:
+def _discards_held(database: Database, connection: sa.Connection, change: Decide) -> bool:
     if (change.verdict, change.author) != (Verdict.DISCARD, Author.OPERATOR):
         return False
     tx = schema.tx
-    held = sa.and_(named, tx.c.state == schema.COMMIT, tx.c.settled_at.is_(None), tx.c.held == schema.HELD)
+    held = sa.and_(_is_meant(change), tx.c.state == schema.COMMIT, tx.c.settled_at.is_(None), tx.c.held == schema.HELD)
     values = {
         "state": schema.DISCARD,
         "author": int(change.author),
@@ -197,11 +192,17 @@ def _discards_held(
     return bool(connection.execute(tx.update().where(held).values(**values)).rowcount)
 
 
-def _count_check(database: Database, connection: sa.Connection, change: Decide, named: sa.ColumnElement[bool]) -> None:
+def _count_check(database: Database, connection: sa.Connection, change: Decide) -> None:
     tx = schema.tx
     is_next = tx.c.check_count == change.check_number - 1
     counted = {"check_count": change.check_number, "answered_at": database.now, "question": 0, "taken_until": 0.0}
-    connection.execute(tx.update().where(named, tx.c.state == schema.PREPARED, is_next).values(**counted))
+    connection.execute(tx.update().where(_is_meant(change), tx.c.state == schema.PREPARED, is_next).values(**counted))
+
+
+def _is_meant(change: Decide) -> sa.ColumnElement[bool]:
+    tx = schema.tx
+    named = tx.c.id == change.transaction_id
+    return named if change.group is None else named & (tx.c.producer_group == change.group)
 
 
 def _is_of_the_database(error: object) -> bool:
