@@ -260,7 +260,6 @@ class AtOnce:
 def without_clients(patch: pytest.MonkeyPatch, clock: Clock) -> None:
     """Let a relay work on a `Kafka` in memory, which its clients have."""
     patch.setattr(relay.Relay, "_slot", lambda self, _name, *, apart: Slot(self._clients.bootstrap_servers))  # noqa: ARG005 - as it is
-    patch.setattr(relay.Relay, "_shut_out", lambda self, *_: self._clients.bootstrap_servers.read())
     patch.setattr(relay, "Disposable", lambda *_: AtOnce())
     gate = SimpleNamespace(is_open=True, shut=lambda: None, poll=lambda _: False)
     patch.setattr(relay, "BrokerGate", lambda *_: gate)
