@@ -17,7 +17,7 @@ from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import psycopg
-    import pymysql
+    import pymysql  # type: ignore[import-untyped] # the library has no types
     import sqlalchemy as sa
 
 #: SQLite's primary result codes of a lock that was not got (https://sqlite.org/rescode.html).
@@ -142,7 +142,7 @@ class _PyMysql:
     kind: Kind = Kind.MYSQL
 
     def run(self, statement: str, **values: object) -> Answer:
-        from pymysql.cursors import Cursor
+        from pymysql.cursors import Cursor  # type: ignore[import-untyped] # the library has no types
 
         with self.connection.cursor(Cursor) as cursor:
             cursor.execute(_PARAMETER.sub(r"%(\1)s", statement), values)
@@ -162,7 +162,7 @@ class _PyMysql:
         self.connection.commit()
 
     def _is_in_transaction(self) -> bool:
-        from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS
+        from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS  # type: ignore[import-untyped] # the library has no types
 
         return bool(self.connection.server_status & SERVER_STATUS_IN_TRANS)
 

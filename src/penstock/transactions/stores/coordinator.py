@@ -164,7 +164,7 @@ class Coordinator:
             MissingRightError: a topic of the store is not to be seen, or is missing and may not be created. What else
                 it may not do shows in the log, in `statistics` and in `penstock tx ls`, and waits until it may.
             ConfigurationError: the client library refused a setting; a topic of the store has one that can lose
-                transactions and cannot be mended with the rights of this client; or a file store has a coordinator
+                transactions and cannot be corrected with the rights of this client; or a file store has a coordinator
                 already.
             StoreConnectionError: the database of a SQL store did not answer.
             StoreInUseError: another process has the file store.
@@ -203,7 +203,7 @@ class Coordinator:
         return self._engine.statistics()
 
     def waits(self) -> list[str]:
-        """Return in sentences what its pending transactions wait for beside their decisions. Safe from any thread."""
+        """Return in sentences what its pending transactions wait for besides their decisions. Safe from any thread."""
         status = self._engine.status if isinstance(self._engine, KafkaCoordinator) else None
         if status is None:
             return list(self._engine.statistics().missing_rights)

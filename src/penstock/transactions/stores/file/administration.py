@@ -6,11 +6,11 @@ Another process is kept out by the lock; it may read: see `reader`.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 from penstock import clients
 from penstock.errors import HalfNotStoredError, PenstockError, TransactionError
@@ -21,15 +21,12 @@ from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.operator.resuming import Resuming
 from penstock.transactions.store import Prepared
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
+from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.reader import shown_as
 from penstock.transactions.stores.file.shard import read_slow_call
-from penstock.transactions.stores.relay.store import decision
+from penstock.transactions.stores.relay.store import RelayedStore, decision
 from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.writing.acked_producer import AckedProducer, LateProducer
-
-if TYPE_CHECKING:
-    from penstock.transactions.stores.file.open_store import OpenStore
-    from penstock.transactions.stores.file.store import FileStore
 
 #: Seconds that a record in Kafka may take to be acknowledged.
 _SEND_S = 15.0
@@ -38,21 +35,26 @@ _AT_ONCE = 1_000
 
 
 class FileAdministration:
-    """Shows and settles what is pending in a file store that is started. Thread-safe."""
+    """Shows and settles what is pending in a file store that is started. Thread-safe.
 
-    def __init__(self, store: FileStore) -> None:
+    `opened` returns what is open, or raises `StoppedError`.
+    """
+
+    def __init__(self, store: RelayedStore, path: Path, opened: Callable[[], OpenStore]) -> None:
         self._store = store
+        self._path = path
+        self._opened = opened
 
     def pending(self) -> Sequence[PendingTransaction]:
         """Return what is not settled, oldest first. Raises `StoppedError` where the store is not started here."""
-        opened = self._store.opened
+        opened = self._opened()
         with opened.lock:
             waiting = list(opened.pending.values())
         return self._shown(opened, waiting)
 
     def oldest(self, most: int, shards: Collection[int]) -> Sequence[PendingTransaction]:  # noqa: ARG002 - there is one
         """Return the oldest of those that are not settled, at most so many. Raises as `pending`."""
-        opened = self._store.opened
+        opened = self._opened()
         with opened.lock:
             # In the order in which they were prepared.
             waiting = list(islice((stored for stored in opened.pending.values() if not stored.settled), most))
@@ -60,7 +62,7 @@ class FileAdministration:
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None. Raises as `pending`."""
-        opened = self._store.opened
+        opened = self._opened()
         with opened.lock:
             stored = opened.pending.get(transaction_id)
         shown = [] if stored is None else self._shown(opened, [stored])
@@ -89,11 +91,11 @@ class FileAdministration:
         store, shown = self._store, self.show(transaction_id)
         if shown is None:
             raise TransactionError(
-                f"no transaction {transaction_id} is pending in {store.path}: look at what is, or at the "
+                f"no transaction {transaction_id} is pending in {self._path}: look at what is, or at the "
                 "discarded topic"
             )
         with self._auditing() as (audit, _):
-            audit.write(Act(actor, VERBS[verdict], transaction_id, shown.group, str(store.path), why))
+            audit.write(Act(actor, VERBS[verdict], transaction_id, shown.group, str(self._path), why))
         change = decision(transaction_id, shown.group, verdict, Author.OPERATOR)
         store.await_decision(change._replace(actor=actor))
 
@@ -114,13 +116,13 @@ class FileAdministration:
             PenstockError: the act could not be written down, or a half not be stored; then try again with `again`.
             StoppedError: the store is not started in this process.
         """
-        store, opened = self._store, self._store.opened
+        store, opened = self._store, self._opened()
         with opened.lock:
             # One that is settled and not durably so is here, too.
             is_pending = transaction_id in opened.pending
         if is_pending:
             raise TransactionError(
-                f"transaction {transaction_id} is pending in {store.path}, or on its way to the discarded topic: "
+                f"transaction {transaction_id} is pending in {self._path}, or on its way to the discarded topic: "
                 "there is nothing to bring back; look again in a moment"
             )
         with self._auditing() as (audit, inspection):
@@ -138,7 +140,7 @@ class FileAdministration:
 
     def _shown(self, opened: OpenStore, waiting: Sequence[StoredTransaction]) -> list[PendingTransaction]:
         """Return those that are not settled as operators see them."""
-        publication, now_ms = read_slow_call(self._store.path) or "publication", time.time() * 1000
+        publication, now_ms = read_slow_call(self._path) or "publication", time.time() * 1000
         shown = []
         for start in range(0, len(waiting), _AT_ONCE):
             with opened.lock:

@@ -71,7 +71,7 @@ class OpenStore:
     def _fail(self, error: Exception) -> StoreFailedError:
         """Take nothing more: after a sync that failed, nobody knows what the disk holds, and asking again may lie."""
         self.failure = StoreFailedError(
-            f"the file store takes nothing more: {error}; mend the disk and open the store again, "
+            f"the file store takes nothing more: {error}; repair the disk and open the store again, "
             "what it acknowledged is there"
         )
         self.failure.__cause__ = error

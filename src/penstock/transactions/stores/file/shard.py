@@ -111,7 +111,7 @@ class FileShard(StoreShards):
 
     def ask(self, due: Sequence[DueCheck]) -> Collection[str]:
         """Let the producers of this process take checks; return the groups that have none."""
-        return self._opened.check_sources.ask([one.stored for one in due])
+        return self._opened.check_sources.ask([check.stored for check in due])
 
     def half(self, due: DueCheck) -> Half | None:
         """Read the first half of an undecided transaction, or None."""

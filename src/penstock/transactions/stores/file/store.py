@@ -107,7 +107,7 @@ class FileStore(RelayedStore):
         except (OSError, NoRoomError) as error:
             if isinstance(error, StoreFailedError):
                 raise
-            raise StoreFailedError(f"{self.label} cannot be opened: {error}; mend the disk") from error
+            raise StoreFailedError(f"{self.label} cannot be opened: {error}; repair the disk") from error
         self._folder, self._opened = folder, opened
         return GroupWriter(opened.write, self.label, self.path.name)
 
@@ -166,4 +166,4 @@ class FileStore(RelayedStore):
 
     def administration(self) -> FileAdministration:
         """Return what an operator may do, in this process and while the store is started."""
-        return FileAdministration(self)
+        return FileAdministration(self, self.path, lambda: self.opened)

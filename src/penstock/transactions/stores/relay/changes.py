@@ -35,6 +35,10 @@ class Prepare(NamedTuple):
     #: What chooses the shard; the first half's key, or else the id, where it is None.
     ordering_key: bytes | None = None
 
+    def __repr__(self) -> str:
+        """Name the transaction, never a key."""
+        return f"<Prepare {self.halves[0].transaction_id}>"
+
 
 class Decide(NamedTuple):
     """Decide a transaction, or (UNKNOWN) count an answered check."""

@@ -37,26 +37,29 @@ class CheckScheduler:
         """Send the checks that are due, and hand over what is exhausted."""
         due = self._shards.due()
         asked: list[DueCheck] = []
-        for one in due:
-            if one.check_count < self._terms.policy.maximum:
-                asked.append(one)
+        for check in due:
+            if check.check_count < self._terms.policy.maximum:
+                asked.append(check)
             else:
-                half, decide = partial(self._shards.half, one), partial(self._settle, one)
-                self._terms.discarding.settle(Exhausted(one.transaction_id, one.group, one.check_count, half, decide))
+                half, settle = partial(self._shards.half, check), partial(self._settle, check)
+                exhausted = Exhausted(check.transaction_id, check.group, check.check_count, half, settle)
+                self._terms.discarding.settle(exhausted)
         if asked:
             self._ask(asked)
 
     def _ask(self, asked: list[DueCheck]) -> None:
         counts, absent = self._shards.counts, self._shards.ask(asked)
-        alone = Counter(one.group for one in asked if one.group in absent)
+        alone = Counter(check.group for check in asked if check.group in absent)
         counts.checks += len(asked) - alone.total()
         counts.no_producer += alone.total()
         for group, waiting in alone.items():
-            text = "no producer of %s answers checks: %d transactions wait; start one with a check"
-            self._ration.warn(f"no producer of {group}", text, group, waiting)
+            if self._ration.is_due(group):
+                _log.error(
+                    "no producer of %s answers checks: %d transactions wait; start one with a check", group, waiting
+                )
 
-    def _settle(self, one: DueCheck, verdict: Verdict) -> None:
-        self._decide(decision(one.transaction_id, one.group, verdict, Author.COORDINATOR), _log_failure)
+    def _settle(self, check: DueCheck, verdict: Verdict) -> None:
+        self._decide(decision(check.transaction_id, check.group, verdict, Author.COORDINATOR), _log_failure)
 
 
 def _log_failure(error: TransactionError | None) -> None:

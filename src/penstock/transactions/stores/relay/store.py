@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -42,6 +43,8 @@ from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
 from penstock.transactions.wire.topics import StoreTopics, require_prefix
+
+_log = logging.getLogger("penstock.transactions")
 
 #: Seconds that an error waits for the store to say more.
 _MOMENT_S = 1.0
@@ -263,11 +266,12 @@ class RelayedStore(ABC):
         """Return what stands against a decision; one that says the same and came first does no harm."""
         if outcome.refused is None:
             return None
-        error = TransactionRefusedError(
-            f"transaction {change.transaction_id}: its {change.verdict.name} was refused: {outcome.refused}"
-        )
-        self._ration.warn("refused", "%s", error)
-        return None if outcome.stands is change.verdict else error
+        name, verdict, why = change.transaction_id, change.verdict.name, outcome.refused
+        if self._ration.is_due("refused"):
+            _log.warning("transaction %s: its %s was refused: %s", name, verdict, why)
+        if outcome.stands is change.verdict:
+            return None
+        return TransactionRefusedError(f"transaction {name}: its {verdict} was refused: {why}")
 
 
 def decision(transaction_id: str, group: str | None, verdict: Verdict, author: Author, check_number: int = 0) -> Decide:

@@ -6,21 +6,37 @@ There is no half and no check: the database's commit is the decision.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from penstock.errors import ConfigurationError
 from penstock.outgoing import UserHeaders
 from penstock.transactions.connections import adopt, is_no_table_error
 from penstock.transactions.messages import a_half, terms
 from penstock.transactions.stores.sql import schema
+from penstock.transactions.stores.sql.database import Database
+from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
 from penstock.transactions.wire.ops import Author
 
-if TYPE_CHECKING:
-    from penstock.transactions.stores.sql.store import SqlStore
-
 #: The producer group of such messages: nobody checks them.
 GROUP = "outbox"
+
+
+class OutboxStore(Protocol):
+    """The store of an outbox, started or not."""
+
+    @property
+    def database(self) -> Database:
+        """Where its tables are."""
+
+    def require_target(self, topic: str, partition: int | None) -> None:
+        """Raise unless a message can be published to the topic."""
+
+    def require_shards(self) -> None:
+        """Find out how many shards the tables have."""
+
+    def shard_of(self, half: Half, ordering_key: bytes | None = None) -> int:
+        """Return the shard of a transaction whose first half this is."""
 
 
 class Outbox:
@@ -34,7 +50,7 @@ class Outbox:
         connection: the user's connection.
     """
 
-    def __init__(self, store: SqlStore, connection: object) -> None:
+    def __init__(self, store: OutboxStore, connection: object) -> None:
         self._store = store
         self._user = adopt(connection)
         if self._user.kind.value != store.database.kind:

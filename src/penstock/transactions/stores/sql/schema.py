@@ -33,7 +33,7 @@ _VERSION = 3
 
 metadata = sa.MetaData()
 
-#: Ids and names that are keys, and contents of any length: MariaDB and MySQL must be told how long they are.
+#: Ids and names that are keys, and contents of any length: MariaDB and MySQL need their lengths.
 _ID = sa.Text().with_variant(mysql.VARCHAR(64, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
 _NAME = sa.Text().with_variant(mysql.VARCHAR(255, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
 _LONG = sa.Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), "mysql", "mariadb")

@@ -117,10 +117,10 @@ class SqlShards(StoreShards):
             groups = set(living.scalars())
             asked = {"question": tx.c.check_count + 1, "asked_at": now, "taken_until": 0.0}
             for start in range(0, len(due), GROUP):
-                some = tx.c.id.in_([one.transaction_id for one in due[start : start + GROUP]])
+                some = tx.c.id.in_([check.transaction_id for check in due[start : start + GROUP]])
                 # Still due: one that was answered since it was read would be checked once more, and too soon.
                 connection.execute(tx.update().where(some, self._is_due(), ~self._is_exhausted()).values(**asked))
-        return {one.group for one in due} - groups
+        return {check.group for check in due} - groups
 
     def half(self, due: DueCheck) -> Half | None:
         """Read the first half of a transaction that nobody has decided, or None."""

@@ -87,7 +87,7 @@ class Journal:
         """Judge changes in their order and make those that hold durable, all together.
 
         Raises `NoRoomError`, having changed nothing: it may be tried again. After an `OSError` it is not known what
-        became of the changes before the store is opened anew.
+        became of the changes before the store is opened again.
         """
         number, decided = self.ledger.number, self.ledger.decided
         # What earlier changes of the same batch make of a transaction, before it shows in the ledger.

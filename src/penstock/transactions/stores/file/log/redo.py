@@ -61,6 +61,10 @@ class ReadLog(NamedTuple):
     #: The place behind the last frame.
     end: int
 
+    def __repr__(self) -> str:
+        """Name the place, never what stands there."""
+        return f"<ReadLog to {self.end}>"
+
 
 class RedoLog:
     """The log of one store. One thread opens and appends; any thread reads.
@@ -151,7 +155,7 @@ class RedoLog:
         """Write records, given as kind and payload, in one frame; they are durable on return.
 
         There must be room: see `needs_segment`. After an `OSError` it is not known what became of the records before
-        the log is opened anew.
+        the log is opened again.
         """
         segment = self._segments[-1]
         frame, offsets = encode_frame(self._sequence, segment.header.seed, records)
