@@ -248,6 +248,15 @@ def postgresql_url() -> str:
 
 
 @pytest.fixture(scope="session")
+def mariadb_url() -> str:
+    """Address of the MariaDB server of this run, shared by all of its processes."""
+    found = services.address("mariadb")
+    if not found:
+        pytest.skip("no MariaDB: none is installed, and apt-get does not download Debian's")
+    return found
+
+
+@pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The Spark session of this run, with the source registered. Its event log is searched for canaries in the end."""
     import pyspark

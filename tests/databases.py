@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +44,17 @@ class TestDatabase:
         # One way to quote names for all of them.
         quotes = {"init_command": "SET SESSION sql_mode = 'ANSI_QUOTES,TRADITIONAL'"} if self.kind == "mariadb" else {}
         return sa.create_engine(self.url, poolclass=NullPool, connect_args=quotes)
+
+
+def driver_connect(database: TestDatabase, **more: Any) -> Callable[[], Any]:
+    """Return what opens a connection of the database's own driver."""
+    url = sa.make_url(database.url)
+    if database.kind == "sqlite":
+        return lambda: sqlite3.connect(url.database or "", **more)
+    if database.kind == "postgresql":
+        return lambda: psycopg.connect(database.url.replace("postgresql+psycopg", "postgresql"), **more)
+    place: dict[str, Any] = {"host": url.host, "port": url.port, "user": url.username, "database": url.database}
+    return lambda: pymysql.connect(**place, **more)
 
 
 def new_database(server: str) -> TestDatabase:

@@ -20,7 +20,7 @@ from penstock.spark_sink.progress.statistics import SinkState
 from penstock.spark_sink.sinks.kafka_ledger import PARTITIONS, require_target
 from penstock.spark_sink.sinks.kafka_publisher import Row, SinkPublisher
 from penstock.spark_sink.sinks.sink import ledger_entries
-from penstock.spark_sink.sinks.sql.rows import Rejected
+from penstock.spark_sink.sinks.sql.dead_letters import Rejected
 from penstock.spark_sink.source.options import SourceOptions
 from penstock.spark_sink.source.source import BatchReader
 from rights import Right

@@ -13,8 +13,9 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from penstock.errors import StoreDamagedError
-from penstock.transactions.stores.file.log.journal import Change, Decide, Journal, Prepare, Settle
+from penstock.transactions.stores.file.log.journal import Change, Journal, Settle
 from penstock.transactions.stores.file.log.redo import MARK, SUFFIX, NoRoomError
+from penstock.transactions.stores.relay.changes import Decide, Prepare
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_text
 from penstock.transactions.wire.ops import Author, Verdict

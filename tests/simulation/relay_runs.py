@@ -16,14 +16,18 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.transactions.core.check_plan import CheckPolicy
+from penstock.transactions.core.discard import Discarding
 from penstock.transactions.publishing import engine, target_gate
 from penstock.transactions.publishing.publisher import AbortedError, InDoubtError
 from penstock.transactions.publishing.publisher_slot import CommitResult
-from penstock.transactions.stores.file.log.journal import Change, Decide, Journal, Prepare, Settle
+from penstock.transactions.stores.file.log.journal import Change, Journal, Settle
 from penstock.transactions.stores.file.open_store import OpenStore
-from penstock.transactions.stores.file.shard import FileBacklog
+from penstock.transactions.stores.file.shard import FileShard
 from penstock.transactions.stores.relay import relay
+from penstock.transactions.stores.relay.changes import Decide, Outcome, Prepare
 from penstock.transactions.stores.relay.done_log import DoneRead
+from penstock.transactions.stores.relay.shards import CheckTerms
 from penstock.transactions.stores.relay.stored_backlog import StoredBatch
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import new_id
@@ -31,7 +35,7 @@ from penstock.transactions.wire.ops import Author, Verdict
 from simulation.torn_disk import TornDisk
 
 TOPICS = ("well", "sick")
-DISCARDED = "discarded"
+DISCARDED = "simulated.discarded"
 
 
 class Kafka:
@@ -133,9 +137,9 @@ class Run:
         self.unsettled: list[str] = []
         journal = Journal(self.disk, 1 << 12)
         journal.open()
-        self.store = OpenStore(journal, "simulated", 1 << 20)
-        self.store.writer = SimpleNamespace(submit=self.submit)  # type: ignore[assignment] # what is used of it
-        shard = FileBacklog(self.store, DISCARDED, self.unsettled.extend, self.folder / "publishers")
+        self.store = OpenStore(journal, 1 << 20)
+        terms = CheckTerms(CheckPolicy(600.0, 600.0, 1), cast("Discarding", None), session_s=600.0)
+        shard = FileShard(self.store, self.folder, "simulated", "simulated", terms, self.settle_later, lambda: None)
         targets = SimpleNamespace(were_heard=True, has=lambda *_: True, missing=lambda *_: None)
         pace, left = SimpleNamespace(limit=lambda well_s: well_s), SimpleNamespace(require_few=lambda: None)
         clients = SimpleNamespace(bootstrap_servers=self.kafka, done_topic="done", config={}, rights=None, spans=None)
@@ -144,9 +148,13 @@ class Run:
 
     def submit(self, change: Change, callback: Callable[[Any], None] = lambda _: None) -> None:
         """Write a change, as the store's own thread does."""
-        (outcome,) = self.store.journal.commit([change])
-        self.store._changed([change], [outcome])
+        (outcome,) = self.store.write([change])
         callback(outcome)
+
+    def settle_later(self, change: Settle, callback: Callable[[Any], None]) -> None:
+        """Have what was published settled some time later."""
+        self.unsettled += change.transaction_ids
+        callback(Outcome())
 
     def begin(self) -> None:
         chance = self.chance
@@ -252,7 +260,6 @@ class AtOnce:
 def without_clients(patch: pytest.MonkeyPatch, clock: Clock) -> None:
     """Let a relay work on a `Kafka` in memory, which its clients have."""
     patch.setattr(relay.Relay, "_slot", lambda self, _name, *, apart: Slot(self._clients.bootstrap_servers))  # noqa: ARG005 - as it is
-    patch.setattr(relay.Relay, "_shut_out", lambda self, *_: self._clients.bootstrap_servers.read())
     patch.setattr(relay, "Disposable", lambda *_: AtOnce())
     gate = SimpleNamespace(is_open=True, shut=lambda: None, poll=lambda _: False)
     patch.setattr(relay, "BrokerGate", lambda *_: gate)

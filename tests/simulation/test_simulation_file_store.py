@@ -17,9 +17,10 @@ import pytest
 from penstock.errors import StoreDamagedError
 from penstock.transactions.stores.file.log import frames
 from penstock.transactions.stores.file.log.entries import Entry, Prepared
-from penstock.transactions.stores.file.log.journal import Decide, Journal
+from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.ledger import Ledger, StoredTransaction
 from penstock.transactions.stores.file.log.redo import SUFFIX, RedoLog
+from penstock.transactions.stores.relay.changes import Decide
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Verdict
 from simulation.file_store_runs import Lost, run

@@ -19,11 +19,12 @@ from penstock.transactions.core import state
 from penstock.transactions.core.commit_batch import CommitBatch
 from penstock.transactions.core.recovered_state import RecoveredNotes
 from penstock.transactions.core.state import PartitionState
-from penstock.transactions.stores.file.log.journal import Decide, Journal
+from penstock.transactions.stores.file.log.journal import Journal
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
 from penstock.transactions.stores.file.ready_queue import ReadyQueue
-from penstock.transactions.stores.file.shard import FileBacklog
+from penstock.transactions.stores.file.shard import FileShard
+from penstock.transactions.stores.relay.changes import Decide
 from penstock.transactions.stores.relay.done_log import DoneRead
 from penstock.transactions.stores.relay.publishable import Publishable
 from penstock.transactions.stores.relay.stored_backlog import StoredBacklog
@@ -129,20 +130,21 @@ def sends_what_was_rolled_back(patch: pytest.MonkeyPatch) -> None:
 
 def settles_nothing(patch: pytest.MonkeyPatch) -> None:
     """What is published is not written down as settled."""
-    published = FileBacklog.published
+    published = FileShard.published
 
-    def forgetting(self: FileBacklog, names: Collection[str]) -> None:
-        self._settle = lambda ids: None
-        published(self, names)
+    def forgetting(self: FileShard, names: Collection[str]) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self, "_settle", lambda ids: None)
+            published(self, names)
 
-    patch.setattr(FileBacklog, "published", forgetting)
+    patch.setattr(FileShard, "published", forgetting)
 
 
 def publishes_what_the_done_log_has(patch: pytest.MonkeyPatch) -> None:
     """A relay that takes over does not ask what its predecessor published."""
-    published = FileBacklog.published
+    published = FileShard.published
     patch.setattr(
-        FileBacklog, "published", lambda self, names: published(self, [one for one in names if one in self._taken])
+        FileShard, "published", lambda self, names: published(self, [one for one in names if one in self._taken])
     )
 
 
@@ -156,7 +158,7 @@ def publishes_again_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_what_was_in_doubt(patch: pytest.MonkeyPatch) -> None:
     """What a doubt left open is not tried again."""
-    patch.setattr(FileBacklog, "give_back", lambda self, names: None)
+    patch.setattr(FileShard, "release", lambda self, names: None)
 
 
 def lets_later_halves_pass(patch: pytest.MonkeyPatch) -> None:

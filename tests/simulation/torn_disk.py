@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from penstock.transactions.stores.file.log.folder import Folder
+
 SECTOR = 16
 
 
@@ -26,8 +28,8 @@ class Inode:
     pending: list[tuple[int, bytes | None]] = field(default_factory=list)
 
 
-class TornDisk:
-    """A folder in memory, as `penstock.transactions.stores.file.log.folder.Folder` asks for it.
+class TornDisk(Folder):
+    """A folder in memory, in place of a real one.
 
     Args:
         chance: decides what a power cut leaves.

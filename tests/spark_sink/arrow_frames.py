@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.spark_sink import DeadLetters
-from penstock.spark_sink.sinks.sql.rows import Rejected
+from penstock.spark_sink.sinks.sql.dead_letters import Rejected
 from penstock.spark_sink.source.plan import TopicPartition, to_json
 
 if TYPE_CHECKING:

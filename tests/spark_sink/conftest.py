@@ -17,7 +17,6 @@ from kafka_tools import produce, transactional, wait_for_markers
 from penstock.clients.requests.topics import TopicSpec, ensure_topics
 from penstock.devbroker import DevBroker
 from penstock.spark_sink.sinks.kafka_ledger import PARTITIONS, TOPIC_CONFIG
-from support import services
 from telemetry_tools import Recorded
 
 if TYPE_CHECKING:
@@ -112,15 +111,6 @@ def ledger_topic(broker: DevBroker, admin: AdminClient, topic_numbers: Iterator[
     name = f"ledger-{next(topic_numbers)}"
     ensure_topics(admin, broker.bootstrap_servers, [TopicSpec(name, PARTITIONS, TOPIC_CONFIG)])
     return name
-
-
-@pytest.fixture(scope="session")
-def mariadb_url() -> str:
-    """Address of the MariaDB server of this run, shared by all of its processes."""
-    found = services.address("mariadb")
-    if not found:
-        pytest.skip("no MariaDB: none is installed, and apt-get does not download Debian's")
-    return found
 
 
 def new_database_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> TestDatabase:

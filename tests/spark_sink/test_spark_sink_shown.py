@@ -22,7 +22,7 @@ from penstock.spark_sink import DeadLetters, DeltaSink, IcebergSink, KafkaSink, 
 from penstock.spark_sink.sinks.handlers.sink import HandlerSink
 from penstock.spark_sink.sinks.kafka_ledger import Target
 from penstock.spark_sink.sinks.kafka_publisher import Row
-from penstock.spark_sink.sinks.sql.rows import Rejected
+from penstock.spark_sink.sinks.sql.dead_letters import Rejected
 from penstock.spark_sink.source.options import SourceOptions
 
 CHILD = Path(__file__).with_name("secrets_child.py")

@@ -15,7 +15,7 @@ from penstock.dead_letters.headers import DeadLetterOrigin, read
 from penstock.devbroker import DevBroker
 from penstock.errors import SinkError
 from penstock.spark_sink import DeadLetters, SqlSink
-from penstock.spark_sink.sinks.sql.rows import Rejected
+from penstock.spark_sink.sinks.sql.dead_letters import Rejected
 
 
 def test_a_refused_row_s_message_is_written_as_it_was_and_one_that_is_gone_with_its_place(

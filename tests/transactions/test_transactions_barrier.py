@@ -1,4 +1,4 @@
-"""The barrier knows how a local transaction ended: over every kind of connection, on SQLite and on PostgreSQL."""
+"""The barrier knows how a local transaction ended: over every kind of connection, on every database."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psycopg
+import pymysql.cursors
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
-from databases import TestDatabase, new_database
+from databases import TestDatabase, driver_connect, new_database
 from penstock.errors import ConfigurationError, TransactionRefusedError
 from penstock.transactions import TransactionalProducer
 from penstock.transactions.barriers import BarrierCheck, barrier, barrier_check, clean_barrier, create_barrier_table
@@ -36,10 +38,11 @@ def path_of(database: TestDatabase) -> str:
     return sa.make_url(database.url).database or ""
 
 
-def driver_connect(database: TestDatabase, **more: Any) -> Connect:
-    if database.kind == "sqlite":
-        return lambda: sqlite3.connect(path_of(database), **more)
-    return lambda: psycopg.connect(database.url.replace("postgresql+psycopg", "postgresql"), **more)
+@pytest.fixture(params=["sqlite", "postgresql", pytest.param("mariadb", marks=pytest.mark.thorough)])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
+    if request.param == "sqlite":
+        return TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
+    return new_database(request.getfixturevalue(f"{request.param}_url"))
 
 
 def connect_by(way: str, database: TestDatabase, **options: Any) -> Connect:
@@ -81,8 +84,10 @@ def asked(connect: Connect, transaction_id: str, lock_timeout: float = 0.3) -> T
 
 def insert_order(connection: Any, transaction_id: str) -> None:
     statement = f"INSERT INTO orders VALUES ('{transaction_id}')"  # noqa: S608 - an id is no injection
-    of_driver = isinstance(connection, (sqlite3.Connection, psycopg.Connection))
-    connection.execute(statement if of_driver else sa.text(statement))
+    if isinstance(connection, (sqlite3.Connection, psycopg.Connection, pymysql.connections.Connection)):
+        connection.cursor().execute(statement)
+    else:
+        connection.execute(sa.text(statement))
 
 
 @contextmanager
@@ -206,8 +211,9 @@ def test_a_connection_that_commits_by_itself_is_refused(database: TestDatabase) 
         with closing(driver_connect(database, autocommit=True)()) as driver:
             with pytest.raises(ConfigurationError, match="autocommit"):
                 barrier(driver, new_id())
-            with driver.transaction():
-                barrier(driver, new_id())
+            driver.cursor().execute("BEGIN")
+            barrier(driver, new_id())
+            driver.commit()
     engine = sa.create_engine(database.url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection, pytest.raises(ConfigurationError, match="autocommit"):
         barrier(connection, new_id())
@@ -256,7 +262,6 @@ def test_a_check_wants_a_connection_of_its_own(database: TestDatabase) -> None:
         barrier(connection, tx := new_id())
         with pytest.raises(ConfigurationError, match="should be new"):
             asked(lambda connection=connection: connection, tx)
-        connection.close()
 
     assert database.rows("SELECT * FROM penstock_barrier") == []
 
@@ -277,7 +282,6 @@ def test_names_are_quoted_and_may_have_a_schema(postgresql_url: str) -> None:
 
 def test_rows_as_dictionaries_are_no_hindrance(database: TestDatabase) -> None:
     prepare(database)
-    connect: Connect
 
     def sqlite() -> sqlite3.Connection:
         connection = sqlite3.connect(path_of(database))
@@ -285,7 +289,11 @@ def test_rows_as_dictionaries_are_no_hindrance(database: TestDatabase) -> None:
         connection.text_factory = bytes
         return connection
 
-    connect = sqlite if database.kind == "sqlite" else driver_connect(database, row_factory=psycopg.rows.dict_row)
+    connect = {
+        "sqlite": sqlite,
+        "postgresql": driver_connect(database, row_factory=psycopg.rows.dict_row),
+        "mariadb": driver_connect(database, cursorclass=pymysql.cursors.DictCursor),
+    }[database.kind]
     tx = new_id()
     with local_transaction(connect, tx) as connection:
         connection.commit()
@@ -311,7 +319,11 @@ def test_what_is_old_can_be_cleaned_and_what_is_young_stays(database: TestDataba
 def test_a_pooled_connection_comes_back_with_its_own_timeouts(database: TestDatabase) -> None:
     prepare(database)
     engine = sa.create_engine(database.url, pool_size=1, max_overflow=0)
-    query = "PRAGMA busy_timeout" if database.kind == "sqlite" else "SHOW lock_timeout"
+    query = {
+        "sqlite": "PRAGMA busy_timeout",
+        "postgresql": "SHOW lock_timeout",
+        "mariadb": "SELECT @@innodb_lock_wait_timeout",
+    }[database.kind]
 
     def setting() -> object:
         with engine.connect() as connection:

@@ -17,7 +17,6 @@ from penstock.clients.transactional.pace import Pace
 from penstock.devbroker import DevBroker
 from penstock.errors import MessageFormatError
 from penstock.transactions.publishing.targets import cluster_targets
-from penstock.transactions.stores.relay.backlog import Reason
 from penstock.transactions.stores.relay.done_log import DoneLog, create_done_log, decode_ids, encode_ids
 from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
 from penstock.transactions.stores.relay.relay import Relay, RelayClients
@@ -52,14 +51,11 @@ class Shard:
     def published(self, names: Collection[str]) -> None:
         self.settled += names
 
-    def give_back(self, names: Collection[str]) -> None:
-        """A test that needs it puts it there again."""
-
-    def hold(self, reasons: Mapping[str, Reason]) -> None:
+    def hold(self, reasons: Mapping[str, str]) -> None:
         raise AssertionError(f"nothing is refused: {reasons}")
 
     def release(self, names: Collection[str]) -> None:
-        raise AssertionError(f"nothing was held: {names}")
+        """A test that needs it puts it there again."""
 
     def take_held(self, names: Sequence[str]) -> Mapping[str, Publishable | None]:
         raise AssertionError(f"nothing was held: {names}")

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from penstock.spark_sink.sinks.handlers.sink import HandlerSink
     from penstock.spark_sink.sinks.iceberg_sink import IcebergSink
     from penstock.spark_sink.sinks.kafka_sink import KafkaSink
-    from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters
-    from penstock.spark_sink.sinks.sql.rows import Rejected
+    from penstock.spark_sink.sinks.sql.dead_letters import DeadLetters, Rejected
     from penstock.spark_sink.sinks.sql.sink import SqlSink
     from penstock.spark_sink.source.decode.decode import decode
     from penstock.spark_sink.source.plan import Offsets, TopicPartition
@@ -43,8 +42,7 @@ _HOMES = {
     "sinks.handlers.sink": ("HandlerSink",),
     "sinks.iceberg_sink": ("IcebergSink",),
     "sinks.kafka_sink": ("KafkaSink",),
-    "sinks.sql.dead_letters": ("DeadLetters",),
-    "sinks.sql.rows": ("Rejected",),
+    "sinks.sql.dead_letters": ("DeadLetters", "Rejected"),
     "sinks.sql.sink": ("SqlSink",),
     "source.decode.decode": ("decode",),
     "source.plan": ("Offsets", "TopicPartition"),

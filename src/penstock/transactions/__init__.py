@@ -31,7 +31,7 @@ from penstock.transactions.producer.sender import AsyncExecute, Execute
 from penstock.transactions.producer.transaction import Transaction, TransactionOfSeveral
 from penstock.transactions.store import Store
 from penstock.transactions.stores.coordinator import Coordinator
-from penstock.transactions.stores.relay.relayed_store import RelayedStore
+from penstock.transactions.stores.relay.store import RelayedStore
 from penstock.transactions.wire.ids import new_id
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         create_barrier_table,
     )
     from penstock.transactions.stores.file import FileStore
-    from penstock.transactions.stores.sql import SqlStore
+    from penstock.transactions.stores.sql.store import SqlStore
 
 __all__ = [
     "AsyncExecute",
@@ -85,7 +85,7 @@ __all__ = [
 #: What is loaded when it is asked for, since it needs what not everybody installs.
 _HOME_OF = {
     "FileStore": "penstock.transactions.stores.file",
-    "SqlStore": "penstock.transactions.stores.sql",
+    "SqlStore": "penstock.transactions.stores.sql.store",
     "BarrierCheck": "penstock.transactions.barriers",
     "HasId": "penstock.transactions.barriers",
     "barrier": "penstock.transactions.barriers",

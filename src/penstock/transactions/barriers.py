@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -32,10 +33,15 @@ DEFAULT_TABLE = "penstock_barrier"
 _NOW = {
     Kind.SQLITE: "CAST(strftime('%s', 'now') AS INTEGER)",
     Kind.POSTGRESQL: "CAST(extract(epoch FROM clock_timestamp()) AS BIGINT)",
+    Kind.MYSQL: "UNIX_TIMESTAMP()",
 }
 _COLUMNS = {
     Kind.SQLITE: "id TEXT NOT NULL PRIMARY KEY, state TEXT NOT NULL, at INTEGER NOT NULL",
     Kind.POSTGRESQL: "id TEXT NOT NULL PRIMARY KEY, state TEXT NOT NULL, at BIGINT NOT NULL",
+    Kind.MYSQL: (
+        "id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY, state VARCHAR(16) NOT NULL, "
+        "at BIGINT NOT NULL"
+    ),
 }
 
 
@@ -59,11 +65,12 @@ def create_barrier_table(connection: object, *, table: str = DEFAULT_TABLE, sche
         ConfigurationError: the connection or a name is of no known kind.
     """
     user = adopt(connection)
-    name = _name(table, schema)
+    name = _name(user.kind, table, schema)
     if user.kind is Kind.POSTGRESQL:
         # CREATE TABLE IF NOT EXISTS fails when two do it at once.
         user.run("SELECT pg_advisory_xact_lock(hashtextextended('penstock barrier', 0))")
-    user.run(f"CREATE TABLE IF NOT EXISTS {name} ({_COLUMNS[user.kind]})")
+    engine = " ENGINE = InnoDB" if user.kind is Kind.MYSQL else ""
+    user.run(f"CREATE TABLE IF NOT EXISTS {name} ({_COLUMNS[user.kind]}){engine}")
     user.commit()
 
 
@@ -75,8 +82,8 @@ def barrier(connection: object, tx: HasId | str, *, table: str = DEFAULT_TABLE, 
     is no longer taken for a rollback: it may be the database's commit whose answer was lost, so a check finds out.
 
     Args:
-        connection: the connection of the local transaction: a `sqlite3.Connection`, a `psycopg.Connection`, or a
-            `Connection` or `Session` of SQLAlchemy, for SQLite or PostgreSQL; not in autocommit mode.
+        connection: the connection of the local transaction, of sqlite3, psycopg or PyMySQL, or a `Connection` or
+            `Session` of SQLAlchemy, for SQLite, PostgreSQL, MariaDB or MySQL; not in autocommit mode.
         tx: the transaction, or its id.
         table: the table's name.
         schema: the schema it is in; the connection's own where it is None.
@@ -89,7 +96,7 @@ def barrier(connection: object, tx: HasId | str, *, table: str = DEFAULT_TABLE, 
             table is not there.
     """
     user = adopt(connection)
-    name = _name(table, schema)
+    name = _name(user.kind, table, schema)
     transaction_id = tx if isinstance(tx, str) else tx.transaction_id
     if not is_id(transaction_id):
         raise ConfigurationError("tx is no transaction's id: give the Transaction, or its transaction_id")
@@ -131,9 +138,10 @@ def barrier_check(
             primary server, not to a replica. It is called by several threads.
         table: the table's name.
         schema: the schema it is in.
-        lock_timeout: seconds to wait for a local transaction that is still running. None: on PostgreSQL half of the
-            producer's `check_timeout`, and on SQLite, which has one lock for all who write, no longer than a short
-            write takes. Give it where you call the check yourself, within another function.
+        lock_timeout: seconds to wait for a local transaction that is still running. None: half of the producer's
+            `check_timeout`, and on SQLite, which has one lock for all who write, no longer than a short write takes.
+            MariaDB and MySQL wait whole seconds, one at least. Give it where you call the check yourself, within
+            another function.
 
     Raises:
         ConfigurationError: an argument is wrong. The check itself raises what the database does, save that it answers
@@ -142,7 +150,8 @@ def barrier_check(
     a_callable("connect", connect)
     if lock_timeout is not None:
         positive("lock_timeout", lock_timeout)
-    return BarrierCheck(connect, _name(table, schema), lock_timeout)
+    _name(Kind.SQLITE, table, schema)
+    return BarrierCheck(connect, table, schema, lock_timeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +160,15 @@ class BarrierCheck:
 
     Attributes:
         connect: opens a connection, which the check closes.
-        table: the table's name, quoted.
+        table: the table's name.
+        schema: the schema it is in.
         lock_timeout_s: seconds to wait for a local transaction that is still running; None: as the database has it.
         check_timeout_s: seconds that the check may take.
     """
 
     connect: Callable[[], Any]
     table: str
+    schema: str | None
     lock_timeout_s: float | None
     check_timeout_s: float = CHECK_TIMEOUT_S
 
@@ -170,7 +181,8 @@ class BarrierCheck:
         connection = self.connect()
         try:
             user = adopt(connection)
-            return _settle(user, self.table, half.transaction_id, self._wait_s(user.kind))
+            name = _name(user.kind, self.table, self.schema)
+            return _settle(user, name, half.transaction_id, self._wait_s(user.kind))
         except Exception as error:
             if not is_lock_error(error):
                 raise
@@ -212,7 +224,7 @@ def clean_barrier(
     positive("older_than", older_than.total_seconds())
     user = adopt(connection)
     answer = user.run(
-        f"DELETE FROM {_name(table, schema)} WHERE at < {_NOW[user.kind]} - :age",  # noqa: S608 - the name is quoted
+        f"DELETE FROM {_name(user.kind, table, schema)} WHERE at < {_NOW[user.kind]} - :age",  # noqa: S608 - the name is quoted
         age=int(older_than.total_seconds()),
     )
     user.commit()
@@ -238,19 +250,25 @@ def _lock_timeout(user: UserConnection, seconds: float) -> Iterator[None]:
         user.run("SELECT set_config('lock_timeout', :value, true)", value=f"{milliseconds}ms")
         yield
         return
-    before = user.run("PRAGMA busy_timeout").rows[0][0]
-    user.run(f"PRAGMA busy_timeout = {milliseconds}")
+    if user.kind is Kind.MYSQL:
+        read, write = "SELECT @@innodb_lock_wait_timeout", "SET SESSION innodb_lock_wait_timeout = {}"
+        wait = math.ceil(seconds)
+    else:
+        read, write, wait = "PRAGMA busy_timeout", "PRAGMA busy_timeout = {}", milliseconds
+    before = user.run(read).rows[0][0]
+    user.run(write.format(wait))
     try:
         yield
     finally:
-        user.run(f"PRAGMA busy_timeout = {int(before)}")
+        user.run(write.format(int(before)))
 
 
 def _insert(user: UserConnection, name: str, transaction_id: str, state: str) -> bool:
     """Insert a row unless the id has one; wait for whoever is inserting one. Return whether it is this one."""
+    ignore, unless = ("IGNORE", "") if user.kind is Kind.MYSQL else ("", "ON CONFLICT (id) DO NOTHING")
     try:
         answer = user.run(
-            f"INSERT INTO {name} (id, state, at) VALUES (:id, :state, {_NOW[user.kind]}) ON CONFLICT (id) DO NOTHING",  # noqa: S608 - the name is quoted
+            f"INSERT {ignore} INTO {name} (id, state, at) VALUES (:id, :state, {_NOW[user.kind]}) {unless}",  # noqa: S608 - the name is quoted
             id=transaction_id,
             state=state,
         )
@@ -265,9 +283,11 @@ def _insert(user: UserConnection, name: str, transaction_id: str, state: str) ->
 
 
 def _committed(user: UserConnection, name: str, transaction_id: str) -> bool:
-    statement = f"SELECT 1 FROM {name} WHERE id = :id AND state = 'COMMITTED'"  # noqa: S608 - the name is quoted
+    # A plain read of a transaction of MariaDB or MySQL would show what was there at its begin.
+    latest = "LOCK IN SHARE MODE" if user.kind is Kind.MYSQL else ""
+    statement = f"SELECT 1 FROM {name} WHERE id = :id AND state = 'COMMITTED' {latest}"  # noqa: S608 - the name is quoted
     return bool(user.run(statement, id=transaction_id).rows)
 
 
-def _name(table: str, schema: str | None) -> str:
-    return quoted(table) if schema is None else f"{quoted(schema)}.{quoted(table)}"
+def _name(kind: Kind, table: str, schema: str | None) -> str:
+    return quoted(table, kind) if schema is None else f"{quoted(schema, kind)}.{quoted(table, kind)}"

@@ -1,7 +1,7 @@
-"""One way to run a statement on whatever connection a user has: sqlite3, psycopg, SQLAlchemy's Connection or Session.
+"""One way to run a statement on whatever connection a user has: of sqlite3, psycopg, PyMySQL or SQLAlchemy.
 
-The statement becomes part of the transaction that is open there, and nothing here commits. SQLAlchemy and psycopg are
-known by what the program has imported itself: who uses neither needs neither.
+The statement becomes part of the transaction that is open there, and nothing here commits. All but sqlite3 are known by
+what the program has imported itself: who uses none of them needs none.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import psycopg
+    import pymysql  # type: ignore[import-untyped] # the library has no types
     import sqlalchemy as sa
 
 #: SQLite's primary result codes of a lock that was not got (https://sqlite.org/rescode.html).
 _SQLITE_LOCKED = frozenset({5, 6})
 #: PostgreSQL's codes: lock not available, cancelled by a timeout, serialization failure, deadlock.
 _POSTGRESQL_LOCKED = frozenset({"55P03", "57014", "40001", "40P01"})
-#: PostgreSQL's code: undefined table.
+#: MariaDB's and MySQL's: lock wait timeout, deadlock.
+_MYSQL_LOCKED = frozenset({1205, 1213})
+#: PostgreSQL's code of an undefined table; MariaDB's and MySQL's.
 _POSTGRESQL_NO_TABLE = "42P01"
+_MYSQL_NO_TABLE = 1146
 _PARAMETER = re.compile(r":([a-z_]+)")
 _AUTOCOMMIT = (
     "the connection is in autocommit mode and no transaction is open on it: each statement would stand for itself; "
@@ -38,6 +42,8 @@ class Kind(Enum):
 
     SQLITE = "sqlite"
     POSTGRESQL = "postgresql"
+    #: MariaDB, too.
+    MYSQL = "mysql"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,37 @@ class _Psycopg:
 
 
 @dataclass(frozen=True, slots=True)
+class _PyMysql:
+    connection: pymysql.connections.Connection[Any]
+    kind: Kind = Kind.MYSQL
+
+    def run(self, statement: str, **values: object) -> Answer:
+        from pymysql.cursors import Cursor  # type: ignore[import-untyped] # the library has no types
+
+        with self.connection.cursor(Cursor) as cursor:
+            cursor.execute(_PARAMETER.sub(r"%(\1)s", statement), values)
+            return Answer([tuple(row) for row in cursor.fetchall()], cursor.rowcount)
+
+    def require_transaction(self) -> None:
+        if self.connection.get_autocommit() and not self._is_in_transaction():
+            raise ConfigurationError(_AUTOCOMMIT)
+
+    def isolate(self) -> None:
+        if self._is_in_transaction():
+            raise ConfigurationError(_NOT_NEW)
+        self.connection.autocommit(value=False)
+        self.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+
+    def commit(self) -> None:
+        self.connection.commit()
+
+    def _is_in_transaction(self) -> bool:
+        from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS  # type: ignore[import-untyped] # the library has no types
+
+        return bool(self.connection.server_status & SERVER_STATUS_IN_TRANS)
+
+
+@dataclass(frozen=True, slots=True)
 class _SqlAlchemy:
     owner: sa.Connection | sa.orm.Session
     kind: Kind
@@ -151,13 +188,15 @@ class _SqlAlchemy:
                 raise ConfigurationError(_AUTOCOMMIT)
         if self.kind is Kind.POSTGRESQL and getattr(raw, "autocommit", False) is True:
             raise ConfigurationError(_AUTOCOMMIT)
+        if self.kind is Kind.MYSQL:
+            _PyMysql(raw).require_transaction()
 
     def isolate(self) -> None:
         import sqlalchemy as sa
 
         if self.owner.in_transaction():
             raise ConfigurationError(_NOT_NEW)
-        if self.kind is Kind.POSTGRESQL:
+        if self.kind is not Kind.SQLITE:
             options: Any = {"isolation_level": "READ COMMITTED"}
             if isinstance(self.owner, sa.Connection):
                 self.owner.execution_options(**options)
@@ -176,8 +215,8 @@ class _SqlAlchemy:
 def adopt(connection: object) -> UserConnection:
     """Return a user's connection in the one form.
 
-    It is a `sqlite3.Connection`, a `psycopg.Connection`, or a `Connection` or `Session` of SQLAlchemy that leads to
-    SQLite or PostgreSQL; whatever else raises `ConfigurationError`.
+    It is a connection of sqlite3, psycopg or PyMySQL, or a `Connection` or `Session` of SQLAlchemy that leads to
+    SQLite, PostgreSQL, MariaDB or MySQL; whatever else raises `ConfigurationError`.
     """
     if isinstance(connection, sqlite3.Connection):
         return _Sqlite(connection)
@@ -186,6 +225,11 @@ def adopt(connection: object) -> UserConnection:
 
         if isinstance(connection, psycopg.Connection):
             return _Psycopg(connection)
+    if "pymysql" in sys.modules:
+        import pymysql
+
+        if isinstance(connection, pymysql.connections.Connection):
+            return _PyMysql(connection)
     if "sqlalchemy" in sys.modules:
         import sqlalchemy as sa
         import sqlalchemy.orm
@@ -195,22 +239,23 @@ def adopt(connection: object) -> UserConnection:
         if isinstance(connection, (sa.Connection, sqlalchemy.orm.Session)):
             # A session is not asked for its connection yet: that would fix its isolation level.
             name = (connection if isinstance(connection, sa.Connection) else connection.get_bind()).dialect.name
-            if name in (Kind.SQLITE.value, Kind.POSTGRESQL.value):
+            name = "mysql" if name == "mariadb" else name
+            if name in {kind.value for kind in Kind}:
                 return _SqlAlchemy(connection, Kind(name))
-            raise ConfigurationError(f"the connection leads to {name}; use SQLite or PostgreSQL")
+            raise ConfigurationError(f"the connection leads to {name}; use SQLite, PostgreSQL, MariaDB or MySQL")
     raise ConfigurationError(
-        f"connection is a {type(connection).__module__}.{type(connection).__name__}; give a connection of sqlite3 or "
-        "psycopg, or a Connection or Session of SQLAlchemy (inside run_sync, where it is an asynchronous one)"
+        f"connection is a {type(connection).__module__}.{type(connection).__name__}; give a connection of sqlite3, "
+        "psycopg or PyMySQL, or a Connection or Session of SQLAlchemy (inside run_sync, if it is an asynchronous one)"
     )
 
 
-def quoted(name: str) -> str:
-    """Return a name of a table or schema as SQL says it."""
-    doubled = name.replace('"', '""')
+def quoted(name: str, kind: Kind) -> str:
+    """Return a name of a table or schema as a database's SQL says it."""
+    mark = "`" if kind is Kind.MYSQL else '"'
     # A colon would be a parameter's.
     if not name or "\0" in name or ":" in name or "%" in name:
         raise ConfigurationError(f"a table's or schema's name must be text without ':', '%' and NUL, but is {name!r}")
-    return f'"{doubled}"'
+    return f"{mark}{name.replace(mark, 2 * mark)}{mark}"
 
 
 def is_lock_error(error: BaseException) -> bool:
@@ -218,7 +263,7 @@ def is_lock_error(error: BaseException) -> bool:
     cause: object = getattr(error, "orig", None) or error
     if isinstance(cause, sqlite3.Error):
         return (getattr(cause, "sqlite_errorcode", 0) & 0xFF) in _SQLITE_LOCKED
-    return getattr(cause, "sqlstate", None) in _POSTGRESQL_LOCKED
+    return getattr(cause, "sqlstate", None) in _POSTGRESQL_LOCKED or _mysql_code(cause) in _MYSQL_LOCKED
 
 
 def is_no_table_error(error: BaseException) -> bool:
@@ -226,7 +271,12 @@ def is_no_table_error(error: BaseException) -> bool:
     cause: object = getattr(error, "orig", None) or error
     if isinstance(cause, sqlite3.Error):
         return str(cause).startswith("no such table")
-    return getattr(cause, "sqlstate", None) == _POSTGRESQL_NO_TABLE
+    return getattr(cause, "sqlstate", None) == _POSTGRESQL_NO_TABLE or _mysql_code(cause) == _MYSQL_NO_TABLE
+
+
+def _mysql_code(error: object) -> object:
+    args = getattr(error, "args", ())
+    return args[0] if args and type(error).__module__.startswith("pymysql") else None
 
 
 def cause_of(error: Exception) -> str:

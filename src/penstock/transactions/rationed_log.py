@@ -17,9 +17,15 @@ class RationedLog:
     def __init__(self) -> None:
         self._said: dict[str, float] = {}
 
+    def is_due(self, kind: str) -> bool:
+        """Tell whether a line of a kind may be logged, which counts as logged then: none was a moment ago."""
+        now = time.monotonic()
+        is_due = now - self._said.get(kind, -_LOG_EVERY_S) >= _LOG_EVERY_S
+        if is_due:
+            self._said[kind] = now
+        return is_due
+
     def warn(self, kind: str, text: str, *args: object) -> None:
         """Log a warning, unless one of its kind was logged a moment ago."""
-        now = time.monotonic()
-        if now - self._said.get(kind, -_LOG_EVERY_S) >= _LOG_EVERY_S:
-            self._said[kind] = now
+        if self.is_due(kind):
             _log.warning(text, *args)

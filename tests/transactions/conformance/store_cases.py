@@ -29,7 +29,7 @@ from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
 from penstock.transactions.stores.kafka.sends import StoredHalves
 from penstock.transactions.stores.kafka.store import KafkaStore
-from penstock.transactions.stores.sql import SqlStore
+from penstock.transactions.stores.sql.store import SqlStore
 from penstock.transactions.wire.check_request import CheckRequest
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
@@ -311,7 +311,7 @@ class KafkaBench(StoreBench):
 
 
 def bench_of(
-    kind: str, servers: str, topic: str, folder: Path, postgresql_url: Callable[[], str] = lambda: ""
+    kind: str, servers: str, topic: str, folder: Path, database_url: Callable[[], str] = lambda: ""
 ) -> StoreBench:
     """Return the bench of a kind of store, whose files are in that folder."""
     if kind == "kafka":
@@ -320,7 +320,7 @@ def bench_of(
         return FileBench(servers, topic, folder / "store")
     if kind == "sqlite":
         return SqlBench(servers, topic, TestDatabase("sqlite", f"sqlite:///{folder / 'store.db'}"))
-    return SqlBench(servers, topic, new_database(postgresql_url()))
+    return SqlBench(servers, topic, new_database(database_url()))
 
 
 __all__ = ["BUT_SQL", "INTERVAL_S", "NO_CHECKS", "SQL_THOROUGH", "TIMEOUT_S"]

@@ -127,8 +127,8 @@ def test_no_check_comes_before_the_immunity_ends_and_none_is_spent_on_it(store_b
     assert statistics.answered_checks == 2
 
 
-def test_a_group_that_is_down_longer_than_15_intervals_loses_nothing_and_delays_nobody(
-    store_bench: StoreBench,
+def test_a_group_that_is_down_longer_than_15_intervals_loses_nothing_delays_nobody_and_floods_no_log(
+    store_bench: StoreBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     interval_s = 0.05
     coordinator = store_bench.coordinator(check_interval=interval_s, check_max=15)
@@ -143,6 +143,7 @@ def test_a_group_that_is_down_longer_than_15_intervals_loses_nothing_and_delays_
     waiting = coordinator.statistics()
     # Those of the others were answered, once each.
     assert (waiting.answered_checks, waiting.pending) == (10, 1)
+    assert 1 <= sum("no producer of" in line for line in caplog.messages) <= 2
     why = ["a producer of group away: none runs"]
     wait_until(lambda: [one.waits_for for one in store_bench.pending().values()] == why)
     with store_bench.answering(lambda _: COMMIT, "away"):

@@ -24,7 +24,6 @@ from penstock.transactions import TransactionState, new_id
 from penstock.transactions.operator.audit import AuditLog
 from penstock.transactions.stores.file import FileStore
 from penstock.transactions.stores.file.administration import FileAdministration
-from penstock.transactions.stores.file.changes import Changes
 from penstock.transactions.stores.file.log.frames import FRAME_BYTES, HEADER_BYTES
 from penstock.transactions.stores.file.log.redo import SUFFIX
 from penstock.transactions.stores.file.reader import read_pending
@@ -83,7 +82,7 @@ def test_a_claim_that_came_to_nothing_is_taken_up_again_and_what_is_forged_or_in
         administration.resume(torn.transaction_id, "ann@host")
     with monkeypatch.context() as patch:
         full = HalfNotStoredError("the disk is full")
-        patch.setattr(Changes, "prepare", lambda _self, _halves, callback: callback(full))
+        patch.setattr(FileStore, "prepare", lambda _self, _halves, callback: callback(full))
         with pytest.raises(PenstockError, match="again=True"):
             administration.resume(lost.transaction_id, "ann@host")
     with pytest.raises(TransactionError, match="brought back before"):

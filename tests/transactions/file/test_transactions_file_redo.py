@@ -21,7 +21,7 @@ from penstock.transactions.stores.file.log.entries import (
     decode_entry,
     encode_entry,
 )
-from penstock.transactions.stores.file.log.folder import OsFolder
+from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.frames import HEADER_BYTES, SegmentHeader, encode_frame, encode_header, scan
 from penstock.transactions.stores.file.log.redo import MARK, SUFFIX, NoRoomError, RedoLog
 from penstock.transactions.wire.half import Half
@@ -148,7 +148,7 @@ def test_a_segment_that_is_missing_is_seen() -> None:
 
 
 def test_a_real_folder_keeps_a_log(tmp_path: Path) -> None:
-    folder = OsFolder(tmp_path)
+    folder = Folder(tmp_path)
     log = RedoLog(folder, SEGMENT)
     log.open(lambda _: None)
     places = [record.place for frame in FRAMES for record in log.append(frame)]
@@ -162,7 +162,7 @@ def test_a_real_folder_keeps_a_log(tmp_path: Path) -> None:
         file.seek(end - int(last.stem))
         file.write(b"\xf5PTX torn")
 
-    again = RedoLog(OsFolder(tmp_path), SEGMENT)
+    again = RedoLog(Folder(tmp_path), SEGMENT)
     found: list[tuple[int, bytes]] = []
     again.open(lambda record: found.append((record.kind, record.payload)))
 
@@ -180,7 +180,7 @@ def test_a_full_disk_is_told_apart_from_a_broken_one(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "posix_fallocate", full)
 
     with pytest.raises(NoRoomError, match="No space left"):
-        RedoLog(OsFolder(tmp_path), SEGMENT).open(lambda _: None)
+        RedoLog(Folder(tmp_path), SEGMENT).open(lambda _: None)
 
 
 @given(data=st.binary(max_size=300), frames=st.lists(st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=40)))))

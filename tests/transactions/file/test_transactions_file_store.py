@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from penstock.errors import (
     StoreInUseError,
     TopicNotFoundError,
 )
-from penstock.transactions.stores.file import FileStore
+from penstock.transactions.stores.file import FileStore, administration
 from penstock.transactions.stores.file.check_sources import CheckSources
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import SUFFIX
@@ -51,25 +52,19 @@ def test_a_second_process_is_refused_and_told_which_one_has_the_store(tmp_path: 
         store_of(tmp_path).start()
 
 
-def test_others_may_read_what_is_pending_while_the_store_is_in_use(tmp_path: Path) -> None:
+def test_a_look_at_what_is_pending_reads_one_file_and_holds_nobody_up_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with store_of(tmp_path) as store:
-        first = prepare(store, [half()])
-        second = prepare(store, [half()])
-        third = prepare(store, [half()])
-        decide(store, first, COMMIT)
-        decide(store, second, ROLLBACK)
+        for _ in range(3):
+            prepare(store, [half()])
+        locked: list[bool] = []
+        monkeypatch.setattr(administration, "read_slow_call", lambda _: locked.append(store.opened.lock.locked()) or "")
 
-        script = (
-            "import sys; from pathlib import Path; from penstock.transactions.stores.file.reader import read_pending\n"
-            "print([(one.transaction_id, str(one.decided)) for one in read_pending(Path(sys.argv[1]))])"
-        )
-        looked = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True)
+        pending = store.administration().pending()
 
-        rows = eval(looked.stdout)  # noqa: S307 - it is what the line above prints
-        assert rows == [
-            (first.halves[0].transaction_id, "TransactionState.COMMIT"),
-            (third.halves[0].transaction_id, "None"),
-        ]
+    assert len(pending) == 3
+    assert locked == [False]
 
 
 def test_the_disk_it_takes_follows_what_is_pending(tmp_path: Path) -> None:
@@ -120,34 +115,26 @@ def test_wrong_arguments_and_wrong_times_are_refused_in_penstocks_own_errors(ben
         bench.make_coordinator().start()
 
 
-def test_a_store_that_a_parent_process_opened_is_not_used_in_the_child(tmp_path: Path) -> None:
-    with store_of(tmp_path) as store:
-        store._pid = os.getpid() + 1
-
-        with pytest.raises(HalfNotStoredError, match="belongs to process"):
-            prepare(store, [half()])
-
-
 def test_a_check_of_what_was_settled_meanwhile_is_not_asked_and_reads_nothing(
     bench: FileBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settled_meanwhile: list[str] = []
-    has_any = CheckSources.has_any
+    ask = CheckSources.ask
 
-    def settle_first(self: CheckSources, group: str) -> bool:
+    def settle_first(self: CheckSources, due: Sequence[StoredTransaction]) -> set[str]:
         # Between the timer and the reading of the half: it is rolled back, and the segment that had it is removed.
         if not settled_meanwhile:
             settled_meanwhile.append(first.halves[0].transaction_id)
             bench.decide(first, ROLLBACK)
             for _ in range(60):
                 decide(bench.store, prepare(bench.store, [bench.half(b"x" * 3_000)]), ROLLBACK)
-        return has_any(self, group)
+        return ask(self, due)
 
     bench.segment_bytes = 4_096
     first = bench.prepare(bench.half(b"first"))
     bench.store.opened._cache.clear()
     place = bench.store.opened.pending[first.halves[0].transaction_id].place
-    monkeypatch.setattr(CheckSources, "has_any", settle_first)
+    monkeypatch.setattr(CheckSources, "ask", settle_first)
     asked: list[Any] = []
     with bench.answering(lambda request: asked.append(request) or COMMIT):  # type: ignore[func-returns-value] # it is None
         coordinator = bench.coordinator(transaction_timeout=0.2)

@@ -11,13 +11,15 @@ from conformance.store_cases import SqlBench
 from databases import TestDatabase, new_database
 from penstock.devbroker import DevBroker
 
+LATER = [pytest.param(kind, marks=pytest.mark.thorough) for kind in ("sqlite", "mariadb")]
 
-@pytest.fixture(params=["postgresql", pytest.param("sqlite", marks=pytest.mark.thorough)])
+
+@pytest.fixture(params=["postgresql", *LATER])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
     """A database for each kind; the suite of all stores has SQLite in every run."""
     if request.param == "sqlite":
         return TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
-    return new_database(request.getfixturevalue("postgresql_url"))
+    return new_database(request.getfixturevalue(f"{request.param}_url"))
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from penstock.transactions import Coordinator
 from penstock.transactions.publishing.publisher import Publisher
-from penstock.transactions.stores.sql import SqlStore
-from penstock.transactions.stores.sql.shards.relay_queries import RelayQueries, Settled
+from penstock.transactions.stores.sql.backlog import SqlBacklog
+from penstock.transactions.stores.sql.store import SqlStore
 
 
 def stand_still(where: str) -> None:
@@ -25,7 +25,7 @@ def stand_still(where: str) -> None:
 
 def main() -> None:
     servers, prefix, url, where = sys.argv[1:]
-    commit, settle = Publisher._commit, RelayQueries.settle
+    commit, published = Publisher._commit, SqlBacklog.published
 
     def halting_commit(self: Publisher) -> None:
         if where == "before commit":
@@ -34,14 +34,13 @@ def main() -> None:
         if where == "after commit":
             stand_still(where)
 
-    def halting_settle(self: RelayQueries, ids: Sequence[str]) -> list[Settled]:
-        settled = settle(self, ids)
-        if ids and where == "after mark":
+    def halting_published(self: SqlBacklog, names: Collection[str]) -> None:
+        published(self, names)
+        if names and where == "after mark":
             stand_still(where)
-        return settled
 
     Publisher._commit = halting_commit  # type: ignore[method-assign] # the fault
-    RelayQueries.settle = halting_settle  # type: ignore[method-assign] # the fault
+    SqlBacklog.published = halting_published  # type: ignore[method-assign] # the fault
     store = SqlStore(url, bootstrap_servers=servers, prefix=prefix, shards=1)
     coordinator = Coordinator(store=store, transaction_timeout=600.0, session_timeout=2.0).start()
     print("started", flush=True)  # noqa: T201 - the test reads it

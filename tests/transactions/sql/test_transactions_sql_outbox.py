@@ -8,22 +8,19 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 from conformance.store_cases import NO_CHECKS, SqlBench, settled
 from sqlalchemy.orm import sessionmaker
 from sqlalchemy.pool import NullPool
 
-from databases import TestDatabase
+from databases import TestDatabase, driver_connect
 from penstock.errors import ConfigurationError, TopicNotFoundError
 
 
 def connect_by(way: str, database: TestDatabase, **more: Any) -> Callable[[], Any]:
-    if way == "driver" and database.kind == "sqlite":
-        return lambda: sqlite3.connect(sa.make_url(database.url).database or "", **more)
     if way == "driver":
-        return lambda: psycopg.connect(database.url.replace("postgresql+psycopg", "postgresql"), **more)
+        return driver_connect(database, **more)
     engine = sa.create_engine(database.url, poolclass=NullPool)
     return engine.connect if way == "connection" else sessionmaker(engine)
 
@@ -78,7 +75,7 @@ def test_an_outbox_refuses_what_it_could_not_keep(sql_bench: SqlBench, tmp_path:
             store.outbox(connection).send(f"{sql_bench.prefix}.discarded", value="v")
         with pytest.raises(ConfigurationError, match="penstock-"):
             store.outbox(connection).send(sql_bench.topic, value="v", headers={"penstock-tx": "forged"})
-    if sql_bench.database.kind == "postgresql":
+    if sql_bench.database.kind != "sqlite":
         with (
             closing(sqlite3.connect(tmp_path / "other.db")) as other,
             pytest.raises(ConfigurationError, match="one database"),

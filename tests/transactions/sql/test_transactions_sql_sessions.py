@@ -19,7 +19,7 @@ from databases import TestDatabase, new_database
 from penstock.devbroker import DevBroker
 from penstock.errors import ConfigurationError, HalfNotStoredError
 from penstock.transactions import Coordinator, TransactionalProducer
-from penstock.transactions.stores.sql import SqlStore
+from penstock.transactions.stores.sql.store import SqlStore
 from waiting import wait_until
 
 #: What a server does when it is demoted happens in every kind of session; SQLite has none.

@@ -259,4 +259,4 @@ def test_where_a_call_that_hangs_cannot_be_written_down_publication_goes_on(
     settled(coordinator, committed=1)
 
     assert sql_bench.seen() == [b"v"]
-    assert caplog.text.count("`penstock tx ls` is not told that no call hangs") == 1
+    assert caplog.text.count("`penstock tx ls` does not know that no call hangs") == 1

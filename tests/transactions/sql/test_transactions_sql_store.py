@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -15,6 +18,7 @@ from conformance.store_cases import NO_CHECKS, SqlBench, decide, settled
 
 from databases import TestDatabase
 from kafka_tools import read_all
+from penstock.clients.transactional.writer import TransactionalWriter
 from penstock.errors import (
     BrokerConnectionError,
     ConfigurationError,
@@ -22,11 +26,13 @@ from penstock.errors import (
     HalfNotStoredError,
     StoreConnectionError,
 )
-from penstock.transactions import Coordinator, TransactionalProducer
+from penstock.transactions import Coordinator, TransactionalProducer, new_id
 from penstock.transactions.core.check_plan import CheckPolicy
-from penstock.transactions.stores.relay.relayed_store import CheckTerms
-from penstock.transactions.stores.sql import SqlStore
-from penstock.transactions.stores.sql.shards.check_scheduler import SqlCheckScheduler
+from penstock.transactions.stores.relay.check_scheduler import CheckScheduler
+from penstock.transactions.stores.relay.shards import CheckTerms
+from penstock.transactions.stores.sql import schema
+from penstock.transactions.stores.sql.backlog import SqlBacklog
+from penstock.transactions.stores.sql.store import SqlStore
 from penstock.transactions.wire.ops import Author, Verdict
 from waiting import wait_until
 
@@ -64,7 +70,7 @@ def test_the_first_decision_wins_under_concurrent_updates(sql_bench: SqlBench) -
 
 
 def test_settled_transactions_leave_nothing_behind(sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.transactions.stores.sql.shards.relay_queries._KEPT_S", 0.0)
+    monkeypatch.setattr("penstock.transactions.stores.sql.shards._KEPT_S", 0.0)
     monkeypatch.setattr("penstock.transactions.stores.relay.coordinator._TRIM_S", 0.2)
     coordinator = sql_bench.coordinator(**NO_CHECKS)
 
@@ -96,7 +102,7 @@ def test_errors_of_the_database_keep_payloads_to_themselves(
 
 
 def test_wrong_addresses_and_a_lost_database_are_told_without_the_password() -> None:
-    for url in ("nonsense://u:hidden@h/d", "no address: hidden", "sqlite://", "mysql://u:hidden@h/d"):
+    for url in ("nonsense://u:hidden@h/d", "no address: hidden", "sqlite://", "oracle://u:hidden@h/d"):
         with pytest.raises(ConfigurationError, match="url") as caught:
             SqlStore(url, bootstrap_servers="127.0.0.1:1")
         assert "hidden" not in str(caught.value)
@@ -157,11 +163,17 @@ def test_what_a_locked_database_does_not_take_in_time_is_told_and_its_half_is_ro
     producer.stop()
 
 
-def test_one_that_is_answered_while_its_check_is_sent_again_is_not_checked_once_more(sql_bench: SqlBench) -> None:
+def test_one_that_is_answered_while_its_check_is_sent_again_is_not_checked_once_more(
+    sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = sql_bench.sql_store
     half = sql_bench.prepare(sql_bench.half(b"v")).halves[0]
-    scheduler = SqlCheckScheduler(store.database, CheckTerms(CheckPolicy(0.0, 0.0, 1), mock.Mock(), session_s=10.0))
-    scheduler.send_due([0])
+    monkeypatch.setattr("penstock.transactions.stores.sql.shards._CHECK_S", 0.0)
+    terms = CheckTerms(CheckPolicy(0.0, 0.0, 1), mock.Mock(), session_s=600.0)
+    shards = store.open_shards(terms, lambda: None)
+    shards.renew()
+    scheduler = CheckScheduler(shards, terms, store.submit)
+    scheduler.round()
     (first,) = store.checks(half.group).take(10)
     begin = store.database.begin
 
@@ -171,7 +183,7 @@ def test_one_that_is_answered_while_its_check_is_sent_again_is_not_checked_once_
         return begin()
 
     with mock.patch.object(store.database, "begin", side_effect=after_the_answer) as begun:
-        scheduler.send_due([0])
+        scheduler.round()
 
     assert begun.called
     assert first.check_number == 1
@@ -194,3 +206,87 @@ def test_a_backlog_is_taken_in_portions_by_number_and_by_bytes(sql_bench: SqlBen
         assert taken(100, 2_500) == values[:2]
         # A single one goes whatever its size.
         assert taken(100, 10) == values[:1]
+
+
+def plan_of(engine: sa.Engine, statement: str, parameters: Any) -> str:
+    """Return how a database runs a query: in words, or with the rows that it looks at."""
+    how = {"sqlite": "QUERY PLAN", "postgresql": "(ANALYZE, FORMAT JSON)", "mysql": "FORMAT=JSON"}
+    explain = f"EXPLAIN {how[engine.name]}"
+    with engine.connect() as connection:
+        return json.dumps([list(row) for row in connection.exec_driver_sql(f"{explain} {statement}", parameters)])
+
+
+def test_what_waits_for_its_time_or_is_held_is_not_looked_at_each_time(sql_bench: SqlBench) -> None:
+    store, tx = sql_bench.sql_store, schema.tx
+    for name, values in (("delayed", {"deliver_at_ms": 1 << 42}), ("refused", {})):
+        sql_bench.send(COMMIT, sql_bench.half(name.encode(), **values))
+    shards = store.open_shards(CheckTerms(CheckPolicy(600.0, 600.0, 1), mock.Mock(), session_s=600.0), lambda: None)
+    with contextlib.closing(shards):
+        shards.renew()
+        backlog = shards.backlog(0)
+        (refused,) = backlog.take(100, 1 << 20)
+        backlog.hold({refused.transaction_id: "t: it is full"})
+        with store.database.begin() as connection:
+            for row in connection.execute(sa.select(tx)).mappings().all():
+                more = [{**row, "id": new_id(), "decided_seq": 1_000 + number} for number in range(2_000)]
+                connection.execute(tx.insert(), more)
+        is_mysql = store.database.kind == "mysql"
+        with store.database.engine.connect() as connection:
+            connection.exec_driver_sql(f"ANALYZE {'TABLE' if is_mysql else ''} penstock_tx")
+            connection.commit()
+        asked: list[tuple[str, Any]] = []
+        sa.event.listen(
+            store.database.engine,
+            "before_cursor_execute",
+            lambda _connection, _cursor, statement, parameters, *_: asked.append((statement, parameters)),
+        )
+
+        assert list(backlog.take(100, 1 << 20)) == []
+        assert store.checks("orders").take(0) == []
+
+        queries = [one for one in asked if "FROM penstock_tx" in one[0]]
+        plans = [plan_of(store.database.engine, *one) for one in queries]
+    ready, checks = plans
+    assert "penstock_tx_ready" in ready
+    assert is_mysql or "publish_at_ms <" in ready or "publish_at_ms<" in ready
+    assert "penstock_tx_asked" in checks
+
+
+def test_an_error_of_the_database_that_passes_costs_no_transactional_id(
+    sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = sql_bench.coordinator(**NO_CHECKS)
+    sql_bench.send(COMMIT, sql_bench.half(b"0"))
+    settled(coordinator, committed=1)
+    opened, published = mock.Mock(), SqlBacklog.published
+    errors = [sa.exc.OperationalError("UPDATE", {}, Exception("the server restarts")) for _ in range(2)]
+
+    def failing(self: SqlBacklog, names: Any) -> None:
+        if errors:
+            raise errors.pop()
+        published(self, names)
+
+    monkeypatch.setattr(TransactionalWriter, "open", opened)
+    monkeypatch.setattr(SqlBacklog, "published", failing)
+    sql_bench.send(COMMIT, sql_bench.half(b"1"))
+    statistics = settled(coordinator, committed=2)
+
+    assert not errors
+    assert not opened.called
+    assert statistics.recoveries == 0
+    assert sql_bench.seen() == [b"0", b"1"]
+
+
+def test_ages_and_times_are_by_the_databases_clock_not_the_operators(
+    sql_bench: SqlBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sql_bench.prepare(sql_bench.half(b"young"))
+    sql_bench.send(COMMIT, sql_bench.half(b"late", deliver_at_ms=int(time.time() * 1000) + 1_800_000))
+    administration, now = sql_bench.sql_store.administration(), time.time()
+
+    for off_s in (-3600.0, 3600.0):
+        monkeypatch.setattr(time, "time", lambda off_s=off_s: now + off_s)
+        shown = administration.pending()
+
+        assert all(0 <= one.age_s < 600 for one in shown)
+        assert [one.waits_for for one in shown] == ["", "its time"]

@@ -9,7 +9,7 @@ from penstock.commands.carrying_out import StoreOperator
 from penstock.options import ClientConfig
 from penstock.transactions.operator.effects import Decided, Effect, await_effect
 from penstock.transactions.stores.kafka.administration import KafkaAdministration
-from penstock.transactions.stores.relay.relayed_store import RelayedStore
+from penstock.transactions.stores.relay.store import RelayedStore
 from penstock.transactions.wire.ops import Verdict
 
 #: Seconds to wait until a decision takes effect: whoever asked waits for an answer, and not for ever.

@@ -22,7 +22,7 @@ from penstock.transactions.stores.kafka.coordinator.status import Status
 from penstock.transactions.stores.kafka.obstacles import described_pending, status_lines, target_text
 from penstock.transactions.stores.options import CoordinatorOptions
 from penstock.transactions.stores.relay.coordinator import RelayCoordinator
-from penstock.transactions.stores.relay.relayed_store import RelayedStore
+from penstock.transactions.stores.relay.store import RelayedStore
 from penstock.transactions.wire.topics import DEFAULT_PARTITIONS
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Coordinator:
             )
         self._engine: _Engine
         if store is not None:
-            if not callable(getattr(store, "open_shards", None)):
+            if not isinstance(store, RelayedStore):
                 raise ConfigurationError(f"store must be a SqlStore or FileStore, but is a {type(store).__name__}")
             self._engine = RelayCoordinator(store, options)
             self._prefix = store.prefix
@@ -163,7 +163,7 @@ class Coordinator:
             MissingRightError: a topic of the store is not to be seen, or is missing and may not be created. What else
                 it may not do shows in the log, in `statistics` and in `penstock tx ls`, and waits until it may.
             ConfigurationError: the client library refused a setting; a topic of the store has one that can lose
-                transactions and cannot be mended with the rights of this client; or a file store has a coordinator
+                transactions and cannot be corrected with the rights of this client; or a file store has a coordinator
                 already.
             StoreConnectionError: the database of a SQL store did not answer.
             StoreInUseError: another process has the file store.
@@ -202,7 +202,7 @@ class Coordinator:
         return self._engine.statistics()
 
     def waits(self) -> list[str]:
-        """Return in sentences what its pending transactions wait for beside their decisions. Safe from any thread."""
+        """Return in sentences what its pending transactions wait for besides their decisions. Safe from any thread."""
         status = self._engine.status if isinstance(self._engine, KafkaCoordinator) else None
         if status is None:
             return list(self._engine.statistics().missing_rights)

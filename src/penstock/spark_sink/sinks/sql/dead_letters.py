@@ -22,7 +22,6 @@ from penstock.dead_letters.headers import DeadLetterFormat, DeadLetterOrigin, de
 from penstock.errors import PenstockError, SinkError
 from penstock.message import FixedRecord, Record
 from penstock.options import ClientConfig, not_empty
-from penstock.spark_sink.sinks.sql.rows import Rejected
 
 #: Seconds for the reading of one message, and for the acknowledgement of all.
 _READ_S = 30.0
@@ -32,12 +31,38 @@ _WRITE_S = 60.0
 _LARGEST_MESSAGE = 1_000_000_000
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Rejected:
+    """A message of which a row was refused.
+
+    Attributes:
+        topic: its topic.
+        partition: its partition.
+        offset: its offset.
+        reason: kind of the refusal, with its SQLSTATE and column where they are known.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Topic, partition and offset."""
+        return self.topic, self.partition, self.offset
+
+    def __str__(self) -> str:
+        """Return place and reason."""
+        return f"{self.topic}[{self.partition}] offset {self.offset} ({self.reason})"
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
     """Where a sink puts the messages of rows that its table refuses. Picklable; it holds no connection.
 
-    A topic that does not exist is made, with as many partitions as the message's. A message that is gone from its
-    topic by then is written with its place and without a value. `penstock dlq` reads and replays these letters.
+    A topic that does not exist is made, with as many partitions as the message's. A message whose offset is gone from
+    its topic by then is written with its place and without a value. `penstock dlq` reads and replays these letters.
 
     Attributes:
         bootstrap_servers: addresses of the brokers, of the source and of the dead letters.

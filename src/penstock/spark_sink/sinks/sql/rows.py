@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from penstock.spark_sink.ledger.rules import OffsetStatistics
 from penstock.spark_sink.sinks.position import POSITION, offset_spans, require_position, unapplied
 from penstock.spark_sink.sinks.sql.databases.database import DIGITS, ROW
+from penstock.spark_sink.sinks.sql.dead_letters import Rejected
 from penstock.spark_sink.source.plan import Offsets
 
 if TYPE_CHECKING:
@@ -31,32 +32,6 @@ _PIECE_BYTES = 64 * 1024 * 1024
 #: Days from 1970 to the first and the last day of the years 1 to 9999, and microseconds of a day.
 _FIRST_DAY, _LAST_DAY = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
 _DAY_US = 24 * 60 * 60 * 1_000_000
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Rejected:
-    """A message of which a row was refused.
-
-    Attributes:
-        topic: its topic.
-        partition: its partition.
-        offset: its offset.
-        reason: kind of the refusal, with its SQLSTATE and column where they are known.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    reason: str
-
-    @property
-    def place(self) -> tuple[str, int, int]:
-        """Topic, partition and offset."""
-        return self.topic, self.partition, self.offset
-
-    def __str__(self) -> str:
-        """Return place and reason."""
-        return f"{self.topic}[{self.partition}] offset {self.offset} ({self.reason})"
 
 
 @dataclass(slots=True)

@@ -7,80 +7,66 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
 
 from penstock import clients
-from penstock.errors import HalfNotStoredError, PenstockError, TransactionError, TransactionRefusedError
-from penstock.options import ClientConfig
-from penstock.transactions.model import PendingTransaction, TransactionState
+from penstock.errors import HalfNotStoredError, PenstockError, TransactionError
+from penstock.transactions.model import PendingTransaction
 from penstock.transactions.operator.audit import VERBS, Act, AuditLog
 from penstock.transactions.operator.description import NO_PRODUCER
 from penstock.transactions.operator.inspection import Inspection
 from penstock.transactions.operator.resuming import Resuming
 from penstock.transactions.store import Prepared
-from penstock.transactions.stores.file.changes import Changes
-from penstock.transactions.stores.file.log.journal import Decide
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.open_store import OpenStore
-from penstock.transactions.stores.file.reader import described
-from penstock.transactions.stores.file.slow_call import read_slow_call
+from penstock.transactions.stores.file.reader import shown_as
+from penstock.transactions.stores.file.shard import read_slow_call
+from penstock.transactions.stores.relay.store import RelayedStore, decision
 from penstock.transactions.wire.ops import Author, Verdict
-from penstock.transactions.wire.topics import StoreTopics
 from penstock.transactions.writing.acked_producer import AckedProducer, LateProducer
 
 #: Seconds that a record in Kafka may take to be acknowledged.
 _SEND_S = 15.0
-
-
-class FileAccess(NamedTuple):
-    """The store, as its administration uses it."""
-
-    path: Path
-    #: Returns the open store, or raises `StoppedError`.
-    opened: Callable[[], OpenStore]
-    changes: Changes
-
-
-class KafkaAccess(NamedTuple):
-    """Kafka, as the administration of a store that is not there uses it: for the audit log and the discarded topic."""
-
-    bootstrap_servers: str
-    prefix: str
-    config: ClientConfig
-    may_publish_to: Callable[[str], bool]
+#: Transactions that are looked at at once: others change the store meanwhile.
+_AT_ONCE = 1_000
 
 
 class FileAdministration:
-    """Shows and settles what is pending in a file store that is started. Thread-safe."""
+    """Shows and settles what is pending in a file store that is started. Thread-safe.
 
-    def __init__(self, store: FileAccess, kafka: KafkaAccess) -> None:
+    `opened` returns what is open, or raises `StoppedError`.
+    """
+
+    def __init__(self, store: RelayedStore, path: Path, opened: Callable[[], OpenStore]) -> None:
         self._store = store
-        self._kafka = kafka
+        self._path = path
+        self._opened = opened
 
     def pending(self) -> Sequence[PendingTransaction]:
         """Return what is not settled, oldest first. Raises `StoppedError` where the store is not started here."""
-        opened = self._store.opened()
+        opened = self._opened()
         with opened.lock:
-            return [self._shown(opened, stored) for stored in opened.pending.values() if not stored.settled]
+            waiting = list(opened.pending.values())
+        return self._shown(opened, waiting)
 
     def oldest(self, most: int, shards: Collection[int]) -> Sequence[PendingTransaction]:  # noqa: ARG002 - there is one
         """Return the oldest of those that are not settled, at most so many. Raises as `pending`."""
-        opened = self._store.opened()
+        opened = self._opened()
         with opened.lock:
             # In the order in which they were prepared.
-            waiting = (stored for stored in opened.pending.values() if not stored.settled)
-            return [self._shown(opened, stored) for stored in islice(waiting, most)]
+            waiting = list(islice((stored for stored in opened.pending.values() if not stored.settled), most))
+        return self._shown(opened, waiting)
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None. Raises as `pending`."""
-        opened = self._store.opened()
+        opened = self._opened()
         with opened.lock:
             stored = opened.pending.get(transaction_id)
-            return None if stored is None or stored.settled else self._shown(opened, stored)
+        shown = [] if stored is None else self._shown(opened, [stored])
+        return shown[0] if shown else None
 
     def decide(self, transaction_id: str, verdict: Verdict, actor: str, why: str = "") -> None:
         """Store an operator's decision; it counts if it is the first. So does a DISCARD of what Kafka refuses.
@@ -102,37 +88,16 @@ class FileAdministration:
             DecisionNotStoredError: it is not known to be durable.
             StoppedError: the store is not started in this process.
         """
-        shown = self.show(transaction_id)
+        store, shown = self._store, self.show(transaction_id)
         if shown is None:
             raise TransactionError(
-                f"no transaction {transaction_id} is pending in {self._store.path}: look at what is, or at the "
+                f"no transaction {transaction_id} is pending in {self._path}: look at what is, or at the "
                 "discarded topic"
             )
-        discards_refused = verdict is Verdict.DISCARD and shown.decided is TransactionState.COMMIT
-        with self._kept_off(transaction_id) if discards_refused else nullcontext():
-            with self._auditing() as (audit, _):
-                audit.write(Act(actor, VERBS[verdict], transaction_id, shown.group, str(self._store.path), why))
-            now_ms = int(time.time() * 1000)
-            decision = Decide(transaction_id, shown.group, verdict, Author.OPERATOR, 0, now_ms, actor)
-            self._store.changes.await_decision(decision._replace(over_commit=discards_refused))
-
-    @contextmanager
-    def _kept_off(self, transaction_id: str) -> Iterator[None]:
-        """Keep trials off what is to be discarded though it is committed."""
-        opened = self._store.opened()
-        with opened.lock:
-            stored = opened.pending.get(transaction_id)
-            if stored is None or not opened.ready.begin_discard(stored):
-                raise TransactionRefusedError(
-                    f"transaction {transaction_id}: its DISCARD was refused: COMMIT was decided before, and it is not "
-                    "held, or is being published just now; what Kafka refuses can be discarded: look at what it waits "
-                    "for, and try again"
-                )
-        try:
-            yield
-        finally:
-            with opened.lock:
-                opened.ready.end_discard(stored)
+        with self._auditing() as (audit, _):
+            audit.write(Act(actor, VERBS[verdict], transaction_id, shown.group, str(self._path), why))
+        change = decision(transaction_id, shown.group, verdict, Author.OPERATOR)
+        store.await_decision(change._replace(actor=actor))
 
     def resume(self, transaction_id: str, actor: str, why: str = "", *, again: bool = False) -> int:
         """Bring a discarded transaction back from Kafka, undecided, with a fresh count of checks; return its messages.
@@ -151,19 +116,20 @@ class FileAdministration:
             PenstockError: the act could not be written down, or a half not be stored; then try again with `again`.
             StoppedError: the store is not started in this process.
         """
-        store, opened = self._store, self._store.opened()
+        store, opened = self._store, self._opened()
         with opened.lock:
             # One that is settled and not durably so is here, too.
-            if transaction_id in opened.pending:
-                raise TransactionError(
-                    f"transaction {transaction_id} is pending in {store.path}, or on its way to the discarded topic: "
-                    "there is nothing to bring back; look again in a moment"
-                )
+            is_pending = transaction_id in opened.pending
+        if is_pending:
+            raise TransactionError(
+                f"transaction {transaction_id} is pending in {self._path}, or on its way to the discarded topic: "
+                "there is nothing to bring back; look again in a moment"
+            )
         with self._auditing() as (audit, inspection):
-            resuming = Resuming(StoreTopics(self._kafka.prefix), inspection, audit, self._kafka.may_publish_to)
+            resuming = Resuming(store.topics, inspection, audit, store.may_publish_to)
             halves = resuming.claim(transaction_id, actor, why, again=again)
         answers: SimpleQueue[Prepared | HalfNotStoredError] = SimpleQueue()
-        store.changes.prepare(halves, answers.put)
+        store.prepare(halves, answers.put)
         answer = answers.get()
         if isinstance(answer, HalfNotStoredError):
             raise PenstockError(
@@ -172,21 +138,28 @@ class FileAdministration:
             ) from answer
         return len(halves)
 
-    def _shown(self, opened: OpenStore, stored: StoredTransaction) -> PendingTransaction:
-        held_by = opened.ready.held_by(stored) if stored.verdict is Verdict.COMMIT else None
-        reason = opened.ready.reason(stored)
-        obstacle = read_slow_call(self._store.path) or "publication"
-        if reason is not None:
-            obstacle = f"Kafka to take it: {reason.why}"
-        unasked = NO_PRODUCER.format(stored.group) if stored.group in opened.unasked else ""
-        return described(stored, time.time() * 1000, held_by, obstacle, unasked)
+    def _shown(self, opened: OpenStore, waiting: Sequence[StoredTransaction]) -> list[PendingTransaction]:
+        """Return those that are not settled as operators see them."""
+        publication, now_ms = read_slow_call(self._path) or "publication", time.time() * 1000
+        shown = []
+        for start in range(0, len(waiting), _AT_ONCE):
+            with opened.lock:
+                for stored in waiting[start : start + _AT_ONCE]:
+                    if stored.settled:
+                        continue
+                    held_by = opened.ready.held_by(stored) if stored.verdict is Verdict.COMMIT else None
+                    reason = opened.ready.reason(stored)
+                    obstacle = publication if reason is None else f"Kafka to take it: {reason}"
+                    unasked = NO_PRODUCER.format(stored.group) if opened.check_sources.lacks(stored.group) else ""
+                    shown.append(shown_as(stored, now_ms, held_by, obstacle, unasked))
+        return shown
 
     @contextmanager
     def _auditing(self) -> Iterator[tuple[AuditLog, Inspection]]:
         """Lend the audit log and what reads Kafka, over connections of their own: operators act seldom."""
-        servers, prefix, config, _ = self._kafka
-        topics = StoreTopics(prefix)
-        sends = LateProducer(lambda: AckedProducer(servers, config, _SEND_S, f"operator-{prefix}"))
+        store = self._store
+        servers, config, topics = store.bootstrap_servers, store.config, store.topics
+        sends = LateProducer(lambda: AckedProducer(servers, config, _SEND_S, f"operator-{store.prefix}"))
         admin, inspection = clients.admin(servers, config), Inspection(servers, config, topics)
         try:
             yield AuditLog(servers, config, topics=topics, admin=admin, sends=sends, inspection=inspection), inspection

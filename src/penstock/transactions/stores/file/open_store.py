@@ -9,53 +9,35 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
-from penstock.transactions.model import FINISH_BUCKETS_S
+from penstock.errors import PenstockError, StoreFailedError
 from penstock.transactions.store import SettledCallback
 from penstock.transactions.stores.file.check_sources import CheckSources
-from penstock.transactions.stores.file.log.journal import Change, Decide, Journal, Outcome, Prepare, Settle
+from penstock.transactions.stores.file.log.journal import Applied, Change, Journal, Settle
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
-from penstock.transactions.stores.file.log.writer import Writer
+from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.ready_queue import ReadyQueue
+from penstock.transactions.stores.relay.changes import Decide, Prepare, Result
+from penstock.transactions.stores.relay.counts import Counts
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
 
 _log = logging.getLogger("penstock.transactions")
 
-#: Seconds between two warnings of one kind.
-_WARN_S = 5.0
-
-
-@dataclass(slots=True)
-class FileCounts:
-    """Counts since the store was opened. Guarded by the store's lock."""
-
-    committed: int = 0
-    rolled_back: int = 0
-    discarded: int = 0
-    refused: int = 0
-    checks: int = 0
-    answered_checks: int = 0
-    no_producer: int = 0
-    finish_times: list[int] = field(default_factory=lambda: [0] * (len(FINISH_BUCKETS_S) + 1))
-    finish_seconds: float = 0.0
-
 
 class OpenStore:
     """One opened store. Thread-safe. Payloads beyond `max_pending_bytes` are read from the log again."""
 
-    def __init__(self, journal: Journal, name: str, max_pending_bytes: int) -> None:
+    def __init__(self, journal: Journal, max_pending_bytes: int) -> None:
         self.guard = threading.Lock()
         self.lock = threading.Lock()
         self.journal = journal
         self.ready = ReadyQueue()
-        self.check_sources = CheckSources()
-        self.counts = FileCounts()
-        #: Groups whose last check found no producer. Written by the coordinator's thread; any reads.
-        self.unasked: set[str] = set()
+        self.check_sources = CheckSources(self.first_half)
+        self.counts = Counts()
+        #: Why it takes nothing more, or None. Written by the writing thread.
+        self.failure: StoreFailedError | None = None
         #: By id, in the order they were prepared.
         self.pending: dict[str, StoredTransaction] = {}
         #: Of the coordinator, where there is one: plans the next check of an undecided transaction, and wakes it.
@@ -65,13 +47,37 @@ class OpenStore:
         self._cache: dict[str, tuple[tuple[Half, ...], int]] = {}
         self._cached_bytes = 0
         self._max_cached_bytes = max_pending_bytes
-        self._warned_at = 0.0
         now_ms = int(time.time() * 1000)
         for stored in sorted(journal.ledger.pending.values(), key=lambda one: one.number):
             self.pending[stored.transaction_id] = stored
             self.ready.add(stored, now_ms)
-        journal.delays = self
-        self.writer = Writer(journal, self.guard, self._changed, f"penstock-file-{name}")
+        journal.publication = self
+
+    def write(self, changes: Sequence[Change]) -> Sequence[Result]:
+        """Make changes durable, all of them or none, take them in, and return what became of each."""
+        if self.failure is not None:
+            return [self.failure] * len(changes)
+        try:
+            with self.guard:
+                applied = self.journal.commit(changes)
+            self.changed(changes, applied)
+        except NoRoomError as error:
+            _log.warning("the file store has no room: %s; what was to be stored is refused until there is", error)
+            return [error] * len(changes)
+        except Exception as error:  # noqa: BLE001 - each change gets it; the thread must not die in silence
+            return [self._fail(error)] * len(changes)
+        return applied
+
+    def _fail(self, error: Exception) -> StoreFailedError:
+        """Take nothing more: after a sync that failed, nobody knows what the disk holds, and asking again may lie."""
+        self.failure = StoreFailedError(
+            f"the file store takes nothing more: {error}; repair the disk and open the store again, "
+            "what it acknowledged is there"
+        )
+        self.failure.__cause__ = error
+        if not isinstance(error, OSError | PenstockError):
+            _log.exception("the file store fails")
+        return self.failure
 
     def halves(self, stored: StoredTransaction) -> tuple[Half, ...]:
         """Return the halves of a transaction, from memory or from the log. Raises as `Journal.halves`."""
@@ -82,10 +88,11 @@ class OpenStore:
         with self.guard:
             return self.journal.halves(stored)
 
-    def undecided_halves(self, stored: StoredTransaction) -> tuple[Half, ...] | None:
-        """Return the halves of a transaction, unless it was decided or settled meanwhile: then they may be gone."""
+    def first_half(self, stored: StoredTransaction) -> Half | None:
+        """Return the first half of a transaction, unless it was decided or settled meanwhile: then it may be gone."""
         with self.guard:
-            return self.journal.undecided_halves(stored)
+            halves = self.journal.undecided_halves(stored)
+        return None if halves is None else halves[0]
 
     def is_watched(self, stored: Iterable[StoredTransaction]) -> bool:
         """Tell whether somebody waits for the settling of one of them."""
@@ -102,15 +109,15 @@ class OpenStore:
         with self.lock:
             self._watches.pop(transaction_id, None)
 
-    def hold_back(self, stored: StoredTransaction) -> bool:
-        """Let nobody publish a transaction that waits for its time; False where it does not. Called by the journal."""
+    def withdraw(self, stored: StoredTransaction, verdict: Verdict) -> bool:
+        """Let nobody publish what is to be decided again, if that may be. Called by the journal."""
         with self.lock:
-            return self.ready.hold_back(stored)
+            return self.ready.withdraw(stored, verdict)
 
-    def put_back(self, stored: StoredTransaction) -> None:
-        """Let a transaction that was held back wait for its time again."""
+    def restore(self, stored: StoredTransaction) -> None:
+        """Let it wait as before."""
         with self.lock:
-            self.ready.decided(stored, int(time.time() * 1000))
+            self.ready.restore(stored)
 
     def published(self, stored: Sequence[StoredTransaction]) -> list[tuple[SettledCallback, Verdict]]:
         """Take in that transactions were published, before that is durable here: the done log knows of it.
@@ -125,24 +132,19 @@ class OpenStore:
                     continue
                 self.ready.remove(one)
                 verdict = one.verdict or Verdict.COMMIT
-                if verdict is Verdict.COMMIT:
-                    self.counts.committed += 1
-                    age = max(0.0, now - one.birth_ms / 1000)
-                    self.counts.finish_times[bisect_left(FINISH_BUCKETS_S, age)] += 1
-                    self.counts.finish_seconds += age
-                else:
-                    self.counts.discarded += 1
+                self.counts.settled(verdict, now - one.birth_ms / 1000)
                 watch = self._watches.pop(one.transaction_id, None)
                 if watch is not None:
                     completed.append((watch, verdict))
         return completed
 
-    def _changed(self, changes: Sequence[Change], outcomes: Sequence[Outcome]) -> None:
+    def changed(self, changes: Sequence[Change], applied: Sequence[Applied]) -> None:
+        """Take in what has become durable."""
         callbacks: list[SettledCallback] = []
         with self.lock:
-            for change, outcome in zip(changes, outcomes, strict=True):
+            for change, outcome in zip(changes, applied, strict=True):
                 if outcome.refused is not None:
-                    self._refused(change, outcome.refused)
+                    self.counts.refused += isinstance(change, Decide)
                 elif isinstance(change, Prepare):
                     self._prepared(outcome.changed[0], change.halves)
                 elif isinstance(change, Settle):
@@ -172,10 +174,11 @@ class OpenStore:
 
     def _decided(self, stored: StoredTransaction, change: Decide) -> list[SettledCallback]:
         self.counts.answered_checks += change.author is Author.CHECK
+        self.check_sources.forget(stored)
         if change.verdict is Verdict.UNKNOWN:
             self._plan(stored)
         elif change.verdict is Verdict.ROLLBACK:
-            self.counts.rolled_back += 1
+            self.counts.settled(change.verdict, 0.0)
             self.ready.remove(stored)
             self._gone(stored)
             watch = self._watches.pop(stored.transaction_id, None)
@@ -189,12 +192,3 @@ class OpenStore:
         cached = self._cache.pop(stored.transaction_id, None)
         if cached is not None:
             self._cached_bytes -= cached[1]
-
-    def _refused(self, change: Change, why: str) -> None:
-        if not isinstance(change, Decide):
-            return
-        self.counts.refused += 1
-        now = time.monotonic()
-        if now - self._warned_at > _WARN_S:
-            self._warned_at = now
-            _log.warning("transaction %s: a %s is refused: %s", change.transaction_id, change.verdict.name, why)

@@ -7,33 +7,25 @@ not fit together is read again, and only what never does is damaged. What is sho
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tenacity
 
 from penstock.errors import MessageFormatError, PenstockError, StoreDamagedError, StoreFailedError
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.operator.description import described as described_by
+from penstock.transactions.operator.description import described
 from penstock.transactions.stores.file.log.entries import decode_entry
-from penstock.transactions.stores.file.log.frames import HEADER_BYTES, Record, SegmentHeader, decode_header, scan
+from penstock.transactions.stores.file.log.folder import Folder
+from penstock.transactions.stores.file.log.frames import Record
 from penstock.transactions.stores.file.log.ledger import Ledger, StoredTransaction
-from penstock.transactions.stores.file.log.redo import SUFFIX
-from penstock.transactions.stores.file.slow_call import read_slow_call
+from penstock.transactions.stores.file.log.redo import read_segments, segments_of
+from penstock.transactions.stores.file.shard import read_slow_call
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ops import Verdict
 
 #: Times that it is read before what does not fit together counts as damaged, and seconds between two.
 _TRIES = 5
 _PAUSE_S = 0.2
-
-
-class _MovedError(Exception):
-    """The log went on while it was read, or it is damaged."""
-
-
-#: What a log that goes on meanwhile looks like: it is read again.
-_UNFIT = (_MovedError, FileNotFoundError, MessageFormatError)
 
 
 def read_pending(folder: Path) -> list[PendingTransaction]:
@@ -45,58 +37,32 @@ def read_pending(folder: Path) -> list[PendingTransaction]:
     reading = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(_TRIES),
         wait=tenacity.wait_fixed(_PAUSE_S),
-        retry=tenacity.retry_if_exception_type(_UNFIT),
+        retry=tenacity.retry_if_exception_type((StoreDamagedError, FileNotFoundError, MessageFormatError)),
         reraise=True,
     )
     try:
         pending = reading(_replayed, folder).pending
-    except _UNFIT as cause:
+    except MessageFormatError as error:
         raise StoreDamagedError(
-            f"the file store in {folder} does not read: {cause}; its process says more when it opens it"
-        ) from cause
+            f"the file store in {folder} does not read: {error}; its process says more when it opens it"
+        ) from error
     except OSError as error:
         raise StoreFailedError(f"the file store in {folder} cannot be read: {error}; look as its user") from error
-    obstacle = read_slow_call(folder) or "its process, to publish it"
-    return _all_described(sorted(pending.values(), key=lambda stored: stored.number), obstacle)
+    waiting = sorted(pending.values(), key=lambda stored: stored.number)
+    heads: dict[Line, StoredTransaction] = {}
+    shown, now_ms, obstacle = [], time.time() * 1000, read_slow_call(folder) or "its process, to publish it"
+    for stored in waiting:
+        head = stored if stored.line is None else heads.setdefault(stored.line, stored)
+        is_held = head is not stored and stored.verdict is Verdict.COMMIT
+        shown.append(shown_as(stored, now_ms, head.transaction_id if is_held else None, obstacle))
+    return shown
 
 
-def _replayed(folder: Path) -> Ledger:
-    ledger = Ledger()
-    for record in _records(folder):
-        ledger.apply(decode_entry(record.kind, record.payload), record.place, record.size)
-    return ledger
-
-
-def _records(folder: Path) -> Iterator[Record]:
-    paths = sorted(folder.glob(f"*{SUFFIX}"))
-    if not paths:
-        raise PenstockError(f"there is no file store in {folder}; a FileStore makes one")
-    headers = [_header(path) for path in paths]
-    floor = headers[-1].floor
-    at, sequence = floor, None
-    for path, header in zip(paths, headers, strict=True):
-        if header.base < floor:
-            # Nobody needs it any more; it is about to be removed.
-            continue
-        if header.base != at or (sequence is not None and header.sequence != sequence):
-            raise _MovedError(f"{path.name} does not follow on what stands before: place {at}")
-        read = scan(path.read_bytes(), header)
-        if read.stray is not None:
-            raise _MovedError(f"{path.name} is damaged from byte {read.end} to {read.stray}")
-        yield from read.records
-        at, sequence = header.base + read.end, read.sequence
-
-
-def _header(path: Path) -> SegmentHeader:
-    with path.open("rb") as file:
-        return decode_header(file.read(HEADER_BYTES))
-
-
-def described(
+def shown_as(
     stored: StoredTransaction, now_ms: float, held_by: str | None, obstacle: str, unasked: str = ""
 ) -> PendingTransaction:
     """Return a transaction as operators see it; `obstacle` and `unasked` are what stands in its way."""
-    return described_by(
+    return described(
         stored.transaction_id,
         stored.group,
         stored.topics,
@@ -111,13 +77,14 @@ def described(
     )
 
 
-def _all_described(waiting: Sequence[StoredTransaction], obstacle: str) -> list[PendingTransaction]:
-    now_ms = time.time() * 1000
-    heads: dict[Line, StoredTransaction] = {}
-    shown = []
-    for stored in waiting:
-        head = stored if stored.line is None else heads.setdefault(stored.line, stored)
-        is_held = head is not stored and stored.verdict is Verdict.COMMIT
-        held_by = head.transaction_id if is_held else None
-        shown.append(described(stored, now_ms, held_by, obstacle))
-    return shown
+def _replayed(path: Path) -> Ledger:
+    folder, ledger = Folder(path), Ledger()
+    names = segments_of(folder.names()) if path.is_dir() else []
+    if not names:
+        raise PenstockError(f"there is no file store in {path}; a FileStore makes one")
+
+    def replay(record: Record) -> None:
+        ledger.apply(decode_entry(record.kind, record.payload), record.place, record.size)
+
+    read_segments(folder, names, replay)
+    return ledger

@@ -11,59 +11,53 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import dropwhile, takewhile
 
-from penstock.transactions.stores.file.log.ledger import StoredTransaction
-from penstock.transactions.stores.relay.backlog import Reason
+from penstock.transactions.stores.file.log.ledger import Standing, StoredTransaction
 from penstock.transactions.wire.half import Line
 from penstock.transactions.wire.ops import Verdict
 
+#: What a relay has.
+_OUT = frozenset({Standing.TAKEN, Standing.HELD, Standing.TRIED})
+
 
 class ReadyQueue:
-    """What waits to be published. Not thread-safe: its store guards it. Times are milliseconds since the epoch."""
+    """What waits to be published. Not thread-safe: its store guards it. Times are milliseconds since the epoch.
+
+    All that changes how a transaction stands is here.
+    """
 
     def __init__(self) -> None:
-        # By decision: the smallest first.
+        # The smallest first: by decision; by time. What stands otherwise by now is passed over.
         self._ready: list[tuple[int, StoredTransaction]] = []
         self._delayed: list[tuple[int, int, StoredTransaction]] = []
-        # Why what is tried apart is held, by id; and which of that a trial has, or an operator is about to discard.
-        self._held: dict[str, Reason] = {}
-        self._tried: set[str] = set()
-        self._discarding: set[str] = set()
+        # Why what is held is held, by id.
+        self._reasons: dict[str, str] = {}
         # Unsettled transactions in the order of their halves.
         self._lines: dict[Line, deque[StoredTransaction]] = {}
-        # Ids of those that were taken and are not given back.
-        self._out: set[str] = set()
+        # How many stand how, save for those that nobody has decided.
+        self._standings = [0] * len(Standing)
 
     @property
     def delayed(self) -> int:
         """How many wait for their time of delivery."""
-        return len(self._delayed)
+        return self._standings[Standing.DELAYED]
 
     @property
-    def refused(self) -> int:
-        """How many Kafka refused."""
-        return sum(reason.behind is None for reason in self._held.values())
+    def held(self) -> int:
+        """How many Kafka refuses, or must stay behind such."""
+        return len(self._reasons)
 
     @property
     def held_by_key(self) -> int:
         """How many committed ones wait for an earlier one of their key."""
-        return sum(
-            1
-            for queue in self._lines.values()
-            for stored in queue
-            if stored is not queue[0] and stored.verdict is Verdict.COMMIT and not self._is_under_way(stored)
-        )
-
-    def _is_under_way(self, stored: StoredTransaction) -> bool:
-        return stored.transaction_id in self._out and stored.transaction_id not in self._held
+        return self._standings[Standing.BEHIND]
 
     def held_by(self, stored: StoredTransaction) -> str | None:
         """Return the id of the transaction that a transaction waits for, by its key."""
-        queue = self._lines.get(stored.line) if stored.line is not None else None
-        return queue[0].transaction_id if queue and queue[0] is not stored else None
+        return None if self._is_first(stored) or stored.line is None else self._lines[stored.line][0].transaction_id
 
-    def reason(self, stored: StoredTransaction) -> Reason | None:
+    def reason(self, stored: StoredTransaction) -> str | None:
         """Return why a transaction is held and tried apart, or None."""
-        return self._held.get(stored.transaction_id)
+        return self._reasons.get(stored.transaction_id)
 
     def add(self, stored: StoredTransaction, now_ms: int) -> None:
         """Take a transaction in, decided or not, in the order of the halves."""
@@ -74,126 +68,137 @@ class ReadyQueue:
 
     def decided(self, stored: StoredTransaction, now_ms: int) -> None:
         """Take in that a transaction was decided COMMIT or DISCARD; the latter also where it was held."""
-        if stored.verdict is Verdict.DISCARD:
-            self._release(stored)
-        if stored.verdict is Verdict.COMMIT:
-            if stored.deliver_at_ms is not None and stored.deliver_at_ms > now_ms:
-                heapq.heappush(self._delayed, (stored.deliver_at_ms, stored.decided, stored))
-                return
-            if stored.line is not None and self._lines[stored.line][0] is not stored:
-                # It is taken when those before it are gone.
-                return
-        heapq.heappush(self._ready, (stored.decided, stored))
-
-    def hold_back(self, stored: StoredTransaction) -> bool:
-        """Take out a transaction that waits for its time; tell whether it did."""
-        left = [entry for entry in self._delayed if entry[2] is not stored]
-        if len(left) == len(self._delayed):
-            return False
-        heapq.heapify(left)
-        self._delayed = left
-        return True
+        if stored.verdict is Verdict.COMMIT and stored.deliver_at_ms is not None and stored.deliver_at_ms > now_ms:
+            self._delay(stored)
+        else:
+            self._free(stored)
 
     def remove(self, stored: StoredTransaction) -> None:
         """Take out a transaction that is settled, wherever it waits."""
-        stored.settled = True
-        self._release(stored)
+        is_first = self._is_first(stored)
+        self._stand(stored, Standing.SETTLED)
+        self._reasons.pop(stored.transaction_id, None)
         if stored.line is None:
             return
-        queue = self._lines[stored.line]
-        was_first = queue[0] is stored
-        queue.remove(stored)
-        if not queue:
+        line = self._lines[stored.line]
+        line.remove(stored)
+        if not line:
             del self._lines[stored.line]
-        elif was_first and queue[0].verdict is Verdict.COMMIT and queue[0].transaction_id not in self._out:
-            heapq.heappush(self._ready, (queue[0].decided, queue[0]))
+        elif is_first and line[0].standing is Standing.BEHIND:
+            self._free(line[0])
 
     def take(self, now_ms: int, limit: int, room_bytes: int) -> list[StoredTransaction]:
         """Take what can be published, in order; each must be given back, or removed.
 
         It is `limit` transactions and `room_bytes` in the log at most; a single one may be larger.
         """
-        while self._delayed and self._delayed[0][0] <= now_ms:
-            _, decided, stored = heapq.heappop(self._delayed)
-            heapq.heappush(self._ready, (decided, stored))
+        self._ripen(now_ms)
         taken: list[StoredTransaction] = []
         while self._ready and len(taken) < limit:
             _, first = self._ready[0]
-            for stored in () if first.settled else self._run(first):
+            for stored in self._run(first):
                 room_bytes -= stored.size
                 if taken and (room_bytes < 0 or len(taken) == limit):
                     # The next of a line becomes ready once those before it are settled.
-                    limit = len(taken)
-                    break
+                    return taken
                 taken.append(stored)
-                self._out.add(stored.transaction_id)
-            if first.settled or first.transaction_id in self._out:
-                # Where it is settled: by the done log it had been published.
-                heapq.heappop(self._ready)
+                self._stand(stored, Standing.TAKEN)
+            heapq.heappop(self._ready)
         return taken
 
     def _run(self, first: StoredTransaction) -> Iterable[StoredTransaction]:
-        """Yield one that is ready, and those of its line behind it that are committed, up to the first that is not."""
+        """Yield one that is ready, and those of its line that wait for nothing but it."""
+        if first.standing is not Standing.READY:
+            return
+        yield first
         if first.line is None or first.verdict is not Verdict.COMMIT:
-            return (first,)
+            return
         line = dropwhile(lambda stored: stored is not first, self._lines[first.line])
-        return takewhile(lambda stored: stored.verdict is Verdict.COMMIT, line)
-
-    def give_back(self, stored: StoredTransaction) -> None:
-        """Give back one that was taken and not published, without its fault."""
-        self._out.discard(stored.transaction_id)
-        queue = self._lines.get(stored.line) if stored.line is not None else None
-        if queue is None or queue[0] is stored or stored.verdict is Verdict.DISCARD:
-            heapq.heappush(self._ready, (stored.decided, stored))
-
-    def hold(self, stored: StoredTransaction, reason: Reason) -> None:
-        """Keep one that was taken for trials, or note why it is kept."""
-        self._held[stored.transaction_id] = reason
+        next(line)
+        yield from takewhile(lambda stored: stored.standing is Standing.BEHIND, line)
 
     def release(self, stored: StoredTransaction) -> None:
-        """Let one that was held go with the others again."""
-        self._held.pop(stored.transaction_id, None)
-        self.give_back(stored)
+        """Let one that was taken or held go with the others again; one that is withdrawn, once it is restored."""
+        if stored.standing is Standing.WITHDRAWN:
+            self._reasons.pop(stored.transaction_id, None)
+        else:
+            self._free(stored)
+
+    def hold(self, stored: StoredTransaction, reason: str) -> None:
+        """Keep one that was taken for trials, or note why it is kept."""
+        self._reasons[stored.transaction_id] = reason
+        if stored.standing is Standing.TAKEN:
+            self._stand(stored, Standing.HELD)
 
     def try_held(self, stored: StoredTransaction) -> bool:
         """Take one that is held for a trial; tell whether that may be: an operator may be about to discard it."""
-        if stored.transaction_id in self._discarding:
-            return False
-        self._tried.add(stored.transaction_id)
-        return True
+        if stored.standing is not Standing.WITHDRAWN:
+            self._stand(stored, Standing.TRIED)
+        return stored.standing is Standing.TRIED
 
     def put_back(self, stored: StoredTransaction) -> None:
         """A trial is over, and it was not published."""
-        self._tried.discard(stored.transaction_id)
+        if stored.standing is Standing.TRIED:
+            self._stand(stored, Standing.HELD)
 
-    def begin_discard(self, stored: StoredTransaction) -> bool:
-        """Keep trials off one that an operator discards; tell whether it is held, and no trial has it."""
-        may = stored.transaction_id in self._held and stored.transaction_id not in self._tried
+    def withdraw(self, stored: StoredTransaction, verdict: Verdict) -> bool:
+        """Let nobody publish what is to be decided again; tell whether that may be.
+
+        A ROLLBACK may be where it waits for its time, a DISCARD where it is held, and no trial has it.
+        """
+        may = stored.standing is (Standing.DELAYED if verdict is Verdict.ROLLBACK else Standing.HELD)
         if may:
-            self._discarding.add(stored.transaction_id)
+            self._stand(stored, Standing.WITHDRAWN)
         return may
 
-    def end_discard(self, stored: StoredTransaction) -> None:
-        """The operator's decision is stored, or failed."""
-        self._discarding.discard(stored.transaction_id)
+    def restore(self, stored: StoredTransaction) -> None:
+        """It was not decided again: it is held, or waits for its time."""
+        if stored.transaction_id in self._reasons:
+            self._stand(stored, Standing.HELD)
+        else:
+            self._delay(stored)
 
-    def begin_anew(self, unsettled: Iterable[StoredTransaction]) -> None:
+    def begin_again(self, unsettled: Iterable[StoredTransaction]) -> None:
         """Give back all that a former coordinator of this process had; the next one first reads the done log."""
+        self._reasons.clear()
         for stored in unsettled:
-            if stored.transaction_id in self._out:
-                self._release(stored)
-                self.give_back(stored)
-
-    def _release(self, stored: StoredTransaction) -> None:
-        for ids in (self._out, self._tried, self._discarding):
-            ids.discard(stored.transaction_id)
-        self._held.pop(stored.transaction_id, None)
+            if stored.standing in _OUT:
+                self._free(stored)
 
     def wait_s(self, now_ms: int, at_most: float) -> float:
         """Return the seconds until something can be taken; 0 if it can now."""
+        self._ripen(now_ms)
         if self._ready:
             return 0.0
-        wait = at_most
-        if self._delayed:
-            wait = min(wait, (self._delayed[0][0] - now_ms) / 1000)
-        return max(wait, 0.0)
+        return min(at_most, (self._delayed[0][0] - now_ms) / 1000) if self._delayed else at_most
+
+    def _ripen(self, now_ms: int) -> None:
+        """Let go what is due, and pass over what stands otherwise by now."""
+        delayed, ready = self._delayed, self._ready
+        while delayed and (delayed[0][0] <= now_ms or delayed[0][2].standing is not Standing.DELAYED):
+            stored = heapq.heappop(delayed)[2]
+            if stored.standing is Standing.DELAYED:
+                self._free(stored)
+        while ready and ready[0][1].standing is not Standing.READY:
+            heapq.heappop(ready)
+
+    def _delay(self, stored: StoredTransaction) -> None:
+        self._stand(stored, Standing.DELAYED)
+        heapq.heappush(self._delayed, (stored.deliver_at_ms or 0, stored.decided, stored))
+
+    def _free(self, stored: StoredTransaction) -> None:
+        """Let it be taken, now or when those before it are gone."""
+        self._reasons.pop(stored.transaction_id, None)
+        if stored.verdict is Verdict.COMMIT and not self._is_first(stored):
+            self._stand(stored, Standing.BEHIND)
+        else:
+            self._stand(stored, Standing.READY)
+            heapq.heappush(self._ready, (stored.decided, stored))
+
+    def _is_first(self, stored: StoredTransaction) -> bool:
+        return stored.line is None or self._lines[stored.line][0] is stored
+
+    def _stand(self, stored: StoredTransaction, standing: Standing) -> None:
+        self._standings[stored.standing] -= 1
+        stored.standing = standing
+        self._standings[standing] += 1

@@ -1,4 +1,4 @@
-"""The one shard of a file store, as its coordinator works on it. Used by the coordinator's thread.
+"""The one shard of a file store, as its coordinator and its relay work on it. Used by the coordinator's thread.
 
 What is published is not waited for until it is settled durably here: until then, the done log has it.
 """
@@ -6,24 +6,22 @@ What is published is not waited for until it is settled durably here: until then
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from xxhash import xxh3_128_digest
 
 from penstock.errors import ConfigurationError
 from penstock.transactions.model import CoordinatorStatistics
-from penstock.transactions.stores.file.changes import Changes
-from penstock.transactions.stores.file.check_scheduler import FileCheckScheduler
-from penstock.transactions.stores.file.log.journal import Outcome, Settle
+from penstock.transactions.operator.description import hanging
+from penstock.transactions.stores.file.check_sources import DueQueue
+from penstock.transactions.stores.file.log.journal import Settle
 from penstock.transactions.stores.file.log.ledger import StoredTransaction
 from penstock.transactions.stores.file.log.redo import NoRoomError
 from penstock.transactions.stores.file.open_store import OpenStore
-from penstock.transactions.stores.file.slow_call import SlowCall
-from penstock.transactions.stores.relay.backlog import Reason
+from penstock.transactions.stores.relay.changes import ChangedCallback, Result
 from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
-from penstock.transactions.stores.relay.relay import Relay
-from penstock.transactions.stores.relay.relayed_store import CheckTerms
+from penstock.transactions.stores.relay.shards import CheckTerms, DueCheck, StoreShards
 from penstock.transactions.wire.discarded import BY_OPERATOR, EXHAUSTED, encode_discarded
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ids import id_text
@@ -31,23 +29,35 @@ from penstock.transactions.wire.ops import Author, Verdict
 
 #: Most seconds between two rounds.
 _LONGEST_WAIT_S = 1.0
-#: Transactions in one Kafka transaction, at most.
+#: Transactions in one Kafka transaction, at most; and checks in one round.
 _GROUP = 1_000
-#: The file, beside the redo log, with the transactional ids under which the store may be published.
+_CHECKS = 2_000
+#: The files, beside the redo log, with the transactional ids under which the store may be published, and with the call
+#: into the Kafka client that publication waits for.
 _CLAIM = "publishers"
+_SLOW_CALL = "slow-call"
+#: Bytes of the latter that are read.
+_MOST_BYTES = 1_000
 
 
-class FileShard:
+class FileShard(StoreShards):
     """What a file store holds: one shard, of the one coordinator that the store has.
 
-    Raises `ConfigurationError` where the store has one already. `wake` is called by any thread.
+    Raises `ConfigurationError` where the store has one already.
+
+    Args:
+        opened: the store.
+        folder: where it is.
+        label: what it is called in messages.
+        prefix: what the names of its topics begin with.
+        terms: the rules of checks.
+        submit: has a change written.
+        wake: called by any thread when the coordinator has something to do.
     """
 
-    count = 1
     owned: Collection[int] = (0,)
-    leaving: Collection[int] = ()
-    #: A disk that failed is not tried again: the store takes nothing more until it is opened again.
-    transient_errors: tuple[type[Exception], ...] = ()
+    #: The store has one coordinator.
+    is_lost = False
 
     def __init__(  # noqa: PLR0917 - made in one place
         self,
@@ -55,48 +65,67 @@ class FileShard:
         folder: Path,
         label: str,
         prefix: str,
-        checks: CheckTerms,
-        changes: Changes,
+        terms: CheckTerms,
+        submit: Callable[[Settle, ChangedCallback], None],
         wake: Callable[[], object],
     ) -> None:
-        self.name = f"{prefix}.file.{opened.journal.redo.store_id}"
+        super().__init__(f"{prefix}.file.{opened.journal.redo.store_id}", 1, opened.counts)
         self._opened = opened
-        self._slow_call = SlowCall(folder)
-        self._claim = folder / _CLAIM
+        self._folder = folder
         self._discarded = f"{prefix}.discarded"
-        self._scheduler = FileCheckScheduler(opened, checks, changes)
-        # Ids of published transactions that could not be settled for lack of room, and requests to settle that are
-        # under way. Guarded by the store's lock.
+        self._policy = terms.policy
+        self._submit = submit
+        # What the relay has, by the name that it has it by.
+        self._taken: dict[str, StoredTransaction] = {}
+        # Guarded by the store's lock: the next checks; ids of published transactions that could not be settled for lack
+        # of room, and how many requests to settle are under way.
+        self._due = DueQueue()
         self._unsettled: list[str] = []
         self._settling = 0
         with opened.lock:
             if opened.coordinator is not None:
                 raise ConfigurationError(f"{label} has a coordinator already; use that one")
-            opened.coordinator = self._scheduler.plan, wake
-            opened.ready.begin_anew(one for one in opened.pending.values() if not one.settled)
-            for stored in opened.pending.values():
-                if not stored.settled:
-                    self._scheduler.plan(stored)
+            opened.coordinator = self._plan, wake
+            unsettled = [stored for stored in opened.pending.values() if not stored.settled]
+            opened.ready.begin_again(unsettled)
+            for stored in unsettled:
+                self._plan(stored)
 
-    def transactional_id(self, shard: int) -> str:  # noqa: ARG002 - there is one
-        """Return the transactional id that publishes it."""
-        return self.name
-
-    def backlog(self, shard: int) -> FileBacklog:  # noqa: ARG002 - the same
+    def backlog(self, shard: int) -> FileShard:  # noqa: ARG002 - there is one
         """Return what waits in it."""
-        return FileBacklog(self._opened, self._discarded, self._settle, self._claim)
+        return self
 
     def renew(self) -> None:
         """Raise why the store takes nothing more, if it does not."""
-        if self._opened.writer.failure is not None:
-            raise self._opened.writer.failure
+        if self._opened.failure is not None:
+            raise self._opened.failure
 
-    def give_up(self, shard: int) -> None:
-        """Nobody else can have it."""
+    def due(self) -> Sequence[DueCheck]:
+        """Return what is due, as much as one round has time for."""
+        now = time.monotonic()
+        with self._opened.lock:
+            due = self._due.take_due(now, _CHECKS)
+            for stored in due:
+                self._due.plan(stored, now + self._policy.interval(stored.check_count + 1))
+        return [DueCheck(stored.transaction_id, stored.group, stored.check_count, stored) for stored in due]
 
-    def check(self) -> None:
-        """Send the checks that are due, and hand over those that are exhausted."""
-        self._scheduler.round()
+    def ask(self, due: Sequence[DueCheck]) -> Collection[str]:
+        """Let the producers of this process take checks; return the groups that have none."""
+        return self._opened.check_sources.ask([check.stored for check in due])
+
+    def half(self, due: DueCheck) -> Half | None:
+        """Read the first half of an undecided transaction, or None."""
+        return self._opened.first_half(due.stored)
+
+    def _plan(self, stored: StoredTransaction) -> None:
+        """Plan the next check of an undecided transaction. The caller holds the store's lock."""
+        if stored.verdict is not None:
+            return
+        # Wall clocks jump; what they say is trusted no further than that a birth is not in the future.
+        now_ms = time.time() * 1000
+        birth_s, answered_s = min(stored.birth_ms, now_ms) / 1000, min(stored.answered_ms, now_ms) / 1000
+        due = self._policy.next_due(birth_s, (stored.immunity_ms or 0) / 1000, answered_s, stored.check_count)
+        self._due.plan(stored, time.monotonic() + max(0.0, due - now_ms / 1000))
 
     def is_durable(self) -> bool:
         """Whether all that was published is durably settled; what failed for lack of room is tried again."""
@@ -108,22 +137,24 @@ class FileShard:
         """What is settled leaves the redo log with its segment."""
 
     def note_slow_call(self, shard: int, call: str, age_s: float) -> None:  # noqa: ARG002 - there is one
-        """Note the call that publication waits for."""
-        self._slow_call.note(call, age_s)
+        """Write down the call that publication waits for."""
+        if call:
+            _replace(self._folder / _SLOW_CALL, f"{time.time() - age_s:.3f} {call}")
+        else:
+            (self._folder / _SLOW_CALL).unlink(missing_ok=True)
 
-    def wait_s(self, relays: Iterable[Relay], *, busy: bool) -> float:  # noqa: ARG002 - what came meanwhile has woken it
+    def wait_s(self, *, takes_more: bool, busy: bool) -> float:  # noqa: ARG002 - what came meanwhile has woken it
         """Return the seconds after which something is due, if nothing wakes the coordinator before."""
-        opened, wait, takes_more = self._opened, _LONGEST_WAIT_S, True
-        for relay in relays:
-            wait, takes_more = min(wait, relay.wait_s()), relay.is_ready
+        opened = self._opened
         with opened.lock:
+            wait = min(_LONGEST_WAIT_S, self._due.next_due - time.monotonic())
             if takes_more:
-                wait = min(wait, opened.ready.wait_s(int(time.time() * 1000), wait))
-            return max(0.0, min(wait, self._scheduler.wait_s()))
+                wait = opened.ready.wait_s(int(time.time() * 1000), wait)
+        return max(0.0, wait)
 
     def close(self) -> None:
         """Let another coordinator have the store."""
-        self._slow_call.note("", 0.0)
+        self.note_slow_call(0, "", 0.0)
         with self._opened.lock:
             self._opened.coordinator = None
 
@@ -131,85 +162,34 @@ class FileShard:
         """Return counts since the store was opened and what is pending now. Safe from any thread."""
         opened = self._opened
         with opened.lock:
-            pending = [stored for stored in opened.pending.values() if not stored.settled]
-            oldest = min((stored.birth_ms for stored in pending), default=None)
-            counts = opened.counts
-            return CoordinatorStatistics(
-                partitions=0,
-                pending=len(pending),
-                oldest_pending_age=0.0 if oldest is None else max(0.0, time.time() - oldest / 1000),
-                held=opened.ready.refused,
-                committed=counts.committed,
-                rolled_back=counts.rolled_back,
-                discarded=counts.discarded,
-                refused=counts.refused,
-                forged=0,
-                checks=counts.checks,
-                answered_checks=counts.answered_checks,
-                no_producer=counts.no_producer,
-                groups=0,
-                recoveries=0,
-                held_by_key=opened.ready.held_by_key,
+            births = [stored.birth_ms for stored in opened.pending.values() if not stored.settled]
+            return self.counts.statistics(
+                pending=len(births),
+                oldest_age_s=time.time() - min(births) / 1000 if births else 0.0,
+                held=opened.ready.held,
                 delayed=opened.ready.delayed,
-                finish_times=tuple(counts.finish_times),
-                finish_seconds=counts.finish_seconds,
+                held_by_key=opened.ready.held_by_key,
             )
-
-    def _settle(self, ids: Sequence[str]) -> None:
-        """Have published transactions settled durably some time later; what fails for lack of room is tried again."""
-        opened = self._opened
-        with opened.lock:
-            ids, self._unsettled = (*self._unsettled, *ids), []
-            if not ids:
-                return
-            self._settling += 1
-
-        def settled(outcome: Outcome | Exception) -> None:
-            with opened.lock:
-                self._settling -= 1
-                if isinstance(outcome, NoRoomError):
-                    self._unsettled.extend(ids)
-
-        opened.writer.submit(Settle(ids), settled)
-
-
-class FileBacklog:
-    """What waits in a file store.
-
-    `settle` has transactions settled by their ids, durably some time later; `claim` is the file of transactional ids.
-    """
-
-    #: The store has one coordinator.
-    is_lost = False
-
-    def __init__(self, opened: OpenStore, discarded: str, settle: Callable[[Sequence[str]], None], claim: Path) -> None:
-        self._opened = opened
-        self._discarded = discarded
-        self._settle = settle
-        self._claim = claim
-        # What the relay has, by the name that it has it by.
-        self._taken: dict[str, StoredTransaction] = {}
 
     def may_open(self, claim: Sequence[str]) -> bool:
         """Write the transactional ids down; the store has one coordinator, so it may always be published."""
         if list(claim) != self.claimed():
             # Another process has to know of them; what a machine that failed had under way, Kafka ends by itself.
-            new = self._claim.with_suffix(".new")
-            new.write_text(" ".join(claim))
-            new.replace(self._claim)
+            _replace(self._folder / _CLAIM, " ".join(claim))
         return True
 
     def claimed(self) -> list[str]:
         """Return the transactional ids that were written down last."""
-        return self._claim.read_text().split() if self._claim.exists() else []
+        claim = self._folder / _CLAIM
+        return claim.read_text().split() if claim.exists() else []
 
     def take(self, limit: int, room_bytes: int) -> Sequence[Publishable]:
         """Return what to publish next."""
         opened = self._opened
         with opened.lock:
-            share = opened.ready.take(int(time.time() * 1000), min(limit, _GROUP), room_bytes)
-        entries = [_publishable(stored, opened.halves(stored), self._discarded) for stored in share]
-        self._taken.update((entry.transaction_id, stored) for entry, stored in zip(entries, share, strict=True))
+            taken = opened.ready.take(int(time.time() * 1000), min(limit, _GROUP), room_bytes)
+        entries = [self._publishable(stored) for stored in taken]
+        self._taken.update((entry.transaction_id, stored) for entry, stored in zip(entries, taken, strict=True))
         return entries
 
     def wants_visible(self, entries: Sequence[Publishable]) -> bool:
@@ -233,29 +213,18 @@ class FileBacklog:
         for callback, verdict in completed:
             callback(verdict)
 
-    def give_back(self, names: Collection[str]) -> None:
-        """Take back what was not published."""
+    def release(self, names: Collection[str]) -> None:
+        """Let what was taken or held go with the others again."""
         with self._opened.lock:
-            for name in names:
-                stored = self._taken.pop(name, None)
-                if stored is not None and not stored.settled:
-                    self._opened.ready.give_back(stored)
+            for stored in self._of(names, self._taken.pop):
+                self._opened.ready.release(stored)
 
-    def hold(self, reasons: Mapping[str, Reason]) -> None:
+    def hold(self, reasons: Mapping[str, str]) -> None:
         """Keep what was taken for trials."""
         with self._opened.lock:
             for name, reason in reasons.items():
-                stored = self._taken.get(name)
-                if stored is not None:
+                for stored in self._of([name], self._taken.get):
                     self._opened.ready.hold(stored, reason)
-
-    def release(self, names: Collection[str]) -> None:
-        """Let what was held go with the others again."""
-        with self._opened.lock:
-            for name in names:
-                stored = self._taken.pop(name, None)
-                if stored is not None and not stored.settled:
-                    self._opened.ready.release(stored)
 
     def take_held(self, names: Sequence[str]) -> Mapping[str, Publishable | None]:
         """Take what is held for a trial."""
@@ -271,18 +240,67 @@ class FileBacklog:
                     self._taken.pop(name, None)
                 elif opened.ready.try_held(stored):
                     tried.append(stored)
-        for stored in tried:
-            entry = _publishable(stored, opened.halves(stored), self._discarded)
-            found[entry.transaction_id] = entry
-        return found
+        return found | {_name_of(stored): self._publishable(stored) for stored in tried}
 
     def put_back(self, names: Collection[str]) -> None:
         """A trial is over."""
         with self._opened.lock:
-            for name in names:
-                stored = self._taken.get(name)
-                if stored is not None:
-                    self._opened.ready.put_back(stored)
+            for stored in self._of(names, self._taken.get):
+                self._opened.ready.put_back(stored)
+
+    def _of(
+        self, names: Collection[str], find: Callable[[str, None], StoredTransaction | None]
+    ) -> list[StoredTransaction]:
+        """Return what the relay has by some names, and is neither settled nor decided otherwise since."""
+        found = ((name, find(name, None)) for name in names)
+        return [one for name, one in found if one is not None and not one.settled and _name_of(one) == name]
+
+    def _settle(self, ids: Sequence[str]) -> None:
+        """Have published transactions settled durably some time later; what fails for lack of room is tried again."""
+        opened = self._opened
+        with opened.lock:
+            ids, self._unsettled = (*self._unsettled, *ids), []
+            if not ids:
+                return
+            self._settling += 1
+
+        def settled(result: Result) -> None:
+            with opened.lock:
+                self._settling -= 1
+                if isinstance(result, NoRoomError):
+                    self._unsettled.extend(ids)
+
+        self._submit(Settle(ids), settled)
+
+    def _publishable(self, stored: StoredTransaction) -> Publishable:
+        """Return what is published of a transaction that is decided COMMIT, or DISCARD: then to the discarded topic."""
+        halves = self._opened.halves(stored)
+        if stored.verdict is Verdict.DISCARD:
+            why = BY_OPERATOR if stored.author is Author.OPERATOR else EXHAUSTED
+            messages = [
+                OutboundMessage(
+                    self._discarded, None, half.key, half.value, encode_discarded(half, why, stored.check_count)
+                )
+                for half in halves
+            ]
+            return Publishable(_name_of(stored), messages, None, discards=_name(stored, Verdict.COMMIT))
+        messages = [OutboundMessage(half.topic, half.partition, half.key, half.value, half.headers) for half in halves]
+        return Publishable(_name_of(stored), messages, stored.line)
+
+
+def read_slow_call(folder: Path) -> str:
+    """Return in words which call publication of the store in a folder waits for, or an empty text."""
+    try:
+        since, _, call = (folder / _SLOW_CALL).read_bytes()[:_MOST_BYTES].decode(errors="replace").partition(" ")
+        return hanging(call, time.time() - float(since))
+    except (OSError, ValueError):
+        return ""
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
 
 
 def _name_of(stored: StoredTransaction) -> str:
@@ -297,16 +315,3 @@ def _name(stored: StoredTransaction, what: Verdict) -> str:
     if what is Verdict.COMMIT and stored.resumed is None:
         return stored.transaction_id
     return id_text(xxh3_128_digest(f"{stored.transaction_id} {what.name} {stored.resumed or ''}".encode()))
-
-
-def _publishable(stored: StoredTransaction, halves: Sequence[Half], discarded: str) -> Publishable:
-    """Return what is published of a transaction that is decided COMMIT or DISCARD (then to the topic `discarded`)."""
-    if stored.verdict is Verdict.DISCARD:
-        messages = []
-        for half in halves:
-            why = BY_OPERATOR if stored.author is Author.OPERATOR else EXHAUSTED
-            headers = encode_discarded(half, why, stored.check_count)
-            messages.append(OutboundMessage(discarded, None, half.key, half.value, headers))
-        return Publishable(_name_of(stored), messages, None, discards=_name(stored, Verdict.COMMIT))
-    messages = [OutboundMessage(half.topic, half.partition, half.key, half.value, half.headers) for half in halves]
-    return Publishable(_name_of(stored), messages, stored.line)

@@ -2,7 +2,7 @@
 
 What differs between the stores is behind `StoreShards`: which shards are this coordinator's, what waits in each, which
 checks are due. The thread speaks with the store alone. Each shard is published by threads of its relay, so that leases
-are renewed and checks are sent whatever Kafka does.
+are renewed and checks are sent whatever Kafka does. Where the store fails for a moment, all goes on where it was.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from penstock.transactions.model import CoordinatorStatistics, PendingTransactio
 from penstock.transactions.publishing.targets import cluster_targets
 from penstock.transactions.stores.metrics import observe, publication_spans
 from penstock.transactions.stores.options import CoordinatorOptions
-from penstock.transactions.stores.relay.backlog import ShardBacklog
+from penstock.transactions.stores.relay.check_scheduler import CheckScheduler
 from penstock.transactions.stores.relay.done_log import create_done_log
 from penstock.transactions.stores.relay.relay import Relay, RelayClients
-from penstock.transactions.stores.relay.relayed_store import CheckTerms, RelayedStore, StoreShards
+from penstock.transactions.stores.relay.shards import CheckTerms, ShardBacklog, StoreShards
+from penstock.transactions.stores.relay.store import RelayedStore
 from penstock.transactions.wire.topics import KEPT, ROOM
 
 _log = logging.getLogger("penstock.transactions")
@@ -63,9 +64,8 @@ class RelayCoordinator:
     def __init__(self, store: RelayedStore, options: CoordinatorOptions) -> None:
         self._store = store
         self._label = f"the coordinator of {store.label}"
-        self._session_s = options.session_timeout
-        self._policy = options.policy
         self._discarding = Discarding(options.discard, options.check_timeout, store.prefix)
+        self._terms = CheckTerms(options.policy, self._discarding, options.session_timeout)
         self._telemetry = options.telemetry
         self._left = LeftBehind(self._label)
         self._rights = MissingRights(store.config)
@@ -73,11 +73,11 @@ class RelayCoordinator:
         # Made by start() under its lock.
         self._shards: StoreShards | None = None
         self._thread: threading.Thread | None = None
-        # The thread's alone: by shard what publishes it, shards whose done log it has read, counts of relays that are
+        # The thread's alone: by shard what publishes it, which call was written down as slow, counts of relays that are
         # gone.
         self._clients: RelayClients | None = None
         self._relays: dict[int, tuple[Relay, ShardBacklog]] = {}
-        self._taken_over: set[int] = set()
+        self._slow_calls: dict[int, str] = {}
         self._former_groups = self._former_recoveries = 0
         self._trim_at = 0.0
         # Replaced as a whole by the thread, read by all.
@@ -113,7 +113,7 @@ class RelayCoordinator:
     def _open(self) -> StoreShards:
         store = self._store
         servers, config = store.bootstrap_servers, store.config
-        shards = store.open_shards(CheckTerms(self._policy, self._discarding, self._session_s), self._wake.set)
+        shards = store.open_shards(self._terms, self._wake.set)
         try:
             done, discarded = f"{shards.name}.done", f"{store.prefix}.discarded"
             create_done_log(servers, config, done, shards.count)
@@ -205,9 +205,10 @@ class RelayCoordinator:
             # Of its own shards: what several coordinators show of themselves adds up to the store.
             observed = observe(self._telemetry, self._store.prefix, lambda: self._statistics(own=True))
             self._trim_at = time.monotonic() + _TRIM_S
+            scheduler = CheckScheduler(shards, self._terms, self._store.submit)
             while not self._stopping.is_set():
-                self._round(shards)
-            self._finish(shards)
+                self._round(shards, scheduler)
+            self._finish()
         except:  # noqa: E722 - see `raised`; kept for stop(), which raises it
             self._failure = raised()
             _log.error("%s stops", self._label, exc_info=self._failure)
@@ -217,17 +218,19 @@ class RelayCoordinator:
                 observed.close()
             self._end(shards)
 
-    def _round(self, shards: StoreShards) -> None:
+    def _round(self, shards: StoreShards, scheduler: CheckScheduler) -> None:
         try:
-            busy = self._work(shards)
-        except shards.transient_errors as error:
+            busy = self._work(shards, scheduler)
+        except self._store.transient_errors as error:
             _log.warning("%s lost its store: %s; trying again", self._label, cause_of(error))
             self._stopping.wait(_PAUSE_S)
         else:
-            self._wake.wait(shards.wait_s([relay for relay, _ in self._relays.values()], busy=busy))
+            relays = [relay for relay, _ in self._relays.values()]
+            wait_s = shards.wait_s(takes_more=any(relay.is_ready for relay in relays), busy=busy)
+            self._wake.wait(min([wait_s, *(relay.wait_s() for relay in relays)]))
             self._wake.clear()
 
-    def _work(self, shards: StoreShards) -> bool:
+    def _work(self, shards: StoreShards, scheduler: CheckScheduler) -> bool:
         """Do all that can be done without waiting; tell whether something was published or settled."""
         self._left.require_few()
         shards.renew()
@@ -236,7 +239,7 @@ class RelayCoordinator:
         self._discarding.tend()
         if self._clients is not None:
             self._clients.targets.look_now_and_then(time.monotonic())
-        shards.check()
+        scheduler.round()
         busy = False
         for number in sorted(shards.owned):
             if self._stopping.is_set():
@@ -249,7 +252,7 @@ class RelayCoordinator:
                     relay.trim()
             shards.purge()
         for number, (relay, _) in self._relays.items():
-            shards.note_slow_call(number, *relay.slow_call())
+            self._note_slow_call(shards, number, *relay.slow_call())
         self._count()
         return busy
 
@@ -257,14 +260,7 @@ class RelayCoordinator:
         """Publish what can be published of a shard; tell whether there was something."""
         relay, backlog = self._relays.get(number) or self._relay(shards, number)
         is_leaving = number in shards.leaving
-        try:
-            busy = relay.step(takes=not is_leaving)
-        except shards.transient_errors:
-            # Taken over again: what was published and not marked is found in the done log.
-            self._drop(number)
-            raise
-        if relay.is_open:
-            self._taken_over.add(number)
+        busy = relay.step(takes=not is_leaving)
         if backlog.is_lost or (is_leaving and not relay.is_busy):
             self._drop(number)
             shards.give_up(number)
@@ -273,27 +269,40 @@ class RelayCoordinator:
     def _relay(self, shards: StoreShards, number: int) -> tuple[Relay, ShardBacklog]:
         assert self._clients is not None  # noqa: S101 - made before the thread was started
         backlog = shards.backlog(number)
-        relay = Relay(backlog, number, shards.transactional_id(number), self._clients)
+        relay = Relay(backlog, number, f"{shards.name}.{number}", self._clients)
         self._relays[number] = relay, backlog
         return relay, backlog
 
     def _drop(self, number: int) -> None:
         relay, _ = self._relays.pop(number)
-        self._taken_over.discard(number)
+        self._slow_calls.pop(number, None)
         relay.close()
         self._former_groups += relay.groups
         self._former_recoveries += relay.recoveries
 
+    def _note_slow_call(self, shards: StoreShards, number: int, call: str, age_s: float) -> None:
+        """Write down which call of a shard has not gone on for long, where that has changed."""
+        # Where nothing is known of it, a former owner may have left one.
+        if self._slow_calls.get(number) == call:
+            return
+        self._slow_calls[number] = call
+        no_matter: tuple[type[Exception], ...] = (OSError, *self._store.transient_errors)
+        try:
+            shards.note_slow_call(number, call, age_s)
+        except no_matter as error:
+            # It is for people who look; the log and the statistics have it, too.
+            _log.warning("`penstock tx ls` does not know that %s hangs: %s", call or "no call", cause_of(error))
+
     def _count(self) -> None:
         relays = [relay for relay, _ in self._relays.values()]
         self._counts = _RelayCounts(
-            0 if self._stopping.is_set() else len(self._taken_over),
+            0 if self._stopping.is_set() else sum(relay.is_open for relay in relays),
             self._former_groups + sum(relay.groups for relay in relays),
             self._former_recoveries + sum(relay.recoveries for relay in relays),
             *max((relay.slow_call() for relay in relays), key=lambda one: one[1], default=("", 0.0)),
         )
 
-    def _finish(self, shards: StoreShards) -> None:
+    def _finish(self) -> None:
         """Let what is under way end, as long as there is time."""
         relays = [relay for relay, _ in self._relays.values()]
         try:
@@ -304,7 +313,7 @@ class RelayCoordinator:
                 self._wake.clear()
                 for relay in relays:
                     relay.step(takes=False)
-        except shards.transient_errors as error:
+        except self._store.transient_errors as error:
             _log.warning("what was published could not be settled: %s; the done log has it", cause_of(error))
 
     def _end(self, shards: StoreShards) -> None:
@@ -314,5 +323,5 @@ class RelayCoordinator:
         self._count()
         try:
             shards.close()
-        except shards.transient_errors as error:
+        except self._store.transient_errors as error:
             _log.warning("shards could not be given up: %s; others take them when their leases end", cause_of(error))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -63,19 +63,17 @@ class DoneLog:
         self.admin = clients.admin(bootstrap_servers, config)
         self._forgotten_to = 0
 
-    def read(self, goes_on: Callable[[], object] = lambda: None) -> DoneRead:
+    def read(self) -> DoneRead:
         """Return the end of the log and the ids in it. Whose records are looked for must have been shut out.
 
-        `goes_on` is called as it goes on. Raises `KafkaException` where a broker does not answer, and `TimeoutError`
-        where the end was not reached in time.
+        Raises `KafkaException` where a broker does not answer, and `TimeoutError` where the end was not reached in
+        time.
         """
         place = self.topic, self.partition
         low, end = self.bounds()
         found: set[str] = set()
         with self._reader(isolation="read_committed") as reader:
-            for records in reader.read(
-                {place: low}, {place: end}, step=lambda _behind, _idle_s: goes_on(), limit_s=_READ_S
-            ):
+            for records in reader.read({place: low}, {place: end}, limit_s=_READ_S):
                 for message in records:
                     found.update(_ids(message))
         return DoneRead(end, frozenset(found))

@@ -6,7 +6,8 @@ published unless `done` has it; and nobody else can be writing there, for whoeve
 predecessor out first. This order makes that hold:
 
 1. The store says that the shard is this coordinator's.
-2. The transactional ids under which a predecessor may publish are shut out: whatever it had open is ended.
+2. Producers are opened under all transactional ids that a predecessor may publish under: whatever it had open is ended,
+   and it is shut out.
 3. The done log is read. What a predecessor published, and the store may not know of, is marked there.
 4. Only now is anything taken from the store, which makes sure in the same step that it still owns the shard; and it is
    published by a producer that was made before that. So who lost the shard has nothing to publish with.
@@ -18,10 +19,8 @@ down before it is used.
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,10 +29,10 @@ from confluent_kafka import KafkaException
 from penstock.clients.bounded_calls import Call, Disposable, LeftBehind
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, topic_right, transactional_right
-from penstock.clients.transactional.errors import IdLostError, NotOpenedError
+from penstock.clients.transactional.errors import NotOpenedError
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.pace import Pace
-from penstock.clients.transactional.writer import PublicationSpans, TransactionalWriter
+from penstock.clients.transactional.writer import PublicationSpans
 from penstock.errors import BrokerConnectionError
 from penstock.options import ClientConfig
 from penstock.transactions.core.quarantine import TargetQuarantine
@@ -41,21 +40,17 @@ from penstock.transactions.publishing.batch_limit import BatchLimit
 from penstock.transactions.publishing.broker_gate import BrokerGate
 from penstock.transactions.publishing.engine import Engine
 from penstock.transactions.publishing.publisher import Publisher
-from penstock.transactions.publishing.publisher_slot import PUBLISH_LIMIT_S, SLOW_S, PublisherSlot
+from penstock.transactions.publishing.publisher_slot import OPEN_LIMIT_S, SLOW_S, PublisherSlot
 from penstock.transactions.publishing.targets import Targets
 from penstock.transactions.publishing.visibility import Visibility
 from penstock.transactions.rationed_log import RationedLog
-from penstock.transactions.stores.relay.backlog import ShardBacklog
 from penstock.transactions.stores.relay.done_log import DoneLog, DoneRead
+from penstock.transactions.stores.relay.shards import ShardBacklog
 from penstock.transactions.stores.relay.stored_backlog import StoredBacklog
 
-_log = logging.getLogger("penstock.transactions")
-
-#: Seconds between two tries to take a shard over.
+#: Seconds between two tries to read the done log when a shard is taken over, and between two looks meanwhile.
 _AGAIN_S = 0.5
-#: Seconds for a transactional id that brokers do not give, and for one whose last transaction may wait for its markers.
-_OPEN_TIMEOUT_S = 5.0
-_ID_TIMEOUT_S = 2.0
+_LOOK_S = 0.1
 #: Seconds in which brokers shall have answered, after a failure, before anything is tried again.
 _ASK_S = 2.0
 #: Seconds from the begin of a group until it is visible, for which groups are made as large as they can be.
@@ -100,14 +95,12 @@ class Relay:
         self._ration = RationedLog()
         self._quarantine = TargetQuarantine()
         common, apart = ([f"{name}.{letter}" for letter in letters] for letters in ("abc", "xyz"))
-        self._slots = [self._slot(one, apart=False) for one in common]
-        self._trial_slots = [self._slot(one, apart=True) for one in apart]
-        # Taking over: its thread and its call, whether that was left behind (set here, read there), and what it does
-        # since when. The last two are written by its thread.
-        self._thread: Disposable | None = None
-        self._is_left = threading.Event()
-        self._call: Call[DoneRead] | None = None
-        self._doing, self._since = "", 0.0
+        self._slots = [self._slot(slot_name, apart=False) for slot_name in common]
+        self._trial_slots = [self._slot(slot_name, apart=True) for slot_name in apart]
+        # Taking over: slots with the other ids that a predecessor may have (None: it has not begun), and the thread
+        # that reads the done log once all are open.
+        self._former: list[PublisherSlot] | None = None
+        self._reading: tuple[Disposable, Call[DoneRead]] | None = None
         self._not_before = 0.0
         # Once it was taken over.
         self._backlog: StoredBacklog | None = None
@@ -139,11 +132,12 @@ class Relay:
             visibility=Visibility(self._done.admin, (clients.done_topic, self._number)),
         )
 
-    def _ids(self) -> list[str]:
-        return [slot.transactional_id for slot in (*self._slots, *self._trial_slots)]
+    @property
+    def _all_slots(self) -> list[PublisherSlot]:
+        return [*self._slots, *self._trial_slots, *(self._former or ())]
 
     def _may_open(self) -> bool:
-        return self._shard.may_open(self._ids())
+        return self._shard.may_open([slot.transactional_id for slot in self._all_slots])
 
     @property
     def groups(self) -> int:
@@ -172,117 +166,97 @@ class Relay:
 
     def slow_call(self) -> tuple[str, float]:
         """Return the call that has not gone on for longest, and for how many seconds; an empty name: all do."""
-        call, engine = self._call, self._engine
-        if engine is not None:
-            return engine.slow_call()
-        age_s = 0.0 if call is None or call.done() else time.monotonic() - max(call.since, self._since)
-        return (self._doing, age_s) if age_s > SLOW_S else ("", 0.0)
+        calls = [slot.slow_call() for slot in self._all_slots]
+        if self._reading is not None and self._reading[1].age_s > SLOW_S:
+            calls.append(("reading the done log", self._reading[1].age_s))
+        return max(calls, key=lambda one: one[1])
 
     def step(self, *, takes: bool = True) -> bool:
-        """Go on as far as that goes without waiting, with something new only if it `takes`; tell whether it went on."""
+        """Go on as far as that goes without waiting, with something new only if it `takes`; tell whether it went on.
+
+        Raises as the store does; it goes on with the next call.
+        """
         now, engine = time.monotonic(), self._engine
         if engine is None or self._backlog is None:
             return self._take_over(now, takes=takes)
         engine.poll(now)
         went_on = engine.take_result()
         engine.release(now)
+        self._backlog.flush()
         if takes:
             went_on |= engine.begin(now)
         if now - self._explained_at >= _EXPLAIN_S:
             self._explained_at = now
             self._backlog.explain()
+        self._backlog.flush()
         return went_on
 
     def _take_over(self, now: float, *, takes: bool) -> bool:
-        call = self._call
-        if call is None:
-            return takes and now >= self._not_before and self._begin_to_take_over()
+        if self._former is None:
+            if not takes:
+                return False
+            own = {slot.transactional_id for slot in self._all_slots}
+            self._former = [self._slot(name, apart=True) for name in self._shard.claimed() if name not in own]
+        # An id that is lost is of no use to anybody: how its last transaction ends is decided.
+        waited_for = [*self._slots, *self._trial_slots, *(slot for slot in self._former if not slot.lost_ids)]
+        for slot in waited_for:
+            slot.poll(now)
+        if not all(slot.is_ready for slot in waited_for):
+            return False
+        found = self._read_done(now)
+        if found is None:
+            return False
+        for slot in self._former:
+            slot.close()
+        self._former = []
+        self._open(found).flush()
+        return True
+
+    def _read_done(self, now: float) -> DoneRead | None:
+        """Return what was published, once that was read; who published it is shut out."""
+        if self._reading is None:
+            if now < self._not_before:
+                return None
+            thread = Disposable(f"penstock-relay-{self._name}", self._clients.left)
+            self._reading = thread, thread.start("reading the done log", self._done.read, self._clients.wake)
+        thread, call = self._reading
         if not call.done():
-            stands_s = now - max(call.since, self._since)
-            if stands_s > self._clients.pace.limit(PUBLISH_LIMIT_S):
-                self._ration.warn("left", "%s of %s has not returned for %.0f s", self._doing, self._name, stands_s)
+            if call.age_s > OPEN_LIMIT_S:
+                self._ration.warn("left", "reading the done log of %s has not returned: it is left behind", self._name)
                 self._leave(now)
-            return False
-        try:
-            found = call.result()
-        except _PASSING as error:
-            text = reason(error) if isinstance(error, KafkaException) else error
-            self._ration.warn(str(text), "%s cannot be taken over yet: %s; trying again", self._name, text)
-            self._leave(now)
-            return True
+            return None
         self._leave(now)
-        if found.ids:
-            self._shard.published(sorted(found.ids))
-        self._open(found)
-        return True
-
-    def _begin_to_take_over(self) -> bool:
-        if not self._shard.may_open(self._shard.claimed()):
-            return False
-        ids = dict.fromkeys((*self._ids(), *self._shard.claimed()))
-        self._clients.left.require_few()
-        self._thread = Disposable(f"penstock-relay-{self._name}", self._clients.left)
-        self._is_left = is_left = threading.Event()
-        shut_out = partial(self._shut_out, list(ids), is_left)
-        self._call = self._thread.start(f"taking over {self._name}", shut_out, self._clients.wake)
-        return True
-
-    def _step(self, doing: str) -> None:
-        self._doing, self._since = doing, time.monotonic()
-
-    def _shut_out(self, ids: Sequence[str], is_left: threading.Event) -> DoneRead:
-        """Shut out whoever has one of the ids, and return what was published; on a thread of its own."""
-        clients = self._clients
-        for transactional_id in ids:
-            if is_left.is_set():
-                # Another has begun since, whose producers it would shut out.
-                raise NotOpenedError(f"taking over {self._name} was left behind")
-            writer = TransactionalWriter(
-                clients.bootstrap_servers,
-                clients.config,
-                transactional_id,
-                log_topic=clients.done_topic,
-                ids_right=self._ids_right,
-                rights=clients.rights,
-                apart=False,
-                reports_all=False,
-                step=self._step,
-                pace=clients.pace,
-            )
-            try:
-                writer.open(_OPEN_TIMEOUT_S, _ID_TIMEOUT_S)
-            except IdLostError as error:
-                # It is of no use to anybody: how its last transaction ends is decided.
-                _log.warning("%s", error)
-            finally:
-                writer.close()
-        self._step("reading the done log")
         try:
-            return self._done.read(lambda: self._step("reading the done log"))
-        except KafkaException as error:
-            if is_missing_right(error):
-                right = topic_right(Operation.READ, clients.done_topic)
-                raise NotOpenedError(clients.rights.refused("it cannot be read what was published", right)) from error
-            raise
+            return call.result()
+        except _PASSING as error:
+            text: object = error
+            if isinstance(error, KafkaException):
+                text = reason(error)
+                if is_missing_right(error):
+                    right = topic_right(Operation.READ, self._clients.done_topic)
+                    text = self._clients.rights.refused("it cannot be read what was published", right)
+            self._ration.warn(str(text), "%s cannot be taken over yet: %s; trying again", self._name, text)
+            return None
 
     def _leave(self, now: float) -> None:
-        thread, self._thread, self._call = self._thread, None, None
+        """Give the reading of the done log up, or let its thread end."""
+        reading, self._reading = self._reading, None
         self._not_before = now + _AGAIN_S
-        if thread is not None:
-            if thread.running is not None:
-                self._is_left.set()
-                thread.leave(lambda: None)
-            else:
+        if reading is not None:
+            thread, call = reading
+            if call.done():
                 thread.close()
+            else:
+                thread.leave(lambda: None)
 
-    def _open(self, found: DoneRead) -> None:
-        self._backlog = StoredBacklog(self._shard, self._quarantine, found.end)
+    def _open(self, found: DoneRead) -> StoredBacklog:
+        backlog = self._backlog = StoredBacklog(self._shard, self._quarantine, found)
 
         def ask() -> None:
             self._done.bounds(_ASK_S)
 
         self._engine = Engine(
-            {self._number: self._backlog},
+            {self._number: backlog},
             slots=self._slots,
             trial_slots=self._trial_slots,
             targets=self._clients.targets,
@@ -292,16 +266,17 @@ class Relay:
             ration=self._ration,
             quarantine=self._quarantine,
         )
+        return backlog
 
     def wait_s(self) -> float:
         """Return the seconds after which `step` has something to do, if nothing wakes it before."""
         if self._engine is not None:
             return self._engine.wait_s()
-        return _AGAIN_S
+        return _LOOK_S
 
     def trim(self) -> None:
         """Trim the done log as far as all in it is settled. All that was handed over as published is durably so."""
-        if self._engine is not None:
+        if self._engine is not None and self._backlog is not None and self._backlog.is_flushed:
             self._done.forget(self._engine.floor(self._number))
 
     def close(self) -> None:
@@ -309,3 +284,6 @@ class Relay:
         self._leave(time.monotonic())
         if self._engine is not None:
             self._engine.close(0.0)
+        else:
+            for slot in self._all_slots:
+                slot.close()

@@ -1,18 +1,24 @@
-"""A shard of a store outside Kafka, as a backlog of the engine: the store has the messages, this what is set aside."""
+"""A shard of a store outside Kafka, as a backlog of the engine: the store has the messages, this what is set aside.
+
+What is to be noted in the store is noted by `flush`, in its order: where the store fails for a moment, nothing is lost
+but time, and nothing is taken from it before.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, takewhile
 from typing import NamedTuple
 
 from penstock.transactions.core.quarantine import TargetQuarantine
 from penstock.transactions.core.set_aside import SetAside
 from penstock.transactions.publishing.backlog import Blocking
-from penstock.transactions.stores.relay.backlog import Reason, ShardBacklog
 from penstock.transactions.stores.relay.done_log import DoneRead, encode_ids
 from penstock.transactions.stores.relay.publishable import OutboundMessage, Publishable
+from penstock.transactions.stores.relay.shards import ShardBacklog
 
 #: Ids in one record of the done log: an eighth of a megabyte.
 _IDS_PER_RECORD = 8_000
@@ -78,21 +84,39 @@ class _Waiting:
 
 
 class StoredBacklog:
-    """One shard. Used by the coordinator's thread; what it asks of the store raises as the store does."""
+    """One shard. Used by the coordinator's thread; what it asks of the store, and `flush`, raise as the store does.
 
-    def __init__(self, shard: ShardBacklog, quarantine: TargetQuarantine, done_end: int) -> None:
+    `found` is what the done log said when the shard was taken over.
+    """
+
+    def __init__(self, shard: ShardBacklog, quarantine: TargetQuarantine, found: DoneRead) -> None:
         self._shard = shard
         self._quarantine = quarantine
         self.set_aside = SetAside[_Waiting]()
         self._waiting: dict[str, _Waiting] = {}
         self._orders = count()
         #: Below it, all of the done log is settled, save for what is under way.
-        self.done_end = done_end
+        self.done_end = found.end
         # What was taken to go with the others, and is not settled or set aside: a later one that shares a place with
         # it must not be tried before.
         self._taken: dict[str, _Taken] = {}
         # By topic, why what waits for its sake waits, as the store knows it.
-        self._told: dict[str, str] = {}
+        self._explained: dict[str, str] = {}
+        # What is to be noted in the store.
+        self._notes: deque[Callable[[], object]] = deque()
+        if found.ids:
+            self._notes.append(partial(shard.published, sorted(found.ids)))
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether the store knows all that was published."""
+        return not self._notes
+
+    def flush(self) -> None:
+        """Note in the store what is to be noted."""
+        while self._notes:
+            self._notes[0]()
+            self._notes.popleft()
 
     def next_batch(self, limit: int, blocking: Blocking, room_bytes: int) -> StoredBatch | None:
         """Take what can be published with others, and have the rest held."""
@@ -107,7 +131,7 @@ class StoredBacklog:
                     continue
                 waiting = self._put_aside(entry, taken, topic)
             stopped.append(waiting)
-        self._tell(stopped)
+        self._hold(stopped)
         return StoredBatch(go, self._shard.wants_visible(go), is_trial=False) if go else None
 
     def _note(self, entry: Publishable) -> _Taken:
@@ -152,13 +176,13 @@ class StoredBacklog:
             if entry is None:
                 break
             if not fits(entry):
-                self._tell([one])
+                self._hold([one])
                 break
             chosen.append(entry)
         batch = StoredBatch(chosen, bool(chosen) and self._shard.wants_visible(chosen), is_trial=True)
         left = {name for name, entry in found.items() if entry is not None}.difference(batch.names)
         if left:
-            self._shard.put_back(left)
+            self._notes.append(partial(self._shard.put_back, left))
         return batch if chosen else None
 
     def began(self, batch: StoredBatch) -> None:
@@ -185,18 +209,18 @@ class StoredBacklog:
         self._let_go(self.set_aside.release(topic, lambda waiting: is_refused(waiting.transaction_id)))
 
     def explain(self) -> None:
-        """Tell the store why things wait, where the reason of their topic is another one by now."""
+        """Note why things wait, where the reason of their topic is another one by now."""
         for topic in self.set_aside.topics():
             why = self._why(topic)
-            if self._told.get(topic) != why:
-                self._told[topic] = why
-                self._tell(list(self.set_aside.fronts(topic)))
+            if self._explained.get(topic) != why:
+                self._explained[topic] = why
+                self._hold(list(self.set_aside.fronts(topic)))
 
     def _published(self, batch: StoredBatch, names: list[str]) -> list[str]:
         self._mark(batch, in_flight=False)
         if not names:
             return []
-        self._shard.published(names)
+        self._notes.append(partial(self._shard.published, names))
         discarded = [entry.discards for entry in batch.decided if entry.discards and entry.transaction_id in names]
         for name in (*names, *discarded):
             self._taken.pop(name, None)
@@ -206,11 +230,10 @@ class StoredBacklog:
 
     def _give_back(self, batch: StoredBatch, names: list[str]) -> None:
         self._mark(batch, in_flight=False)
-        if not batch.is_trial:
-            self._shard.give_back(names)
+        if not names:
             return
-        self._shard.put_back(names)
-        self._tell([waiting for name in names if (waiting := self._waiting.get(name)) is not None])
+        self._notes.append(partial(self._shard.put_back if batch.is_trial else self._shard.release, names))
+        self._hold([waiting for name in names if (waiting := self._waiting.get(name)) is not None])
 
     def _mark(self, batch: StoredBatch, *, in_flight: bool) -> None:
         for name in batch.names if batch.is_trial else ():
@@ -233,21 +256,22 @@ class StoredBacklog:
             # It comes again with the next take, and keeps its place until then.
             self._taken[waiting.transaction_id] = _Taken(waiting.places, waiting.order)
         if freed:
-            self._shard.release([waiting.transaction_id for waiting in freed])
+            self._notes.append(partial(self._shard.release, [waiting.transaction_id for waiting in freed]))
 
-    def _tell(self, some: Sequence[_Waiting]) -> None:
+    def _hold(self, some: Sequence[_Waiting]) -> None:
         if some:
-            self._shard.hold({waiting.transaction_id: self._reason(waiting) for waiting in some})
+            reasons = {waiting.transaction_id: self._reason(waiting) for waiting in some}
+            self._notes.append(partial(self._shard.hold, reasons))
 
-    def _reason(self, waiting: _Waiting) -> Reason:
+    def _reason(self, waiting: _Waiting) -> str:
         refused = self._quarantine.why_refused(waiting.transaction_id)
         if refused is not None:
-            return Reason(refused)
+            return refused
         before = self.set_aside.behind(waiting)
         if before is None:
-            return Reason(self._why(self.set_aside.topic(waiting.transaction_id) or ""))
+            return self._why(self.set_aside.topic(waiting.transaction_id) or "")
         why = self._quarantine.why_refused(before.transaction_id) or "which waits, too"
-        return Reason(f"transaction {before.transaction_id}, before it in its key: {why}", before.transaction_id)
+        return f"transaction {before.transaction_id}, before it in its key: {why}"
 
     def _why(self, topic: str) -> str:
         return f"{topic}: {self._quarantine.why(topic) or 'it is not known yet'}"

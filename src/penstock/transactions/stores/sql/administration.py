@@ -12,10 +12,11 @@ from penstock.errors import TransactionError, TransactionRefusedError
 from penstock.transactions.model import DiscardedTransaction, PendingTransaction
 from penstock.transactions.operator.audit import Act, Audited
 from penstock.transactions.operator.description import NO_PRODUCER, described, hanging
+from penstock.transactions.stores.relay.store import decision
 from penstock.transactions.stores.sql import schema
+from penstock.transactions.stores.sql.backlog import reason_of_discard
 from penstock.transactions.stores.sql.database import Database
-from penstock.transactions.stores.sql.shards.relay_queries import reason_of_discard
-from penstock.transactions.stores.sql.writer import Decision
+from penstock.transactions.stores.sql.writing import decide
 from penstock.transactions.wire.ops import Author, Verdict
 
 
@@ -33,8 +34,9 @@ class SqlAdministration:
         """Return the oldest of those that are not settled in some shards, at most so many."""
         tx = schema.tx
         waiting = sa.select(tx.c.id).where(tx.c.settled_at.is_(None), tx.c.shard.in_(shards))
-        # The ids first: what the others wait for is not asked.
-        return self._shown(tx.c.id.in_(waiting.order_by(tx.c.birth, tx.c.seq).limit(most)))
+        # The ids first: what the others wait for is not asked. MariaDB takes no limit right within an IN.
+        oldest = waiting.order_by(tx.c.birth, tx.c.seq).limit(most).subquery()
+        return self._shown(tx.c.id.in_(sa.select(oldest.c.id)))
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None."""
@@ -85,14 +87,13 @@ class SqlAdministration:
             DecisionNotStoredError: it is not known to be durable.
         """
         actor = _signed(actor, why)
-        decision = Decision(transaction_id, None, verdict, Author.OPERATOR, actor)
-        what = f"transaction {transaction_id}: its {verdict.name} by {actor}"
-        with self._database.storing(what, "look at it, and try again") as connection:
-            decision.write(self._database, connection)
+        what = f"transaction {transaction_id}: its {verdict.name}"
+        with self._database.storing(f"{what} by {actor}", "look at it, and try again") as connection:
+            change = decision(transaction_id, None, verdict, Author.OPERATOR)._replace(actor=actor)
+            outcome = decide(self._database, connection, change)
             self._write_down(connection, actor, verdict.name.lower(), transaction_id)
-        refusal = decision.refusal()
-        if refusal is not None:
-            raise TransactionRefusedError(refusal)
+        if outcome.refused is not None:
+            raise TransactionRefusedError(f"{what} was refused: {outcome.refused}")
 
     def resume(self, transaction_id: str, actor: str, why: str = "") -> None:
         """Bring a discarded transaction back, undecided, with a fresh count of checks.
@@ -103,14 +104,14 @@ class SqlAdministration:
         """
         actor = _signed(actor, why)
         tx, what = schema.tx, f"transaction {transaction_id}: that {actor} resumed it"
-        empty = ("settled_at", "author", "actor", "decided_seq", "answered_at", "held_why")
-        zero = ("immunity", "check_count", "question", "taken_until", "held_until", "held_count")
-        anew = {"state": schema.PREPARED, "birth": self._database.now, **dict.fromkeys(empty), **dict.fromkeys(zero, 0)}
+        empty = ("settled_at", "author", "actor", "decided_seq", "answered_at", "held_why", "publish_at_ms")
+        zero = ("immunity", "check_count", "question", "taken_until", "held")
+        fresh = {"state": schema.PREPARED, "birth": self._database.now}
         with self._database.storing(what, "look at it, and try again") as connection:
             done = connection.execute(
                 tx.update()
                 .where(tx.c.id == transaction_id, tx.c.state == schema.DISCARD, tx.c.settled_at.is_not(None))
-                .values(**anew)
+                .values(**fresh, **dict.fromkeys(empty), **dict.fromkeys(zero, 0))
             )
             self._write_down(connection, actor, "resume", transaction_id)
         if not done.rowcount:

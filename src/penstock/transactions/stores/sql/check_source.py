@@ -19,7 +19,7 @@ _log = logging.getLogger("penstock.transactions")
 
 _POLL_S = 0.1
 _PAUSE_S = 0.5
-#: Seconds for which a producer has a check that it took alone; and between two heartbeats.
+#: Seconds for which a producer has a check that it took; and between two heartbeats.
 _TAKEN_S = 60.0
 _HEARTBEAT_S = 2.0
 _AT_ONCE = 200
@@ -70,12 +70,13 @@ class SqlCheckSource:
 
     def _take(self, running: Collection[str]) -> list[CheckRequest]:
         tx, message, now = schema.tx, schema.message, self._database.now
-        open_ones = (
+        asked = (
             sa.select(tx.c.id)
             .where(
                 tx.c.producer_group == self._group,
                 tx.c.state == schema.PREPARED,
-                tx.c.question > 0,
+                # Not by a parameter: the condition of the index is to be known.
+                tx.c.question > sa.literal_column("0"),
                 tx.c.taken_until < now,
                 tx.c.id.not_in(running),
             )
@@ -83,10 +84,10 @@ class SqlCheckSource:
             .limit(_AT_ONCE)
         )
         with self._database.read() as connection:
-            if not connection.execute(open_ones.limit(1)).all():
+            if not connection.execute(asked.limit(1)).all():
                 return []
         with self._database.begin() as connection:
-            ids = list(connection.execute(open_ones.with_for_update(skip_locked=True)).scalars())
+            ids = list(connection.execute(asked.with_for_update(skip_locked=True)).scalars())
             connection.execute(tx.update().where(tx.c.id.in_(ids)).values(taken_until=now + _TAKEN_S))
             every = message.alias("every")
             parts = sa.select(sa.func.count()).where(every.c.tx == tx.c.id).correlate(tx).scalar_subquery()

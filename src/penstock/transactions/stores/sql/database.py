@@ -2,46 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql as mysql_dialect
 from sqlalchemy.dialects import postgresql as pg_dialect
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 
 from penstock.database_url import parse_database_url
-from penstock.errors import ConfigurationError, DecisionNotStoredError
+from penstock.errors import DecisionNotStoredError
 from penstock.transactions.connections import cause_of
+from penstock.transactions.stores.sql import mysql
 
 #: Seconds that a statement, a lock or a connection may take: a send, of 15 s, has time for a second session.
 STATEMENT_TIMEOUT_S = 5.0
+#: Of the statement: one that is compared with an index must not change from row to row.
 _CLOCK = {
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0",
-    "postgresql": "CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)",
+    "postgresql": "CAST(extract(epoch FROM statement_timestamp()) AS DOUBLE PRECISION)",
+    "mysql": "(UNIX_TIMESTAMP(NOW(6)) + 0E0)",
 }
-#: The next number: above all that any row has (SQLite has one writer at a time), or from a sequence.
+#: The same in whole milliseconds.
+_CLOCK_MS = {
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000.0 AS INTEGER)",
+    "postgresql": "CAST(floor(extract(epoch FROM statement_timestamp()) * 1000) AS BIGINT)",
+    "mysql": "CAST(FLOOR(UNIX_TIMESTAMP(NOW(6)) * 1000) AS SIGNED)",
+}
+#: The next number: above all that any row has (SQLite has one writer at a time), from a sequence, or drawn just before.
 _NEXT = {
     "sqlite": (
         "(MAX((SELECT COALESCE(MAX(seq), 0) FROM penstock_tx), "
         "(SELECT COALESCE(MAX(decided_seq), 0) FROM penstock_tx)) + 1)"
     ),
     "postgresql": "nextval('penstock_seq')",
+    "mysql": "LAST_INSERT_ID()",
 }
 
 
 class Database:
-    """An engine of SQLAlchemy, and what differs between SQLite and PostgreSQL. Thread-safe.
+    """An engine of SQLAlchemy, and what differs between SQLite, PostgreSQL and MariaDB or MySQL. Thread-safe.
 
     A statement, a lock and a connection take `limit_s` seconds at most. Raises `ConfigurationError` where the address
-    leads to neither of the two.
+    leads to none of them.
     """
 
     def __init__(self, url: str, limit_s: float = STATEMENT_TIMEOUT_S) -> None:
         parsed = parse_database_url(url)
         self.kind = parsed.get_backend_name()
-        if self.kind not in _CLOCK:
-            raise ConfigurationError(f"url names {self.kind}; a store is in SQLite or PostgreSQL")
         # Without parameters, no payload is in an error's text.
         options: dict[str, Any] = {
             "hide_parameters": True,
@@ -54,18 +63,54 @@ class Database:
             self.engine = sa.create_engine(parsed, connect_args=connect, poolclass=sa.QueuePool, **options)
             sa.event.listen(self.engine, "connect", _set_up_sqlite)
             sa.event.listen(self.engine, "begin", _begin_sqlite)
-        else:
-            from penstock.transactions.stores.sql.postgresql import make_engine
+        elif self.kind == "postgresql":
+            from penstock.transactions.stores.sql import postgresql
 
-            self.engine = make_engine(parsed, limit_s, **options)
+            self.engine = postgresql.make_engine(parsed, limit_s, **options)
+        else:
+            self.engine = mysql.make_engine(parsed, limit_s, **options)
         self._statements: dict[str, sa.Executable] = {}
         #: Seconds since 1970, by the database's clock.
         self.now: sa.ColumnElement[float] = sa.literal_column(_CLOCK[self.kind], sa.Double)
+        #: The same in whole milliseconds.
+        self.now_ms: sa.ColumnElement[int] = sa.literal_column(_CLOCK_MS[self.kind], sa.BigInteger)
         self.next: sa.ColumnElement[int] = sa.literal_column(_NEXT[self.kind], sa.BigInteger)
 
-    def insert(self, table: sa.Table) -> sqlite_dialect.Insert | pg_dialect.Insert:
-        """Return an `INSERT` that can have an `ON CONFLICT` clause."""
-        return sqlite_dialect.insert(table) if self.kind == "sqlite" else pg_dialect.insert(table)
+    def insert(self, table: sa.Table, values: Mapping[str, Any], *changed: str) -> sa.Insert:
+        """Return an `INSERT` that changes some columns of a row that exists, by its key; none: it leaves that alone."""
+        key = [column.name for column in table.primary_key]
+        if self.kind == "mysql":
+            # To set the key to what it is changes nothing.
+            return (
+                mysql_dialect.insert(table)
+                .values(**values)
+                .on_duplicate_key_update({name: values[name] for name in changed} or {key[0]: table.c[key[0]]})
+            )
+        insert = sqlite_dialect.insert(table) if self.kind == "sqlite" else pg_dialect.insert(table)
+        if not changed:
+            return insert.values(**values).on_conflict_do_nothing()
+        new = {name: values[name] for name in changed}
+        return insert.values(**values).on_conflict_do_update(index_elements=key, set_=new)
+
+    def update(
+        self,
+        connection: sa.Connection,
+        table: sa.Table,
+        condition: sa.ColumnElement[bool],
+        values: Mapping[str, Any],
+        columns: Sequence[sa.ColumnElement[Any]],
+    ) -> Sequence[sa.Row[Any]]:
+        """Change rows, and return columns of those that were changed."""
+        if self.engine.dialect.update_returning:
+            return connection.execute(table.update().where(condition).values(**values).returning(*columns)).all()
+        (key,) = table.primary_key
+        found = list(connection.execute(sa.select(key).where(condition).with_for_update()).scalars())
+        connection.execute(table.update().where(key.in_(found)).values(**values))
+        return connection.execute(sa.select(*columns).where(key.in_(found))).all()
+
+    def draw(self, connection: sa.Connection, count: int = 1) -> int:
+        """Draw so many numbers where `next` does not do so by itself, and return the first."""
+        return mysql.draw(connection, count) if self.kind == "mysql" else 0
 
     def once(self, name: str, make: Callable[[], sa.Executable]) -> sa.Executable:
         """Return a statement that is made once: to make it costs more than to run it."""

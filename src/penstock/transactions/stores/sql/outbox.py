@@ -35,7 +35,7 @@ class OutboxStore(Protocol):
     def require_shards(self) -> None:
         """Find out how many shards the tables have."""
 
-    def shard_of(self, half: Half) -> int:
+    def shard_of(self, half: Half, ordering_key: bytes | None = None) -> int:
         """Return the shard of a transaction whose first half this is."""
 
 
@@ -92,23 +92,27 @@ class Outbox:
         self._store.require_target(topic, partition)
         self._user.require_transaction()
         self._store.require_shards()
-        number, now = self._store.database.next, self._store.database.now
+        database = self._store.database
+        number, now, quote = database.next, database.now, database.engine.dialect.identifier_preparer.quote
+        if database.kind == "mysql":
+            self._write("INSERT INTO penstock_number VALUES (NULL)")
         # Constants and our own words: nothing of the user's is in the text.
         self._write(
             "INSERT INTO penstock_tx (id, seq, shard, producer_group, state, author, decided_seq, birth, immunity, "  # noqa: S608 - constants
-            "deliver_at_ms, check_count, question, taken_until, held_until, held_count) VALUES (:id, "
-            f"{number}, :shard, :group, :state, :author, {number}, {now}, 0, :deliver_at, 0, 0, 0, 0, 0)",
+            "deliver_at_ms, publish_at_ms, check_count, question, taken_until, held) VALUES (:id, "
+            f"{number}, :shard, :group, :state, :author, {number}, {now}, 0, :deliver_at, :publish_at, 0, 0, 0, 0)",
             id=half.transaction_id,
             shard=self._store.shard_of(half),
             group=GROUP,
             state=schema.COMMIT,
             author=int(Author.PRODUCER),
             deliver_at=half.deliver_at_ms,
+            publish_at=half.deliver_at_ms or 0,
         )
         (row,) = schema.message_rows([half])
         self._write(
-            "INSERT INTO penstock_message (tx, part, topic, partition, key, value, headers) "
-            "VALUES (:tx, :part, :topic, :partition, :key, :value, :headers)",
+            f"INSERT INTO penstock_message ({', '.join(map(quote, row))}) "  # noqa: S608 - our own words
+            f"VALUES ({', '.join(f':{name}' for name in row)})",
             **row,
         )
         return half.transaction_id

@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 
 from penstock.errors import ConfigurationError
 from penstock.transactions.stores.sql.database import Database
+from penstock.transactions.stores.sql.mysql import create_numbers
 from penstock.transactions.wire.half import Half
 from penstock.transactions.wire.ops import Author, Verdict
 
@@ -21,12 +23,29 @@ COMMIT, ROLLBACK, DISCARD = int(Verdict.COMMIT), int(Verdict.ROLLBACK), int(Verd
 #: Seconds without a sign of life after which a producer counts as dead.
 _SILENT_S = 10.0
 
-#: `taken_until` of what a trial has: only a relay that has read the done log since lets it go.
-TAKEN = 1e18
+#: `held`: it goes with the others; Kafka refuses it, or what it must stay behind; a trial has it, and only a relay that
+#: has read the done log since lets it go.
+FREE, HELD, TRIED = 0, 1, 2
+#: The columns of what is held no more.
+FREE_AGAIN: dict[str, Any] = {"held": FREE, "held_why": None, "publish_at_ms": 0}
 
-_VERSION = 2
+_VERSION = 3
 
 metadata = sa.MetaData()
+
+#: Ids and names that are keys, and contents of any length: MariaDB and MySQL need their lengths.
+_ID = sa.Text().with_variant(mysql.VARCHAR(64, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
+_NAME = sa.Text().with_variant(mysql.VARCHAR(255, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
+_LONG = sa.Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), "mysql", "mariadb")
+_BYTES = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+#: Bytes of an order key that are in an index there.
+_PREFIX = {"order_key": 255}
+
+
+def _index_where(name: str, *columns: str, where: str) -> sa.Index:
+    condition = sa.text(where)
+    return sa.Index(name, *columns, postgresql_where=condition, sqlite_where=condition)
+
 
 store = sa.Table(
     "penstock_store",
@@ -42,17 +61,17 @@ store = sa.Table(
 tx = sa.Table(
     "penstock_tx",
     metadata,
-    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("id", _ID, primary_key=True),
     # The order in which halves were stored; `decided_seq`: in which they were decided.
     sa.Column("seq", sa.BigInteger, nullable=False),
     sa.Column("shard", sa.Integer, nullable=False),
-    sa.Column("producer_group", sa.Text, nullable=False),
+    sa.Column("producer_group", _NAME, nullable=False),
     sa.Column("state", sa.SmallInteger, nullable=False),
     sa.Column("author", sa.SmallInteger),
     sa.Column("actor", sa.Text),
     sa.Column("decided_seq", sa.BigInteger),
     # Present with order="half".
-    sa.Column("order_key", sa.LargeBinary),
+    sa.Column("order_key", _BYTES),
     sa.Column("birth", sa.Double, nullable=False),
     sa.Column("immunity", sa.Double, nullable=False),
     sa.Column("deliver_at_ms", sa.BigInteger),
@@ -63,29 +82,34 @@ tx = sa.Table(
     sa.Column("question", sa.Integer, nullable=False),
     sa.Column("asked_at", sa.Double),
     sa.Column("taken_until", sa.Double, nullable=False),
-    # While Kafka refuses it: until when the main path leaves it alone, how often it was refused itself, and why.
-    sa.Column("held_until", sa.Double, nullable=False),
-    sa.Column("held_count", sa.Integer, nullable=False),
+    # When the main path takes what was decided, in milliseconds; null: it does not, or does not yet.
+    sa.Column("publish_at_ms", sa.BigInteger),
+    # While Kafka refuses it, and why.
+    sa.Column("held", sa.SmallInteger, nullable=False),
     sa.Column("held_why", sa.Text),
     sa.Column("settled_at", sa.Double),
-    sa.Index("penstock_tx_open", "shard", "settled_at", "state", "decided_seq"),
-    sa.Index("penstock_tx_keys", "order_key", "seq"),
-    sa.Index("penstock_tx_seq", "seq"),
-    sa.Index("penstock_tx_decided", "decided_seq"),
+    sa.Index("penstock_tx_open", "shard", "settled_at", "state"),
+    # Of what may be published, and of what producers are asked about: few of all rows.
+    _index_where("penstock_tx_ready", "shard", "publish_at_ms", where="publish_at_ms IS NOT NULL"),
+    _index_where("penstock_tx_asked", "producer_group", "question", where="question > 0"),
+    sa.Index("penstock_tx_keys", "order_key", "seq", mysql_length=_PREFIX, mariadb_length=_PREFIX),
+    # For the next number, see `Database.next`.
+    sa.Index("penstock_tx_seq", "seq").ddl_if(dialect="sqlite"),
+    sa.Index("penstock_tx_decided", "decided_seq").ddl_if(dialect="sqlite"),
     sa.Index("penstock_tx_settled", "settled_at"),
 )
 
 message = sa.Table(
     "penstock_message",
     metadata,
-    sa.Column("tx", sa.Text, primary_key=True),
+    sa.Column("tx", _ID, primary_key=True),
     sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("topic", sa.Text, nullable=False),
+    sa.Column("topic", _NAME, nullable=False),
     sa.Column("partition", sa.Integer),
-    sa.Column("key", sa.LargeBinary),
-    sa.Column("value", sa.LargeBinary),
+    sa.Column("key", _BYTES),
+    sa.Column("value", _BYTES),
     # A list of pairs in JSON: name, and value in hexadecimal digits or null.
-    sa.Column("headers", sa.Text, nullable=False),
+    sa.Column("headers", _LONG, nullable=False),
 )
 
 #: Who publishes a shard, and until when nobody else may. The epoch rises with each owner.
@@ -119,9 +143,9 @@ slow_call = sa.Table(
 alive = sa.Table(
     "penstock_alive",
     metadata,
-    sa.Column("kind", sa.Text, primary_key=True),
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("producer_group", sa.Text, nullable=False),
+    sa.Column("kind", _ID, primary_key=True),
+    sa.Column("name", _ID, primary_key=True),
+    sa.Column("producer_group", _NAME, nullable=False),
     sa.Column("seen", sa.Double, nullable=False),
 )
 
@@ -130,7 +154,7 @@ refusal = sa.Table(
     "penstock_refusal",
     metadata,
     sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
-    sa.Column("tx", sa.Text, nullable=False),
+    sa.Column("tx", _ID, nullable=False),
     sa.Column("verdict", sa.SmallInteger, nullable=False),
     sa.Column("author", sa.SmallInteger, nullable=False),
     sa.Column("at", sa.Double, nullable=False),
@@ -148,7 +172,7 @@ audit = sa.Table(
     sa.Column("actor", sa.Text, nullable=False),
     # `commit`, `rollback`, `discard` or `resume`.
     sa.Column("what", sa.Text, nullable=False),
-    sa.Column("tx", sa.Text, nullable=False),
+    sa.Column("tx", _ID, nullable=False),
 )
 
 
@@ -162,6 +186,8 @@ def create(database: Database, shards: int) -> tuple[str, int]:
             # CREATE TABLE IF NOT EXISTS fails when two do it at once.
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtextextended('penstock store', 0))"))
             connection.execute(sa.text("CREATE SEQUENCE IF NOT EXISTS penstock_seq"))
+        if database.kind == "mysql":
+            create_numbers(connection)
         metadata.create_all(connection)
         row = connection.execute(sa.select(store)).one_or_none()
         if row is None:
@@ -172,7 +198,8 @@ def create(database: Database, shards: int) -> tuple[str, int]:
             return own, shards
         if row.version != _VERSION:
             raise ConfigurationError(
-                f"the tables of the SQL store are of version {row.version}, but this penstock knows {_VERSION}"
+                f"the tables of the SQL store are of version {row.version}, but this penstock knows {_VERSION}; settle "
+                "what is pending with the penstock that made them, stop it, and drop the tables penstock_*"
             )
         return str(row.uuid), int(row.shards)
 
@@ -211,9 +238,9 @@ def is_living_producer(now: sa.ColumnElement[float]) -> sa.ColumnElement[bool]:
 
 def write_heartbeat(database: Database, kind: str, name: str, group: str = "") -> None:
     """Write down that a `coordinator` or a `producer` (the kind) is alive. No other has its name."""
-    insert = database.insert(alive).values(kind=kind, name=name, producer_group=group, seen=database.now)
+    row = {"kind": kind, "name": name, "producer_group": group, "seen": database.now}
     with database.begin() as connection:
-        connection.execute(insert.on_conflict_do_update(index_elements=["kind", "name"], set_={"seen": database.now}))
+        connection.execute(database.insert(alive, row, "seen"))
 
 
 def remove_heartbeat(database: Database, name: str) -> None:
@@ -224,7 +251,7 @@ def remove_heartbeat(database: Database, name: str) -> None:
 
 def is_delayed(database: Database) -> sa.ColumnElement[bool]:
     """Return the condition that a transaction is committed and waits for its time, by the database's clock."""
-    return sa.and_(tx.c.state == COMMIT, tx.c.settled_at.is_(None), tx.c.deliver_at_ms > database.now * 1000)
+    return sa.and_(tx.c.state == COMMIT, tx.c.publish_at_ms > database.now_ms)
 
 
 def answered() -> sa.ColumnElement[int]:

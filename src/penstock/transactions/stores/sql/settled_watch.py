@@ -7,6 +7,7 @@ import threading
 
 import sqlalchemy as sa
 
+from penstock.transactions.connections import cause_of
 from penstock.transactions.store import SettledCallback
 from penstock.transactions.stores.sql import schema
 from penstock.transactions.stores.sql.database import Database
@@ -20,22 +21,23 @@ _AT_ONCE = 500
 
 
 class SettledWatch:
-    """Looks for watched transactions that were settled. Thread-safe."""
+    """Looks for watched transactions that were settled, on a thread that the first one starts. Thread-safe."""
 
     def __init__(self, database: Database, name: str) -> None:
         self._database = database
         self._stopping = threading.Event()
         self._some = threading.Event()
+        # Guards the callbacks, and starting.
         self._lock = threading.Lock()
-        # Guarded by the lock.
         self._callbacks: dict[str, SettledCallback] = {}
         self._thread = threading.Thread(target=self._run, name=f"penstock-sql-watch-{name}", daemon=True)
-        self._thread.start()
 
     def add(self, transaction_id: str, callback: SettledCallback) -> None:
         """Watch a transaction."""
         with self._lock:
             self._callbacks[transaction_id] = callback
+            if self._thread.ident is None:
+                self._thread.start()
             self._some.set()
 
     def remove(self, transaction_id: str) -> None:
@@ -43,11 +45,12 @@ class SettledWatch:
         with self._lock:
             self._callbacks.pop(transaction_id, None)
 
-    def stop(self, timeout_s: float) -> None:
+    def stop(self) -> None:
         """End. Callbacks that still wait are not called; the producer gives those transactions up."""
         self._stopping.set()
         self._some.set()
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(_PAUSE_S)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -60,7 +63,7 @@ class SettledWatch:
             try:
                 settled = self._settled(ids)
             except sa.exc.SQLAlchemyError as error:
-                _log.warning("the SQL store cannot be looked at: %s; trying again", type(error).__name__)
+                _log.warning("the SQL store cannot be looked at: %s; trying again", cause_of(error))
                 self._stopping.wait(_PAUSE_S)
                 continue
             for transaction_id, state in settled:
@@ -71,11 +74,10 @@ class SettledWatch:
             self._stopping.wait(_POLL_S)
 
     def _settled(self, ids: list[str]) -> list[tuple[str, int]]:
-        tx, found = schema.tx, []
+        tx = schema.tx
+        found: list[tuple[str, int]] = []
         with self._database.read() as connection:
             for start in range(0, len(ids), _AT_ONCE):
                 wanted = tx.c.id.in_(ids[start : start + _AT_ONCE]) & tx.c.settled_at.is_not(None)
-                found += [
-                    (row.id, row.state) for row in connection.execute(sa.select(tx.c.id, tx.c.state).where(wanted))
-                ]
+                found += map(tuple, connection.execute(sa.select(tx.c.id, tx.c.state).where(wanted)))
         return found

@@ -1,4 +1,4 @@
-"""The few things the file store does to files, as a seam: the real folder here, a disk that tears in the simulations.
+"""The few things the file store does to files, as a seam: a disk that tears stands there in simulations.
 
 Each method says what of it is durable when it returns; the rest may be there after a power cut, or not, or in part.
 """
@@ -9,45 +9,10 @@ import errno
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 
-class Folder(Protocol):
-    """A folder of files that are written by one process."""
-
-    def names(self) -> list[str]:
-        """Return the names of the files."""
-
-    def read(self, name: str, offset: int = 0, size: int = -1) -> bytes:
-        """Return bytes of a file, fewer where it ends, all from `offset` where `size` is -1."""
-
-    def allocate(self, name: str, size: int) -> None:
-        """Make a file where there is none, and at least `size` bytes of room in it, zero where nothing was written."""
-
-    def write(self, name: str, offset: int, data: bytes) -> None:
-        """Write into a file. Not durable before `sync`."""
-
-    def cut(self, name: str, size: int) -> None:
-        """Shorten a file. Not durable before `sync`."""
-
-    def sync(self, name: str) -> None:
-        """Make the contents of a file durable."""
-
-    def rename(self, old: str, new: str) -> None:
-        """Give a file another name. Not durable before `sync_names`."""
-
-    def remove(self, name: str) -> None:
-        """Remove a file. Not durable before `sync_names`."""
-
-    def sync_names(self) -> None:
-        """Make durable which files there are."""
-
-    def close(self) -> None:
-        """Close what is open."""
-
-
-class OsFolder:
-    """A folder of the operating system's. Used by one thread, save for `read`, which any thread may call."""
+class Folder:
+    """A folder of files that one process writes. Used by one thread, save for `read`, which any thread may call."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

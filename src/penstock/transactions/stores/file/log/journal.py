@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from penstock.errors import MessageFormatError, StoreDamagedError
@@ -27,39 +28,15 @@ from penstock.transactions.stores.file.log.folder import Folder
 from penstock.transactions.stores.file.log.frames import FRAME_BYTES, RECORD_BYTES, Record
 from penstock.transactions.stores.file.log.ledger import Ledger, StoredTransaction, is_discard_of_refused
 from penstock.transactions.stores.file.log.redo import NoRoomError, RedoLog
+from penstock.transactions.stores.relay.changes import NOT_HELD, UNKNOWN_ID, Decide, Outcome, Prepare, came_first
 from penstock.transactions.wire.check_request import MAX_CHECK_NUMBER
 from penstock.transactions.wire.half import Half
-from penstock.transactions.wire.ops import Author, Verdict
+from penstock.transactions.wire.ops import Verdict
 
 #: Bytes of live halves that are written again in one frame, at most (and at least one half).
 _CARRY_BYTES = 1 << 20
 #: Ends that are remembered, in this process alone.
 _ENDED = 10_000
-
-
-class Prepare(NamedTuple):
-    """Store the halves of a transaction."""
-
-    halves: tuple[Half, ...]
-    birth_ms: int
-
-
-class Decide(NamedTuple):
-    """Decide a transaction, or (UNKNOWN) count an answered check."""
-
-    transaction_id: str
-    group: str
-    verdict: Verdict
-    author: Author
-    #: Of the check that is answered; 0: it is no answer.
-    check_number: int
-    now_ms: int
-    actor: str = ""
-    #: It takes back what is committed and not due yet, and decides nothing else.
-    cancels: bool = False
-    #: Whether an operator discards what is committed, and Kafka refuses. The caller made sure that nothing of it is
-    #: under way.
-    over_commit: bool = False
 
 
 class Settle(NamedTuple):
@@ -71,24 +48,23 @@ class Settle(NamedTuple):
 Change = Prepare | Decide | Settle
 
 
-class Outcome(NamedTuple):
-    """What became of a change."""
+@dataclass(slots=True)
+class Applied(Outcome):
+    """What became of a change: with the transactions that it changed."""
 
-    #: The transactions it changed.
-    changed: Sequence[StoredTransaction]
-    #: Why it was refused, or None.
-    refused: str | None
-    #: The decision that stands against it, where that is known.
-    stands: Verdict | None = None
+    changed: Sequence[StoredTransaction] = ()
 
 
-class Delays(Protocol):
-    """Where committed transactions wait for their time. Safe from any thread."""
+class Publication(Protocol):
+    """Where committed transactions wait to be published. Safe from any thread."""
 
-    def hold_back(self, stored: StoredTransaction) -> bool:
-        """Let nobody publish a transaction that waits still; False where it is due, or waits for nothing."""
+    def withdraw(self, stored: StoredTransaction, verdict: Verdict) -> bool:
+        """Let nobody publish what is to be decided again; False where it may not be: it is under way, or about to be.
 
-    def put_back(self, stored: StoredTransaction) -> None:
+        A ROLLBACK may be where it waits for its time, a DISCARD where Kafka refuses it.
+        """
+
+    def restore(self, stored: StoredTransaction) -> None:
         """Let it wait as before."""
 
 
@@ -99,7 +75,7 @@ class Journal:
         self.ledger = Ledger()
         self.redo = RedoLog(folder, segment_bytes)
         #: Set once it is open, by whoever publishes; without it nothing can be taken back.
-        self.delays: Delays | None = None
+        self.publication: Publication | None = None
         # How the last transactions ended, for decisions that come after that.
         self._ended: OrderedDict[str, Verdict] = OrderedDict()
 
@@ -107,18 +83,18 @@ class Journal:
         """Read the redo log. Raises as `RedoLog.open`."""
         self.redo.open(self._apply)
 
-    def commit(self, changes: Sequence[Change]) -> list[Outcome]:
+    def commit(self, changes: Sequence[Change]) -> list[Applied]:
         """Judge changes in their order and make those that hold durable, all together.
 
         Raises `NoRoomError`, having changed nothing: it may be tried again. After an `OSError` it is not known what
-        became of the changes before the store is opened anew.
+        became of the changes before the store is opened again.
         """
         number, decided = self.ledger.number, self.ledger.decided
         # What earlier changes of the same batch make of a transaction, before it shows in the ledger.
         taken: set[str] = set()
         counts: dict[str, int] = {}
         entries: list[Entry | str | None] = []
-        held_back: list[StoredTransaction] = []
+        withdrawn: list[StoredTransaction] = []
         for change in changes:
             if isinstance(change, Prepare):
                 number += 1
@@ -126,15 +102,15 @@ class Journal:
             elif isinstance(change, Settle):
                 entries.append(Settled(change.transaction_ids))
             else:
-                entry = self._decided(change, decided + 1, taken, counts, held_back)
+                entry = self._decided(change, decided + 1, taken, counts, withdrawn)
                 decided += isinstance(entry, Decided)
                 entries.append(entry)
         try:
             records = self._write([encode_entry(entry) for entry in entries if isinstance(entry, tuple)])
         except NoRoomError:
-            if self.delays is not None:
-                for stored in held_back:
-                    self.delays.put_back(stored)
+            if self.publication is not None:
+                for stored in withdrawn:
+                    self.publication.restore(stored)
             raise
         written = iter(records)
         return [
@@ -142,20 +118,23 @@ class Journal:
             for change, entry in zip(changes, entries, strict=True)
         ]
 
-    def _made(self, entry: Entry, record: Record) -> Outcome:
+    def _made(self, entry: Entry, record: Record) -> Applied:
         changed = self.ledger.apply(entry, record.place, record.size)
         if isinstance(entry, Settled) or (isinstance(entry, Decided) and entry.verdict is Verdict.ROLLBACK):
             for stored in changed:
                 self._ended[stored.transaction_id] = stored.verdict or Verdict.COMMIT
                 if len(self._ended) > _ENDED:
                     self._ended.popitem(last=False)
-        return Outcome(changed, None)
+        return Applied(changed=changed)
 
-    def _not_made(self, change: Change, refused: str | None) -> Outcome:
+    def _not_made(self, change: Change, refused: str | None) -> Applied:
         if refused is None or not isinstance(change, Decide):
-            return Outcome((), refused)
+            return Applied(refused)
         stored = self.ledger.pending.get(change.transaction_id)
-        return Outcome((), refused, self.end_of(change.transaction_id) if stored is None else stored.verdict)
+        if stored is None:
+            ended = self._ended.get(change.transaction_id)
+            return Applied(refused, ended, is_known=ended is not None)
+        return Applied(refused, stored.verdict, is_known=change.group in {None, stored.group})
 
     def _prepared(self, change: Prepare, number: int, taken: set[str]) -> Entry | str:
         transaction_id = change.halves[0].transaction_id
@@ -165,20 +144,17 @@ class Journal:
         return Prepared(number, change.birth_ms, 0, 0, Verdict.UNKNOWN, 0, change.halves)
 
     def _decided(
-        self, change: Decide, decided: int, taken: set[str], counts: dict[str, int], held_back: list[StoredTransaction]
+        self, change: Decide, decided: int, taken: set[str], counts: dict[str, int], withdrawn: list[StoredTransaction]
     ) -> Entry | str | None:
         stored = self.ledger.pending.get(change.transaction_id)
-        if stored is None or stored.group != change.group:
+        if stored is None or change.group not in {None, stored.group}:
             return self._stranger(change.transaction_id, stored)
-        over_commit = change.over_commit and is_discard_of_refused(stored, change.verdict, change.author)
-        if change.transaction_id not in taken and self._is_cancelled(change, stored):
-            held_back.append(stored)
-        elif change.cancels:
-            return "it is not decided yet" if stored.verdict is None else "it is due"
-        elif (stored.verdict is not None and not over_commit) or change.transaction_id in taken:
-            first = stored.verdict.name if stored.verdict is not None else "another decision"
+        is_first = stored.verdict is None and not change.cancels
+        if change.transaction_id in taken or not (is_first or self._is_withdrawn(change, stored)):
             # An answered check that comes late says nothing against what was decided.
-            return None if change.verdict is Verdict.UNKNOWN else f"{first} came first"
+            return None if change.verdict is Verdict.UNKNOWN else _too_late(change, stored)
+        if not is_first:
+            withdrawn.append(stored)
         if change.verdict is not Verdict.UNKNOWN:
             taken.add(change.transaction_id)
             return Decided(change.transaction_id, change.verdict, change.author, decided, change.actor)
@@ -191,24 +167,19 @@ class Journal:
     def _stranger(self, transaction_id: str, stored: StoredTransaction | None) -> str:
         if stored is not None:
             return f"it belongs to group {stored.group}"
-        ended = self.end_of(transaction_id)
-        return "it is unknown, or settled long ago" if ended is None else f"{ended.name} came first, and is settled"
+        ended = self._ended.get(transaction_id)
+        return UNKNOWN_ID if ended is None else f"{came_first(ended)}; it is settled"
 
-    def end_of(self, transaction_id: str) -> Verdict | None:
-        """Return how a transaction was settled, or None where that is not known any more. Safe from any thread."""
-        return self._ended.get(transaction_id)
+    def _is_withdrawn(self, change: Decide, stored: StoredTransaction) -> bool:
+        """Tell whether a decision counts against a COMMIT; nobody publishes that from then on.
 
-    def _is_cancelled(self, change: Decide, stored: StoredTransaction) -> bool:
-        """Tell whether a decision takes a COMMIT back; nobody publishes it from then on."""
-        due_ms = stored.deliver_at_ms
-        return (
-            may_cancel(change.verdict, change.author)
-            and stored.verdict is Verdict.COMMIT
-            and due_ms is not None
-            and change.now_ms < due_ms
-            and self.delays is not None
-            and self.delays.hold_back(stored)
-        )
+        A ROLLBACK does before it is due, and an operator's DISCARD where Kafka refuses it.
+        """
+        is_early = stored.deliver_at_ms is not None and change.now_ms < stored.deliver_at_ms
+        is_cancelled = may_cancel(change.verdict, change.author) and stored.verdict is Verdict.COMMIT and is_early
+        if not is_cancelled and not is_discard_of_refused(stored, change.verdict, change.author):
+            return False
+        return self.publication is not None and self.publication.withdraw(stored, change.verdict)
 
     def _write(self, records: Sequence[tuple[int, bytes]]) -> list[Record]:
         if not records:
@@ -293,3 +264,12 @@ class Journal:
                 f"the file store is damaged, or was written by a later penstock: place {record.place} of its redo log "
                 f"has {error}; use the penstock that wrote it, or restore its folder from a backup"
             ) from error
+
+
+def _too_late(change: Decide, stored: StoredTransaction) -> str:
+    """Return why a decision does not count."""
+    if stored.verdict is None:
+        return "it is not decided yet" if change.cancels else "another decision came first"
+    if (stored.verdict, change.verdict) == (Verdict.COMMIT, Verdict.DISCARD):
+        return NOT_HELD
+    return came_first(stored.verdict)

@@ -6,17 +6,36 @@ The same code applies an entry while the store runs and when its log is replayed
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 from penstock.transactions.stores.file.log.entries import Checked, Decided, Entry, Prepared
 from penstock.transactions.wire.half import Half, Line
 from penstock.transactions.wire.ops import Author, Verdict
 
 
+class Standing(IntEnum):
+    """How far a transaction is on its way to Kafka; the queue of what is ready changes it."""
+
+    UNDECIDED = 0
+    #: It waits for its time; for those before it in its line.
+    DELAYED = 1
+    BEHIND = 2
+    READY = 3
+    #: A relay has it; Kafka refuses it, or what it must stay behind; a trial has it.
+    TAKEN = 4
+    HELD = 5
+    TRIED = 6
+    #: Nobody publishes it: it is about to be decided again.
+    WITHDRAWN = 7
+    #: It is over, a little before that is durable here: what waits for it must not take it again.
+    SETTLED = 8
+
+
 @dataclass(slots=True, eq=False)
 class StoredTransaction:
     """An unsettled transaction. The payloads stay in the redo log; here is what decides what becomes of it.
 
-    Changed by the ledger alone, save for `due`, `attempts` and `settled`, which belong to those who look after it.
+    Changed by the ledger alone, save for `due` and `standing`, which belong to those who look after it.
     """
 
     transaction_id: str
@@ -45,10 +64,12 @@ class StoredTransaction:
     actor: str = ""
     #: Monotonic seconds of its next check.
     due: float = 0.0
-    #: How often a producer was asked about it since the store was opened: each time another one is.
-    attempts: int = 0
-    #: Set once it is published, a little before that is durable here: what waits for it must not take it again.
-    settled: bool = False
+    standing: Standing = Standing.UNDECIDED
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is over."""
+        return self.standing is Standing.SETTLED
 
 
 class Ledger:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
@@ -49,6 +49,21 @@ class _Segment(NamedTuple):
     @property
     def base(self) -> int:
         return self.header.base
+
+
+class ReadLog(NamedTuple):
+    """What was read of a log: its segments, those that nobody needs any more, and of the last one what it holds."""
+
+    segments: list[_Segment]
+    passed: list[_Segment]
+    last: Scan
+    data: bytes
+    #: The place behind the last frame.
+    end: int
+
+    def __repr__(self) -> str:
+        """Name the place, never what stands there."""
+        return f"<ReadLog to {self.end}>"
 
 
 class RedoLog:
@@ -90,11 +105,11 @@ class RedoLog:
         then; `NoRoomError` where there is no room for the first segment.
         """
         names = self._folder.names()
-        found = sorted(name for name in names if name.endswith(SUFFIX))
+        found = segments_of(names)
         mark = self._read_mark(names)
         if not found:
             if mark is not None:
-                raise self._damaged("all segments of its redo log are gone")
+                raise _damaged("all segments of its redo log are gone")
             self._segments = (self._make(uuid4(), 0, 0),)
             self._offset = HEADER_BYTES
         else:
@@ -105,38 +120,13 @@ class RedoLog:
         self._write_mark()
 
     def _take_over(self, names: Sequence[str], mark: tuple[UUID, int] | None, replay: Callable[[Record], None]) -> None:
-        segments = []
-        for name in names:
-            try:
-                header = decode_header(self._folder.read(name, 0, HEADER_BYTES))
-            except MessageFormatError as error:
-                raise self._damaged(f"{name} of its redo log is {error}") from error
-            segments.append(_Segment(name, header, self._segment_bytes))
-        floor = segments[-1].header.floor
-        passed = [segment for segment in segments if segment.base < floor]
-        kept = segments[len(passed) :]
-        if kept[0].base != floor:
-            raise self._damaged(f"the segment that begins at {floor} of its redo log is gone")
-        last, read, data = Scan([], 0, 0, kept[0].header.sequence, None), kept[:0], b""
-        at = kept[0].base
-        for segment in kept:
-            if (segment.base, segment.header.sequence) != (at, last.sequence) or (
-                segment.header.store_id != kept[-1].header.store_id
-            ):
-                raise self._damaged(f"{segment.name} of its redo log does not follow on what stands before: place {at}")
-            data = self._folder.read(segment.name)
-            last = scan(data, segment.header)
-            at = segment.base + last.end
-            if last.stray is not None:
-                raise self._damaged(f"{segment.name} of its redo log is damaged from byte {last.end} to {last.stray}")
-            read.append(segment._replace(capacity=len(data)))
-            for record in last.records:
-                replay(record)
-        if mark is not None and mark[0] == kept[-1].header.store_id and mark[1] > at:
-            raise self._damaged(f"its redo log had been stored up to place {mark[1]}, but ends at {at}")
-        self._segments, self._offset, self._sequence = tuple(read), last.end, last.sequence
-        acknowledged = mark is not None and mark[1] >= at
-        self._clean(data, last.end if acknowledged else last.last, passed)
+        read = read_segments(self._folder, names, replay)
+        last, header = read.last, read.segments[-1].header
+        if mark is not None and mark[0] == header.store_id and mark[1] > read.end:
+            raise _damaged(f"its redo log had been stored up to place {mark[1]}, but ends at {read.end}")
+        self._segments, self._offset, self._sequence = tuple(read.segments), last.end, last.sequence
+        acknowledged = mark is not None and mark[1] >= read.end
+        self._clean(read.data, last.end if acknowledged else last.last, read.passed)
 
     def _clean(self, data: bytes, doubtful: int, passed: Sequence[_Segment]) -> None:
         """Cut off what is torn, make durable what may not be, remove the segments that the floor has passed.
@@ -165,7 +155,7 @@ class RedoLog:
         """Write records, given as kind and payload, in one frame; they are durable on return.
 
         There must be room: see `needs_segment`. After an `OSError` it is not known what became of the records before
-        the log is opened anew.
+        the log is opened again.
         """
         segment = self._segments[-1]
         frame, offsets = encode_frame(self._sequence, segment.header.seed, records)
@@ -204,8 +194,8 @@ class RedoLog:
                 try:
                     return decode_record(data, segment.header.seed, place)
                 except MessageFormatError as error:
-                    raise self._damaged(f"{segment.name} has {error}") from error
-        raise self._damaged(f"place {place} of its redo log is gone")
+                    raise _damaged(f"{segment.name} has {error}") from error
+        raise _damaged(f"place {place} of its redo log is gone")
 
     def _make(self, store_id: UUID, base: int, floor: int, capacity: int | None = None) -> _Segment:
         """Make a segment under another name first: one with the right name always has a whole header."""
@@ -234,8 +224,49 @@ class RedoLog:
         data = _MARK.pack(self.store_id.bytes, self.end, 0)[:-4]
         self._folder.write(MARK, 0, data + struct.pack(">I", zlib.crc32(data)))
 
-    def _damaged(self, what: str) -> StoreDamagedError:
-        return StoreDamagedError(
-            f"the file store is damaged: {what}; restore its folder from a backup, or, to go on without what it "
-            "held, move the folder away"
-        )
+
+def segments_of(names: Iterable[str]) -> list[str]:
+    """Return the names of a log's segments, in their order."""
+    return sorted(name for name in names if name.endswith(SUFFIX))
+
+
+def read_segments(folder: Folder, names: Sequence[str], replay: Callable[[Record], None]) -> ReadLog:
+    """Read segments from the floor on, replaying their records in order; nothing is changed.
+
+    Raises `StoreDamagedError` where they do not fit together.
+    """
+    segments = []
+    for name in names:
+        try:
+            header = decode_header(folder.read(name, 0, HEADER_BYTES))
+        except MessageFormatError as error:
+            raise _damaged(f"{name} of its redo log is {error}") from error
+        segments.append(_Segment(name, header, 0))
+    floor = segments[-1].header.floor
+    passed = [segment for segment in segments if segment.base < floor]
+    kept = segments[len(passed) :]
+    if kept[0].base != floor:
+        raise _damaged(f"the segment that begins at {floor} of its redo log is gone")
+    last, read, data = Scan([], 0, 0, kept[0].header.sequence, None), kept[:0], b""
+    at = kept[0].base
+    for segment in kept:
+        if (segment.base, segment.header.sequence) != (at, last.sequence) or (
+            segment.header.store_id != kept[-1].header.store_id
+        ):
+            raise _damaged(f"{segment.name} of its redo log does not follow on what stands before: place {at}")
+        data = folder.read(segment.name)
+        last = scan(data, segment.header)
+        at = segment.base + last.end
+        if last.stray is not None:
+            raise _damaged(f"{segment.name} of its redo log is damaged from byte {last.end} to {last.stray}")
+        read.append(segment._replace(capacity=len(data)))
+        for record in last.records:
+            replay(record)
+    return ReadLog(read, passed, last, data, at)
+
+
+def _damaged(what: str) -> StoreDamagedError:
+    return StoreDamagedError(
+        f"the file store is damaged: {what}; restore its folder from a backup, or, to go on without what it "
+        "held, move the folder away"
+    )

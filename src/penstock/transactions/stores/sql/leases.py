@@ -115,11 +115,7 @@ class Leases:
             number = connection.execute(free).scalar()
             if number is None:
                 return False
-            epoch = connection.execute(
-                shard.update()
-                .where(shard.c.number == number)
-                .values(owner=self._name, lease_until=now + self._session_s, epoch=shard.c.epoch + 1)
-                .returning(shard.c.epoch)
-            ).scalar_one()
+            taken = {"owner": self._name, "lease_until": now + self._session_s, "epoch": shard.c.epoch + 1}
+            ((epoch,),) = self._database.update(connection, shard, shard.c.number == number, taken, [shard.c.epoch])
         self.owned[number] = epoch
         return True

@@ -1,1 +1,0 @@
-"""What a coordinator has of a SQL store: leases, statements of its relays, checks, counts."""
