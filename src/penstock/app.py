@@ -205,7 +205,7 @@ class App(HandlerRegistry, SinkRegistry):
             atomic_batches=atomic_batches,
             overlap=overlap,
         )
-        self._consumed = {topic: one for topic, one in self._consumed.items() if topic not in chosen}
+        self._consumed = {topic: counts for topic, counts in self._consumed.items() if topic not in chosen}
         return sink
 
     def start(self) -> RunningApp:

@@ -31,7 +31,7 @@ def description(
     """Return the description of an app of that name: keys as text, bytes escaped. Any thread."""
     return {
         "group": name,
-        "partitions": [{**_fields(one), "text": str(one)} for one in partitions],
+        "partitions": [{**_fields(partition), "text": str(partition)} for partition in partitions],
         **({"parked": []} if consumer is None else _details(consumer)),
         "counts": None if consumer is None else consumer.statistics().counts(),
         "sinks": [{**asdict(sink), "state": sink.state.value, "text": str(sink)} for sink in sinks],
@@ -52,17 +52,19 @@ def coordinator_description(coordinator: Coordinator) -> dict[str, object]:
         "waits": coordinator.waits(),
         "transactions": [
             {
-                "id": one.transaction_id,
+                "id": transaction.transaction_id,
                 "prefix": coordinator.prefix,
-                "group": one.group,
-                "topics": ", ".join(one.topics),
-                "age": one.age_s,
-                "checks": one.check_count,
-                "decided": None if one.decided is None else one.decided.name,
-                "deliver_in": None if one.deliver_at_ms is None else max(0.0, one.deliver_at_ms / 1000 - time.time()),
-                "waits_for": one.waits_for,
+                "group": transaction.group,
+                "topics": ", ".join(transaction.topics),
+                "age": transaction.age_s,
+                "checks": transaction.check_count,
+                "decided": None if transaction.decided is None else transaction.decided.name,
+                "deliver_in": None
+                if transaction.deliver_at_ms is None
+                else max(0.0, transaction.deliver_at_ms / 1000 - time.time()),
+                "waits_for": transaction.waits_for,
             }
-            for one in coordinator.pending(_MOST_TRANSACTIONS)
+            for transaction in coordinator.pending(_MOST_TRANSACTIONS)
         ],
     }
 
@@ -89,17 +91,17 @@ def _details(consumer: LitePushConsumer) -> dict[str, object]:
     """Return what reports show of a consumer beside its partitions and counts."""
     found = consumer.details(_MOST_PARKED)
     return {
-        "parked": [_fields(one) for one in found.parked],
+        "parked": [_fields(message) for message in found.parked],
         "lanes": found.lanes,
         "latencies": found.latencies,
-        "dead_letters": [{**asdict(one), "age": age} for one, age in found.dead_letters],
+        "dead_letters": [{**asdict(reason), "age": age} for reason, age in found.dead_letters],
     }
 
 
-def _fields(one: Explanation | ParkedMessage) -> dict[str, Any]:
+def _fields(described: Explanation | ParkedMessage) -> dict[str, Any]:
     """Return the fields of a value that has no values within, with its key as text."""
     # Not `asdict`, which copies deeply: of a thousand partitions that is most of what a report costs.
-    told = {field.name: getattr(one, field.name) for field in fields(one)}
-    key = one.key.decode(errors="backslashreplace") if isinstance(one.key, bytes) else one.key
+    told = {field.name: getattr(described, field.name) for field in fields(described)}
+    key = described.key.decode(errors="backslashreplace") if isinstance(described.key, bytes) else described.key
     told["key"] = None if key is None else str(key)
     return told

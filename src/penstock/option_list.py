@@ -37,7 +37,7 @@ def takes_options(
             inspect.Parameter(name, _KEYWORD, default=defaults[name], annotation=getattr(kind, "__forward_arg__", kind))
             for name, kind in kinds.items()
         ]
-        known = {one.name for one in own} | kinds.keys()
+        known = {option.name for option in own} | kinds.keys()
 
         @functools.wraps(function)
         def checked(*args: ParametersP.args, **given: ParametersP.kwargs) -> ResultT:

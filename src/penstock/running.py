@@ -344,12 +344,14 @@ def run_until_signal(name: str, start: Callable[[], RunningApp]) -> None:
         raise ConfigurationError("App.run() hears signals, so it needs the main thread; use App.start() elsewhere")
     # Before the start, which may take seconds: a signal meanwhile must not end the process without a word.
     early: list[int] = []
-    former = {one: signal.signal(one, lambda number, _: early.append(number)) for one in _STOP_SIGNALS}
+    former = {
+        stop_signal: signal.signal(stop_signal, lambda number, _: early.append(number)) for stop_signal in _STOP_SIGNALS
+    }
     try:
         running = start()
         try:
-            for one in _STOP_SIGNALS:
-                signal.signal(one, running.on_signal)
+            for number in _STOP_SIGNALS:
+                signal.signal(number, running.on_signal)
             if early:
                 running.on_signal(early[0], None)
             while not running.wait(LOOK_S):
@@ -362,5 +364,5 @@ def run_until_signal(name: str, start: Callable[[], RunningApp]) -> None:
                 "owner; where that is too often, give stop_timeout more seconds than a handler takes"
             )
     finally:
-        for one, what in former.items():
-            signal.signal(one, what)
+        for number, what in former.items():
+            signal.signal(number, what)

@@ -63,9 +63,9 @@ def doctor(
         if bootstrap_servers is not None:
             topics, single = _topics(bootstrap_servers, client_settings(config, config_file))
         broker = {"broker": bootstrap_servers, "topics": topics, "single_copies": single}
-        print_json({"found": [asdict(one) for one in findings], **broker})
+        print_json({"found": [asdict(finding) for finding in findings], **broker})
     else:
-        print_table(("", "what", "found"), [(_mark(one), one.what, one.found) for one in findings])
+        print_table(("", "what", "found"), [(_mark(finding), finding.what, finding.found) for finding in findings])
         if bootstrap_servers is not None:
             _ask_broker(bootstrap_servers, client_settings(config, config_file))
     if any(finding.required and not finding.good for finding in findings):

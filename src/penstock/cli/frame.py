@@ -118,6 +118,6 @@ def _options(
 def _defaults(command: Any) -> dict[str, Any]:
     """Return, for each command, what it takes from settings where the command line says nothing; read when asked."""
     return {
-        name: _defaults(one) if hasattr(one, "commands") else {"bootstrap_servers": servers_from_settings}
-        for name, one in command.commands.items()
+        name: _defaults(subcommand) if hasattr(subcommand, "commands") else {"bootstrap_servers": servers_from_settings}
+        for name, subcommand in command.commands.items()
     }

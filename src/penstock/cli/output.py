@@ -86,7 +86,7 @@ def age_text(seconds: float) -> str:
 
 def printable(text: str) -> str:
     """Return the text with what a terminal might obey escaped."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def log_to_stderr() -> None:

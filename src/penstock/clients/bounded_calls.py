@@ -119,11 +119,11 @@ def _without_locals(error: BaseException) -> BaseException:
     cleared: list[BaseException] = []
     left: list[BaseException | None] = [error]
     while left:
-        one = left.pop()
-        if one is not None and one not in cleared:
-            traceback.clear_frames(one.__traceback__)
-            cleared.append(one)
-            left += [one.__cause__, one.__context__]
+        found = left.pop()
+        if found is not None and found not in cleared:
+            traceback.clear_frames(found.__traceback__)
+            cleared.append(found)
+            left += [found.__cause__, found.__context__]
     return error
 
 

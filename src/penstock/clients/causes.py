@@ -152,7 +152,7 @@ class ClientWords:
 
     def refused_by_all(self, bootstrap_servers: str) -> bool:
         """Tell whether every address refused for a cause that no waiting mends."""
-        return len(self._refused) >= len([one for one in bootstrap_servers.split(",") if one.strip()])
+        return len(self._refused) >= len([address for address in bootstrap_servers.split(",") if address.strip()])
 
     def _note(self, said: str) -> None:
         self.has_worked = self.has_worked or _NODE.search(said) is not None

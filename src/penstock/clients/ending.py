@@ -81,7 +81,7 @@ def _close_what_is_left() -> None:
     # They say now that brokers which were stopped before them are gone, and nobody works with them any more.
     client_log.connections = logging.INFO
     clients = list(living)
-    threads = [threading.Thread(target=_close, args=(one,), daemon=True) for one in clients]
+    threads = [threading.Thread(target=_close, args=(client,), daemon=True) for client in clients]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + LAST_S

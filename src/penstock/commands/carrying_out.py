@@ -127,7 +127,7 @@ _DOING: Mapping[str, Callable[[Command, Member], Answer]] = {
 
 def _thread_stacks() -> Iterator[str]:
     """Yield the stack of each thread, the call last: files, lines and functions. No values, and no text of the code."""
-    names = {one.ident: one.name for one in threading.enumerate()}
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()  # noqa: SLF001 - the documented way to a stack
     # Ours first: what does not fit is cut.
     ours = sorted(frames, key=lambda ident: (not names.get(ident, "").startswith("penstock-"), names.get(ident, "")))
@@ -137,11 +137,11 @@ def _thread_stacks() -> Iterator[str]:
         walked = traceback.StackSummary.extract(
             traceback.walk_stack(frames[ident]), limit=_MOST_FRAMES, lookup_lines=False
         )
-        yield from (f"  {one.filename}:{one.lineno} {one.name}" for one in reversed(list(walked)))
+        yield from (f"  {frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(list(walked)))
 
 
 def _task_stacks(stacks: Mapping[str, Any]) -> Iterator[str]:
-    threads = {one.name for one in threading.enumerate()}
+    threads = {thread.name for thread in threading.enumerate()}
     for name, stack in stacks.items():
         if name in threads:
             continue

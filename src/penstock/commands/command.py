@@ -117,8 +117,12 @@ def decode_command(value: bytes | None) -> Command:
     if name not in NAMES:
         raise MessageFormatError("a command by a name that this version does not know; it is passed over")
     parameters = flat(found, "parameters", _MOST_PARAMETERS)
-    wanted = {one: number(parameters, one) for one in _MUST_HAVE.get(name, ())}
-    wanted |= {one: number(parameters, one) for one in _MAY_HAVE.get(name, ()) if parameters.get(one) is not None}
+    wanted = {parameter: number(parameters, parameter) for parameter in _MUST_HAVE.get(name, ())}
+    wanted |= {
+        parameter: number(parameters, parameter)
+        for parameter in _MAY_HAVE.get(name, ())
+        if parameters.get(parameter) is not None
+    }
     decision = text(parameters, "decision") if name == "settle" else None
     if decision not in {None, *DECISIONS}:
         raise MessageFormatError(f"decision is none of {', '.join(DECISIONS)}; the command is passed over")

@@ -72,7 +72,7 @@ def flat(found: Mapping[str, Any], name: str, most: int) -> dict[str, Any]:
 
 def _is_plain(value: object) -> bool:
     if isinstance(value, list):
-        return len(value) <= TEXT and all(isinstance(one, str) and len(one) <= TEXT for one in value)
+        return len(value) <= TEXT and all(isinstance(item, str) and len(item) <= TEXT for item in value)
     if isinstance(value, str):
         return len(value) <= TEXT
     return value is None or (isinstance(value, int) and abs(value) < _MOST_NUMBER)
@@ -91,4 +91,4 @@ def is_signed(token: str, topic: str, value: bytes, headers: object) -> bool:
 
 def one_line(text: str) -> str:
     """Return a text from outside as one line for a log, with what a terminal might obey escaped."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape", "replace").decode() for one in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)

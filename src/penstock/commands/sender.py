@@ -96,11 +96,11 @@ def summary(command: Command, answers: Collection[AuditRecord], members: Collect
             f"{what}: sent to {whom}, and none answered in time; does it listen (`{listens} --commands`), and with "
             "the same token?"
         )
-    missing = set(members) - {one.by for one in answers}
-    outcomes = {one.outcome for one in answers}
+    missing = set(members) - {answer.by for answer in answers}
+    outcomes = {answer.outcome for answer in answers}
     order = (Outcome.FAILED, Outcome.REFUSED, Outcome.SENT)
-    worst = next((one for one in order if one in outcomes), Outcome.DONE)
-    told = "; ".join(f"{one.by}: {one.said}" for one in answers)
+    worst = next((outcome for outcome in order if outcome in outcomes), Outcome.DONE)
+    told = "; ".join(f"{answer.by}: {answer.said}" for answer in answers)
     if missing:
         told += f"; no answer in time from {', '.join(sorted(missing))}"
         worst = Outcome.SENT if worst is Outcome.DONE else worst

@@ -98,9 +98,9 @@ class Health:
         if running.is_stopping:
             return Verdict.of(["the app is stopping"])
         reasons = [
-            f"sink {one.name} is {one.state.value}"
-            for one in running.sinks()
-            if one.state not in (SinkState.RUNNING, SinkState.ENDED, SinkState.STANDBY)
+            f"sink {sink.name} is {sink.state.value}"
+            for sink in running.sinks()
+            if sink.state not in (SinkState.RUNNING, SinkState.ENDED, SinkState.STANDBY)
         ]
         if running.has_consumer:
             self.look()
@@ -108,13 +108,15 @@ class Health:
         return Verdict.of(reasons)
 
     def _not_moving(self, partitions: list[Explanation]) -> list[str]:
-        assigned = [one for one in partitions if one.partition >= 0]
+        assigned = [partition for partition in partitions if partition.partition >= 0]
         if not assigned:
-            return [str(one) for one in partitions] or ["no partition is assigned"]
-        if all(one.trouble is not None for one in assigned):
-            return [str(one) for one in assigned]
+            return [str(partition) for partition in partitions] or ["no partition is assigned"]
+        if all(partition.trouble is not None for partition in assigned):
+            return [str(partition) for partition in assigned]
         still_s = self._clock() - self._moved_at
-        stuck = [str(one) for one in assigned if _is_stuck(one)] if still_s > self._limits.moving else []
+        stuck = (
+            [str(partition) for partition in assigned if _is_stuck(partition)] if still_s > self._limits.moving else []
+        )
         return [f"nothing was done for {still_s:.0f} s, though there is work", *stuck] if stuck else []
 
 
@@ -123,9 +125,9 @@ def _done(found: ConsumerStatistics) -> int:
 
 
 def _has_work(found: ConsumerStatistics) -> bool:
-    return found.in_flight > 0 or any(one.lag for one in found.partitions)
+    return found.in_flight > 0 or any(partition.lag for partition in found.partitions)
 
 
-def _is_stuck(one: Explanation) -> bool:
+def _is_stuck(explanation: Explanation) -> bool:
     # What the app itself has paused has no lag.
-    return one.trouble is not None or (bool(one.lag) and one.state in _WORK)
+    return explanation.trouble is not None or (bool(explanation.lag) and explanation.state in _WORK)

@@ -125,9 +125,9 @@ class HttpServer:
             _log.exception("the server at http://%s ended; all else runs on", self.address)
 
     async def _serve(self) -> None:
-        beside = [asyncio.ensure_future(one()) for one in self._background]
+        beside = [asyncio.ensure_future(start()) for start in self._background]
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
-            for one in beside:
-                one.cancel()
+            for task in beside:
+                task.cancel()

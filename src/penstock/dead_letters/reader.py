@@ -132,7 +132,7 @@ class DeadLetterLog:
         repeated = f"the last {BATCH} messages at most are sent again by the next replay"
         try:
             answer = self._reader.consumer.commit(offsets=[place], asynchronous=False) or ()
-            error = next((one.error for one in answer if one.error is not None), None)
+            error = next((partition.error for partition in answer if partition.error is not None), None)
         except KafkaException as refused:
             error = refused.args[0]
         if error is not None:

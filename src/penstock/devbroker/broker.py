@@ -198,8 +198,8 @@ class DevBroker(AccessControl, Replication):
 
     def kill(self, node: int | None = None) -> None:
         """Kill the broker with SIGKILL and return when it is gone; `restart` brings it back."""
-        for one in self._chosen(node):
-            one.kill()
+        for server in self._chosen(node):
+            server.kill()
 
     def freeze(self, node: int | None = None) -> None:
         """Freeze the broker with SIGSTOP: connections stay open and nothing answers. `thaw` ends it.
@@ -209,13 +209,13 @@ class DevBroker(AccessControl, Replication):
         Raises:
             DevBrokerError: the broker's process has ended, or does not stop.
         """
-        for one in self._chosen(node):
-            one.freeze()
+        for server in self._chosen(node):
+            server.freeze()
 
     def thaw(self, node: int | None = None) -> None:
         """Let a frozen broker go on, if it is frozen; `DevBrokerError` where it does not go on."""
-        for one in self._chosen(node):
-            one.thaw()
+        for server in self._chosen(node):
+            server.thaw()
 
     def restart(self, node: int | None = None) -> None:
         """Start the broker again on the same port and data, stopping it first if it still runs; errors as `start`.

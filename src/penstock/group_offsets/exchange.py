@@ -44,10 +44,10 @@ class Export:
 def to_json(group: str, positions: Iterable[Position], topic_ids: Mapping[str, str], now_s: float) -> str:
     """Return a group's committed offsets as text, a line for each partition; `now_s` are seconds since 1970."""
     lines = []
-    for one in positions:
-        if one.committed is not None:
-            row = {"topic": one.topic, "partition": one.partition, "offset": one.committed}
-            done = {"done": [[run.start, run.stop - 1] for run in one.done]} if one.done else {}
+    for position in positions:
+        if position.committed is not None:
+            row = {"topic": position.topic, "partition": position.partition, "offset": position.committed}
+            done = {"done": [[run.start, run.stop - 1] for run in position.done]} if position.done else {}
             lines.append(f"\n    {json.dumps({**row, **done})}")
     head = {
         "format": FORMAT,
@@ -84,11 +84,11 @@ def from_json(text: str) -> Export:
         )
     wanted: dict[Part, Wanted] = {}
     for number, row in enumerate(rows, 1):
-        part, one = _wanted(number, row)
+        part, position = _wanted(number, row)
         if part in wanted:
             raise ConfigurationError(f"{part[0]}[{part[1]}] stands twice in the file; leave one of them out")
-        wanted[part] = one
-    return Export(group, {name: str(one) for name, one in ids.items()}, wanted)
+        wanted[part] = position
+    return Export(group, {name: str(topic_id) for name, topic_id in ids.items()}, wanted)
 
 
 def _wanted(number: int, row: Any) -> tuple[Part, Wanted]:
@@ -114,8 +114,8 @@ def _wanted(number: int, row: Any) -> tuple[Part, Wanted]:
 
 def require_same_topics(given: Export, topic_ids: Mapping[str, str]) -> None:
     """Raise `ConfigurationError` where a topic was made anew since the export; `topic_ids` are those of today."""
-    for name, one in sorted(given.topic_ids.items()):
-        if topic_ids.get(name, one) != one:
+    for name, topic_id in sorted(given.topic_ids.items()):
+        if topic_ids.get(name, topic_id) != topic_id:
             raise ConfigurationError(
                 f"nothing was changed: topic {name} is not the one of the file, it was made anew or is of another "
                 "cluster, so that these offsets may be those of other messages; where they are not, take its line out "

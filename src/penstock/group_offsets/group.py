@@ -124,7 +124,7 @@ class Group:
         all_parts = {(topic, number) for topic, count in counts.items() for number in range(count)}
         committed = self._committed(all_parts if parts is None else parts)
         if parts is None:
-            topics = {topic for topic, _ in committed} | {part[0] for one in members for part in one.partitions}
+            topics = {topic for topic, _ in committed} | {part[0] for member in members for part in member.partitions}
             existing = {(topic, number) for topic in topics for number in range(counts.get(topic, 0))}
             parts = sorted(existing | set(committed))
         there = [part for part in parts if part[1] < counts.get(part[0], 0)]
@@ -155,7 +155,9 @@ class Group:
             found, failed = described(self._admin, names, _ANSWER_S)
             if failed:
                 raise next(iter(failed.values()))
-            return {name: one for name, description in found.items() if (one := id_of(description)) is not None}
+            return {
+                name: topic_id for name, description in found.items() if (topic_id := id_of(description)) is not None
+            }
 
         rights = [topic_right(Operation.DESCRIBE, name) for name in names]
         return self._answer(ask, f"the ids of {', '.join(names)} are not told", rights)
@@ -168,17 +170,17 @@ class Group:
         """
         if not changes:
             return
-        wanted = [TopicPartition(*one.before.part, one.offset, metadata=one.metadata) for one in changes]
+        wanted = [TopicPartition(*change.before.part, change.offset, metadata=change.metadata) for change in changes]
         what = f"the offsets of group {self._group} are not known to be changed"
-        rights = self._rights(Operation.READ, {one.before.topic for one in changes})
+        rights = self._rights(Operation.READ, {change.before.topic for change in changes})
 
         def ask() -> list[TopicPartition]:
             return list(answered(alter_group_offsets(self._admin, self._group, wanted), _ANSWER_S).topic_partitions)
 
         def may_pass(answer: list[TopicPartition]) -> bool:
-            return any(one.error is not None and is_transient(one.error) for one in answer)
+            return any(partition.error is not None and is_transient(partition.error) for partition in answer)
 
-        refused = [one for one in self._answer(ask, what, rights, may_pass) if one.error is not None]
+        refused = [partition for partition in self._answer(ask, what, rights, may_pass) if partition.error is not None]
         if not refused:
             return
         error = KafkaException(refused[0].error)
@@ -187,7 +189,7 @@ class Group:
                 f"the offsets of group {self._group} were not changed: a member joined meanwhile; stop all members of "
                 "the group, and run the command again"
             ) from error
-        places = ", ".join(f"{one.topic}[{one.partition}]" for one in refused)
+        places = ", ".join(f"{partition.topic}[{partition.partition}]" for partition in refused)
         written = len(changes) - len(refused)
         what = f"of the offsets of group {self._group} those of {places} were refused, and {written} written"
         if code_of(error) == KafkaError.OFFSET_METADATA_TOO_LARGE:
@@ -207,12 +209,12 @@ class Group:
             return "unknown", ()
         members = tuple(
             Member(
-                one.client_id,
-                one.host,
-                one.group_instance_id,
-                frozenset((part.topic, part.partition) for part in one.assignment.topic_partitions),
+                member.client_id,
+                member.host,
+                member.group_instance_id,
+                frozenset((part.topic, part.partition) for part in member.assignment.topic_partitions),
             )
-            for one in found.members
+            for member in found.members
         )
         state = found.state if isinstance(found.state, ConsumerGroupState) else ConsumerGroupState.UNKNOWN
         return state.name.lower().replace("_", " "), members
@@ -233,7 +235,7 @@ class Group:
                 # The library waits for open transactions, and does not say so: then there is an answer without that.
                 committed_offsets(*asking, _ANSWER_S, stable=False)
                 raise KafkaException(KafkaError(KafkaError.UNSTABLE_OFFSET_COMMIT)) from error
-            if failed := next((one.error for one in found if one.error is not None), None):
+            if failed := next((partition.error for partition in found if partition.error is not None), None):
                 raise KafkaException(failed)
             return found
 
@@ -242,7 +244,11 @@ class Group:
             committed = self._answer(ask, what, self._rights(Operation.DESCRIBE))
         except _NoSuchGroupError:
             return {}
-        return {(one.topic, one.partition): (one.offset, one.metadata) for one in committed if one.offset >= 0}
+        return {
+            (offset.topic, offset.partition): (offset.offset, offset.metadata)
+            for offset in committed
+            if offset.offset >= 0
+        }
 
     def _offsets(
         self, specs: Mapping[Part, OffsetSpec], isolation: IsolationLevel = IsolationLevel.READ_COMMITTED

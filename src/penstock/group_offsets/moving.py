@@ -42,8 +42,10 @@ def planned_reset(
     """
     aim = target(to)
     state = looked_at(known, topics, to_change=True)
-    there = [one for one in state.positions if one.log is not None]
-    found = known.find(aim, (one.part for one in there)) if aim is Edge.LATEST or isinstance(aim, AtTime) else {}
+    there = [position for position in state.positions if position.log is not None]
+    found = (
+        known.find(aim, (position.part for position in there)) if aim is Edge.LATEST or isinstance(aim, AtTime) else {}
+    )
     wanted = reset_wanted(aim, there, found, keep_done=keep_done)
     refuse_coordinators(state.group, [topic for topic, _ in wanted])
     return state, plan(state.group, state.positions, wanted)

@@ -53,7 +53,7 @@ def oldest_not_done(
     All of it takes `limit_s` seconds at most; what has not arrived by then is a failure. `ConfigurationError`
     where the client library refused a setting.
     """
-    reading = _Reading([one for one in positions if one.left], principal_of(config))
+    reading = _Reading([position for position in positions if position.left], principal_of(config))
     if not reading.left:
         return OldestFound({})
     # The group is not joined: the client library wants a name, and this user may look at this group.
@@ -88,9 +88,9 @@ class _Reading:
 
     def __init__(self, positions: Iterable[Position], principal: str) -> None:
         self._principal = principal
-        self._positions = {one.part: one for one in positions}
+        self._positions = {position.part: position for position in positions}
         #: The offset from which on a record is looked for, by partition.
-        self.left = {part: _first(one) for part, one in self._positions.items()}
+        self.left = {part: _first(position) for part, position in self._positions.items()}
         self.found: dict[Part, Oldest | None] = {}
         self.failures: set[str] = set()
 

@@ -54,11 +54,13 @@ def reset_wanted(
         keep_done: whether what is done above the committed offset stays done.
     """
     wanted: dict[Part, Wanted] = {}
-    for one in positions:
-        offset = _target_offset(to, one, found)
-        if offset is not None and one.log is not None:
+    for position in positions:
+        offset = _target_offset(to, position, found)
+        if offset is not None and position.log is not None:
             # A map may tell of a topic that was made anew since, and has become shorter.
-            wanted[one.part] = Wanted(offset, clipped(one.done, one.log.start, one.log.stop) if keep_done else ())
+            wanted[position.part] = Wanted(
+                offset, clipped(position.done, position.log.start, position.log.stop) if keep_done else ()
+            )
     return wanted
 
 
@@ -96,12 +98,16 @@ def plan(group: str, positions: Sequence[Position], wanted: Mapping[Part, Wanted
 
     `ConfigurationError` where offsets lie outside of their logs: all are named, with the ranges.
     """
-    outside = [text for one in positions if one.part in wanted and (text := _outside(one, wanted[one.part]))]
+    outside = [
+        text
+        for position in positions
+        if position.part in wanted and (text := _outside(position, wanted[position.part]))
+    ]
     if outside:
         raise ConfigurationError(
             f"nothing was changed: {'; '.join(outside)}; choose offsets in there, or leave these partitions out"
         )
-    return [_change(group, one, wanted[one.part]) for one in positions if one.part in wanted]
+    return [_change(group, position, wanted[position.part]) for position in positions if position.part in wanted]
 
 
 def _outside(position: Position, wanted: Wanted) -> str:

@@ -29,7 +29,7 @@ class Member:
         """Return it as it stands in a sentence; without what a terminal might obey, for these names are free."""
         named = f"{self.client_id} ({self.instance})" if self.instance else self.client_id
         text = f"{named} on {self.host.lstrip('/')}"
-        return "".join(one if one.isprintable() else "?" for one in text)
+        return "".join(char if char.isprintable() else "?" for char in text)
 
 
 @dataclass(frozen=True, slots=True)

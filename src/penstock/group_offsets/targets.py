@@ -89,8 +89,8 @@ def topic_choice(text: str) -> TopicChoice:
     """Return what `--topic` chooses: `orders`, or `orders:0,4-7`; `ConfigurationError` where that is nothing."""
     topic, colon, numbers = text.partition(":")
     found: set[int] = set()
-    for one in numbers.split(",") if colon else ():
-        named = _NUMBERS.fullmatch(one)
+    for item in numbers.split(",") if colon else ():
+        named = _NUMBERS.fullmatch(item)
         numbered = range(int(named[1]), int(named[2] or named[1]) + 1) if named else ()
         if not numbered:
             raise _no_choice(text)

@@ -109,7 +109,7 @@ def read_entries(given: Any, of: Entries) -> tuple[Mapping[str, Any], ...]:
     empty, kinds = of.empty, of.fields
     found = []
     for said in given:
-        one = empty.copy()
+        entry = empty.copy()
         for name, value in said.items():
             # What a later member tells beside it is left out.
             kind: Any = kinds.get(name)
@@ -118,12 +118,12 @@ def read_entries(given: Any, of: Entries) -> tuple[Mapping[str, Any], ...]:
                 is_well = type(value) is kind and (
                     len(value) <= _MOST_STACK if kind is str else -_MOST_NUMBER < value < _MOST_NUMBER
                 )
-                one[name] = value if is_well else checked(value, kind)
-        if any(one[name] is None for name in of.needed):
+                entry[name] = value if is_well else checked(value, kind)
+        if any(entry[name] is None for name in of.needed):
             raise ValueError("it lacks its name")
-        if of is PARTITIONS and one["position"] is None:
-            one["position"] = one["watermark"]
-        found.append(one)
+        if of is PARTITIONS and entry["position"] is None:
+            entry["position"] = entry["watermark"]
+        found.append(entry)
     return tuple(found)
 
 
@@ -148,7 +148,7 @@ def read_number_lists(given: Any, most: int) -> Mapping[str, Sequence[float]]:
     for numbers in given.values():
         if not isinstance(numbers, list) or len(numbers) > most:
             raise TypeError("no list, or too long")
-    return {checked(name, str): tuple(checked(one, float) for one in numbers) for name, numbers in given.items()}
+    return {checked(name, str): tuple(checked(number, float) for number in numbers) for name, numbers in given.items()}
 
 
 def read_lanes(given: Any) -> Mapping[str, Mapping[str, Sequence[float]]]:
@@ -214,11 +214,11 @@ def fitting_texts(texts: Sequence[str], room: int) -> list[str]:
 def fitting_lanes(lanes: Mapping[str, Mapping[str, Sequence[float]]], room: int) -> dict[str, Any]:
     """Return the lanes of the handlers with the deepest that fit into so many bytes."""
     fits: dict[str, Any] = {}
-    for name, one in sorted(lanes.items(), key=lambda item: -sum(item[1]["depth"]))[:_MOST_HANDLERS]:
-        room -= len(dump({name[:MOST_TEXT]: one})) + 1
+    for name, depths in sorted(lanes.items(), key=lambda item: -sum(item[1]["depth"]))[:_MOST_HANDLERS]:
+        room -= len(dump({name[:MOST_TEXT]: depths})) + 1
         if room < 0:
             break
-        fits[name[:MOST_TEXT]] = one
+        fits[name[:MOST_TEXT]] = depths
     return fits
 
 

@@ -108,7 +108,7 @@ class GroupStates:
 
     def groups(self, now: float) -> list[Group]:
         """Return all groups by name, at this moment."""
-        for place in [one for one, known in self._known.items() if self._age(known, now) > _FORGOTTEN_S]:
+        for place in [member for member, known in self._known.items() if self._age(known, now) > _FORGOTTEN_S]:
             self._bytes -= self._known.pop(place).size
             self.changes += 1
         found: dict[str, list[Member]] = {}

@@ -103,13 +103,15 @@ class Report:
     @property
     def lag(self) -> int:
         """The sum of what is known of the partitions' lags."""
-        known: list[int] = [one["lag"] or 0 for one in self.partitions]
+        known: list[int] = [partition["lag"] or 0 for partition in self.partitions]
         return sum(known, start=int(self.left_out.get("lag", 0)))
 
     @property
     def partition_count(self) -> int:
         """How many partitions it has."""
-        return sum(1 for one in self.partitions if one["partition"] >= 0) + int(self.left_out.get("partitions", 0))
+        return sum(1 for partition in self.partitions if partition["partition"] >= 0) + int(
+            self.left_out.get("partitions", 0)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,7 @@ def encode_report(
     shown, left_out = lists.fitting(ranked, lists.PARTITIONS, room)
     tail = ""
     if left_out:
-        sums = {name: sum(one.get(name) or 0 for one in left_out) for name in ("lag", "in_flight")}
+        sums = {name: sum(partition.get(name) or 0 for partition in left_out) for name in ("lag", "in_flight")}
         tail = f',"left_out":{dump({"partitions": len(left_out), **sums})}'
     return f'{start}{beside},"partitions":[{",".join(shown)}]{tail}}}'.encode()
 
@@ -240,7 +242,7 @@ def _read(value: bytes) -> Report:
         parked=lists.read_entries(said.get("parked", ()), lists.PARKED),
         sinks=lists.read_entries(said.get("sinks", ()), lists.SINKS),
         coordinator=None if coordinator is None else lists.read_numbers(coordinator),
-        waits=tuple(checked(one, str) for one in said.get("waits", ())[:_MOST_WAITS]),
+        waits=tuple(checked(wait, str) for wait in said.get("waits", ())[:_MOST_WAITS]),
         transactions=lists.read_entries(said.get("transactions", ()), lists.TRANSACTIONS),
         operator=lists.read_texts(said.get("operator", {})),
         dead_letters=lists.read_entries(said.get("dead_letters", ()), lists.DEAD_LETTERS),
@@ -250,16 +252,16 @@ def _read(value: bytes) -> Report:
     )
 
 
-def _urgency(one: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:
+def _urgency(partition: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:
     """Return what orders partitions: those that will not move by themselves first, then by age and lag."""
     return (
-        one.get("trouble") is not None,
-        one.get("state") not in MOVING,
-        one.get("paused") is not None,
-        one.get("age") or 0.0,
-        one.get("lag") or 0,
+        partition.get("trouble") is not None,
+        partition.get("state") not in MOVING,
+        partition.get("paused") is not None,
+        partition.get("age") or 0.0,
+        partition.get("lag") or 0,
     )
 
 
-def _tried(one: Mapping[str, Any]) -> tuple[bool, int, float]:
-    return one.get("state") == "held", one.get("attempt") or 0, one.get("age") or 0.0
+def _tried(message: Mapping[str, Any]) -> tuple[bool, int, float]:
+    return message.get("state") == "held", message.get("attempt") or 0, message.get("age") or 0.0

@@ -76,7 +76,9 @@ def hashed(description: Mapping[str, Any], group: str) -> dict[str, Any]:
     """Return a description with the hashes of keys in place of the keys."""
     made = dict(description)
     for part in ("partitions", "parked"):
-        made[part] = [{**one, "key": None, "key_hash": key_hash(one.get("key"), group)} for one in made.get(part, ())]
+        made[part] = [
+            {**entry, "key": None, "key_hash": key_hash(entry.get("key"), group)} for entry in made.get(part, ())
+        ]
     return made
 
 
@@ -208,11 +210,15 @@ class Reporter:
 
     def _add_stacks(self, partitions: Iterable[dict[str, Any]]) -> None:
         """Add the stacks of the handlers that have held a partition for longer than between two reports."""
-        held = [one for one in partitions if one.get("worker") and (one.get("age") or 0) > self._settings.interval]
+        held = [
+            partition
+            for partition in partitions
+            if partition.get("worker") and (partition.get("age") or 0) > self._settings.interval
+        ]
         held = heapq.nlargest(_MOST_STACKS, held, key=itemgetter("age"))
-        stacks = self._stacks([one["worker"] for one in held]) if held else {}
-        for one in held:
-            one["stack"] = stacks.get(one["worker"]) or None
+        stacks = self._stacks([partition["worker"] for partition in held]) if held else {}
+        for partition in held:
+            partition["stack"] = stacks.get(partition["worker"]) or None
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:
         self._is_under_way = False

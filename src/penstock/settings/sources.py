@@ -52,7 +52,7 @@ def option_names() -> tuple[str, ...]:
 def layers() -> list[Layer]:
     """Return what each place says, later ones going before earlier ones. `ConfigurationError` where one is wrong."""
     found = [*_from_file(), *_from_environment(), *_from_command_line()]
-    return [Layer(one.place, _typed(one)) for one in found if one.values]
+    return [Layer(layer.place, _typed(layer)) for layer in found if layer.values]
 
 
 def outside() -> dict[str, Any]:
@@ -85,11 +85,11 @@ def _from_file() -> Iterator[Layer]:
     profile = os.environ.get(PROFILE_VARIABLE)
     place, table = _table()
     profiles = table.pop(_PROFILES, {})
-    if not isinstance(profiles, dict) or not all(isinstance(one, dict) for one in profiles.values()):
+    if not isinstance(profiles, dict) or not all(isinstance(profile, dict) for profile in profiles.values()):
         raise ConfigurationError(f"{place}: {_PROFILES} must hold tables; write [{_PROFILES}.production]")
     yield Layer(place, table)
-    for name, one in profiles.items():
-        layer = Layer(f"{place}, profile {name}", one)
+    for name, settings in profiles.items():
+        layer = Layer(f"{place}, profile {name}", settings)
         if name == profile:
             yield layer
         else:

@@ -191,7 +191,7 @@ class Processes:
                 _how(code),
                 member.restarts - 1,
             )
-            never_up = code == EXIT_CONNECTION and not any(self._came_up(one, now) for one in self._members)
+            never_up = code == EXIT_CONNECTION and not any(self._came_up(member, now) for member in self._members)
             self._give_up(EXIT_CONNECTION if never_up else EXIT_FAILED)
             return
         member.due = now + delay

@@ -80,7 +80,7 @@ class TestApp:
         self.app = app
         self.broker = broker or TestBroker(seed)
         self._partitions = partitions
-        named = (one.to for one in (*app.handlers.values(), *app.patterns.values()) if one.to is not None)
+        named = (handler.to for handler in (*app.handlers.values(), *app.patterns.values()) if handler.to is not None)
         self._topics = dict.fromkeys((*app.handlers, *named, *topics))
         self._patterns = TopicPatterns(app.patterns, app.handlers, app._left_out)  # noqa: SLF001 - it runs its parts
         self._handler_timeout = handler_timeout
@@ -300,9 +300,9 @@ class TestApp:
     def give_up(self, topic: str, partition: int, offset: int) -> str:
         """Give up the message that holds a partition, as `RunningApp.give_up` does, and settle."""
         giving_up = GivingUp(self._running().engine, self.broker)
-        one = giving_up.ask(topic, partition, offset)
+        asked = giving_up.ask(topic, partition, offset)
         self.settle()
-        return giving_up.judge(one)
+        return giving_up.judge(asked)
 
     def committed(self, topic: str) -> dict[int, int]:
         """Return the group's committed offset of each partition: what a new process starts from.
@@ -334,11 +334,11 @@ class TestApp:
         Raises:
             ConfigurationError: the app does not consume the topic.
         """
-        one = self.app.handlers.get(topic) or self._patterns.matches([topic]).handlers.get(topic)
-        if one is None:
+        handler = self.app.handlers.get(topic) or self._patterns.matches([topic]).handlers.get(topic)
+        if handler is None:
             known = ", ".join((*self.app.handlers, *self.app.patterns))
             raise ConfigurationError(f"app {self.app.name} does not consume {topic}; name one of {known}")
-        letters = one.dead_letter_topic.replace("{topic}", topic)
+        letters = handler.dead_letter_topic.replace("{topic}", topic)
         # The topic is made by an app with on_failure="dead_letter" when it starts.
         self.broker.ensure_topics([TopicSpec(letters, self._partitions)])
         return self.records(letters)

@@ -81,7 +81,7 @@ class SteppedClient:
 
     def _heard(self, name: str, callback: RebalanceCallback) -> RebalanceCallback:
         def call(_client: object, partitions: list[TopicPartition]) -> None:
-            places = [(one.topic, one.partition) for one in partitions]
+            places = [(partition.topic, partition.partition) for partition in partitions]
             self.in_callback = True
             self.on_change(name, places, False)  # noqa: FBT003 - a callback's arguments have no names
             try:

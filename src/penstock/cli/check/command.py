@@ -62,7 +62,7 @@ def _raise_for_missing(app: App, findings: Findings, user: str) -> None:
     if findings.missing:
         raise MissingRightError(f"app {app.name} cannot start", findings.missing, user)
     if findings.absent:
-        names = ", ".join(one.name for one in findings.absent)
+        names = ", ".join(topic.name for topic in findings.absent)
         raise TopicNotFoundError(
             f"app {app.name} cannot start: no topic {names} at {app.bootstrap_servers}; create it, as by "
             f"kafka-topics.sh --bootstrap-server {app.bootstrap_servers} --create --topic {findings.absent[0].name}"
@@ -73,11 +73,13 @@ def _print(app: App, findings: Findings, user: str, lines: list[str]) -> None:
     from penstock.cli.check.findings import settings_of
 
     typer.echo(f"app {app.name}")
-    print_table(("setting", "value", "from"), [(one.name, one.value, one.origin) for one in settings_of(app)])
+    print_table(
+        ("setting", "value", "from"), [(setting.name, setting.value, setting.origin) for setting in settings_of(app)]
+    )
     typer.echo()
     if findings.failure is None:
         typer.echo(f"brokers at {app.bootstrap_servers}: answer, as {user}")
-        rows = [(one.name, one.use, _partitions(one)) for one in findings.topics]
+        rows = [(topic.name, topic.use, _partitions(topic)) for topic in findings.topics]
         print_table(("topic", "for", "partitions"), rows)
         for text in findings.single_copies:
             typer.echo(f"warning: {text}")
@@ -109,11 +111,11 @@ def _as_json(app: App, findings: Findings, user: str, lines: list[str]) -> dict[
     return {
         "app": app.name,
         "ok": findings.failure is None and not findings.missing and not findings.absent,
-        "settings": [dataclasses.asdict(one) for one in settings_of(app)],
+        "settings": [dataclasses.asdict(setting) for setting in settings_of(app)],
         "bootstrap_servers": app.bootstrap_servers,
         "answers": findings.failure is None,
         "principal": user,
-        "topics": [dataclasses.asdict(one) for one in findings.topics],
+        "topics": [dataclasses.asdict(topic) for topic in findings.topics],
         "single_copies": list(findings.single_copies),
         "rights": [row for name, mark in _STATES for row in as_rows(getattr(findings, name), mark)],
         "commands": lines,

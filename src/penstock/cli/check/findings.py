@@ -67,12 +67,12 @@ class Findings:
     @property
     def absent(self) -> tuple[Topic, ...]:
         """Topics without which the app does not start."""
-        return tuple(one for one in self.topics if one.required and one.partitions is None)
+        return tuple(topic for topic in self.topics if topic.required and topic.partitions is None)
 
 
 def settings_of(app: App) -> list[Setting]:
     """Return the options of an app that can be set outside of its code, each with where it stands."""
-    defaults = {name: one.default for name, one in inspect.signature(type(app)).parameters.items()}
+    defaults = {name: parameter.default for name, parameter in inspect.signature(type(app)).parameters.items()}
     found = []
     for name, value in app.effective.values.items():
         origin = app.effective.origin(name)
@@ -102,7 +102,9 @@ def look(app: App) -> Findings:
         *(Topic(name, use, there.get(name), required=True) for name, use in sorted(needs.topics.items())),
         *(Topic(name, use, there.get(name), required=False) for name, use in sorted(needs.made.items())),
     ]
-    named = {one.name for one in topics} | {one.name for one in needs.rights if one.resource is Resource.TOPIC}
+    named = {topic.name for topic in topics} | {
+        right.name for right in needs.rights if right.resource is Resource.TOPIC
+    }
     single = single_copies(clients.admin(app.bootstrap_servers, config), named)
     return Findings(needs, tuple(topics), rights.held, rights.missing, rights.unknown, tuple(single))
 
@@ -113,7 +115,7 @@ def _asked(cluster: KafkaCluster, needed: Iterable[Right]) -> Rights:
         lambda: cluster.ask_rights(needed).wait(),
         _READY_S,
         _LOOK_S,
-        until=lambda rights: all(one.resource is not Resource.GROUP for one in rights.unknown),
+        until=lambda rights: all(right.resource is not Resource.GROUP for right in rights.unknown),
     )
 
 
@@ -126,13 +128,13 @@ def as_rows(rights: Iterable[Right], state: str) -> list[dict[str, Any]]:
     """Return rights as JSON has them."""
     return [
         {
-            "operation": one.operation.value,
-            "resource": one.resource.value,
-            "name": one.name,
-            "prefix": one.is_prefix,
+            "operation": right.operation.value,
+            "resource": right.resource.value,
+            "name": right.name,
+            "prefix": right.is_prefix,
             "state": state,
         }
-        for one in rights
+        for right in rights
     ]
 
 

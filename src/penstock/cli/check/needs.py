@@ -49,12 +49,12 @@ def needs_of_app(app: App, there: Collection[str]) -> AppNeeds:
     rights += _of_coordinator(app, there, notes)
     if app.report is not None:
         made[app.report.topic] = "reports"
-        rights += [topic_right(one, app.report.topic) for one in (Operation.WRITE, Operation.CREATE)]
+        rights += [topic_right(operation, app.report.topic) for operation in (Operation.WRITE, Operation.CREATE)]
     if app.commands is not None:
         heard, told = app.commands.topic, app.commands.audit_topic
         made |= {heard: "commands", told: "the audit"}
-        rights += [topic_right(one, heard) for one in (Operation.READ, Operation.CREATE)]
-        rights += [topic_right(one, told) for one in (Operation.WRITE, Operation.CREATE)]
+        rights += [topic_right(operation, heard) for operation in (Operation.READ, Operation.CREATE)]
+        rights += [topic_right(operation, told) for operation in (Operation.WRITE, Operation.CREATE)]
         notes.append(f"commands: who has Write on {heard} commands the app; the dashboard needs Read on {told}, too")
         notes.append("commands: to give up what has no dead letters, give Write, and Create, on dlq.* of its topic")
     wanted = dict.fromkeys(
@@ -92,14 +92,16 @@ def _of_coordinator(app: App, there: Collection[str], notes: list[str]) -> list[
 def _without_contained(rights: Iterable[Right]) -> Iterator[Right]:
     kept = list(rights)
     for right in kept:
-        others = [one for one in kept if one.operation in _WITH_DESCRIBE and _covers(one, right)]
+        others = [other for other in kept if other.operation in _WITH_DESCRIBE and _covers(other, right)]
         if right.operation is not Operation.DESCRIBE or not others:
             yield right
 
 
-def _covers(one: Right, other: Right) -> bool:
-    is_named = other.name.startswith(one.name) if one.is_prefix else (one.name, False) == (other.name, other.is_prefix)
-    return one.resource is other.resource and is_named
+def _covers(right: Right, other: Right) -> bool:
+    is_named = (
+        other.name.startswith(right.name) if right.is_prefix else (right.name, False) == (other.name, other.is_prefix)
+    )
+    return right.resource is other.resource and is_named
 
 
 def commands(rights: Iterable[Right], principal: str, servers: str) -> list[str]:
@@ -109,10 +111,10 @@ def commands(rights: Iterable[Right], principal: str, servers: str) -> list[str]
         grouped.setdefault((right.resource, right.name, right.is_prefix), []).append(right.operation)
     lines = []
     for (resource, name, is_prefix), operations in grouped.items():
-        first, *others = [Right(one, resource, name, is_prefix) for one in operations]
+        first, *others = [Right(operation, resource, name, is_prefix) for operation in operations]
         line = first.command(principal).replace("--bootstrap-server ...", f"--bootstrap-server {servers}", 1)
         option = f"--operation {first.operation.value}"
         lines.append(
-            line.replace(option, " ".join([option, *(f"--operation {one.operation.value}" for one in others)]))
+            line.replace(option, " ".join([option, *(f"--operation {other.operation.value}" for other in others)]))
         )
     return lines

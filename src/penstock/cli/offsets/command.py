@@ -128,8 +128,8 @@ def export(  # noqa: PLR0917 - as `reset`
 
     known = Group(bootstrap_servers, client_settings(config, config_file), group)
     state = looked_at(known, topic)
-    committed = [one for one in state.positions if one.committed is not None]
-    there = {one.topic for one in committed if one.log is not None}
+    committed = [position for position in state.positions if position.committed is not None]
+    there = {position.topic for position in committed if position.log is not None}
     text = to_json(group, committed, known.topic_ids(there), time.time())
     if file == "-":
         typer.echo(text, nl=False)

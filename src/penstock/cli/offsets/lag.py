@@ -42,7 +42,7 @@ def lag(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
     state = looked_at(known, topic)
     read = oldest_not_done(bootstrap_servers, settings, group, state.positions, timeout)
     now_s = time.time()
-    ages = {part: (one, one.age_s(now_s)) for part, one in read.messages.items() if one is not None}
+    ages = {part: (message, message.age_s(now_s)) for part, message in read.messages.items() if message is not None}
     if as_json:
         typer.echo(json.dumps(_as_json(state, ages)))
     else:
@@ -57,26 +57,26 @@ def lag(  # noqa: PLR0917 - typer reads options from parameters; nobody calls th
 
 def _as_json(state: GroupState, ages: Mapping[Part, tuple[Oldest, float | None]]) -> dict[str, Any]:
     rows = []
-    for one in state.positions:
-        oldest, age_s = ages.get(one.part, (None, None))
+    for position in state.positions:
+        oldest, age_s = ages.get(position.part, (None, None))
         rows.append(
             {
-                "topic": one.topic,
-                "partition": one.partition,
-                "committed": one.committed,
-                "log_end": None if one.log is None else one.log.stop,
-                "lag": one.lag,
-                "done_above": one.done_above,
-                "not_done": one.left,
+                "topic": position.topic,
+                "partition": position.partition,
+                "committed": position.committed,
+                "log_end": None if position.log is None else position.log.stop,
+                "lag": position.lag,
+                "done_above": position.done_above,
+                "not_done": position.left,
                 "oldest_not_done": None if oldest is None else oldest.offset,
                 "oldest_age_s": None if age_s is None else round(age_s, 3),
             }
         )
     return {
         "group": state.group,
-        "lag": sum(one.lag or 0 for one in state.positions),
-        "not_done": sum(one.left or 0 for one in state.positions),
-        "unknown": sum(one.lag is None for one in state.positions),
+        "lag": sum(position.lag or 0 for position in state.positions),
+        "not_done": sum(position.left or 0 for position in state.positions),
+        "unknown": sum(position.lag is None for position in state.positions),
         "oldest_age_s": max((round(age_s, 3) for _, age_s in ages.values() if age_s is not None), default=None),
         "partitions": rows,
     }

@@ -20,16 +20,16 @@ def print_positions(state: GroupState) -> None:
         ("topic", "partition", "committed", "log start", "log end", "lag", "done above", "member"),
         [
             (
-                one.topic,
-                str(one.partition),
-                _number(one.committed),
-                _number(None if one.log is None else one.log.start),
-                _number(None if one.log is None else one.log.stop),
-                _number(one.lag),
-                _done_above(one),
-                ", ".join(str(member) for member in state.members if one.part in member.partitions) or _NONE,
+                position.topic,
+                str(position.partition),
+                _number(position.committed),
+                _number(None if position.log is None else position.log.start),
+                _number(None if position.log is None else position.log.stop),
+                _number(position.lag),
+                _done_above(position),
+                ", ".join(str(member) for member in state.members if position.part in member.partitions) or _NONE,
             )
-            for one in state.positions
+            for position in state.positions
         ],
     )
 
@@ -39,19 +39,19 @@ def positions_as_json(state: GroupState) -> dict[str, Any]:
     return {
         "group": state.group,
         "state": str(state.state),
-        "members": [str(one) for one in state.members],
+        "members": [str(member) for member in state.members],
         "partitions": [
             {
-                "topic": one.topic,
-                "partition": one.partition,
-                "committed": one.committed,
-                "log_start": None if one.log is None else one.log.start,
-                "log_end": None if one.log is None else one.log.stop,
-                "lag": one.lag,
-                "done_above": one.done_above,
-                "foreign_metadata": one.is_foreign,
+                "topic": position.topic,
+                "partition": position.partition,
+                "committed": position.committed,
+                "log_start": None if position.log is None else position.log.start,
+                "log_end": None if position.log is None else position.log.stop,
+                "lag": position.lag,
+                "done_above": position.done_above,
+                "foreign_metadata": position.is_foreign,
             }
-            for one in state.positions
+            for position in state.positions
         ],
     }
 
@@ -60,16 +60,16 @@ def changes_as_json(changes: Sequence[Change]) -> list[dict[str, Any]]:
     """Return a change as JSON has it, a row for each partition."""
     return [
         {
-            "topic": one.before.topic,
-            "partition": one.before.partition,
-            "committed": one.before.committed,
-            "becomes": one.offset,
-            "handled_again": one.again,
-            "skipped": one.skipped,
-            "done_above_before": one.before.done_above,
-            "done_above": total(one.done),
+            "topic": change.before.topic,
+            "partition": change.before.partition,
+            "committed": change.before.committed,
+            "becomes": change.offset,
+            "handled_again": change.again,
+            "skipped": change.skipped,
+            "done_above_before": change.before.done_above,
+            "done_above": total(change.done),
         }
-        for one in changes
+        for change in changes
     ]
 
 
@@ -86,36 +86,36 @@ def print_changes(changes: Sequence[Change]) -> None:
         ("topic", "partition", "committed", "becomes", "handled again", "skipped", "done above", "becomes"),
         [
             (
-                one.before.topic,
-                str(one.before.partition),
-                _number(one.before.committed),
-                str(one.offset),
-                str(one.again),
-                str(one.skipped),
-                _done_above(one.before),
-                str(total(one.done)),
+                change.before.topic,
+                str(change.before.partition),
+                _number(change.before.committed),
+                str(change.offset),
+                str(change.again),
+                str(change.skipped),
+                _done_above(change.before),
+                str(total(change.done)),
             )
-            for one in changes
+            for change in changes
         ],
     )
 
 
 def change_lines(changes: Sequence[Change], state: GroupState, *, dry_run: bool) -> Iterator[str]:
     """Return what a change means, and whether it was made."""
-    again, skipped = sum(one.again for one in changes), sum(one.skipped for one in changes)
+    again, skipped = sum(change.again for change in changes), sum(change.skipped for change in changes)
     yield f"handled again: {_counted(again, 'offset')} that {_were(again)} done"
     yield f"skipped: {_counted(skipped, 'offset')} that {_were(skipped)} not done"
-    before, kept = sum(one.before.done_above for one in changes), sum(total(one.done) for one in changes)
+    before, kept = sum(change.before.done_above for change in changes), sum(total(change.done) for change in changes)
     if before or kept:
         yield f"done above the commit point: {_counted(before, 'offset')} before, {kept} from now on"
-    if cut := sum(one.cut for one in changes):
+    if cut := sum(change.cut for change in changes):
         yield (
             f"{_counted(cut, 'offset')} done above the commit point could not be kept, for a commit has room for 4,095 "
             "characters; they are handled again"
         )
     if unchanged := len(state.positions) - len(changes):
         yield f"{_counted(unchanged, 'partition')} without an offset to count from, or without a log, stay as they are"
-    for text, places in _odd([one.before for one in changes]).items():
+    for text, places in _odd([change.before for change in changes]).items():
         yield f"before, {', '.join(places)}: {text}"
     if dry_run:
         yield "a dry run: nothing was changed"
@@ -129,17 +129,17 @@ def change_lines(changes: Sequence[Change], state: GroupState, *, dry_run: bool)
 def print_lag(positions: Sequence[Position], ages: Mapping[Part, tuple[Oldest, float | None]]) -> None:
     """Print a group's lag, a row for each partition; `ages` has the oldest message that is not done, and its age."""
     rows = []
-    for one in positions:
-        oldest, age_s = ages.get(one.part, (None, None))
+    for position in positions:
+        oldest, age_s = ages.get(position.part, (None, None))
         rows.append(
             (
-                one.topic,
-                str(one.partition),
-                _number(one.committed),
-                _number(None if one.log is None else one.log.stop),
-                _number(one.lag),
-                _done_above(one),
-                _number(one.left),
+                position.topic,
+                str(position.partition),
+                _number(position.committed),
+                _number(None if position.log is None else position.log.stop),
+                _number(position.lag),
+                _done_above(position),
+                _number(position.left),
                 _NONE if oldest is None else str(oldest.offset),
                 _NONE if age_s is None else age_text(age_s),
             )
@@ -152,13 +152,13 @@ def print_lag(positions: Sequence[Position], ages: Mapping[Part, tuple[Oldest, f
 
 def lag_lines(positions: Sequence[Position], ages: Mapping[Part, tuple[Oldest, float | None]]) -> Iterator[str]:
     """Return the total, and what is odd."""
-    lag, left = sum(one.lag or 0 for one in positions), sum(one.left or 0 for one in positions)
+    lag, left = sum(position.lag or 0 for position in positions), sum(position.left or 0 for position in positions)
     known = [(age_s, part, oldest) for part, (oldest, age_s) in ages.items() if age_s is not None]
     age_s, (topic, partition), oldest = max(
-        known, default=(None, ("", 0), Oldest(0, None)), key=lambda one: one[0] or 0
+        known, default=(None, ("", 0), Oldest(0, None)), key=lambda known_age: known_age[0] or 0
     )
     last = "" if age_s is None else f"; the oldest, {topic}[{partition}]@{oldest.offset}, is {age_text(age_s)} old"
-    unknown = sum(one.lag is None for one in positions)
+    unknown = sum(position.lag is None for position in positions)
     besides = f" (and {unknown} whose lag is not known)" if unknown else ""
     yield f"lag {lag} in {_counted(len(positions) - unknown, 'partition')}{besides}, {left} of it not done{last}"
     for text, places in _odd(positions).items():
@@ -168,27 +168,27 @@ def lag_lines(positions: Sequence[Position], ages: Mapping[Part, tuple[Oldest, f
 def _odd(positions: Sequence[Position]) -> dict[str, list[str]]:
     """Return what is to be said of positions that are not as usual, and of which."""
     found: dict[str, list[str]] = {}
-    for one in positions:
-        if one.log is None:
+    for position in positions:
+        if position.log is None:
             text = "there is no such partition any more, or this user may not see it"
-        elif one.committed is None:
+        elif position.committed is None:
             text = "no offset is committed; an app begins at the first message, if its auto.offset.reset is not another"
-        elif one.is_past_the_end:
+        elif position.is_past_the_end:
             text = "the committed offset lies past the end of the log, as where the topic was made anew"
-        elif one.is_before_the_start:
+        elif position.is_before_the_start:
             text = "the committed offset lies before the start of the log; what is missing was deleted"
-        elif one.is_foreign:
+        elif position.is_foreign:
             text = "the commit's metadata is no offset map of this group and partition; nothing above it counts as done"
         else:
             continue
-        found.setdefault(text, []).append(one.place)
+        found.setdefault(text, []).append(position.place)
     return found
 
 
-def _done_above(one: Position) -> str:
-    if one.committed is None or one.log is None:
+def _done_above(position: Position) -> str:
+    if position.committed is None or position.log is None:
         return _NONE
-    return "? (foreign)" if one.is_foreign else str(one.done_above)
+    return "? (foreign)" if position.is_foreign else str(position.done_above)
 
 
 def _number(value: int | None) -> str:

@@ -42,8 +42,8 @@ def app_settings(
     from penstock.settings import on_command_line as settings_on_command_line
 
     values: dict[str, Any] = {}
-    for one in settings or ():
-        name, equals, value = one.partition("=")
+    for setting in settings or ():
+        name, equals, value = setting.partition("=")
         if not equals or not name:
             raise ConfigurationError(f"--set takes OPTION=VALUE, but is {name!r}; write --set workers=32")
         if name == "config":

@@ -64,7 +64,7 @@ def on_command_line(given: list[str] | None = None, file: Path | None = None) ->
             found = client_settings_text(file.read_text(encoding="utf-8"), f"--config-file {file}")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"--config-file {file} cannot be read: {type(error).__name__}") from error
-    return found | dict(name_and_value(one, "--config", number) for number, one in enumerate(given or (), 1))
+    return found | dict(name_and_value(text, "--config", number) for number, text in enumerate(given or (), 1))
 
 
 def servers_from_settings() -> Any:

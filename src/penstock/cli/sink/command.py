@@ -50,7 +50,7 @@ def ls(where: Location, *, as_json: AsJson = False) -> None:
 
     Exit codes: 0 done, 1 failed, 2 wrong use, 3 no broker.
     """
-    found = [_summary(one) for one in where.queries()]
+    found = [_summary(query) for query in where.queries()]
     if as_json:
         print_json(found)
         return
@@ -68,7 +68,7 @@ def show(where: Location, *, name: QueryName, as_json: AsJson = False) -> None:
 
     rows = [
         {
-            "target": one.target,
+            "target": ledger.target,
             "topic": topic,
             "partition": partition,
             "next_offset": entry.end,
@@ -77,8 +77,8 @@ def show(where: Location, *, name: QueryName, as_json: AsJson = False) -> None:
             "query_id": entry.query_id,
             "topic_id": entry.topic_id,
         }
-        for one in of_query(where.queries(), name)
-        for (topic, partition), entry in sorted(one.entries.items())
+        for ledger in of_query(where.queries(), name)
+        for (topic, partition), entry in sorted(ledger.entries.items())
     ]
     if as_json:
         print_json({"query": name, "partitions": rows})
@@ -117,7 +117,7 @@ def reset(
     found = administration.chosen(administration.of_query(where.queries(), name), topic or ())
     wanted = None
     if to is not None:
-        parts = {part for one in found for part in one.entries}
+        parts = {part for ledger in found for part in ledger.entries}
         wanted = administration.positions(to, parts, where.bootstrap_servers, where.client_settings)
     made = administration.changes(found, wanted)
     if not dry_run:
@@ -158,12 +158,13 @@ def rename(
 
     moved = administration.rename(where.queries(), name, new, dry_run=dry_run)
     if as_json:
-        targets = [{"target": one.target, "partitions": len(one.entries)} for one in moved]
+        targets = [{"target": ledger.target, "partitions": len(ledger.entries)} for ledger in moved]
         print_json({"query": name, "becomes": new, "changed": not dry_run, "targets": targets})
         return
-    for one in moved:
+    for ledger in moved:
         typer.echo(
-            f"entries of {printable(name)} in {printable(one.target)}, now of {printable(new)}: {len(one.entries)}"
+            f"entries of {printable(name)} in {printable(ledger.target)}, now of {printable(new)}: "
+            f"{len(ledger.entries)}"
         )
     typer.echo(_DRY if dry_run else "start the query by its new name, with the checkpoint that it has")
 
@@ -173,8 +174,8 @@ _DRY = "a dry run: nothing was changed"
 
 def _lines(made: Sequence[Change], *, dry_run: bool) -> Iterator[str]:
     """Return what a change means, and what is to be done next."""
-    again, left_out = sum(one.again for one in made), sum(one.left_out for one in made)
-    forgotten = sum(one.after is None for one in made)
+    again, left_out = sum(change.again for change in made), sum(change.left_out for change in made)
+    forgotten = sum(change.after is None for change in made)
     if again:
         yield f"offsets stored again: {again}, if Kafka holds them; without a key their rows are there twice then"
     if left_out:
@@ -189,14 +190,14 @@ def _lines(made: Sequence[Change], *, dry_run: bool) -> Iterator[str]:
     yield _DRY if dry_run else f"entries written: {len(made)}"
 
 
-def _summary(one: QueryLedger) -> dict[str, Any]:
-    last = one.last
+def _summary(ledger: QueryLedger) -> dict[str, Any]:
+    last = ledger.last
     return {
-        "query": one.query,
-        "target": one.target,
-        "topics": sorted({topic for topic, _ in one.entries}),
-        "partitions": len(one.entries),
-        "next_offsets": sum(entry.end for entry in one.entries.values()),
+        "query": ledger.query,
+        "target": ledger.target,
+        "topics": sorted({topic for topic, _ in ledger.entries}),
+        "partitions": len(ledger.entries),
+        "next_offsets": sum(entry.end for entry in ledger.entries.values()),
         "batch_id": None if last is None else last.batch_id,
         "query_id": None if last is None else last.query_id,
     }

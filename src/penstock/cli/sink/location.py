@@ -83,7 +83,7 @@ class Location:
                 "name one ledger: by --sql URL, --kafka, --delta PATH, --iceberg TABLE or --app MODULE:APP"
             )
         found = queries(self._ledgers()) if self.app is None else list(_of_app(self.app))
-        return [one for one in found if self.target in {None, one.target}]
+        return [ledger for ledger in found if self.target in {None, ledger.target}]
 
     def _ledgers(self) -> Mapping[str, Ledger]:
         from penstock import spark_sink
@@ -112,7 +112,7 @@ def _of_app(target: str) -> Iterator[QueryLedger]:
         if hasattr(sink, "write_ledger"):
             places = (getattr(sink, name, None) for name in ("table", "path", "ledger_topic"))
             query = getattr(sink, "name", None) or spec.name
-            yield from (one for one in queries({next(filter(None, places), "-"): sink}) if one.query == query)
+            yield from (ledger for ledger in queries({next(filter(None, places), "-"): sink}) if ledger.query == query)
 
 
 def _require_file(url: str) -> None:
@@ -133,6 +133,6 @@ def located(command: Callable[..., None]) -> Callable[..., None]:
         command(Location(**{name: given.pop(name) for name in options}), **given)
 
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *options.values())]
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *options.values())]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # what typer reads options from
     return run

@@ -60,7 +60,7 @@ def status(  # noqa: PLR0917 - typer reads options from parameters; nobody calls
         if not found:
             raise _none(group, topic)
         _show(found, reader.states.ignored, as_json=as_json)
-        if any(one.is_silent for each in found for one in each.members):
+        if any(member.is_silent for group in found for member in group.members):
             raise typer.Exit(1)
 
 
@@ -73,25 +73,25 @@ def explain_members(bootstrap_servers: str, settings: dict[str, str], topic: str
         found = _found(reader, group)
         if not found:
             raise _none(group, topic)
-    for one in found[0].members:
+    for member in found[0].members:
         if as_json:
-            typer.echo(json.dumps(_member_json(one)))
+            typer.echo(json.dumps(_member_json(member)))
             continue
-        report = one.report
+        report = member.report
         typer.echo(
             f"{printable(report.group)}, {printable(report.member)}: {_partitions(report.partition_count)}"
-            + (f", {_silence(one)}" if one.is_silent else "")
+            + (f", {_silence(member)}" if member.is_silent else "")
         )
         for partition in report.partitions:
             typer.echo(f"  {_partition_text(partition)}")
         for line in (*_left_out(report.left_out), *_sink_lines(report.sinks)):
             typer.echo(f"  {line}")
-    if any(one.is_silent for one in found[0].members):
+    if any(member.is_silent for member in found[0].members):
         raise typer.Exit(1)
 
 
 def _found(reader: ReportReader, group: str | None) -> list[Group]:
-    return [one for one in reader.groups() if group in {None, one.name}]
+    return [found for found in reader.groups() if group in {None, found.name}]
 
 
 def _none(group: str | None, topic: str) -> PenstockError:
@@ -118,7 +118,7 @@ def _watch(reader: ReportReader, group: str | None, *, as_json: bool) -> None:
 def _show(groups: Sequence[Group], ignored: Mapping[str, int], *, as_json: bool) -> None:
     for group in groups:
         if as_json:
-            members = [_member_json(one) for one in group.members]
+            members = [_member_json(member) for member in group.members]
             typer.echo(json.dumps({"group": group.name, "members": members}))
         else:
             for line in _group_lines(group):
@@ -131,22 +131,22 @@ def _show(groups: Sequence[Group], ignored: Mapping[str, int], *, as_json: bool)
 def _member_json(member: Member) -> dict[str, Any]:
     """Return a member as JSON has it, each partition with the sentence that `penstock explain` prints."""
     shown = asdict(member.report)
-    shown["partitions"] = [{**one, "text": _sentence(one)} for one in member.report.partitions]
+    shown["partitions"] = [{**partition, "text": _sentence(partition)} for partition in member.report.partitions]
     return {**shown, "age_s": round(member.age_s, 3), "is_silent": member.is_silent}
 
 
 def _group_lines(group: Group) -> Iterator[str]:
-    living = [one.report for one in group.members if not one.is_silent]
+    living = [member.report for member in group.members if not member.is_silent]
     silent = len(group.members) - len(living)
-    count = sum(one.partition_count for one in living)
-    handled = sum(one.rates.get("handled", 0.0) for one in living)
+    count = sum(report.partition_count for report in living)
+    handled = sum(report.rates.get("handled", 0.0) for report in living)
     yield (
         f"{printable(group.name)}: {len(living)} member{'' if len(living) == 1 else 's'}"
         + (f" and {silent} silent" if silent else "")
-        + f", {_partitions(count)}, lag {sum(one.lag for one in living)}, {handled:.0f} messages/s"
+        + f", {_partitions(count)}, lag {sum(report.lag for report in living)}, {handled:.0f} messages/s"
     )
-    for one in group.members:
-        yield from (f"  {line}" for line in _member_lines(one))
+    for member in group.members:
+        yield from (f"  {line}" for line in _member_lines(member))
 
 
 def _member_lines(member: Member) -> Iterator[str]:
@@ -165,16 +165,16 @@ def _member_lines(member: Member) -> Iterator[str]:
         )
     if pauses := [f"{printable(reason)} {count:.0f}" for reason, count in report.pauses.items() if count]:
         yield f"  pauses so far: {', '.join(pauses)}"
-    held = [one for one in report.partitions if _is_held(one)]
-    for one in held[:_MOST_SHOWN]:
-        yield f"  {_partition_text(one)}"
-        if one["stack"]:
-            yield from (f"      {printable(line)}" for line in one["stack"].splitlines())
+    held = [partition for partition in report.partitions if _is_held(partition)]
+    for partition in held[:_MOST_SHOWN]:
+        yield f"  {_partition_text(partition)}"
+        if partition["stack"]:
+            yield from (f"      {printable(line)}" for line in partition["stack"].splitlines())
     if len(held) > _MOST_SHOWN:
         yield f"  and {len(held) - _MOST_SHOWN} partitions more that something holds: see `penstock explain --group`"
     yield from (f"  {line}" for line in _left_out(report.left_out))
-    for one in report.parked[:_MOST_SHOWN]:
-        yield f"  {_parked_text(one)}"
+    for partition in report.parked[:_MOST_SHOWN]:
+        yield f"  {_parked_text(partition)}"
     yield from (f"  {line}" for line in _dead_letter_lines(report.dead_letters))
     yield from (f"  {line}" for line in _sink_lines(report.sinks))
     if report.coordinator is not None:
@@ -185,7 +185,7 @@ def _member_lines(member: Member) -> Iterator[str]:
             f"{of.get('no_producer', 0):.0f} checks reached no producer"
         )
         yield from (f"    {printable(why)}" for why in report.waits)
-        yield from (f"    {_transaction_text(one)}" for one in report.transactions[:_MOST_SHOWN])
+        yield from (f"    {_transaction_text(transaction)}" for transaction in report.transactions[:_MOST_SHOWN])
 
 
 def _partitions(count: float) -> str:
@@ -203,26 +203,34 @@ def _nonzero(counts: Mapping[str, float], names: Mapping[str, str]) -> str:
     return "".join(f", {counts[name]:.0f} {word}" for name, word in names.items() if counts.get(name))
 
 
-def _is_held(one: Mapping[str, Any]) -> bool:
-    return bool(one["blocking_offset"] is not None or one["trouble"] or one["paused"] or one["partition"] < 0)
+def _is_held(partition: Mapping[str, Any]) -> bool:
+    return bool(
+        partition["blocking_offset"] is not None
+        or partition["trouble"]
+        or partition["paused"]
+        or partition["partition"] < 0
+    )
 
 
-def _partition_text(one: Mapping[str, Any]) -> str:
-    return printable(_sentence(one)) + (f", key hash {printable(one['key_hash'])}" if one["key_hash"] else "")
+def _partition_text(partition: Mapping[str, Any]) -> str:
+    return printable(_sentence(partition)) + (
+        f", key hash {printable(partition['key_hash'])}" if partition["key_hash"] else ""
+    )
 
 
-def _sentence(one: Mapping[str, Any]) -> str:
+def _sentence(partition: Mapping[str, Any]) -> str:
     """Return the sentence that `penstock explain` prints."""
     from penstock.consumer.inspection.explain import Explanation
 
-    return str(Explanation(**{name: value for name, value in one.items() if name not in {"key_hash", "stack"}}))
+    return str(Explanation(**{name: value for name, value in partition.items() if name not in {"key_hash", "stack"}}))
 
 
-def _parked_text(one: Mapping[str, Any]) -> str:
-    text = f"key hash {one['key_hash']} of {one['topic']}[{one['partition']}]: offset {one['offset']}, {one['state']}"
-    text += f" ({one['handler']}) after {one['attempt']} failed tries"
-    if one["due_in"] is not None:
-        text += f", next try in {one['due_in']:.1f} s"
+def _parked_text(message: Mapping[str, Any]) -> str:
+    place = f"{message['topic']}[{message['partition']}]"
+    text = f"key hash {message['key_hash']} of {place}: offset {message['offset']}, {message['state']}"
+    text += f" ({message['handler']}) after {message['attempt']} failed tries"
+    if message["due_in"] is not None:
+        text += f", next try in {message['due_in']:.1f} s"
     return printable(text)
 
 
@@ -234,28 +242,32 @@ def _latency_text(report: Report) -> str:
 
 
 def _dead_letter_lines(reasons: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for one in reasons[:_MOST_SHOWN]:
-        last = "" if one["offset"] is None else f", the last was {one['topic']}[{one['partition']}]@{one['offset']}"
-        text = f"{one['count']} dead letters of {one['topic']} in {one['dead_letter_topic']}: {one['error']}{last}"
-        yield printable(text)
+    for reason in reasons[:_MOST_SHOWN]:
+        last = (
+            ""
+            if reason["offset"] is None
+            else f", the last was {reason['topic']}[{reason['partition']}]@{reason['offset']}"
+        )
+        text = f"{reason['count']} dead letters of {reason['topic']} in {reason['dead_letter_topic']}"
+        yield printable(f"{text}: {reason['error']}{last}")
 
 
-def _transaction_text(one: Mapping[str, Any]) -> str:
-    waits = one["waits_for"] or "its decision"
-    checks = f" after {one['checks']} checks" if one["checks"] else ""
-    text = f"transaction {one['id']} of {one['group']} for {one['topics']}: {age_text(one['age'] or 0.0)} old{checks}"
-    return printable(f"{text}, waits for {waits}")
+def _transaction_text(transaction: Mapping[str, Any]) -> str:
+    waits = transaction["waits_for"] or "its decision"
+    checks = f" after {transaction['checks']} checks" if transaction["checks"] else ""
+    text = f"transaction {transaction['id']} of {transaction['group']} for {transaction['topics']}"
+    return printable(f"{text}: {age_text(transaction['age'] or 0.0)} old{checks}, waits for {waits}")
 
 
 def _sink_lines(sinks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     from penstock.spark_sink.progress.statistics import SinkState, SinkStatistics
 
     names = {state.value: state for state in SinkState}
-    for one in sinks:
-        state = names.get(one["state"])
-        known = {name: value for name, value in one.items() if name != "state" and value is not None}
+    for sink in sinks:
+        state = names.get(sink["state"])
+        known = {name: value for name, value in sink.items() if name != "state" and value is not None}
         yield printable(
-            f"sink {one['name']}: {one['state']}" if state is None else str(SinkStatistics(state=state, **known))
+            f"sink {sink['name']}: {sink['state']}" if state is None else str(SinkStatistics(state=state, **known))
         )
 
 

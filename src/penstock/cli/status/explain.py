@@ -42,33 +42,35 @@ def explain(  # noqa: PLR0917 - typer reads options from parameters; nobody call
         return
     from penstock.consumer.inspection.explain_server import ask_all, folder
 
-    answers = [one for one in ask_all() if group is None or one.content is None or one.content["group"] == group]
-    if not any(one.content for one in answers):
-        silent = "".join(f"; process {one.process} did not answer" for one in answers)
+    answers = [
+        answer for answer in ask_all() if group is None or answer.content is None or answer.content["group"] == group
+    ]
+    if not any(answer.content for answer in answers):
+        silent = "".join(f"; process {answer.process} did not answer" for answer in answers)
         raise PenstockError(
             f"no app{f' called {group}' if group else ''} of this user's answers in {folder()}{silent}; run this where "
             "the app runs, as its user, with the same XDG_RUNTIME_DIR"
         )
-    for one in answers:
-        if one.content is None:
-            typer.echo(f"process {one.process} did not answer: it is starting or ending, or a handler holds Python")
+    for answer in answers:
+        if answer.content is None:
+            typer.echo(f"process {answer.process} did not answer: it is starting or ending, or a handler holds Python")
             continue
         if not keys:
-            for part in (*one.content["partitions"], *one.content.get("parked", ())):
+            for part in (*answer.content["partitions"], *answer.content.get("parked", ())):
                 del part["key"]
         if as_json:
-            typer.echo(json.dumps({"process": one.process, **one.content}))
+            typer.echo(json.dumps({"process": answer.process, **answer.content}))
         else:
-            _print(one.process, one.content)
-    if any(one.content is None for one in answers):
+            _print(answer.process, answer.content)
+    if any(answer.content is None for answer in answers):
         raise typer.Exit(1)
 
 
 def _print(process: int, said: dict[str, Any]) -> None:
     partitions = said["partitions"]
-    count = sum(one["partition"] >= 0 for one in partitions)
+    count = sum(partition["partition"] >= 0 for partition in partitions)
     typer.echo(f"{said['group']}, process {process}: {count} partition{'' if count == 1 else 's'}")
-    for one in partitions:
-        typer.echo(f"  {one['text']}" + (f", key {one['key']}" if one.get("key") else ""))
-    for one in said["sinks"]:
-        typer.echo(f"  {one['text']}")
+    for partition in partitions:
+        typer.echo(f"  {partition['text']}" + (f", key {partition['key']}" if partition.get("key") else ""))
+    for partition in said["sinks"]:
+        typer.echo(f"  {partition['text']}")

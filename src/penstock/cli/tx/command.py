@@ -88,18 +88,20 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
         if discarded:
             now_ms = time.time() * 1000
             entries = [
-                one
-                for one in map(discarded_entry, store.discarded())
-                if now_ms - one.about.at_ms >= older_than * 1000 and group in {None, one.about.group}
+                entry
+                for entry in map(discarded_entry, store.discarded())
+                if now_ms - entry.about.at_ms >= older_than * 1000 and group in {None, entry.about.group}
             ]
-            shown = [one for one in entries if everything or not one.resumed_by]
-            rows, listed = discarded_rows(shown), [discarded_as_json(one) for one in shown]
+            shown = [entry for entry in entries if everything or not entry.resumed_by]
+            rows, listed = discarded_rows(shown), [discarded_as_json(entry) for entry in shown]
             head: tuple[str, ...] = ("transaction", "group", "topic", "reason", "checks", "since")
             if len(shown) < len(entries):
                 notices = [f"{len(entries) - len(shown)} more were brought back since; see them with --all"]
         else:
-            found = [one for one in store.pending() if one.age_s >= older_than and group in {None, one.group}]
-            rows, listed = pending_rows(found), [pending_as_json(one) for one in found]
+            found = [
+                pending for pending in store.pending() if pending.age_s >= older_than and group in {None, pending.group}
+            ]
+            rows, listed = pending_rows(found), [pending_as_json(pending) for pending in found]
             head = ("transaction", "group", "topics", "age", "checks", "decided", "waits for")
             notices = store.coordinator_notices() if isinstance(store, KafkaAdministration) else []
     if as_json:
@@ -182,15 +184,15 @@ def _deciding(verdict: str, what: str) -> Callable[..., None]:
             log_to_stderr()
             outcomes: list[dict[str, Any]] = []
             try:
-                for one in transaction_ids:
-                    outcomes.append(_decide_one(store, one, Verdict[verdict], reason, timeout))
+                for transaction_id in transaction_ids:
+                    outcomes.append(_decide_one(store, transaction_id, Verdict[verdict], reason, timeout))
                     if not as_json:
-                        typer.echo(f"{one}: {outcomes[-1]['outcome']}")
+                        typer.echo(f"{transaction_id}: {outcomes[-1]['outcome']}")
             finally:
                 # What was decided is reported, also where a later one failed.
                 if as_json:
                     print_json(outcomes)
-        stand = [one["stands"] for one in outcomes]
+        stand = [outcome["stands"] for outcome in outcomes]
         if not all(stand):
             raise PenstockError(f"{stand.count(False)} of {len(stand)} decisions do not stand; the lines above say why")
 
@@ -270,6 +272,8 @@ def _actor() -> str:
 def _check_ids(ids: Sequence[str]) -> None:
     from penstock.transactions.wire.ids import is_id
 
-    for one in ids:
-        if not is_id(one):
-            raise ConfigurationError(f"{one!r} is no transaction id; `penstock tx ls` names those that are pending")
+    for transaction_id in ids:
+        if not is_id(transaction_id):
+            raise ConfigurationError(
+                f"{transaction_id!r} is no transaction id; `penstock tx ls` names those that are pending"
+            )

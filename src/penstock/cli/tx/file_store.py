@@ -40,7 +40,7 @@ class FileOperator:
 
     def show(self, transaction_id: str) -> PendingTransaction | None:
         """Return one pending transaction, or None."""
-        return next((one for one in self.pending() if one.transaction_id == transaction_id), None)
+        return next((pending for pending in self.pending() if pending.transaction_id == transaction_id), None)
 
     def discarded(self) -> Sequence[DiscardedTransaction]:
         """Return nothing: what was discarded lies in Kafka, in the topic of the store's prefix."""

@@ -28,22 +28,22 @@ def pending_rows(found: Sequence[PendingTransaction]) -> list[tuple[str, ...]]:
     """Return the rows of `penstock tx ls`."""
     return [
         (
-            one.transaction_id,
-            printable(one.group),
-            ", ".join(dict.fromkeys(one.topics)),
-            age_text(one.age_s),
-            str(one.check_count),
-            _decided(one),
-            _waits(one),
+            transaction.transaction_id,
+            printable(transaction.group),
+            ", ".join(dict.fromkeys(transaction.topics)),
+            age_text(transaction.age_s),
+            str(transaction.check_count),
+            _decided(transaction),
+            _waits(transaction),
         )
-        for one in found
+        for transaction in found
     ]
 
 
-def pending_as_json(one: PendingTransaction) -> dict[str, Any]:
+def pending_as_json(transaction: PendingTransaction) -> dict[str, Any]:
     """Return a pending transaction as JSON has it."""
-    decided = None if one.decided is None else one.decided.name
-    return {**asdict(one), "decided": decided, "waits_for": _waits(one)}
+    decided = None if transaction.decided is None else transaction.decided.name
+    return {**asdict(transaction), "decided": decided, "waits_for": _waits(transaction)}
 
 
 class DiscardedEntry(NamedTuple):
@@ -56,13 +56,15 @@ class DiscardedEntry(NamedTuple):
     place: str = ""
 
 
-def discarded_entry(one: Discarded | DiscardedTransaction) -> DiscardedEntry:
+def discarded_entry(discarded: Discarded | DiscardedTransaction) -> DiscardedEntry:
     """Return what is printed of a discarded transaction."""
-    if isinstance(one, DiscardedTransaction):
-        return DiscardedEntry(one)
-    half = one.half
-    about = DiscardedTransaction(half.transaction_id, half.group, (half.topic,), one.reason, one.check_count, one.at_ms)
-    return DiscardedEntry(about, one.resumed_by, half, f"discarded {one.partition}:{one.offset}")
+    if isinstance(discarded, DiscardedTransaction):
+        return DiscardedEntry(discarded)
+    half = discarded.half
+    about = DiscardedTransaction(
+        half.transaction_id, half.group, (half.topic,), discarded.reason, discarded.check_count, discarded.at_ms
+    )
+    return DiscardedEntry(about, discarded.resumed_by, half, f"discarded {discarded.partition}:{discarded.offset}")
 
 
 def discarded_as_json(letter: DiscardedEntry) -> dict[str, Any]:
@@ -86,19 +88,21 @@ def discarded_rows(found: Sequence[DiscardedEntry]) -> list[tuple[str, ...]]:
     ]
 
 
-def pending_lines(one: PendingTransaction, found: Found | None = None, *, payload: bool = False) -> Iterator[str]:
+def pending_lines(
+    transaction: PendingTransaction, found: Found | None = None, *, payload: bool = False
+) -> Iterator[str]:
     """Return what there is to tell of a pending transaction, line by line: more where it was found in Kafka."""
     birth = "" if found is None else f"{time_text(found.pending.birth_ms)}, "
-    decided = (_decided(one) or None) if found is None else _decision(found)
-    yield f"{one.transaction_id}  pending"
-    yield f"  group      {printable(one.group)}"
-    yield f"  born       {birth}{age_text(one.age_s)} ago"
-    yield f"  checks     {one.check_count} answered UNKNOWN"
+    decided = (_decided(transaction) or None) if found is None else _decision(found)
+    yield f"{transaction.transaction_id}  pending"
+    yield f"  group      {printable(transaction.group)}"
+    yield f"  born       {birth}{age_text(transaction.age_s)} ago"
+    yield f"  checks     {transaction.check_count} answered UNKNOWN"
     if decided is not None:
         yield f"  decided    {decided}"
-    yield f"  waits for  {_waits(one)}"
+    yield f"  waits for  {_waits(transaction)}"
     if found is None:
-        yield from (f"  message    to {topic}" for topic in one.topics)
+        yield from (f"  message    to {topic}" for topic in transaction.topics)
         return
     for half, offset in zip(found.pending.halves, found.pending.offsets, strict=True):
         yield from _half_lines(half, f"half {found.half_partition}:{offset}", payload=payload)
@@ -137,16 +141,16 @@ def _reason(letter: DiscardedEntry) -> str:
     return f"{printable(letter.about.reason)}{since}"
 
 
-def _decided(one: PendingTransaction) -> str:
-    return "" if one.decided is None else one.decided.name
+def _decided(transaction: PendingTransaction) -> str:
+    return "" if transaction.decided is None else transaction.decided.name
 
 
-def _waits(one: PendingTransaction) -> str:
-    if one.held_by is not None:
-        return f"{one.held_by}, before it in its key"
-    if one.waits_for == "its time" and one.deliver_at_ms is not None:
-        return time_text(one.deliver_at_ms)
-    return printable(one.waits_for) or "a decision"
+def _waits(transaction: PendingTransaction) -> str:
+    if transaction.held_by is not None:
+        return f"{transaction.held_by}, before it in its key"
+    if transaction.waits_for == "its time" and transaction.deliver_at_ms is not None:
+        return time_text(transaction.deliver_at_ms)
+    return printable(transaction.waits_for) or "a decision"
 
 
 def _half_lines(half: Half, place: str, *, payload: bool) -> Iterator[str]:

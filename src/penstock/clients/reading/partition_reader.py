@@ -237,7 +237,7 @@ class PartitionReader:
 
     def _text_of_late(self, seconds: float) -> str:
         places = sorted(self.behind)
-        read = ", ".join(f"{one[0]}[{one[1]}] to {self.positions[one]} of {self.ends[one]}" for one in places)
+        read = ", ".join(f"{place[0]}[{place[1]}] to {self.positions[place]} of {self.ends[place]}" for place in places)
         why = "" if self.trouble is None else f" ({self.trouble})"
         return f"reading came only so far within {seconds:g} s: {read}{why}"
 

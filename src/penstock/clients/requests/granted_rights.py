@@ -100,5 +100,5 @@ def _held(asked: Future[Any], deadline: float) -> Sequence[str] | None:
         operations = answered(asked, max(0.0, deadline - time.monotonic())).authorized_operations
     except KafkaException as error:
         return () if is_missing_right(error) else None
-    names = [one.name for one in operations or ()]
+    names = [operation.name for operation in operations or ()]
     return names if _TOLD in names else None

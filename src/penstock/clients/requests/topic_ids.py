@@ -95,5 +95,5 @@ class AskedTopicIds:
                 words.clear()
             elif words.cause is not None:
                 failures = {topic: f"{why}; {words.cause}" for topic, why in failures.items()}
-        found = {topic: one for topic, one in ids.items() if one is not None}
+        found = {topic: known for topic, known in ids.items() if known is not None}
         return TopicIds(found, frozenset(absent), failures)

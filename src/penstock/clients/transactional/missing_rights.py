@@ -51,7 +51,7 @@ class MissingRights:
             self._missed.update(dict.fromkeys(rights, (now, text)))
             is_due = now - self._said.get(text, float("-inf")) >= _SAY_EVERY_S
             if is_due:
-                self._said = {one: at for one, at in self._said.items() if now - at < _SAY_EVERY_S} | {text: now}
+                self._said = {said: at for said, at in self._said.items() if now - at < _SAY_EVERY_S} | {text: now}
         if is_due:
             _log.error("%s; it goes on by itself once that is done", text)
         return text
@@ -72,7 +72,7 @@ class MissingRights:
         """Return what is missing: rights as they stand in a sentence, each with what is refused and what gives it."""
         now = self._clock()
         with self._lock:
-            self._missed = {right: one for right, one in self._missed.items() if now - one[0] < _LAST_S}
+            self._missed = {right: missed for right, missed in self._missed.items() if now - missed[0] < _LAST_S}
             return {str(right): text for right, (_, text) in self._missed.items()}
 
 

@@ -170,7 +170,9 @@ class ResumeTransaction(_OfTransaction):
     def plan(self, around: Surroundings) -> Result:
         """Say what would be brought back; REFUSED where it is not among the discarded."""
         with self._store(around) as store:
-            found = [one for one in store.discarded() if one.half.transaction_id == self.transaction_id]
+            found = [
+                discarded for discarded in store.discarded() if discarded.half.transaction_id == self.transaction_id
+            ]
         if not found:
             return Result(Outcome.REFUSED, f"transaction {self.transaction_id} is not among the discarded")
         return Result(
@@ -218,8 +220,8 @@ def transaction_id(given: Parameters) -> str:
 
 def _moves(changes: Sequence[Change]) -> str:
     """Say which offsets become which, and what that means."""
-    again, skipped = sum(one.again for one in changes), sum(one.skipped for one in changes)
-    named = [f"{one.before.place} from {_offset(one.before.committed)} to {one.offset}" for one in changes]
+    again, skipped = sum(change.again for change in changes), sum(change.skipped for change in changes)
+    named = [f"{change.before.place} from {_offset(change.before.committed)} to {change.offset}" for change in changes]
     more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     places = ", ".join(named[:_MOST_NAMED]) + more or "no partition"
     return f"{places}; {_counted(again, 'message')} handled again, {_counted(skipped, 'message')} skipped"

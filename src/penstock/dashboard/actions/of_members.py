@@ -36,12 +36,12 @@ class MemberAction:
     def plan(self, around: Surroundings) -> Result:
         """Say what would be done, and by whom."""
         known = self._members(around)
-        one = self.command
-        if one.member is not None:
-            whom = f"{one.member} of {one.group}"
+        command = self.command
+        if command.member is not None:
+            whom = f"{command.member} of {command.group}"
         else:
-            whom = f"all members of {one.group} that listen" + (f" ({', '.join(sorted(known))})" if known else "")
-        return Result(Outcome.DONE, _WOULD[one.name].format(place=one.place, whom=whom))
+            whom = f"all members of {command.group} that listen" + (f" ({', '.join(sorted(known))})" if known else "")
+        return Result(Outcome.DONE, _WOULD[command.name].format(place=command.place, whom=whom))
 
     def run(self, around: Surroundings, asked: Asked, sender: CommandSender) -> Result:
         """Tell the members, and hear what they did."""
@@ -49,7 +49,7 @@ class MemberAction:
         known = self._members(around)
         answers = sender.ask(told, known, around.answer_s)
         outcome, said = summary(told, answers, known)
-        details = "\n\n".join(one.details for one in answers if one.details)
+        details = "\n\n".join(answer.details for answer in answers if answer.details)
         return Result(outcome, said, details or None)
 
     def _members(self, around: Surroundings) -> Collection[str]:

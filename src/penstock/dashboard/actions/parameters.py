@@ -61,7 +61,7 @@ class Parameters:
         value = self._get(name)
         if value is None:
             return None
-        is_good = isinstance(value, list) and all(isinstance(one, str) and 0 < len(one) <= _TEXT for one in value)
+        is_good = isinstance(value, list) and all(isinstance(item, str) and 0 < len(item) <= _TEXT for item in value)
         if not is_good or not 0 < len(value) <= _MOST_ENTRIES:
             raise ParameterError(f"{name} must be a list of 1 to {_MOST_ENTRIES} texts")
         return list(value)

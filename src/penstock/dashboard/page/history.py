@@ -169,7 +169,7 @@ def _grown(now: Sequence[float], before: Sequence[float] | None) -> list[float]:
     if before is None or len(before) != len(now):
         return list(now)
     # A worker that ended took its counts along.
-    return [max(0.0, one - other) for one, other in zip(now, before, strict=True)]
+    return [max(0.0, value - other) for value, other in zip(now, before, strict=True)]
 
 
 def _quantiles(counts: Sequence[float]) -> dict[str, float | None]:

@@ -119,8 +119,8 @@ class Hub:
         self._stopping.set()
         with self._lock:
             subscriptions = list(self._subscriptions)
-        for one in subscriptions:
-            one.offer(END, b"")
+        for subscription in subscriptions:
+            subscription.offer(END, b"")
         self._thread.join(_END_S)
 
     def listening(self, group: str) -> frozenset[str]:
@@ -167,7 +167,7 @@ class Hub:
         self._history.add(groups)
         self._listening = {
             group.name: frozenset(
-                one.report.member for one in group.members if one.report.commands and not one.is_silent
+                member.report.member for member in group.members if member.report.commands and not member.is_silent
             )
             for group in groups
         }
@@ -186,7 +186,7 @@ class Hub:
 
     def _due(self, *, everybody: bool) -> list[Subscription]:
         with self._lock:
-            return [one for one in self._subscriptions if everybody or one.is_new]
+            return [subscription for subscription in self._subscriptions if everybody or subscription.is_new]
 
     def _show(self, browsers: Sequence[Subscription], *, with_history: bool) -> None:
         """Make what these browsers look at, and offer it to them."""
@@ -212,10 +212,10 @@ class Hub:
         }
         if view.group is None:
             return {**state, **overview(groups)}
-        found = next((one for one in groups if one.name == view.group), None)
+        found = next((group for group in groups if group.name == view.group), None)
         return {**state, "group": None if found is None else group_view(found, self._history, view.member)}
 
     def _past(self, view: View, groups: Sequence[Group]) -> dict[str, Any]:
         if view.group is None:
-            return {"step": STEP_S, **overview_history((one.name for one in groups), self._history)}
+            return {"step": STEP_S, **overview_history((group.name for group in groups), self._history)}
         return {"step": STEP_S, **group_history(view.group, self._history, view.member)}

@@ -66,9 +66,9 @@ class Problem:
 def problems_of(group: Group, member: str | None = None) -> list[Problem]:
     """Return what holds a group or one of its members up, the worst first; at most 60."""
     found: dict[tuple[Any, ...], Problem] = {}
-    for one in group.members:
-        if member in {None, one.report.member}:
-            for what, problem in _of_member(one):
+    for seen in group.members:
+        if member in {None, seen.report.member}:
+            for what, problem in _of_member(seen):
                 former = found.get(what)
                 found[what] = problem if former is None else _joined(former, problem)
     return sorted(found.values(), key=_urgency)[:_MOST]
@@ -79,14 +79,14 @@ def as_json(problem: Problem) -> dict[str, Any]:
     return {name: value for name, value in asdict(problem).items() if value not in (None, "")}
 
 
-def _urgency(one: Problem) -> tuple[int, float, int]:
-    return _RANK[one.level], -(one.age or 0.0), -one.waiting
+def _urgency(problem: Problem) -> tuple[int, float, int]:
+    return _RANK[problem.level], -(problem.age or 0.0), -problem.waiting
 
 
-def _joined(one: Problem, other: Problem) -> Problem:
-    longest = one if (one.age or 0.0) >= (other.age or 0.0) else other
-    level = min(one.level, other.level, key=_RANK.__getitem__)
-    return replace(longest, level=level, count=one.count + other.count, waiting=one.waiting + other.waiting)
+def _joined(problem: Problem, other: Problem) -> Problem:
+    longest = problem if (problem.age or 0.0) >= (other.age or 0.0) else other
+    level = min(problem.level, other.level, key=_RANK.__getitem__)
+    return replace(longest, level=level, count=problem.count + other.count, waiting=problem.waiting + other.waiting)
 
 
 def _of_member(member: Member) -> Iterator[tuple[tuple[Any, ...], Problem]]:
@@ -106,54 +106,54 @@ def _of_member(member: Member) -> Iterator[tuple[tuple[Any, ...], Problem]]:
             ),
         )
         return
-    held = {(one["topic"], one["partition"], one["blocking_offset"]) for one in report.partitions}
-    for one in report.partitions:
-        if (problem := _of_partition(one, report)) is not None:
+    held = {(part["topic"], part["partition"], part["blocking_offset"]) for part in report.partitions}
+    for part in report.partitions:
+        if (problem := _of_partition(part, report)) is not None:
             alone = problem.kind in {"handler", "parked", "held"}
-            place = (one["topic"], one["partition"]) if alone else (one["topic"], problem.text)
+            place = (part["topic"], part["partition"]) if alone else (part["topic"], problem.text)
             yield (problem.kind, *place), problem
     yield from _parked(report, held)
     yield from _sinks(report)
     yield from _transactions(report)
 
 
-def _of_partition(one: Mapping[str, Any], report: Report) -> Problem | None:
+def _of_partition(part: Mapping[str, Any], report: Report) -> Problem | None:
     """Return what is the matter with a partition, or None."""
-    place = one["topic"] if one["partition"] < 0 else f"{one['topic']}[{one['partition']}]"
+    place = part["topic"] if part["partition"] < 0 else f"{part['topic']}[{part['partition']}]"
     common: dict[str, Any] = {
         "member": report.member,
-        "topic": one["topic"],
-        "partition": one["partition"] if one["partition"] >= 0 else None,
-        "offset": one["blocking_offset"],
-        "age": one["age"],
-        "key_hash": one["key_hash"],
-        "stack": one["stack"],
-        "waiting": one["lag"] or 0,
+        "topic": part["topic"],
+        "partition": part["partition"] if part["partition"] >= 0 else None,
+        "offset": part["blocking_offset"],
+        "age": part["age"],
+        "key_hash": part["key_hash"],
+        "stack": part["stack"],
+        "waiting": part["lag"] or 0,
     }
-    if one["trouble"] is not None:
-        return Problem("trouble", BAD, f"{place} cannot go on", _sentence(one["trouble"]), **common)
-    if one["partition"] < 0:
-        level = NOTE if one["state"] == "no partition" else BAD
-        return Problem("no partition", level, f"{place}: no partition here", _sentence(one["paused"] or ""), **common)
-    found = _blocked(one, place, common)
-    if found is None and one["paused"] is not None:
-        level = WARN if one["paused"].startswith("by the app") else NOTE
-        return Problem("paused", level, f"{place} is paused", _sentence(f"Paused: {one['paused']}"), **common)
+    if part["trouble"] is not None:
+        return Problem("trouble", BAD, f"{place} cannot go on", _sentence(part["trouble"]), **common)
+    if part["partition"] < 0:
+        level = NOTE if part["state"] == "no partition" else BAD
+        return Problem("no partition", level, f"{place}: no partition here", _sentence(part["paused"] or ""), **common)
+    found = _blocked(part, place, common)
+    if found is None and part["paused"] is not None:
+        level = WARN if part["paused"].startswith("by the app") else NOTE
+        return Problem("paused", level, f"{place} is paused", _sentence(f"Paused: {part['paused']}"), **common)
     return found
 
 
-def _blocked(one: Mapping[str, Any], place: str, common: Mapping[str, Any]) -> Problem | None:
+def _blocked(part: Mapping[str, Any], place: str, common: Mapping[str, Any]) -> Problem | None:
     """Return what the message that holds a partition waits for, where that is not its turn."""
-    told = _CAUSES.get(one["state"])
-    if one["blocking_offset"] is None or told is None:
+    told = _CAUSES.get(part["state"])
+    if part["blocking_offset"] is None or told is None:
         return None
     kind, title, tell = told
-    found = tell(one)
+    found = tell(part)
     if found is None:
         return None
     level, text = found
-    if kind in {"handler", "held", "parked"} and one["in_flight"] > 1:
-        text += f" {one['in_flight'] - 1} messages taken in wait with it."
+    if kind in {"handler", "held", "parked"} and part["in_flight"] > 1:
+        text += f" {part['in_flight'] - 1} messages taken in wait with it."
     return Problem(kind, level, f"{place} {title}", text, **common)
 
 
@@ -161,45 +161,51 @@ def _blocked(one: Mapping[str, Any], place: str, common: Mapping[str, Any]) -> P
 _Told = tuple[str, str] | None
 
 
-def _in_handler(one: Mapping[str, Any]) -> _Told:
-    age = one["age"] or 0.0
-    text = f"Handler {one['handler']} has had offset {one['blocking_offset']} for {seconds(age)} on {one['worker']}"
+def _in_handler(part: Mapping[str, Any]) -> _Told:
+    age = part["age"] or 0.0
+    text = f"Handler {part['handler']} has had offset {part['blocking_offset']} for {seconds(age)} on {part['worker']}"
     return None if age < _SLOW_S else (BAD if age >= _HUNG_S else WARN, f"{text} and has not returned.")
 
 
-def _held(one: Mapping[str, Any]) -> _Told:
-    text = f"Offset {one['blocking_offset']} exhausted its tries ({one['attempt']} failed) and handler {one['handler']}"
-    return BAD, f"{text} holds its key: mend the cause and start the app again."
+def _held(part: Mapping[str, Any]) -> _Told:
+    text = f"Offset {part['blocking_offset']} exhausted its tries ({part['attempt']} failed)"
+    return BAD, f"{text} and handler {part['handler']} holds its key: mend the cause and start the app again."
 
 
-def _waits_for_try(one: Mapping[str, Any]) -> _Told:
-    due, times = one["due_in"], one["attempt"]
+def _waits_for_try(part: Mapping[str, Any]) -> _Told:
+    due, times = part["due_in"], part["attempt"]
     again = "no time is set for the next try" if due is None else f"the next try is in {seconds(due)}"
-    text = f"Handler {one['handler']} failed {_times(times)} at offset {one['blocking_offset']}"
+    text = f"Handler {part['handler']} failed {_times(times)} at offset {part['blocking_offset']}"
     return (WARN, f"{text}: its key is parked, and {again}.") if times else None
 
 
-def _put_off(one: Mapping[str, Any]) -> _Told:
-    age = one["age"] or 0.0
-    text = f"Handler {one['handler']} put the completion of offset {one['blocking_offset']} off {seconds(age)} ago"
+def _put_off(part: Mapping[str, Any]) -> _Told:
+    age = part["age"] or 0.0
+    text = f"Handler {part['handler']} put the completion of offset {part['blocking_offset']} off {seconds(age)} ago"
     return None if age < _SLOW_S else (WARN, f"{text}, and it has not come.")
 
 
-def _dead_letter(one: Mapping[str, Any]) -> _Told:
+def _dead_letter(part: Mapping[str, Any]) -> _Told:
     # Without the offset: so all of a topic are told as one.
-    return BAD, f"A message was given up: {one['detail'] or 'it is on its way to another topic'}. Its offset is held."
+    return (
+        BAD,
+        f"A message was given up: {part['detail'] or 'it is on its way to another topic'}. Its offset is held.",
+    )
 
 
-def _behind(one: Mapping[str, Any]) -> _Told:
-    return WARN, _sentence(one["detail"] or "it waits for a parked message of its key")
+def _behind(part: Mapping[str, Any]) -> _Told:
+    return WARN, _sentence(part["detail"] or "it waits for a parked message of its key")
 
 
-def _by_rate(one: Mapping[str, Any]) -> _Told:
-    return NOTE, f"Offset {one['blocking_offset']} waits for the rate of {one['handler']}, {one['rate'] or 0:g}/s."
+def _by_rate(part: Mapping[str, Any]) -> _Told:
+    return (
+        NOTE,
+        f"Offset {part['blocking_offset']} waits for the rate of {part['handler']}, {part['rate'] or 0:g}/s.",
+    )
 
 
-def _publishing(one: Mapping[str, Any]) -> _Told:
-    return (WARN, _sentence(one["detail"])) if one["detail"] else None
+def _publishing(part: Mapping[str, Any]) -> _Told:
+    return (WARN, _sentence(part["detail"])) if part["detail"] else None
 
 
 _CAUSES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], _Told]]] = {
@@ -216,63 +222,63 @@ _CAUSES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], _Told]]] = {
 
 def _parked(report: Report, held: Iterable[tuple[str, int, int | None]]) -> Iterator[tuple[tuple[Any, ...], Problem]]:
     """Return parked keys whose head does not hold a watermark, for those are told already: one for each handler."""
-    for one in report.parked:
-        if (one["topic"], one["partition"], one["offset"]) in held or not one["attempt"]:
+    for part in report.parked:
+        if (part["topic"], part["partition"], part["offset"]) in held or not part["attempt"]:
             continue
-        due = one["due_in"]
-        again = "is held" if one["state"] == "held" else "waits" if due is None else f"is tried in {seconds(due)}"
+        due = part["due_in"]
+        again = "is held" if part["state"] == "held" else "waits" if due is None else f"is tried in {seconds(due)}"
         yield (
-            ("keys", one["topic"], one["handler"], one["state"]),
+            ("keys", part["topic"], part["handler"], part["state"]),
             Problem(
                 "keys",
-                BAD if one["state"] == "held" else NOTE,
-                f"{one['handler']} has keys of {one['topic']} parked",
-                f"Offset {one['offset']} of {one['topic']}[{one['partition']}] failed {_times(one['attempt'])} and "
+                BAD if part["state"] == "held" else NOTE,
+                f"{part['handler']} has keys of {part['topic']} parked",
+                f"Offset {part['offset']} of {part['topic']}[{part['partition']}] failed {_times(part['attempt'])} and "
                 f"{again}; other keys go on.",
                 report.member,
-                one["topic"],
-                one["partition"],
-                one["offset"],
-                one["age"],
-                key_hash=one["key_hash"],
+                part["topic"],
+                part["partition"],
+                part["offset"],
+                part["age"],
+                key_hash=part["key_hash"],
             ),
         )
 
 
 def _sinks(report: Report) -> Iterator[tuple[tuple[Any, ...], Problem]]:
-    for one in report.sinks:
-        if one["state"] in {"waiting", "failed"}:
-            then = "it is not started again" if one["state"] == "failed" else "it is started again"
-            if one["retry_in"] is not None:
-                then += f" in {seconds(one['retry_in'])}"
-            why = f": {one['last_error']}" if one["last_error"] else ""
+    for sink in report.sinks:
+        if sink["state"] in {"waiting", "failed"}:
+            then = "it is not started again" if sink["state"] == "failed" else "it is started again"
+            if sink["retry_in"] is not None:
+                then += f" in {seconds(sink['retry_in'])}"
+            why = f": {sink['last_error']}" if sink["last_error"] else ""
             text = f"Its query failed{why}; {then}."
-            level = BAD if one["state"] == "failed" else WARN
-            title = f"Spark query {one['name']} is {one['state']}"
-            yield ("sink", one["name"]), Problem("sink", level, title, text, report.member, waiting=one["lag"] or 0)
+            level = BAD if sink["state"] == "failed" else WARN
+            title = f"Spark query {sink['name']} is {sink['state']}"
+            yield ("sink", sink["name"]), Problem("sink", level, title, text, report.member, waiting=sink["lag"] or 0)
 
 
 def _transactions(report: Report) -> Iterator[tuple[tuple[Any, ...], Problem]]:
     for why in report.waits:
         yield ("waits", why), Problem("transaction", BAD, "Transactions wait", _sentence(why), report.member)
-    for one in report.transactions:
-        age = one["age"] or 0.0
-        if one["decided"] is not None or age < _UNDECIDED_S:
+    for part in report.transactions:
+        age = part["age"] or 0.0
+        if part["decided"] is not None or age < _UNDECIDED_S:
             continue
         text = (
-            f"A transaction of {one['group']} for {one['topics']} has no decision after {seconds(age)} and "
-            f"{one['checks']} checks: its producer neither commits nor rolls back, nor decides when it is asked."
+            f"A transaction of {part['group']} for {part['topics']} has no decision after {seconds(age)} and "
+            f"{part['checks']} checks: its producer neither commits nor rolls back, nor decides when it is asked."
         )
         yield (
-            ("undecided", one["group"]),
+            ("undecided", part["group"]),
             Problem(
                 "transaction",
-                BAD if one["checks"] >= _CHECKS else WARN,
-                f"{one['group']} leaves a transaction undecided",
+                BAD if part["checks"] >= _CHECKS else WARN,
+                f"{part['group']} leaves a transaction undecided",
                 text,
                 report.member,
                 age=age,
-                transaction={"id": one["id"], "prefix": one["prefix"], "operator": report.operator},
+                transaction={"id": part["id"], "prefix": part["prefix"], "operator": report.operator},
             ),
         )
 
@@ -288,7 +294,7 @@ def _sentence(text: str) -> str:
 
 def seconds(number: float) -> str:
     """Return a duration as people write it."""
-    below, part, unit = next(one for one in _UNITS if number < one[0])
+    below, part, unit = next(row for row in _UNITS if number < row[0])
     return f"{number / part:.{1 if below in _PRECISE else 0}f} {unit}"
 
 

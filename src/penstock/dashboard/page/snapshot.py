@@ -28,48 +28,52 @@ _COUNTS = ("in_flight", "parked_keys", "held_keys", "dead_letters", "dead_letter
 def overview(groups: Sequence[Group]) -> dict[str, Any]:
     """Return all groups, those with the worst problems first."""
     shown = [_of_group(group) for group in groups]
-    shown.sort(key=lambda one: (-one["bad"], -one["warn"], -one["silent"], one["name"]))
+    shown.sort(key=lambda group: (-group["bad"], -group["warn"], -group["silent"], group["name"]))
     return {"groups": shown[:_MOST_GROUPS], "count": len(shown)}
 
 
 def group_view(group: Group, history: History, member: str | None = None) -> dict[str, Any]:
     """Return a group with its members, or, by name, one of them alone with all of its partitions."""
-    members = [one for one in group.members if member in {None, one.report.member}]
-    living = [one.report for one in members if not one.is_silent]
-    problems = [as_json(one) for one in problems_of(group, member)]
-    partitions = [(one, report) for report in living for one in report.partitions]
+    members = [seen for seen in group.members if member in {None, seen.report.member}]
+    living = [member.report for member in members if not member.is_silent]
+    problems = [as_json(problem) for problem in problems_of(group, member)]
+    partitions = [(partition, report) for report in living for partition in report.partitions]
     worst = heapq.nlargest(_MOST_PARTITIONS, partitions, key=lambda pair: _urgency(pair[0]))
-    parked = [{**one, "member": report.member} for report in living for one in report.parked]
-    parked.sort(key=lambda one: (one["state"] == "held", one["attempt"] or 0, one["age"] or 0.0), reverse=True)
+    parked = [{**message, "member": report.member} for report in living for message in report.parked]
+    parked.sort(
+        key=lambda message: (message["state"] == "held", message["attempt"] or 0, message["age"] or 0.0), reverse=True
+    )
     transactions = [
-        {**one, "member": report.member, "operator": report.operator}
+        {**transaction, "member": report.member, "operator": report.operator}
         for report in living
-        for one in report.transactions
+        for transaction in report.transactions
     ]
-    transactions.sort(key=lambda one: -(one["age"] or 0.0))
+    transactions.sort(key=lambda transaction: -(transaction["age"] or 0.0))
     return {
         "name": group.name,
         "member": member,
         **_sums(members),
         "problems": problems,
-        "members": [_of_member(one) for one in sorted(members, key=_need)[:_MOST_MEMBERS]],
+        "members": [_of_member(member) for member in sorted(members, key=_need)[:_MOST_MEMBERS]],
         "member_count": len(members),
-        "partitions": [_partition(one, report.member) for one, report in worst],
+        "partitions": [_partition(partition, report.member) for partition, report in worst],
         "partition_count": sum(report.partition_count for report in living),
         "left_out": sum(report.left_out.get("partitions", 0) for report in living),
-        "parked": [_slim(one) for one in parked[:_MOST_ENTRIES]],
+        "parked": [_slim(message) for message in parked[:_MOST_ENTRIES]],
         "parked_count": sum(int(report.counts.get("parked_keys", 0)) for report in living),
         "lanes": _lanes(living),
         "pauses": _summed(report.pauses for report in living),
         "paused": _paused(living),
         "dead_letters": _dead_letters(living),
-        "transactions": [_slim(one) for one in transactions[:_MOST_ENTRIES]],
+        "transactions": [_slim(transaction) for transaction in transactions[:_MOST_ENTRIES]],
         "coordinators": [
-            {"member": one.member, "counts": one.coordinator, "waits": one.waits, "operator": one.operator}
-            for one in living
-            if one.coordinator is not None
+            {"member": report.member, "counts": report.coordinator, "waits": report.waits, "operator": report.operator}
+            for report in living
+            if report.coordinator is not None
         ][:_MOST_ENTRIES],
-        "sinks": [{**_slim(one), "member": report.member} for report in living for one in report.sinks][:_MOST_ENTRIES],
+        "sinks": [{**_slim(sink), "member": report.member} for report in living for sink in report.sinks][
+            :_MOST_ENTRIES
+        ],
         "latencies": _latencies(history.latencies(group.name)),
     }
 
@@ -91,31 +95,31 @@ def overview_history(groups: Iterable[str], history: History, every: int = 6) ->
 
 def _of_group(group: Group) -> dict[str, Any]:
     problems = problems_of(group)
-    levels = [one.level for one in problems]
+    levels = [problem.level for problem in problems]
     return {
         "name": group.name,
         **_sums(group.members),
         "bad": levels.count(BAD),
         "warn": levels.count(WARN),
-        "problems": [as_json(one) for one in problems[:_NAMED]],
-        "sinks": sum(len(one.report.sinks) for one in group.members),
-        "pending": sum((one.report.coordinator or {}).get("pending", 0) for one in group.members),
+        "problems": [as_json(problem) for problem in problems[:_NAMED]],
+        "sinks": sum(len(member.report.sinks) for member in group.members),
+        "pending": sum((member.report.coordinator or {}).get("pending", 0) for member in group.members),
     }
 
 
 def _sums(members: Sequence[Member]) -> dict[str, Any]:
     """Return the sums of those that live; of counts that were not told, 0."""
-    living = [one.report for one in members if not one.is_silent]
-    sums: dict[str, Any] = {name: sum(one.counts.get(name, 0) for one in living) for name in _COUNTS}
+    living = [member.report for member in members if not member.is_silent]
+    sums: dict[str, Any] = {name: sum(report.counts.get(name, 0) for report in living) for name in _COUNTS}
     return {
         **sums,
         "living": len(living),
         "silent": len(members) - len(living),
-        "partitions": sum(one.partition_count for one in living),
-        "lag": sum(one.lag for one in living),
-        "rate": round(sum(_rate(one, "handled") for one in living), 1),
-        "failed_rate": round(sum(one.rates.get("failed", 0.0) for one in living), 2),
-        "commands": any(one.commands for one in living),
+        "partitions": sum(report.partition_count for report in living),
+        "lag": sum(report.lag for report in living),
+        "rate": round(sum(_rate(report, "handled") for report in living), 1),
+        "failed_rate": round(sum(report.rates.get("failed", 0.0) for report in living), 2),
+        "commands": any(report.commands for report in living),
     }
 
 
@@ -148,22 +152,22 @@ def _need(member: Member) -> tuple[bool, int, str]:
     return not member.is_silent, -member.report.lag, member.report.member
 
 
-def _urgency(one: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:
+def _urgency(partition: Mapping[str, Any]) -> tuple[bool, bool, bool, float, int]:
     return (
-        one["trouble"] is not None,
-        one["state"] not in MOVING,
-        one["paused"] is not None,
-        one["age"] or 0.0,
-        one["lag"] or 0,
+        partition["trouble"] is not None,
+        partition["state"] not in MOVING,
+        partition["paused"] is not None,
+        partition["age"] or 0.0,
+        partition["lag"] or 0,
     )
 
 
-def _slim(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in one.items() if value not in (None, "")}
+def _slim(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value not in (None, "")}
 
 
-def _partition(one: Mapping[str, Any], member: str) -> dict[str, Any]:
-    return {**_slim({name: value for name, value in one.items() if name != "stack"}), "member": member}
+def _partition(partition: Mapping[str, Any], member: str) -> dict[str, Any]:
+    return {**_slim({name: value for name, value in partition.items() if name != "stack"}), "member": member}
 
 
 def _lanes(reports: Sequence[Report]) -> list[dict[str, Any]]:
@@ -171,15 +175,15 @@ def _lanes(reports: Sequence[Report]) -> list[dict[str, Any]]:
     found: dict[str, dict[str, list[float]]] = {}
     for name in sorted({name for report in reports for name in report.lanes})[:_MOST_ENTRIES]:
         told = [report.lanes[name] for report in reports if name in report.lanes]
-        buckets = max(len(one["depth"]) for one in told)
+        buckets = max(len(depths["depth"]) for depths in told)
         depth, age = [0.0] * buckets, [0.0] * buckets
-        for one in told:
+        for depths in told:
             # A member with fewer lanes has each in the first of the buckets that it stands for.
-            for number, (deep, old) in enumerate(zip(one["depth"], one["age"], strict=True)):
-                at = number * buckets // len(one["depth"])
+            for number, (deep, old) in enumerate(zip(depths["depth"], depths["age"], strict=True)):
+                at = number * buckets // len(depths["depth"])
                 depth[at], age[at] = depth[at] + deep, max(age[at], old)
         found[name] = {"depth": depth, "age": age}
-    return [{"handler": name, **one} for name, one in found.items()]
+    return [{"handler": name, **lanes} for name, lanes in found.items()]
 
 
 def _summed(mappings: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -194,9 +198,9 @@ def _paused(reports: Iterable[Report]) -> dict[str, int]:
     """Return how many partitions are paused now, by why."""
     found: dict[str, int] = {}
     for report in reports:
-        for one in report.partitions:
-            if one["paused"] is not None and one["partition"] >= 0:
-                found[one["paused"]] = found.get(one["paused"], 0) + 1
+        for partition in report.partitions:
+            if partition["paused"] is not None and partition["partition"] >= 0:
+                found[partition["paused"]] = found.get(partition["paused"], 0) + 1
     return dict(sorted(found.items(), key=lambda item: -item[1])[:_MOST_ENTRIES])
 
 
@@ -204,17 +208,17 @@ def _dead_letters(reports: Iterable[Report]) -> list[dict[str, Any]]:
     """Return dead letters by topic and error, those of all members added up, the last one's place."""
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     for report in reports:
-        for one in report.dead_letters:
-            place = (one["topic"], one["dead_letter_topic"], one["error"])
+        for letter in report.dead_letters:
+            place = (letter["topic"], letter["dead_letter_topic"], letter["error"])
             former = found.get(place)
             if former is None:
-                found[place] = dict(one)
+                found[place] = dict(letter)
                 continue
-            count = former["count"] + one["count"]
-            if (one["age"] or 0.0) < (former["age"] or 0.0):
-                found[place] = former = dict(one)
+            count = former["count"] + letter["count"]
+            if (letter["age"] or 0.0) < (former["age"] or 0.0):
+                found[place] = former = dict(letter)
             former["count"] = count
-    return sorted(found.values(), key=lambda one: -one["count"])[:_MOST_ENTRIES]
+    return sorted(found.values(), key=lambda letter: -letter["count"])[:_MOST_ENTRIES]
 
 
 def _latencies(counts: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float | None]]:

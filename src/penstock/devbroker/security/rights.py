@@ -155,7 +155,7 @@ def asked_rights(log_paths: Iterable[Path], user: str) -> list[AskedRight]:
 
 
 def _operation(name: str) -> AclOperation:
-    known = [one.name for one in AclOperation if one.name not in {"UNKNOWN", "ANY"}]
+    known = [operation.name for operation in AclOperation if operation.name not in {"UNKNOWN", "ANY"}]
     if name.upper() not in known:
         raise ConfigurationError(f"an operation must be one of {', '.join(known)}, but is {name!r}")
     return AclOperation[name.upper()]

@@ -95,7 +95,7 @@ class GaugeRegistry(Generic[ReadingT]):
         """Show a consumer no more."""
         observed.close()
         with self._lock:
-            self._observed = tuple(one for one in self._observed if one is not observed)
+            self._observed = tuple(other for other in self._observed if other is not observed)
 
     def _observe(self, metric: ObservedMetric[ReadingT], _options: CallbackOptions) -> Iterable[Observation]:
         # A callback may give a set of attributes only once, and two consumers of a process may be of one group.

@@ -31,7 +31,7 @@ _MEMBER = re.compile(
 )
 _NO_STATE = TraceState()
 #: The ends of flags whose lowest bit is set. Blanks and what later versions append are looked at more closely.
-_SAMPLED = frozenset({*"13579bdf \t", *(bytes([one]) for one in b"13579bdf \t")})
+_SAMPLED = frozenset({*"13579bdf \t", *(bytes([byte]) for byte in b"13579bdf \t")})
 
 HeaderT = TypeVar("HeaderT", bound=str | bytes | None)
 

@@ -159,9 +159,9 @@ class TestBroker:
         """Return a group's committed offsets."""
         found = self.committed(group)
         return [
-            TopicPartition(one.topic, one.partition, at.offset, metadata=at.metadata)
-            for one in partitions
-            if (at := found.get((one.topic, one.partition))) is not None
+            TopicPartition(partition.topic, partition.partition, at.offset, metadata=at.metadata)
+            for partition in partitions
+            if (at := found.get((partition.topic, partition.partition))) is not None
         ]
 
     def ask_rights(self, needed: Iterable[Right]) -> Answered[Rights]:

@@ -72,19 +72,19 @@ class Committing:
         error = answers[0] if answers else KafkaError(codes.TIMED_OUT)
         if error is not None:
             raise failed(error.code(), f"Commit failed: {error.str()}")
-        return [AnsweredPartition(one, None) for one in points]
+        return [AnsweredPartition(point, None) for point in points]
 
     def _request(self, member: Member | None, points: Iterable[TopicPartition]) -> CommitRequest:
         return CommitRequest(
             self._group,
             member,
             -1 if member is None else member.generation,
-            [(one.topic, one.partition, one.offset, one.metadata) for one in points],
+            [(point.topic, point.partition, point.offset, point.metadata) for point in points],
         )
 
     def _answer(self, error: KafkaError | None, points: Iterable[TopicPartition]) -> None:
         # The client library writes the error of the whole to every partition.
-        self.answers.append((error, [AnsweredPartition(one, error) for one in points]))
+        self.answers.append((error, [AnsweredPartition(point, error) for point in points]))
 
     def _send(self, request: CommitRequest, fault: Fault | None, answer: Callable[[KafkaError | None], None]) -> None:
         coordinator = self._state.coordinator
@@ -114,12 +114,12 @@ class Committing:
             coordinator.tick(clock.monotonic())
         offsets = coordinator.offsets.get(self._group, {})
         answer = []
-        for one in partitions:
-            found = offsets.get((one.topic, one.partition))
+        for partition in partitions:
+            found = offsets.get((partition.topic, partition.partition))
             offset = codes.INVALID if found is None else found.offset
             # The library tells an absent metadata from an empty one, and takes no None.
             metadata = () if found is None or found.metadata is None else (found.metadata,)
-            answer.append(TopicPartition(one.topic, one.partition, offset, *metadata))
+            answer.append(TopicPartition(partition.topic, partition.partition, offset, *metadata))
         return answer
 
 

@@ -76,23 +76,24 @@ class MemoryConsumer:
         """Begin with these partitions, at their offsets; `KafkaException` where one is assigned already."""
         self._require_open()
         with self._state.lock:
-            for one in partitions:
-                if (one.topic, one.partition) in self._fetcher.assigned:
-                    text = f"{one.topic} [{one.partition}] is already part of the current assignment"
+            for partition in partitions:
+                if (partition.topic, partition.partition) in self._fetcher.assigned:
+                    text = f"{partition.topic} [{partition.partition}] is already part of the current assignment"
                     raise failed(codes.CONFLICT, text)
-            for one in partitions:
-                self._fetcher.assign((one.topic, one.partition), one.offset)
+            for partition in partitions:
+                self._fetcher.assign((partition.topic, partition.partition), partition.offset)
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """Stop with these partitions; `KafkaException` where one is not assigned."""
         self._require_open()
         with self._state.lock:
-            for one in partitions:
-                if (one.topic, one.partition) not in self._fetcher.assigned:
-                    text = f"{one.topic} [{one.partition}] can't be unassigned: it is not in the current assignment"
+            for partition in partitions:
+                if (partition.topic, partition.partition) not in self._fetcher.assigned:
+                    place = f"{partition.topic} [{partition.partition}]"
+                    text = f"{place} can't be unassigned: it is not in the current assignment"
                     raise failed(codes.INVALID_ARGUMENT, text)
-            for one in partitions:
-                self._fetcher.unassign((one.topic, one.partition))
+            for partition in partitions:
+                self._fetcher.unassign((partition.topic, partition.partition))
 
     # Messages
 
@@ -138,7 +139,7 @@ class MemoryConsumer:
         membership.serve()
         with self._state.lock:
             # Of a partition that the callbacks gave back nothing is handed over.
-            found = [one for one in early if fetcher.assigned.get(_place(one)) is before.get(_place(one))]
+            found = [record for record in early if fetcher.assigned.get(_place(record)) is before.get(_place(record))]
             while membership.errors and len(found) < wanted:
                 found.append(membership.errors.popleft())
             if not self._cut_off:
@@ -149,15 +150,15 @@ class MemoryConsumer:
         """Hand over nothing of these partitions, and forget what was fetched of them."""
         self._require_open()
         with self._state.lock:
-            for one in partitions:
-                self._fetcher.pause((one.topic, one.partition))
+            for partition in partitions:
+                self._fetcher.pause((partition.topic, partition.partition))
 
     def resume(self, partitions: list[TopicPartition]) -> None:
         """Hand over again, from the position."""
         self._require_open()
         with self._state.lock:
-            for one in partitions:
-                self._fetcher.resume((one.topic, one.partition))
+            for partition in partitions:
+                self._fetcher.resume((partition.topic, partition.partition))
 
     def seek(self, partition: TopicPartition) -> None:
         """Go on from an offset, or a logical one, and forget what was fetched; `KafkaException` if unassigned."""
@@ -176,9 +177,13 @@ class MemoryConsumer:
         self._require_open()
         found = []
         with self._state.lock:
-            for one in partitions:
-                part = self._fetcher.assigned.get((one.topic, one.partition))
-                found.append(TopicPartition(one.topic, one.partition, codes.INVALID if part is None else part.position))
+            for partition in partitions:
+                part = self._fetcher.assigned.get((partition.topic, partition.partition))
+                found.append(
+                    TopicPartition(
+                        partition.topic, partition.partition, codes.INVALID if part is None else part.position
+                    )
+                )
         return found
 
     def get_watermark_offsets(
@@ -214,7 +219,7 @@ class MemoryConsumer:
         `KafkaException` where it was refused, whole or in part, or no answer came within 60 s of the clock.
         """
         self._require_open()
-        points = [one for one in offsets if one.offset >= 0]
+        points = [offset for offset in offsets if offset.offset >= 0]
         if not points:
             raise failed(codes.NO_OFFSET, "Commit failed: Local: No offset stored")
         with self._state.lock:

@@ -190,5 +190,5 @@ class Coordinator:
     def forget_offsets(self, topic: str, still: Container[Place] = ()) -> None:
         """Forget the groups' offsets in a topic, as when it is deleted, save of partitions that are still there."""
         for offsets in self.offsets.values():
-            for place in [one for one in offsets if one[0] == topic and one not in still]:
+            for place in [offset for offset in offsets if offset[0] == topic and offset not in still]:
                 del offsets[place]

@@ -80,7 +80,7 @@ class Group:
 
     def join(self, member: Member, now: float) -> None:
         """Take a member in. One with the instance id of another takes its place without a rebalance."""
-        same = (one for one in self.members.values() if member.instance and one.instance == member.instance)
+        same = (other for other in self.members.values() if member.instance and other.instance == member.instance)
         former = next(same, None)
         self.check_at = now
         if former is None:
@@ -89,8 +89,8 @@ class Group:
             return
         # The same place in the order of members, so that the assignment stays what it is.
         self.members = {
-            (member.name if one is former else name): (member if one is former else one)
-            for name, one in self.members.items()
+            (member.name if other is former else name): (member if other is former else other)
+            for name, other in self.members.items()
         }
         withheld = set(former.owned) - set(former.assigned)
         self._dismiss(former, Gone.FENCED)
@@ -163,7 +163,7 @@ class Group:
     def _complete_when_ready(self) -> None:
         if not self._preparing:
             return
-        if any(one.change is not None or one.unheard_since is not None for one in self.members.values()):
+        if any(member.change is not None or member.unheard_since is not None for member in self.members.values()):
             return
         self._preparing = False
         self.generation += 1
