@@ -128,11 +128,11 @@ class Engine:
             contexts=contexts or ContextFactory(group),
             telemetry=self.telemetry,
         )
-        for topic, one in handlers.items():
-            self.routes.add(topic, one)
+        for topic, handler in handlers.items():
+            self.routes.add(topic, handler)
         #: Where users' key functions are called, where there are any; who runs the engine may start its thread.
         self.key_resolver: KeyResolver | None = None
-        if any(calls_key_function(one.order, one.key) for one in self.all_handlers):
+        if any(calls_key_function(handler.order, handler.key) for handler in self.all_handlers):
             self.key_resolver = KeyResolver(group, clock, self.scheduler, wake=self._wake, fail=self.fail)
         # Which topics there will be is not known where patterns find them.
         topics = () if self.patterns else self.routes
@@ -146,7 +146,7 @@ class Engine:
             settings.max_parked,
             settings.max_parked_bytes,
             fetch_size=settings.fetch_size,
-            is_paused_by_app=lambda one: self.app_pauses.of(one) is not None,
+            is_paused_by_app=lambda handler: self.app_pauses.of(handler) is not None,
         )
         made_of = (self.assignments, settings.commit_interval, clock, lambda: complete_finished(self.slots()))
         self.commits = Commits(*made_of)
@@ -222,12 +222,12 @@ class Engine:
     def connect(self, cluster: Cluster) -> PollLoop:
         """Check the topics, make the clients and return the loop that uses them. Raises as `LitePushConsumer.start`."""
         partitions = cluster.require_topics(self.handlers)
-        if any(one.retry_delays for one in self.handlers.values()):
+        if any(handler.retry_delays for handler in self.handlers.values()):
             self.routes.add_former_delays(cluster.topics())
         outputs = output_topics(self.group, self.handlers)
         rights = RightsWatch(self.group, self.needed_rights(), cluster.principal, cluster.ask_rights)
         prepare_topics(cluster, partitions, outputs, rights)
-        cluster.require_topics({one.to for one in self.all_handlers if one.to is not None} - outputs.keys())
+        cluster.require_topics({handler.to for handler in self.all_handlers if handler.to is not None} - outputs.keys())
         search = TopicSearch(
             group=self.group,
             patterns=self.patterns,
@@ -343,7 +343,7 @@ class Engine:
         """Return the counts of this moment, from live state, with so many worker threads. Any thread."""
         slots, scheduler, publisher = self.slots(), self.scheduler, self.dead_letter_publisher
         complete_finished(slots)
-        partitions = tuple(partition_statistics(one) for one in self.assignments.all())
+        partitions = tuple(partition_statistics(assignment) for assignment in self.assignments.all())
         return ConsumerStatistics(
             received=self.router.received,
             restored=self.router.restored,
@@ -356,7 +356,7 @@ class Engine:
             published=self.results.published,
             dropped=sum(slot.dropped for slot in slots) + publisher.dropped,
             filtered=sum(slot.filtered_so_far for slot in slots),
-            in_flight=sum(one.in_flight for one in partitions),
+            in_flight=sum(partition.in_flight for partition in partitions),
             parked_keys=sum(len(lane.parked) for lane in scheduler.lanes),
             held_keys=sum(
                 parked.state is KeyState.HELD
@@ -403,6 +403,6 @@ class Engine:
 
 
 def _report_commit(telemetry: ConsumerTelemetry, partitions: Sequence[TopicPartition], error: str | None) -> None:
-    topics = [one.topic for one in partitions]
+    topics = [partition.topic for partition in partitions]
     for topic in dict.fromkeys(topics):
         telemetry.committed(topic, topics.count(topic), error)

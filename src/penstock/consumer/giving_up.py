@@ -54,50 +54,60 @@ class GivingUp:
         if found is None:
             raise NotGivenUpError(self._why_not(assignment, place, offset))
         letters = self._prepare_topic(assignment, place)
-        one = self._engine.processor.give_ups.ask((assignment, offset), letters)
+        asked = self._engine.processor.give_ups.ask((assignment, offset), letters)
         self._engine.processor.wake_key(*found)
-        return one
+        return asked
 
-    def wait(self, one: GiveUp, timeout: float) -> str:
+    def wait(self, up: GiveUp, timeout: float) -> str:
         """Wait until a message is in its dead-letter topic, and return the name of that; raises as `judge`."""
         deadline = time.monotonic() + timeout
-        while not one.ended.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
-            if time.monotonic() >= deadline or self._is_vain(one):
+        while not up.ended.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline or self._is_vain(up):
                 break
-        return self.judge(one)
+        return self.judge(up)
 
-    def judge(self, one: GiveUp) -> str:
+    def judge(self, up: GiveUp) -> str:
         """Return the dead-letter topic that has the message; raise `NotGivenUpError` where that has not come about.
 
         What nobody has acted on is taken back.
         """
-        assignment, offset = one.place
+        assignment, offset = up.place
         place = f"{assignment}@{offset}"
-        if self._engine.processor.give_ups.withdraw(one):
+        if self._engine.processor.give_ups.withdraw(up):
             self._require_blocking(assignment, place, offset)
             raise NotGivenUpError(self._why_not(assignment, place, offset))
-        if not one.ended.is_set():
-            words = self._engine.dead_letter_publisher.states.get(one.place, "it is being written")
+        if not up.ended.is_set():
+            words = self._engine.dead_letter_publisher.states.get(up.place, "it is being written")
             raise NotGivenUpError(
-                f"{place} is given up, and not in {one.topic} yet: {words}; its key and its offset wait for that",
+                f"{place} is given up, and not in {up.topic} yet: {words}; its key and its offset wait for that",
                 is_under_way=True,
             )
-        if one.refusal is not None:
-            raise NotGivenUpError(f"{place} was not given up: {one.refusal}")
-        return one.topic
+        if up.refusal is not None:
+            raise NotGivenUpError(f"{place} was not given up: {up.refusal}")
+        return up.topic
 
     def _assignment(self, topic: str, partition: int) -> Assignment | None:
         every = self._engine.assignments.all()
-        return next((one for one in every if (one.topic, one.partition) == (topic, partition)), None)
+        return next(
+            (explanation for explanation in every if (explanation.topic, explanation.partition) == (topic, partition)),
+            None,
+        )
 
     def _explanation(self, assignment: Assignment) -> Explanation | None:
         place = (assignment.topic, assignment.partition)
-        return next((one for one in self._engine.explain() if (one.topic, one.partition) == place), None)
+        return next(
+            (
+                explanation
+                for explanation in self._engine.explain()
+                if (explanation.topic, explanation.partition) == place
+            ),
+            None,
+        )
 
-    def _is_vain(self, one: GiveUp) -> bool:
+    def _is_vain(self, up: GiveUp) -> bool:
         """Tell whether the message does not hold its partition any more, and nobody has acted on the request."""
-        assignment, offset = one.place
-        return not one.taken.is_set() and (not assignment.active or assignment.tracker.watermark != offset)
+        assignment, offset = up.place
+        return not up.taken.is_set() and (not assignment.active or assignment.tracker.watermark != offset)
 
     def _require_blocking(self, assignment: Assignment, place: str, offset: int) -> None:
         found = self._explanation(assignment)

@@ -83,16 +83,16 @@ class LitePushConsumer:
         patterns = patterns or {}
         if not handlers and not patterns:
             raise ConfigurationError("there is no handler; give one for each topic to consume")
-        for topic, one in [*handlers.items(), *patterns.items()]:
+        for topic, handler in [*handlers.items(), *patterns.items()]:
             check.not_empty("topic", topic)
-            if not isinstance(one, Handler):
+            if not isinstance(handler, Handler):
                 raise ConfigurationError(
                     f"the handler of {topic} must be made by penstock.consumer.handler(...), but is a "
-                    f"{type(one).__name__}"
+                    f"{type(handler).__name__}"
                 )
         require_own_topics(group, handlers)
-        for pattern, one in patterns.items():
-            require_other_target(pattern, one)
+        for pattern, handler in patterns.items():
+            require_other_target(pattern, handler)
         self._group = group
         self._settings = settings or ConsumerSettings()
         self._cluster = cluster or KafkaCluster(bootstrap_servers, self._settings.config)
@@ -129,8 +129,8 @@ class LitePushConsumer:
         engine = self._engine
         found = engine.patterns.matches(there)
         refuse_contested(found.contested)
-        for topic, one in found.handlers.items():
-            engine.routes.add(topic, one)
+        for topic, handler in found.handlers.items():
+            engine.routes.add(topic, handler)
         return needs_of(
             self._group, engine.routes.topics, engine.handlers, there, exactly_once=self._settings.exactly_once
         )
@@ -211,8 +211,8 @@ class LitePushConsumer:
         Raises:
             ConfigurationError: a value is wrong, or the topic has no handler here.
         """
-        one = self._engine.handlers.get(topic)
-        routes = [] if one is None else self._engine.routes.of_handler(one)
+        found = self._engine.handlers.get(topic)
+        routes = [] if found is None else self._engine.routes.of_handler(found)
         if not routes:
             known = ", ".join(self._engine.handlers)
             raise ConfigurationError(f"no handler of {self._group} consumes {topic!r}; there are {known}")
@@ -359,9 +359,9 @@ class LitePushConsumer:
 
     def stacks(self, workers: Iterable[str] | None = None) -> dict[str, str]:
         """Return the stacks of the handlers on these workers, or on all, by the name of each, the call last."""
-        busy = {one.name: one for one in self._engine.slots() if one.record is not None}
+        busy = {slot.name: slot for slot in self._engine.slots() if slot.record is not None}
         wanted = busy if workers is None else set(workers)
-        return {name: "".join(stack_of(one)) for name, one in busy.items() if name in wanted}
+        return {name: "".join(stack_of(thread)) for name, thread in busy.items() if name in wanted}
 
     def __enter__(self) -> Self:
         return self.start()

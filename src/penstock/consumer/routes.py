@@ -78,39 +78,41 @@ class Routes(Mapping[str, Route]):
         """
         return self._by_topic[topic].source is not None or topic in self.new
 
-    def add(self, topic: str, one: Handler) -> None:
+    def add(self, topic: str, handler: Handler) -> None:
         """Have a handler take a topic, with its retry topics."""
         if topic not in self._by_topic:
-            made = {topic: self._route(one)}
-            for name, delay in retry_topics(self._group, topic, one.retry_delays).items():
+            made = {topic: self._route(handler)}
+            for name, delay in retry_topics(self._group, topic, handler.retry_delays).items():
                 made[name] = self._retry_route(made[topic], topic, delay)
             self._by_topic = {**self._by_topic, **made}
-        self.handlers = {**self.handlers, topic: one}
+        self.handlers = {**self.handlers, topic: handler}
 
     def let_go(self, topics: Collection[str]) -> None:
         """Consume these topics no more, nor their retry topics."""
-        self.handlers = {topic: one for topic, one in self.handlers.items() if topic not in topics}
+        self.handlers = {topic: handler for topic, handler in self.handlers.items() if topic not in topics}
 
     def add_former_delays(self, existing: Iterable[str]) -> None:
         """Read the retry topics of delays that handlers have no more, so that what waits there is not forgotten."""
         existing = list(existing)
-        for topic, one in self.handlers.items():
+        for topic, handler in self.handlers.items():
             # A handler without delays reads its own topics alone: with the last one goes what waits for it.
-            for name, delay in former_retry_topics(self._group, topic, existing if one.retry_delays else ()).items():
+            for name, delay in former_retry_topics(
+                self._group, topic, existing if handler.retry_delays else ()
+            ).items():
                 if name not in self._by_topic:
                     route = self._retry_route(self._by_topic[topic], topic, delay)
                     self._by_topic = {**self._by_topic, name: route}
 
-    def of_handler(self, one: Handler) -> list[Route]:
+    def of_handler(self, handler: Handler) -> list[Route]:
         """Return the routes of a handler. Any thread."""
-        return [route for route in self._by_topic.values() if route.handler is one]
+        return [route for route in self._by_topic.values() if route.handler is handler]
 
-    def _route(self, one: Handler) -> Route:
-        ordering = ordering_of(one, self._lanes, self._spaces, batches=True)
-        maker = ResultMaker.of(one)
-        invoke = self._traced(one, wrap(one, self._middlewares, self._contexts), maker)
-        shares = next(iter(self.of_handler(one)), None)
-        route = Route(one, ordering, invoke, results_by=maker, shares=shares)
+    def _route(self, handler: Handler) -> Route:
+        ordering = ordering_of(handler, self._lanes, self._spaces, batches=True)
+        maker = ResultMaker.of(handler)
+        invoke = self._traced(handler, wrap(handler, self._middlewares, self._contexts), maker)
+        shares = next(iter(self.of_handler(handler)), None)
+        route = Route(handler, ordering, invoke, results_by=maker, shares=shares)
         if shares is None:
             self.token_buckets.append(route.token_bucket)
         return route
@@ -131,11 +133,11 @@ class Routes(Mapping[str, Route]):
         wait = headers.wait(record, self._clock.time())
         return self._clock.monotonic() + wait if wait > 0 else 0.0
 
-    def _traced(self, one: Handler, invoke: Invoke, maker: ResultMaker) -> Invoke:
+    def _traced(self, handler: Handler, invoke: Invoke, maker: ResultMaker) -> Invoke:
         if self._telemetry is None:
             return invoke
         maker.trace = self._telemetry.publishing
-        is_async = one.kind is Kind.TASK
+        is_async = handler.kind is Kind.TASK
         # Results are sent within the span. Where there is none, whoever called the handler makes them.
         within = with_results(invoke, maker, is_async=is_async)
-        return self._telemetry.processing.around(invoke, within=within, batches=one.batch > 1, is_async=is_async)
+        return self._telemetry.processing.around(invoke, within=within, batches=handler.batch > 1, is_async=is_async)

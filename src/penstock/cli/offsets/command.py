@@ -204,20 +204,20 @@ def skip(  # noqa: PLR0917 - as `reset`
     from penstock.cli.offsets.skip import Skipping
     from penstock.commands.settings import CommandSettings
 
-    one = Skipping(bootstrap_servers, client_settings(config, config_file), group, message)
-    state = one.state()
+    skipping = Skipping(bootstrap_servers, client_settings(config, config_file), group, message)
+    state = skipping.state()
     if state.members:
         if dry_run:
-            typer.echo(f"a dry run: members of {group} run, and would be asked to give {one.place} up")
+            typer.echo(f"a dry run: members of {group} run, and would be asked to give {skipping.place} up")
             return
-        typer.echo(one.by_members(CommandSettings(commands_topic, audit_topic)))
+        typer.echo(skipping.by_members(CommandSettings(commands_topic, audit_topic)))
         return
-    change = one.planned(state)
+    change = skipping.planned(state)
     if dry_run:
-        typer.echo(f"a dry run: {one.place} would get a dead letter, and group {group} stand at {change.offset}")
+        typer.echo(f"a dry run: {skipping.place} would get a dead letter, and group {group} stand at {change.offset}")
         return
-    letters = one.write(change, dead_letter_topic)
-    typer.echo(f"{one.place} is passed over: {letters} has it, and group {group} stands at {change.offset}")
+    letters = skipping.write(change, dead_letter_topic)
+    typer.echo(f"{skipping.place} is passed over: {letters} has it, and group {group} stands at {change.offset}")
 
 
 def _change(known: Group, state: GroupState, changes: Sequence[Change], *, dry_run: bool, as_json: bool) -> None:

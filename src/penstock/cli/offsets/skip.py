@@ -57,7 +57,7 @@ class Skipping:
         command = Command("give-up", self._group, None, *place, by="penstock offsets skip", asked_ms=_now_ms())
         with CommandSender(self._servers, self._config, commands.with_token()) as sender:
             answers = sender.ask(command)
-        done = [one for one in answers if one.outcome is Outcome.DONE]
+        done = [answer for answer in answers if answer.outcome is Outcome.DONE]
         if not done:
             raise PenstockError(
                 f"{summary(command, answers)[1]}; or stop all members of {self._group}, and run the command again"

@@ -18,7 +18,7 @@ class LanePlan:
     """Derived from handlers and settings, and never changed."""
 
     def __init__(self, handlers: Collection[Handler], settings: ConsumerSettings) -> None:
-        kinds = {one.kind for one in handlers}
+        kinds = {handler.kind for handler in handlers}
         self.has_threads, self.has_tasks = Kind.THREAD in kinds, Kind.TASK in kinds
         self._pinned = settings.pinned
         thread_queues = settings.workers if settings.pinned else 1
@@ -32,7 +32,7 @@ class LanePlan:
         if settings.pinned:
             return settings.workers
         per_worker, per_task = settings.lanes_per_worker, _LANES_PER_TASK
-        if all(one.batch > 1 for one in handlers):
+        if all(handler.batch > 1 for handler in handlers):
             per_worker, per_task = min(per_worker, _LANES_PER_BATCH), _LANES_PER_BATCH
         return max(settings.workers * per_worker, settings.max_concurrency * per_task if self.has_tasks else 1)
 

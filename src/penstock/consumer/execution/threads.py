@@ -224,7 +224,7 @@ class WorkerPool:
     def _grow(self, count: int) -> None:
         for _ in range(count):
             number = len(self.slots)
-            ended = next((one for one in self._retired if not one.thread.is_alive()), None)
+            ended = next((slot for slot in self._retired if not slot.thread.is_alive()), None)
             if ended is None:
                 slot = ExecutionSlot(Kind.THREAD, f"penstock-worker-{self.name}-{number}")
                 self.slots = [*self.slots, slot]

@@ -179,136 +179,139 @@ class DeadLetterPublisher:
         if self._outlet is not None and self._unacknowledged:
             self._outlet.flush(timeout)
 
-    def _send(self, outlet: Outlet, one: ExhaustedMessage) -> None:
-        if not one.fetch.assignment.active:
+    def _send(self, outlet: Outlet, message: ExhaustedMessage) -> None:
+        if not message.fetch.assignment.active:
             # Its next owner handles it again. The key is woken for what waits behind it.
-            self._finish(one, one.on_done)
+            self._finish(message, message.on_done)
             return
-        if one.retry is None and not one.again and not one.is_asked_for:
-            self.limits.check(position_of(one.record), one.error)
-        topic, headers = self._addressed(one)
+        if message.retry is None and not message.again and not message.is_asked_for:
+            self.limits.check(position_of(message.record), message.error)
+        topic, headers = self._addressed(message)
         if self.trace is not None:
             headers = self.trace(topic, headers)
 
         def delivered(error: KafkaError | None) -> None:
             self._unacknowledged -= 1
             if error is None:
-                self._written(one, topic)
-                self._finish(one, one.on_done)
-            elif not one.fetch.assignment.active:
+                self._written(message, topic)
+                self._finish(message, message.on_done)
+            elif not message.fetch.assignment.active:
                 # As above.
-                self._finish(one, one.on_done)
+                self._finish(message, message.on_done)
             else:
-                self.not_written(one, topic, error)
+                self.not_written(message, topic, error)
 
         try:
             outlet.forward(
-                one.item, Result(topic, one.record.value(), one.record.key(), headers, -1), one.complete, delivered
+                message.item,
+                Result(topic, message.record.value(), message.record.key(), headers, -1),
+                message.complete,
+                delivered,
             )
         except KafkaException as error:
-            self.not_written(one, topic, error.args[0])
+            self.not_written(message, topic, error.args[0])
         except BufferError as error:
-            self._hold(one, topic, str(error))
+            self._hold(message, topic, str(error))
         else:
-            self.states[one.place] = f"it is being written to {topic}"
+            self.states[message.place] = f"it is being written to {topic}"
             self._unacknowledged += 1
 
-    def _finish(self, one: ExhaustedMessage, then: Callable[[], None]) -> None:
-        self.states.pop(one.place, None)
+    def _finish(self, message: ExhaustedMessage, then: Callable[[], None]) -> None:
+        self.states.pop(message.place, None)
         then()
 
-    def not_written(self, one: ExhaustedMessage, topic: str, error: KafkaError) -> None:
+    def not_written(self, message: ExhaustedMessage, topic: str, error: KafkaError) -> None:
         """Decide what becomes of a message that its topic did not take."""
         if error.code() in NEVER_TAKEN:
-            self._refused(one, topic, error)
+            self._refused(message, topic, error)
         else:
-            self._hold(one, topic, self.why(topic, error), for_topic=is_missing_right(error))
+            self._hold(message, topic, self.why(topic, error), for_topic=is_missing_right(error))
 
-    def _refused(self, one: ExhaustedMessage, topic: str, error: KafkaError) -> None:
+    def _refused(self, message: ExhaustedMessage, topic: str, error: KafkaError) -> None:
         """Handle a message that its topic will never take as it is."""
         self.failures += 1
-        handler = one.fetch.assignment.route.handler
-        place = position_of(one.record)
-        if one.retry is not None and handler.on_failure is not OnFailure.STOP:
+        handler = message.fetch.assignment.route.handler
+        place = position_of(message.record)
+        if message.retry is not None and handler.on_failure is not OnFailure.STOP:
             _log.error(
                 "%s is not taken by %s: %s; it %s\n%s",
                 place,
                 topic,
                 reason(error),
                 "is held" if handler.on_failure is OnFailure.HOLD else "is given up at once",
-                failure_text(one.error, texts=self.exception_texts),
+                failure_text(message.error, texts=self.exception_texts),
             )
             if handler.on_failure is OnFailure.DEAD_LETTER:
-                self._queue.append(replace(one, retry=None, again=False))
+                self._queue.append(replace(message, retry=None, again=False))
             elif handler.on_failure is OnFailure.HOLD:
-                self._finish(one, one.hold)
+                self._finish(message, message.hold)
             else:
                 self.dropped += 1
-                one.complete()
-                self._finish(one, one.on_done)
+                message.complete()
+                self._finish(message, message.on_done)
             return
-        if one.retry is None and one.shed in _NEXT_SHED and error.code() != KafkaError.INVALID_RECORD:
-            smaller = replace(one, shed=_NEXT_SHED[one.shed], again=True)
+        if message.retry is None and message.shed in _NEXT_SHED and error.code() != KafkaError.INVALID_RECORD:
+            smaller = replace(message, shed=_NEXT_SHED[message.shed], again=True)
             _log.warning("%s is too large for %s, and is written without %s", place, topic, smaller.shed.value)
             self._queue.append(smaller)
             return
-        if one.is_asked_for:
+        if message.is_asked_for:
             _log.error("%s was to be given up, and %s does not take it: %s; it stays", place, topic, reason(error))
-            self._finish(one, one.hold)
+            self._finish(message, message.hold)
             return
         self._held += 1
-        self.states[one.place] = f"{topic} does not take it: {reason(error)}"
+        self.states[message.place] = f"{topic} does not take it: {reason(error)}"
         stop = PenstockError(
-            f"{place} was given up after {one.attempts} tries, and {topic} does not take it, without what we add "
+            f"{place} was given up after {message.attempts} tries, and {topic} does not take it, without what we add "
             f"either: {reason(error)}; {self.limits.ends}: raise max.message.bytes of {topic}, or choose on_failure "
             "'drop' for it"
         )
-        stop.__cause__ = one.error
+        stop.__cause__ = message.error
         self.fail(stop)
 
-    def _addressed(self, one: ExhaustedMessage) -> tuple[str, HeaderList]:
+    def _addressed(self, message: ExhaustedMessage) -> tuple[str, HeaderList]:
         """Return the topic a message goes to, and its headers."""
-        assignment = one.fetch.assignment
+        assignment = message.fetch.assignment
         handler = assignment.route.handler
         source = assignment.route.source or assignment.topic
-        if one.retry is not None:
-            delay = handler.retry_delays[one.retry]
+        if message.retry is not None:
+            delay = handler.retry_delays[message.retry]
             due = self._clock.time() + delay
-            fields = retry_headers(one.record, source, one.retry + 1, due, one.attempts)
+            fields = retry_headers(message.record, source, message.retry + 1, due, message.attempts)
             return retry_topic(self._group, source, delay), fields
-        tries = tries_before(one.record, source) + one.attempts
-        origin = DeadLetterOrigin.of(one.record, one.error, group=self._group, attempts=tries)
-        if one.shed is not Shed.NOTHING:
+        tries = tries_before(message.record, source) + message.attempts
+        origin = DeadLetterOrigin.of(message.record, message.error, group=self._group, attempts=tries)
+        if message.shed is not Shed.NOTHING:
             origin = replace(origin, stack=None)
-        if one.shed is Shed.TEXTS:
+        if message.shed is Shed.TEXTS:
             origin = replace(
                 origin,
                 message=(origin.message or "")[:_SHORT_CHARS],
                 exception=(origin.exception or "")[-_SHORT_CHARS:],
             )
         # Not the retry topic's: whoever searches for the message needs its first place.
-        topic, partition, offset = origin_of(one.record, source)
+        topic, partition, offset = origin_of(message.record, source)
         origin = replace(origin, topic=topic, partition=partition, offset=offset)
         return handler.dead_letter_topic.replace("{topic}", source), write(
-            handler.dead_letter_format, one.record, origin
+            handler.dead_letter_format, message.record, origin
         )
 
-    def _written(self, one: ExhaustedMessage, topic: str) -> None:
+    def _written(self, message: ExhaustedMessage, topic: str) -> None:
         self._logged_at.pop(topic, None)
-        if one.retry is None:
+        if message.retry is None:
             self.dead_letters += 1
-            source = one.fetch.assignment.route.source or one.fetch.assignment.topic
-            origin, *place = origin_of(one.record, source)
-            self.reasons.count(origin, topic, class_name(one.error), (place[0], place[1]), self._clock.monotonic())
+            source = message.fetch.assignment.route.source or message.fetch.assignment.topic
+            origin, *place = origin_of(message.record, source)
+            self.reasons.count(origin, topic, class_name(message.error), (place[0], place[1]), self._clock.monotonic())
         else:
             self.retries += 1
         _log.log(
-            logging.WARNING if one.retry is None else logging.INFO,
+            logging.WARNING if message.retry is None else logging.INFO,
             "%s is in %s after %d tries (%s)",
-            position_of(one.record),
+            position_of(message.record),
             topic,
-            one.attempts,
-            type(one.error).__name__,
+            message.attempts,
+            type(message.error).__name__,
         )
 
     def why(self, topic: str, error: KafkaError) -> str:
@@ -323,7 +326,7 @@ class DeadLetterPublisher:
             text += "; a broker before 2.8 asks for --operation IdempotentWrite --cluster as well"
         return f"{text} ({reason(error)})"
 
-    def _hold(self, one: ExhaustedMessage, topic: str, why: str, *, for_topic: bool = False) -> None:
+    def _hold(self, message: ExhaustedMessage, topic: str, why: str, *, for_topic: bool = False) -> None:
         """Keep a message that could not be written, and send it again after a while.
 
         With `for_topic`, which says that nothing gets into the topic, that is logged once in a while, not for each.
@@ -335,15 +338,15 @@ class DeadLetterPublisher:
                 self._logged_at[topic] = now
             _log.error(
                 "%s cannot be written to %s: %s; its offset and its key are held, next try in %g s",
-                position_of(one.record),
+                position_of(message.record),
                 topic,
                 why,
                 RESEND_AFTER_S,
             )
         self._held += 1
-        self.states[one.place] = f"it cannot be written to {topic}: {why}"
-        self._timers.add(now + RESEND_AFTER_S, partial(self._resend, replace(one, again=True)))
+        self.states[message.place] = f"it cannot be written to {topic}: {why}"
+        self._timers.add(now + RESEND_AFTER_S, partial(self._resend, replace(message, again=True)))
 
-    def _resend(self, one: ExhaustedMessage) -> None:
+    def _resend(self, message: ExhaustedMessage) -> None:
         self._held -= 1
-        self._queue.append(one)
+        self._queue.append(message)

@@ -51,4 +51,4 @@ class DeadLetterReasons:
 
     def all(self) -> list[DeadLetterReason]:
         """Return them, the most frequent first. Any thread."""
-        return sorted(self._found.values(), key=lambda one: -one.count)
+        return sorted(self._found.values(), key=lambda reason: -reason.count)

@@ -22,7 +22,7 @@ def failure_text(error: BaseException, *, texts: bool) -> str:
             return "".join(traceback.format_exception(error)).rstrip()
         except Exception as unprintable:  # noqa: BLE001 - the user's __str__ may raise anything
             return f"(its stack cannot be had: {type(unprintable).__name__})"
-    return "\n".join("".join(_own_text(one)) for one in reversed(list(_chain(error))))
+    return "\n".join("".join(_own_text(cause)) for cause in reversed(list(_chain(error))))
 
 
 def short_text(error: BaseException) -> str:
@@ -40,11 +40,11 @@ def raised_where(error: BaseException) -> str:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
 
 
 def _own_text(error: BaseException) -> Iterator[str]:

@@ -55,8 +55,8 @@ class GiveUps:
         """Return the request for a message, which is the caller's then. By the holder of its lane."""
         return self._asked.pop(place, None)
 
-    def withdraw(self, one: GiveUp) -> bool:
+    def withdraw(self, up: GiveUp) -> bool:
         """Take a request back; return whether nobody has acted on it, and nobody will."""
-        if one.taken.is_set():
+        if up.taken.is_set():
             return False
-        return self._asked.pop(one.place, None) is one
+        return self._asked.pop(up.place, None) is up

@@ -50,7 +50,7 @@ class Timers:
             self._cancelled += 1
             # Each time as many go as stay, so that each costs little; a far timeout takes no memory until then.
             if self._cancelled > _MAX_CANCELLED and 2 * self._cancelled > len(self._heap):
-                self._heap = [one for one in self._heap if one[2].call is not None]
+                self._heap = [entry for entry in self._heap if entry[2].call is not None]
                 heapq.heapify(self._heap)
                 self._cancelled = 0
 

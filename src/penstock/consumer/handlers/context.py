@@ -61,7 +61,7 @@ class ContextFactory:
         def call(work: Any) -> object:
             # A middleware may have handed on something of its own.
             if isinstance(work, list):
-                tried = max((getattr(one, "attempt", 0) for one in work), default=0)
+                tried = max((getattr(message, "attempt", 0) for message in work), default=0)
             else:
                 tried = getattr(work, "attempt", 0)
             return function(work, Context(attempt=tried + 1, app=app, state=self.state, group=group))
@@ -92,7 +92,9 @@ def context_parameters(function: Callable[..., object]) -> list[tuple[int, inspe
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return []  # of a callable written in C, say
-    return [(place, one) for place, one in enumerate(parameters) if _is_context(one.annotation, function)]
+    return [
+        (place, parameter) for place, parameter in enumerate(parameters) if _is_context(parameter.annotation, function)
+    ]
 
 
 def _is_context(annotation: object, function: Callable[..., object]) -> bool:
@@ -101,7 +103,7 @@ def _is_context(annotation: object, function: Callable[..., object]) -> bool:
         try:
             annotation = eval(annotation, _names_of(function))  # noqa: S307 - the user's own code, as typing evaluates it
         except NameError:
-            return any(_BY_NAME.fullmatch(one.strip()) for one in str(annotation).split("|"))
+            return any(_BY_NAME.fullmatch(name.strip()) for name in str(annotation).split("|"))
         except Exception:  # noqa: BLE001 - nothing that could be asked for; type checkers say what is wrong with it
             return False
     return annotation is Context or Context in get_args(annotation)

@@ -49,7 +49,7 @@ def collected(function: Callable[..., Any]) -> Callable[..., Any]:
 
         @functools.wraps(function)
         async def await_all(*given: object) -> list[object]:
-            return [one async for one in function(*given)]
+            return [value async for value in function(*given)]
 
         return await_all
     return function

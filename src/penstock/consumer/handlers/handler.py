@@ -167,38 +167,40 @@ def orderings_of(handlers: Mapping[str, Handler], lanes: int, *, batches: bool =
     Where `batches` are gathered from lanes, messages that nothing orders share them in rows.
     """
     numbers: SpaceNumbers = {}
-    return {topic: ordering_of(one, lanes, numbers, batches=batches) for topic, one in handlers.items()}
+    return {topic: ordering_of(handler, lanes, numbers, batches=batches) for topic, handler in handlers.items()}
 
 
-def ordering_of(one: Handler, lanes: int, numbers: SpaceNumbers, *, batches: bool = False) -> Ordering:
+def ordering_of(handler: Handler, lanes: int, numbers: SpaceNumbers, *, batches: bool = False) -> Ordering:
     """Return a handler's ordering; `numbers` are those of the key spaces so far, and gets the number of a new one.
 
     `batches` as for `orderings_of`.
     """
-    space = space_of(one, numbers)
-    return Ordering(one.order, one.keyless, lanes, one.key, space=space, together=one.batch if batches else 1)
+    space = space_of(handler, numbers)
+    return Ordering(
+        handler.order, handler.keyless, lanes, handler.key, space=space, together=handler.batch if batches else 1
+    )
 
 
-def space_of(one: Handler, numbers: SpaceNumbers) -> int:
+def space_of(handler: Handler, numbers: SpaceNumbers) -> int:
     """Return the number of a handler's key space; `numbers` as for `ordering_of`."""
-    return numbers.setdefault(id(one) if one.key_space is None else one.key_space, len(numbers))
+    return numbers.setdefault(id(handler) if handler.key_space is None else handler.key_space, len(numbers))
 
 
 def require_own_topics(group: str, handlers: Mapping[str, Handler]) -> None:
     """Raise `ConfigurationError` where handlers would feed each other what they give up, or themselves."""
-    for topic, one in handlers.items():
-        if one.to == topic:
+    for topic, handler in handlers.items():
+        if handler.to == topic:
             raise ConfigurationError(
-                f"handler {one.name} consumes {topic} and publishes to it: one message would go round for ever; give "
-                "`to` another topic"
+                f"handler {handler.name} consumes {topic} and publishes to it: one message would go round for ever; "
+                "give `to` another topic"
             )
-        retries = retry_topics(group, topic, one.retry_delays)
+        retries = retry_topics(group, topic, handler.retry_delays)
         for name in retries:
             require_topic_name(f"the retry topic of {topic}", name)
         for name in retries.keys() & handlers.keys():
             raise ConfigurationError(
                 f"topic {name} has a handler, but it is where messages of {topic} wait for their retry and are "
-                f"given to {one.name}; leave it out"
+                f"given to {handler.name}; leave it out"
             )
         way, at = [topic], topic
         while at in handlers and handlers[at].on_failure is OnFailure.DEAD_LETTER:

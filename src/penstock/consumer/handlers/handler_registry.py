@@ -86,17 +86,17 @@ class HandlerRegistry:
         names = topics_or_pattern(topics, pattern)
 
         def register(function: FunctionT) -> FunctionT:
-            one = handler(function, **options)
-            wrap(one, self._middlewares)  # to refuse what does not fit where it is written
+            registered = handler(function, **options)
+            wrap(registered, self._middlewares)  # to refuse what does not fit where it is written
             if pattern is not None:
-                register_pattern(self._patterns, pattern, one)
+                register_pattern(self._patterns, pattern, registered)
             for topic in names:
                 if topic in self._handlers:
                     raise ConfigurationError(
                         f"topic {topic} has the handler {self._handlers[topic].name} already; one topic has one "
                         "handler in an app: call both from one, or make a second App with another name"
                     )
-                self._handlers[topic] = self._consumed[topic] = one
+                self._handlers[topic] = self._consumed[topic] = registered
             return function
 
         return register

@@ -44,23 +44,23 @@ def topics_or_pattern(topics: Collection[str], pattern: str | None) -> tuple[str
     return ()
 
 
-def register_pattern(patterns: dict[str, Handler], pattern: str, one: Handler) -> None:
+def register_pattern(patterns: dict[str, Handler], pattern: str, handler: Handler) -> None:
     """Let a handler have a pattern; `ConfigurationError` where another has it, or it would feed itself."""
     if pattern in patterns:
         raise ConfigurationError(
             f"pattern {pattern!r} has the handler {patterns[pattern].name} already; call both from one, or make a "
             "second App with another name"
         )
-    require_other_target(pattern, one)
-    patterns[pattern] = one
+    require_other_target(pattern, handler)
+    patterns[pattern] = handler
 
 
-def require_other_target(pattern: str, one: Handler) -> None:
+def require_other_target(pattern: str, handler: Handler) -> None:
     """Raise `ConfigurationError` where a handler would consume what it publishes."""
-    if one.to is not None and compiled(pattern).fullmatch(one.to):
+    if handler.to is not None and compiled(pattern).fullmatch(handler.to):
         raise ConfigurationError(
-            f"handler {one.name} publishes to {one.to}, which its pattern {pattern!r} matches: one message would go "
-            "round for ever; narrow the pattern, or give `to` another topic"
+            f"handler {handler.name} publishes to {handler.to}, which its pattern {pattern!r} matches: one message "
+            "would go round for ever; narrow the pattern, or give `to` another topic"
         )
 
 
@@ -97,9 +97,13 @@ class TopicPatterns:
     _is_dead_letter: list[Callable[[str], bool]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._compiled = [(compiled(pattern), one) for pattern, one in self.patterns.items()]
-        self._is_dead_letter = [_named(topic, one) for topic, one in self.named.items() if _writes_dead_letters(one)]
-        self._is_dead_letter += [_matched(pattern, one) for pattern, one in self._compiled if _writes_dead_letters(one)]
+        self._compiled = [(compiled(pattern), handler) for pattern, handler in self.patterns.items()]
+        self._is_dead_letter = [
+            _named(topic, handler) for topic, handler in self.named.items() if _writes_dead_letters(handler)
+        ]
+        self._is_dead_letter += [
+            _matched(pattern, handler) for pattern, handler in self._compiled if _writes_dead_letters(handler)
+        ]
 
     def __bool__(self) -> bool:
         return bool(self.patterns)
@@ -108,17 +112,19 @@ class TopicPatterns:
         """Return the handlers of those topics that patterns match; the first registered gets what several match."""
         handlers, contested = {}, {}
         for topic in topics:
-            found = [one for pattern, one in self._compiled if pattern.fullmatch(topic)]
+            found = [handler for pattern, handler in self._compiled if pattern.fullmatch(topic)]
             if not found or self._is_reserved(topic):
                 continue
             handlers[topic] = found[0]
             if len(found) > 1:
-                contested[topic] = tuple(one.name for one in found)
+                contested[topic] = tuple(handler.name for handler in found)
         return Matches(handlers, contested)
 
     def without_topic(self, topics: Collection[str]) -> dict[str, Handler]:
         """Return the patterns, with their handlers, that match none of these topics."""
-        return {pattern.pattern: one for pattern, one in self._compiled if not any(map(pattern.fullmatch, topics))}
+        return {
+            pattern.pattern: handler for pattern, handler in self._compiled if not any(map(pattern.fullmatch, topics))
+        }
 
     def _is_reserved(self, topic: str) -> bool:
         return (
@@ -130,19 +136,19 @@ class TopicPatterns:
         )
 
 
-def _writes_dead_letters(one: Handler) -> bool:
-    return one.on_failure is OnFailure.DEAD_LETTER
+def _writes_dead_letters(handler: Handler) -> bool:
+    return handler.on_failure is OnFailure.DEAD_LETTER
 
 
-def _named(topic: str, one: Handler) -> Callable[[str], bool]:
+def _named(topic: str, handler: Handler) -> Callable[[str], bool]:
     """Return what knows the dead-letter topic of a named topic."""
-    dead_letter_topic = one.dead_letter_topic.replace("{topic}", topic)
+    dead_letter_topic = handler.dead_letter_topic.replace("{topic}", topic)
     return lambda name: name == dead_letter_topic
 
 
-def _matched(pattern: re.Pattern[str], one: Handler) -> Callable[[str], bool]:
+def _matched(pattern: re.Pattern[str], handler: Handler) -> Callable[[str], bool]:
     """Return what knows the dead-letter topics of all topics that a pattern matches."""
-    first, *rest = one.dead_letter_topic.split("{topic}")
+    first, *rest = handler.dead_letter_topic.split("{topic}")
     # Each place holds the same name.
     text = re.escape(first) + "".join(
         ("(?P<topic>.+)" if place == 0 else "(?P=topic)") + re.escape(part) for place, part in enumerate(rest)

@@ -104,7 +104,7 @@ class ResultMaker:
 
     def _of_batch(self, returned: object, work: list[Message]) -> Results | None:
         each = returned if isinstance(returned, list) and len(returned) == len(work) else None
-        if each is None or any(isinstance(one, Outgoing) for one in each):
+        if each is None or any(isinstance(value, Outgoing) for value in each):
             if self._to is not None and not _are_outgoing(returned):
                 raise ResultError(
                     f"handler {self._handler} returned {_what(returned)} for {len(work)} messages; return a list with "
@@ -113,8 +113,8 @@ class ResultMaker:
             found = list(self._several(returned, None))
             return Results(found) if found else None
         by_message = [
-            () if one is None else list(self._several(one, message.key))
-            for one, message in zip(each, work, strict=True)
+            () if value is None else list(self._several(value, message.key))
+            for value, message in zip(each, work, strict=True)
         ]
         return Results(each=by_message) if any(by_message) else None
 
@@ -122,30 +122,30 @@ class ResultMaker:
         if isinstance(returned, Outgoing):
             yield self._result(returned)
         elif isinstance(returned, Iterator) or _are_outgoing(returned):
-            for one in returned:  # type: ignore[attr-defined] # an iterator, or a list
-                if one is not None:
-                    yield self._one(one, key)
+            for value in returned:  # type: ignore[attr-defined] # an iterator, or a list
+                if value is not None:
+                    yield self._one(value, key)
         else:
             yield from self._plain(returned, key)
 
-    def _one(self, one: object, key: bytes | None) -> Result:
-        if isinstance(one, Outgoing):
-            return self._result(one)
+    def _one(self, value: object, key: bytes | None) -> Result:
+        if isinstance(value, Outgoing):
+            return self._result(value)
         if self._to is None:
             raise ResultError(
-                f"handler {self._handler} returned {_what(one)} among its messages; make it a penstock.Outgoing, or "
+                f"handler {self._handler} returned {_what(value)} among its messages; make it a penstock.Outgoing, or "
                 "name the topic with to="
             )
-        return self._result(Outgoing(self._to, one, key))
+        return self._result(Outgoing(self._to, value, key))
 
     def _plain(self, returned: object, key: bytes | None) -> Iterator[Result]:
         alone = self._to is not None or not isinstance(returned, list | tuple)
-        for one in (returned,) if alone else cast("Sequence[object]", returned):
-            if _is_pending(one):
-                if inspect.iscoroutine(one):
-                    one.close()
+        for value in (returned,) if alone else cast("Sequence[object]", returned):
+            if _is_pending(value):
+                if inspect.iscoroutine(value):
+                    value.close()
                 raise ResultError(
-                    f"handler {self._handler} returned {_what(one)}, and nobody waits for its work: make the handler "
+                    f"handler {self._handler} returned {_what(value)}, and nobody waits for its work: make the handler "
                     "itself an `async def` that awaits it, wait for it in the handler, or return a DeferredCompletion"
                 )
         if self._to is not None:
@@ -211,7 +211,7 @@ def _is_pending(returned: object) -> bool:
 
 def _are_outgoing(returned: object) -> bool:
     """Tell whether it is a list or tuple of messages."""
-    return isinstance(returned, list | tuple) and any(isinstance(one, Outgoing) for one in returned)
+    return isinstance(returned, list | tuple) and any(isinstance(value, Outgoing) for value in returned)
 
 
 def _what(found: object) -> str:

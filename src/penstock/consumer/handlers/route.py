@@ -97,17 +97,17 @@ class Route:
     _decoded: Callable[..., DecodedMessage] | None = field(init=False)
 
     def __post_init__(self, results_by: ResultMaker | None, shares: Route | None) -> None:
-        one = self.handler
-        self.make_results = (results_by or ResultMaker.of(one)).make if shares is None else shares.make_results
-        self.kind, self.batch, self.linger = one.kind, one.batch, one.linger
+        handler = self.handler
+        self.make_results = (results_by or ResultMaker.of(handler)).make if shares is None else shares.make_results
+        self.kind, self.batch, self.linger = handler.kind, handler.batch, handler.linger
         # It may have been changed since: of a topic that is found later, the others' counts.
-        self.retry = one.retry if shares is None else shares.retry
-        self.token_bucket = TokenBucket(one.rate) if shares is None else shares.token_bucket
-        self.key_rate_limiter = KeyRateLimiter(one.key_rate) if shares is None else shares.key_rate_limiter
+        self.retry = handler.retry if shares is None else shares.retry
+        self.token_bucket = TokenBucket(handler.rate) if shares is None else shares.token_bucket
+        self.key_rate_limiter = KeyRateLimiter(handler.key_rate) if shares is None else shares.key_rate_limiter
         self.gated = self._is_gated()
-        self.filters = one.filter is not None
-        self._decoded = None if one.decoder is None else _decoding(one.decoder)
-        self.prepare = _preparing(one.filter, self._decoded or Message)
+        self.filters = handler.filter is not None
+        self._decoded = None if handler.decoder is None else _decoding(handler.decoder)
+        self.prepare = _preparing(handler.filter, self._decoded or Message)
 
     def _is_gated(self) -> bool:
         return (

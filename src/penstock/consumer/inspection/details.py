@@ -46,5 +46,5 @@ def details_of(
         parked_keys(scheduler, now, most_parked),
         lane_depths(scheduler, now),
         {name: [sum(column) for column in zip(*map(of, slots), strict=True)] for name, of in counted.items()},
-        [(one, max(0.0, now - one.at)) for one in reasons.all()],
+        [(reason, max(0.0, now - reason.at)) for reason in reasons.all()],
     )

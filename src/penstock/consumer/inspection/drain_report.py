@@ -54,4 +54,4 @@ class DrainLog:
 
 
 def _in_flight(assignments: Iterable[Assignment]) -> int:
-    return sum(one.tracker.in_flight for one in assignments)
+    return sum(assignment.tracker.in_flight for assignment in assignments)

@@ -120,14 +120,17 @@ def explain(
             head = head_of(parked)
             if head is not None:
                 parked_heads[head[0].assignment, head[2].offset()] = (key, parked)
-    found = [_explain(one, in_handler, parked_heads, now) for one in assignments]
+    found = [_explain(assignment, in_handler, parked_heads, now) for assignment in assignments]
     queued = {
-        (one, explanation.blocking_offset)
-        for one, explanation in zip(assignments, found, strict=True)
+        (assignment, explanation.blocking_offset)
+        for assignment, explanation in zip(assignments, found, strict=True)
         if explanation.state == "queued" and explanation.blocking_offset is not None
     }
     ahead = parked_ahead(scheduler, queued)
-    return [_with_causes(explanation, one, causes, ahead) for one, explanation in zip(assignments, found, strict=True)]
+    return [
+        _with_causes(explanation, assignment, causes, ahead)
+        for assignment, explanation in zip(assignments, found, strict=True)
+    ]
 
 
 def _with_causes(
@@ -178,17 +181,19 @@ def shut_out(handlers: Mapping[str, Handler], why: str, causes: Causes, state: s
     return [
         Explanation(
             *(topic, -1, -1, -1, 0, 0, 0, None, why),
-            handler=one.name,
+            handler=handler.name,
             state=state,
             trouble=causes.missing_rights(topic) or causes.topic_trouble(topic),
         )
-        for topic, one in handlers.items()
+        for topic, handler in handlers.items()
     ]
 
 
 def no_topic(patterns: Mapping[str, Handler], when: str, failures: Mapping[str, str]) -> list[Explanation]:
     """Return an explanation of each pattern without a topic, and of each topic that matches and is not consumed."""
-    whys = {pattern: (one.name, f"no topic matches this pattern yet; {when}") for pattern, one in patterns.items()}
+    whys = {
+        pattern: (handler.name, f"no topic matches this pattern yet; {when}") for pattern, handler in patterns.items()
+    }
     whys |= {topic: ("", f"it matches a pattern and cannot be consumed: {why}") for topic, why in failures.items()}
     return [
         Explanation(*(topic, -1, -1, -1, 0, 0, 0, None, why), handler=name, state="no topic")

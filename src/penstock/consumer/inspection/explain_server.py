@@ -109,7 +109,7 @@ def _process(path: Path) -> int:
 def ask_all() -> list[Answer]:
     """Return the answers of all apps of this user, in the order of their processes. Files of ended ones are removed."""
     answers = []
-    for path in sorted(folder().glob(f"*{_SUFFIX}"), key=lambda one: (len(one.name), one.name)):
+    for path in sorted(folder().glob(f"*{_SUFFIX}"), key=lambda file: (len(file.name), file.name)):
         with contextlib.suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as client:
             client.settimeout(_TIMEOUT_S)
             try:

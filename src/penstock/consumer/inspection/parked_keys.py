@@ -64,10 +64,10 @@ def parked_keys(scheduler: Scheduler[Fetch, Record], now: float, most: int) -> l
             (parked.state is KeyState.HELD, parked.attempts, -parked.since, number, key, parked)
             for number, (key, parked) in enumerate(
                 # A copy, made in one step: the holder of the lane changes the dictionary meanwhile.
-                one
+                item
                 for lane in scheduler.lanes
                 if lane.parked
-                for one in lane.parked.copy().items()
+                for item in lane.parked.copy().items()
             )
         ),
     )

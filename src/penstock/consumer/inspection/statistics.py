@@ -103,17 +103,21 @@ class ConsumerStatistics:
 
     def counts(self) -> dict[str, Any]:
         """Return all but the partitions, as JSON has it."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "partitions"}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "partitions"}
 
     def reading(self) -> Reading:
         """Return what metrics are made of."""
         from penstock.telemetry import Reading
 
-        own = {one.name for one in fields(Reading)} - {"bytes_in_flight", "lag"}
+        own = {field.name for field in fields(Reading)} - {"bytes_in_flight", "lag"}
         shown: dict[str, Any] = {name: getattr(self, name) for name in own}
         return Reading(
-            bytes_in_flight=sum(one.bytes_in_flight for one in self.partitions),
-            lag={(one.topic, one.partition): one.lag for one in self.partitions if one.lag is not None},
+            bytes_in_flight=sum(partition.bytes_in_flight for partition in self.partitions),
+            lag={
+                (partition.topic, partition.partition): partition.lag
+                for partition in self.partitions
+                if partition.lag is not None
+            },
             **shown,
         )
 

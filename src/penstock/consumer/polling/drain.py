@@ -83,7 +83,7 @@ class Drain:
             waits.append("dead letters or messages for a retry topic are not written")
         if self.results.waiting:
             waits.append("what handlers returned is not written")
-        if any(one.next_release(now) is not None for one in self.token_buckets):
+        if any(bucket.next_release(now) is not None for bucket in self.token_buckets):
             waits.append("some wait for their handler's rate")
         if self._has_retries_before(deadline):
             waits.append("some wait for their next try")

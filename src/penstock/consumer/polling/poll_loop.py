@@ -150,7 +150,7 @@ class PollLoop:
         return min(_POLL_S, max(0.0, due - now))
 
     def _some_in_flight(self) -> bool:
-        return any(one.tracker.in_flight for one in self.assignments.all())
+        return any(assignment.tracker.in_flight for assignment in self.assignments.all())
 
     def drain_step(self, deadline: float) -> bool:
         """Go on draining, and keep polling, so that the group keeps this member. Returns whether it is over."""

@@ -194,7 +194,7 @@ class ResultPublisher:
 
     def has_any_of(self, assignments: Sequence[Assignment]) -> bool:
         """Tell whether results of these assignments are on their way. Any thread."""
-        return any(one.assignment in assignments for one in (*self._queue.copy(), *self._sent.copy()))
+        return any(unpublished.assignment in assignments for unpublished in (*self._queue.copy(), *self._sent.copy()))
 
     def state_of(self, assignment: Assignment, offset: int) -> str | None:
         """Return where the results of a message are, in words; None where none are on their way. Any thread."""
@@ -231,21 +231,23 @@ class ResultPublisher:
                 heappush(self._again, oldest)
                 return
         while self._queue:
-            one = self._queue[0]
-            if not one.sent and not one.assignment.active:
+            unpublished = self._queue[0]
+            if not unpublished.sent and not unpublished.assignment.active:
                 # Its next owner handles it again.
                 self._queue.popleft()
                 continue
-            self._sent[one] = None
-            while one.sent < len(one.results):
+            self._sent[unpublished] = None
+            while unpublished.sent < len(unpublished.results):
                 # Before: a refusal at once may be the last answer that it waits for.
-                one.sent += 1
-                if not self._send(producer, next(self._numbers), one, one.results[one.sent - 1]):
-                    one.sent -= 1
+                unpublished.sent += 1
+                if not self._send(
+                    producer, next(self._numbers), unpublished, unpublished.results[unpublished.sent - 1]
+                ):
+                    unpublished.sent -= 1
                     return
             self._queue.popleft()
 
-    def _send(self, producer: LastingProducer, number: int, one: Unpublished, result: Result) -> bool:
+    def _send(self, producer: LastingProducer, number: int, unpublished: Unpublished, result: Result) -> bool:
         """Give the producer a result; return whether it is done with: taken or refused. Else it is tried again soon."""
         has_failed = producer.failure is not None  # what it is now: a check of types would take it for what it stays
         if has_failed:
@@ -259,7 +261,7 @@ class ResultPublisher:
                 result.key,
                 partition=result.partition,
                 headers=result.headers,
-                on_delivery=partial(self._delivered, number, one, result),
+                on_delivery=partial(self._delivered, number, unpublished, result),
             )
         except BufferError:
             return False
@@ -267,36 +269,36 @@ class ResultPublisher:
             if producer.failure is not None:
                 # A new client is made once all that the failed one had was reported.
                 return False
-            self._answered(one, result, error.args[0])
+            self._answered(unpublished, result, error.args[0])
         return True
 
     def _delivered(
-        self, number: int, one: Unpublished, result: Result, error: KafkaError | None, _message: object
+        self, number: int, unpublished: Unpublished, result: Result, error: KafkaError | None, _message: object
     ) -> None:
         if error is not None and error.code() == KafkaError._MSG_TIMED_OUT:  # noqa: SLF001 - as above
             # Nobody's fault. What was sent later is to be written after it.
             self._connected().give_up(error)
-            heappush(self._again, (number, one, result))
+            heappush(self._again, (number, unpublished, result))
         elif error is not None and (error.fatal() or error.code() in _FAILED_FOR_EVER):
-            heappush(self._again, (number, one, result))
+            heappush(self._again, (number, unpublished, result))
         else:
-            self._answered(one, result, error)
+            self._answered(unpublished, result, error)
 
-    def _answered(self, one: Unpublished, result: Result, error: KafkaError | None) -> None:
+    def _answered(self, unpublished: Unpublished, result: Result, error: KafkaError | None) -> None:
         if error is None:
             self.published += 1
-        elif one.error is None:
-            one.error = refusal(result.topic, error, self._principal)
-        one.left -= 1
-        if one.left:
+        elif unpublished.error is None:
+            unpublished.error = refusal(result.topic, error, self._principal)
+        unpublished.left -= 1
+        if unpublished.left:
             return
         # Before it is gone: who waits for what is on its way must see the offsets done, or the lane woken.
-        if one.error is None:
-            one.complete()
-            self.handled += len(one.items)
+        if unpublished.error is None:
+            unpublished.complete()
+            self.handled += len(unpublished.items)
         else:
-            one.refuse(one.error, self._wake)
-        del self._sent[one]
+            unpublished.refuse(unpublished.error, self._wake)
+        del self._sent[unpublished]
 
 
 def refusal(topic: str, error: KafkaError, principal: str) -> ResultRefusedError:
@@ -312,8 +314,8 @@ def refusal(topic: str, error: KafkaError, principal: str) -> ResultRefusedError
 
 def state_of(unpublished: Iterable[Unpublished], assignment: Assignment, offset: int) -> str | None:
     """Return where the results of a message are, in words; None where it is not among these."""
-    for one in unpublished:
-        if one.assignment is assignment and any(record.offset() == offset for _, _, record in one.items):
-            topics = ", ".join(sorted({result.topic for result in one.results}))
+    for submission in unpublished:
+        if submission.assignment is assignment and any(record.offset() == offset for _, _, record in submission.items):
+            topics = ", ".join(sorted({result.topic for result in submission.results}))
             return f"what its handler returned is being written to {topics}"
     return None

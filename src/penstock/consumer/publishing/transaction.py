@@ -46,8 +46,8 @@ def places_of(inside: Iterable[Unpublished]) -> dict[Assignment, Places]:
     """Return the places of all messages whose results are inside."""
     found: dict[Assignment, Places] = {}
     blocks: Places = {}
-    for one in inside:
-        for fetch, index, _ in one.items:
+    for unpublished in inside:
+        for fetch, index, _ in unpublished.items:
             block = fetch.block
             indexes = blocks.get(block)
             if indexes is None:
@@ -76,17 +76,20 @@ def without_room(
     without: list[Unpublished] = []
     # Of what is held in a lane, the lowest offset of each assignment. A message that was given up has left its lane.
     held: dict[ConsumerLane, dict[Assignment, int]] = {}
-    for one in inside:
-        assignment, offsets = one.assignment, [fetch.block.offsets[index] for fetch, index, _ in one.items]
-        highest, behind = max(offsets), held.get(one.lane, {})
+    for unpublished in inside:
+        assignment, offsets = (
+            unpublished.assignment,
+            [fetch.block.offsets[index] for fetch, index, _ in unpublished.items],
+        )
+        highest, behind = max(offsets), held.get(unpublished.lane, {})
         if highest >= done_below.get(assignment, 0) or any(
             # What stands below in its partition is of another key, and the room may depend on it.
             other is not assignment or lowest < highest
             for other, lowest in behind.items()
         ):
-            without.append(one)
-            if not isinstance(one, ForwardedMessage):
-                lowest_held = held.setdefault(one.lane, {})
+            without.append(unpublished)
+            if not isinstance(unpublished, ForwardedMessage):
+                lowest_held = held.setdefault(unpublished.lane, {})
                 lowest_held[assignment] = min(*offsets, lowest_held.get(assignment, highest))
     return without
 

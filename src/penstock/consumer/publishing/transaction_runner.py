@@ -93,19 +93,19 @@ class TransactionRunner:
         # Where messages are in batches nobody knows which of them is refused, so one call is enough, and faster.
         parts = [("", transaction.inside)]
         if self._apart:
-            parts = [(str(number), [one]) for number, one in enumerate(transaction.inside)]
+            parts = [(str(number), [unpublished]) for number, unpublished in enumerate(transaction.inside)]
         for name, part in parts:
             written = (
                 (to.topic, None if to.partition < 0 else to.partition, to.key, to.value, to.headers)
-                for one in part
-                for to in one.results
+                for unpublished in part
+                for to in unpublished.results
             )
             writer.produce(name, written, room_s=_DELIVERY_S)
         if not writer.deliver(_DELIVERY_S):
             raise BufferError(writer.blame.cause)
         positions = [
-            TopicPartition(one.topic, one.partition, point.offset, metadata=point.metadata)
-            for one, point in transaction.positions.items()
+            TopicPartition(assignment.topic, assignment.partition, point.offset, metadata=point.metadata)
+            for assignment, point in transaction.positions.items()
         ]
         writer.send_positions(positions, group_metadata)
         writer.commit()
@@ -122,11 +122,11 @@ class TransactionRunner:
         errors = {topic: _not_let_in(why) for topic, why in writer.not_let_in().items()}
         errors.update((topic, blame.errors[topic]) for topic in blame.topics)
         refused: dict[Unpublished, tuple[str, KafkaError]] = {}
-        for number, one in enumerate(transaction.inside):
+        for number, unpublished in enumerate(transaction.inside):
             if (of_message := blame.messages.get(str(number))) is not None:
-                refused[one] = of_message[0], blame.errors[str(number)]
-            elif (topic := next((r.topic for r in one.results if r.topic in errors), None)) is not None:
-                refused[one] = topic, errors[topic]
+                refused[unpublished] = of_message[0], blame.errors[str(number)]
+            elif (topic := next((r.topic for r in unpublished.results if r.topic in errors), None)) is not None:
+                refused[unpublished] = topic, errors[topic]
         return refused, bool(blame.messages)
 
     def discard(self, *, abort: bool) -> None:

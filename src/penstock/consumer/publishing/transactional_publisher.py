@@ -190,8 +190,8 @@ class TransactionalPublisher:
             delivered, error = self._reports.popleft()
             delivered(error)
 
-    def _append(self, one: Unpublished) -> None:
-        self._queue.append(one)
+    def _append(self, unpublished: Unpublished) -> None:
+        self._queue.append(unpublished)
         # Read without the lock: who sees it too late wakes the thread once too often.
         if len(self._queue) >= _FULL and not self._is_expedited:
             self.expedite()
@@ -211,7 +211,7 @@ class TransactionalPublisher:
     def has_any_of(self, assignments: Sequence[Assignment]) -> bool:
         """Tell whether results of these assignments are on their way. Any thread."""
         with self._lock:
-            return any(one.assignment in assignments for one in (*self._queue.copy(), *self._inside))
+            return any(unpublished.assignment in assignments for unpublished in (*self._queue.copy(), *self._inside))
 
     # The publisher's own thread
 
@@ -270,18 +270,18 @@ class TransactionalPublisher:
         with self._lock:
             taken, count = list(self._inside), 0
             while not self._inside and self._queue and count < _MOST_RESULTS:
-                taken.append(one := self._queue.popleft())
-                count += len(one.results)
-            inside = self._inside = [one for one in taken if not one.assignment.is_gone]
+                taken.append(unpublished := self._queue.popleft())
+                count += len(unpublished.results)
+            inside = self._inside = [unpublished for unpublished in taken if not unpublished.assignment.is_gone]
         # Of those whose partition is gone, the next owner handles the message again.
         self._reports.extend(
-            (one.delivered, _NOT_WRITTEN)
-            for one in taken
-            if one.assignment.is_gone and isinstance(one, ForwardedMessage)
+            (unpublished.delivered, _NOT_WRITTEN)
+            for unpublished in taken
+            if unpublished.assignment.is_gone and isinstance(unpublished, ForwardedMessage)
         )
         positions = self.changed(places := places_of(inside))
         while without := without_room(inside, places, positions):
-            inside = [one for one in inside if one not in without]
+            inside = [unpublished for unpublished in inside if unpublished not in without]
             with self._lock:
                 self._queue.extendleft(reversed(without))
                 self._inside = inside
@@ -297,13 +297,15 @@ class TransactionalPublisher:
         if (doubt := self._doubt) is None:
             return True
         begun = self._clock.monotonic()
-        found = self._runner.committed([TopicPartition(one.topic, one.partition) for one in doubt.positions])
-        stands = {(one.topic, one.partition): one for one in found}
+        found = self._runner.committed(
+            [TopicPartition(position.topic, position.partition) for position in doubt.positions]
+        )
+        stands = {(partition.topic, partition.partition): partition for partition in found}
         # A partition that is gone may have been moved on by its next owner.
         ours = [
-            (stands.get((one.topic, one.partition)), sent)
-            for one, sent in doubt.positions.items()
-            if not one.is_gone and sent != one.committed
+            (stands.get((assignment.topic, assignment.partition)), sent)
+            for assignment, sent in doubt.positions.items()
+            if not assignment.is_gone and sent != assignment.committed
         ]
         for at, _ in ours:
             if at is not None and at.error is not None:
@@ -323,14 +325,14 @@ class TransactionalPublisher:
 
     def _note_committed(self, transaction: Transaction) -> None:
         inside, places = transaction.inside, transaction.places
-        if forwarded := [one for one in inside if isinstance(one, ForwardedMessage)]:
-            for one in forwarded:
-                one.complete()
-                self._reports.append((one.delivered, None))
-            inside = [one for one in inside if not isinstance(one, ForwardedMessage)]
+        if forwarded := [unpublished for unpublished in inside if isinstance(unpublished, ForwardedMessage)]:
+            for message in forwarded:
+                message.complete()
+                self._reports.append((message.delivered, None))
+            inside = [unpublished for unpublished in inside if not isinstance(unpublished, ForwardedMessage)]
             places = places_of(inside)
-        self.published += sum(len(one.results) for one in inside)
-        self.handled += sum(len(one.items) for one in inside)
+        self.published += sum(len(message.results) for message in inside)
+        self.handled += sum(len(message.items) for message in inside)
         for assignment, blocks in places.items():
             for block, indexes in blocks.items():
                 assignment.tracker.complete(block, indexes)
@@ -387,11 +389,11 @@ class TransactionalPublisher:
         if has_refused_some and not self._apart:
             self._apart = True
             return
-        for one, (topic, error) in refused.items():
-            if isinstance(one, ForwardedMessage):
-                self._reports.append((one.delivered, error))
+        for unpublished, (topic, error) in refused.items():
+            if isinstance(unpublished, ForwardedMessage):
+                self._reports.append((unpublished.delivered, error))
             else:
-                one.refuse(refusal(topic, error, self._principal), self._wake)
+                unpublished.refuse(refusal(topic, error, self._principal), self._wake)
         # After: who waits for what is on its way must see the lanes woken.
         with self._lock:
-            self._inside = [one for one in self._inside if one not in refused]
+            self._inside = [unpublished for unpublished in self._inside if unpublished not in refused]

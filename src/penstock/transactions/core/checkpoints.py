@@ -36,7 +36,7 @@ class LogPlaces:
 
     def restore(self, some: Iterable[Pending]) -> None:
         """Take in transactions that were read from snapshots."""
-        by_place = sorted(some, key=lambda one: one.snapshot_at or 0)
+        by_place = sorted(some, key=lambda pending: pending.snapshot_at or 0)
         self.snapshotted.update((pending.half.transaction_id, pending) for pending in by_place)
 
     def sort(self) -> None:
@@ -115,7 +115,7 @@ class LogPlaces:
 
 def by_offset(some: Mapping[str, Pending]) -> OrderedDict[str, Pending]:
     """Return transactions in the order of their offsets."""
-    return OrderedDict(sorted(some.items(), key=lambda one: one[1].offset))
+    return OrderedDict(sorted(some.items(), key=lambda item: item[1].offset))
 
 
 class Mark(NamedTuple):

@@ -95,28 +95,28 @@ class Discarding:
         """Calls of the function that were given up."""
         return self._pool.hung
 
-    def settle(self, one: Exhausted) -> None:
+    def settle(self, exhausted: Exhausted) -> None:
         """Decide what becomes of a transaction. It is called again after a while if nothing has come of it."""
         policy = self._policy
         if not callable(policy):
-            self._settle(one, _FIXED[policy])
+            self._settle(exhausted, _FIXED[policy])
             return
         with self._lock:
-            asked = self._asked.get(one.transaction_id)
+            asked = self._asked.get(exhausted.transaction_id)
             if asked is None:
-                self._asked[one.transaction_id] = _Asked.OPEN
+                self._asked[exhausted.transaction_id] = _Asked.OPEN
         if asked is None:
             self._pool.submit(
-                f"the discard policy for transaction {one.transaction_id}",
-                partial(self._ask, policy, one),
-                partial(self._give_up, one),
+                f"the discard policy for transaction {exhausted.transaction_id}",
+                partial(self._ask, policy, exhausted),
+                partial(self._give_up, exhausted),
             )
         elif asked is _Asked.GIVEN_UP:
             # What was decided then got lost on its way.
-            self._settle(one, Verdict.DISCARD)
+            self._settle(exhausted, Verdict.DISCARD)
         elif asked is _Asked.OPEN and self._pool.is_short:
             # So many calls hang that it may never have its turn.
-            self._give_up(one)
+            self._give_up(exhausted)
 
     def tend(self) -> None:
         """Give up calls that hang."""
@@ -128,44 +128,44 @@ class Discarding:
             self._closed = True
         self._pool.close(0)
 
-    def _give_up(self, one: Exhausted) -> None:
+    def _give_up(self, exhausted: Exhausted) -> None:
         with self._lock:
-            if self._asked.get(one.transaction_id) is not _Asked.OPEN:
+            if self._asked.get(exhausted.transaction_id) is not _Asked.OPEN:
                 return
-            self._asked[one.transaction_id] = _Asked.GIVEN_UP
-        self._settle(one, Verdict.DISCARD)
+            self._asked[exhausted.transaction_id] = _Asked.GIVEN_UP
+        self._settle(exhausted, Verdict.DISCARD)
 
-    def _settle(self, one: Exhausted, verdict: Verdict) -> None:
+    def _settle(self, exhausted: Exhausted, verdict: Verdict) -> None:
         _log.error(
             "transaction %s of group %s is undecided after %d checks: by the discard policy it is %s",
-            one.transaction_id,
-            one.group,
-            one.check_count,
+            exhausted.transaction_id,
+            exhausted.group,
+            exhausted.check_count,
             _WORDS[verdict],
         )
-        one.decide(verdict)
+        exhausted.decide(verdict)
 
-    def _ask(self, policy: _Policy, one: Exhausted) -> None:
+    def _ask(self, policy: _Policy, exhausted: Exhausted) -> None:
         """Ask the function, and store what it says; runs on a slot."""
         try:
             with self._lock:
-                is_open = self._asked.get(one.transaction_id) is _Asked.OPEN and not self._closed
-            half = one.half() if is_open else None
+                is_open = self._asked.get(exhausted.transaction_id) is _Asked.OPEN and not self._closed
+            half = exhausted.half() if is_open else None
             if half is None:
                 return
-            verdict = _answer(policy, half, one.check_count)
+            verdict = _answer(policy, half, exhausted.check_count)
             with self._lock:
-                is_open = self._asked.get(one.transaction_id) is _Asked.OPEN and not self._closed
+                is_open = self._asked.get(exhausted.transaction_id) is _Asked.OPEN and not self._closed
                 if is_open:
-                    self._asked[one.transaction_id] = _Asked.ANSWERED
+                    self._asked[exhausted.transaction_id] = _Asked.ANSWERED
             if is_open:
-                self._settle(one, verdict)
+                self._settle(exhausted, verdict)
             else:
                 text = "the discard policy for transaction %s returned too late: what it said does not count"
-                _log.warning(text, one.transaction_id)
+                _log.warning(text, exhausted.transaction_id)
         finally:
             with self._lock:
-                self._asked.pop(one.transaction_id, None)
+                self._asked.pop(exhausted.transaction_id, None)
 
 
 def _answer(policy: _Policy, half: Half, check_count: int) -> Verdict:

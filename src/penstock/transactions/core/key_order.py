@@ -53,7 +53,7 @@ class KeyOrder:
     def sort(self, line: Line) -> None:
         """Let all of a line stand in the order of their offsets: one was added whose half had been read before."""
         waiting = self._lines[line]
-        self._lines[line] = OrderedDict(sorted(waiting.items(), key=lambda one: one[1].offset))
+        self._lines[line] = OrderedDict(sorted(waiting.items(), key=lambda item: item[1].offset))
 
     @property
     def behind(self) -> int:

@@ -175,7 +175,7 @@ class ReadyQueue:
         """Return those that are ready, in the order in which they first came to be."""
         if self._is_unsorted:
             self._is_unsorted = False
-            self._ready = dict(sorted(self._ready.items(), key=lambda one: one[1].sequence))
+            self._ready = dict(sorted(self._ready.items(), key=lambda item: item[1].sequence))
         return self._ready
 
     def _goes_aside(self, pending: Pending, out: Callable[[Pending], str | None]) -> bool:

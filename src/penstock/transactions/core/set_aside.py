@@ -96,7 +96,7 @@ class SetAside(Generic[W]):
             self._fronts.setdefault(topic, {})[transaction_id] = waiting
 
     def _with(self, waiting: W, line: OrderedDict[str, W]) -> OrderedDict[str, W]:
-        later = list(takewhile(lambda one: one.order > waiting.order, reversed(line.values())))
+        later = list(takewhile(lambda other: other.order > waiting.order, reversed(line.values())))
         line[waiting.transaction_id] = waiting
         for follower in reversed(later):
             name = follower.transaction_id
@@ -115,15 +115,15 @@ class SetAside(Generic[W]):
         freed: list[W] = []
         gone = [waiting]
         while gone:
-            one = gone.pop()
-            for follower in self._take_out(one):
+            released = gone.pop()
+            for follower in self._take_out(released):
                 topic = self._entries[follower.transaction_id][0]
                 if topic is None:
                     freed.append(follower)
                     gone.append(follower)
                 else:
                     self._fronts.setdefault(topic, {})[follower.transaction_id] = follower
-        freed.sort(key=lambda one: one.order)
+        freed.sort(key=lambda waiting: waiting.order)
         return freed
 
     def _take_out(self, waiting: W) -> list[W]:

@@ -63,8 +63,10 @@ def _candidates(state: PartitionState, done_end: int, gap: int) -> Iterator[Pend
                 break
             yield pending
     # Only the oldest are looked at: a million that are not due yet cost nothing.
-    yield from takewhile(lambda one: state.op_position - one.decided_at > gap, state.places.stale_snapshots.values())
-    yield from takewhile(lambda one: done_end - (one.snapshot_at or 0) > gap, state.snapshotted)
+    yield from takewhile(
+        lambda snapshot: state.op_position - snapshot.decided_at > gap, state.places.stale_snapshots.values()
+    )
+    yield from takewhile(lambda pending: done_end - (pending.snapshot_at or 0) > gap, state.snapshotted)
 
 
 def _fits_snapshot(pending: Pending) -> bool:

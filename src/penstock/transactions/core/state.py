@@ -109,7 +109,9 @@ class PartitionState:
         with its offset there. Returns what was snapshotted and is pending, in the order of the half log.
         """
         self._recovered.remember(notes, self.half_position, self.op_position)
-        snapshotted = sorted((restored(place, snapshot) for place, snapshot in snapshots), key=lambda one: one.offset)
+        snapshotted = sorted(
+            (restored(place, snapshot) for place, snapshot in snapshots), key=lambda pending: pending.offset
+        )
         for pending in snapshotted:
             self._keep(pending)
         self.places.restore(snapshotted)
@@ -121,7 +123,7 @@ class PartitionState:
 
     def queue_unread(self, below: float = inf) -> None:
         """Queue what a snapshot says to be decided by an op below an offset: such an op is not read again."""
-        for pending in sorted(self.unread.values(), key=lambda one: (one.decided_at, one.decided_index)):
+        for pending in sorted(self.unread.values(), key=lambda unread: (unread.decided_at, unread.decided_index)):
             if pending.decided_at < below:
                 self.queue.add(self.unread.pop(pending.half.transaction_id))
 

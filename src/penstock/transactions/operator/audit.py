@@ -115,4 +115,4 @@ def read_audit(inspection: Inspection, topic: str, transaction_id: str | None = 
     if not inspection.partitions_of(topic):
         return []
     found = (_audited(message) for message in inspection.read(topic, {0: 0}))
-    return [one for one in found if one is not None and transaction_id in {None, one.act.transaction}]
+    return [written for written in found if written is not None and transaction_id in {None, written.act.transaction}]

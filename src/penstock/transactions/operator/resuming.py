@@ -67,7 +67,9 @@ class Resuming:
         return [by_part[part] for part in sorted(by_part, key=lambda part: part or (0, 0))]
 
     def _refuse_second(self, place: str, claim: int | None) -> None:
-        resumed = (one for one in self._audit.read() if (one.act.what, one.act.place) == ("resume", place))
+        resumed = (
+            written for written in self._audit.read() if (written.act.what, written.act.place) == ("resume", place)
+        )
         first = next(resumed, None)
         if first is not None and first.offset != claim:
             raise TransactionError(
@@ -83,10 +85,10 @@ def place_of(topics: StoreTopics, message: Discarded) -> str:
 
 def marked(discarded: Sequence[Discarded], acts: Sequence[Audited], topics: StoreTopics) -> list[Discarded]:
     """Return all discarded messages, each with who brought it back by the audit log, if somebody did."""
-    claims = {one.act.place: one.act.who for one in acts if one.act.what == "resume"}
+    claims = {act.act.place: act.act.who for act in acts if act.act.what == "resume"}
     # A claim names the first message of a transaction, and is for all of that life.
-    lives = {_life(one): claims[place] for one in discarded if (place := place_of(topics, one)) in claims}
-    return [replace(one, resumed_by=lives.get(_life(one), "")) for one in discarded]
+    lives = {_life(letter): claims[place] for letter in discarded if (place := place_of(topics, letter)) in claims}
+    return [replace(letter, resumed_by=lives.get(_life(letter), "")) for letter in discarded]
 
 
 def _life(message: Discarded) -> tuple[str, str]:

@@ -207,11 +207,14 @@ class TransactionSender:
         """
         under, chosen, context = self._terms(check_immunity, deliver_at), self._chosen(wait), self._context
         with collection_put_off():
-            made = [self._half(one.topic, one.key, one.value, one.headers, one.partition, under) for one in messages]
+            made = [
+                self._half(message.topic, message.key, message.value, message.headers, message.partition, under)
+                for message in messages
+            ]
             sent = [Submission(context.core, (half,), None, chosen) for half in made]
         context.require({(half.topic, half.partition) for half in made})
-        for one in sent:
-            one.try_submit()
+        for submission in sent:
+            submission.try_submit()
         return sent
 
     async def send_async(

@@ -144,7 +144,7 @@ class Engine:
     def slow_call(self) -> tuple[str, float]:
         """Return the call that has not returned for longest, and its age in seconds; an empty name: all return."""
         calls = (slot.slow_call() for slot in (*self._slots, *self._trials.slots))
-        return max(calls, key=lambda one: one[1], default=("", 0.0))
+        return max(calls, key=lambda call: call[1], default=("", 0.0))
 
     def has_part(self, number: int) -> bool:
         """Tell whether a partition has part in a Kafka transaction that is under way or in doubt."""

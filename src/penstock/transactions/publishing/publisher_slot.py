@@ -304,13 +304,13 @@ class PublisherSlot:
             thread.leave(publisher.close)
 
     def _poll_closing(self) -> None:
-        for one in list(self._closing):
-            thread, publisher, call = one
+        for closing in list(self._closing):
+            thread, publisher, call = closing
             if not call.done():
                 if call.age_s < CLOSE_S:
                     continue
                 thread.leave(publisher.close)
-            self._closing.remove(one)
+            self._closing.remove(closing)
 
     def _warn_if_slow(self, call: Call[Any]) -> None:
         if call.age_s < SLOW_S or time.monotonic() - self._warned_at < SLOW_S:

@@ -153,7 +153,7 @@ class TargetGate:
             for waiting in backlog.set_aside.fronts(topic)
             if not waiting.in_flight and self.quarantine.is_refused(waiting.transaction_id)
         ]
-        return min(found, key=lambda one: one[0])[1:] if found else None
+        return min(found, key=lambda candidate: candidate[0])[1:] if found else None
 
 
 def size_of(message: Addressed) -> int:

@@ -114,6 +114,9 @@ def cluster_targets(admin: AdminClient, bootstrap_servers: str, name: str, right
     """Return the targets of a cluster; a right that is missing to see one is noted in `rights`."""
 
     def hidden(missed: Sequence[str]) -> Mapping[str, str]:
-        return {one: rights.lacks(topic_right(Operation.WRITE, one)) for one in hidden_topics(admin, missed, _ANSWER_S)}
+        return {
+            topic: rights.lacks(topic_right(Operation.WRITE, topic))
+            for topic in hidden_topics(admin, missed, _ANSWER_S)
+        }
 
     return Targets(lambda: partition_counts(admin, bootstrap_servers, _ANSWER_S), name, hidden)

@@ -75,25 +75,25 @@ class Trials:
     @property
     def slots(self) -> list[PublisherSlot]:
         """The slots that have something to look after."""
-        return [one.slot for one in self._trials if not one.is_idle or one.slot.is_used]
+        return [trial.slot for trial in self._trials if not trial.is_idle or trial.slot.is_used]
 
     @property
     def commits(self) -> list[GroupCommit]:
         """What is under way or in doubt."""
-        return [one.commit for one in self._trials if one.commit is not None]
+        return [trial.commit for trial in self._trials if trial.commit is not None]
 
     @property
     def is_flying(self) -> bool:
         """Whether a trial is under way."""
-        return any(one.state is FlightState.IN_FLIGHT for one in self._trials)
+        return any(trial.state is FlightState.IN_FLIGHT for trial in self._trials)
 
     def close(self, deadline: float, wait_s: float) -> None:
         """Let what is under way end, until a monotonic second, and have the producers closed by their threads."""
         while self.is_flying and time.monotonic() < deadline:
             self.take_results(time.monotonic())
             time.sleep(wait_s)
-        for one in self._trials:
-            one.slot.close()
+        for trial in self._trials:
+            trial.slot.close()
 
     def begin(self, now: float) -> None:
         """Begin to try what is set aside, as far as there are slots for it."""

@@ -206,7 +206,10 @@ class Coordinator:
         status = self._engine.status if isinstance(self._engine, KafkaCoordinator) else None
         if status is None:
             return list(self._engine.statistics().missing_rights)
-        refused = [f"transaction {one} waits for its target to take it: {why}" for one, why in status.refused.items()]
+        refused = [
+            f"transaction {transaction_id} waits for its target to take it: {why}"
+            for transaction_id, why in status.refused.items()
+        ]
         return [*status_lines([status], time.time() * 1000), *refused]
 
     @property
@@ -244,8 +247,8 @@ class Coordinator:
         if not isinstance(self._engine, KafkaCoordinator):
             return []
         status, now_ms = self._engine.status, self._engine.now_ms()
-        found = sorted(self._engine.pending(most), key=lambda one: one.birth_ms)[:most]
-        return [_described(one, now_ms, status) for one in found]
+        found = sorted(self._engine.pending(most), key=lambda pending: pending.birth_ms)[:most]
+        return [_described(pending, now_ms, status) for pending in found]
 
     def __enter__(self) -> Self:
         return self.start()

@@ -36,7 +36,7 @@ def observe(
         return None
     from penstock.telemetry import CoordinatorReading, CoordinatorTelemetry
 
-    names = {one.name for one in fields(CoordinatorReading)} - {"finish_bounds"}
+    names = {field.name for field in fields(CoordinatorReading)} - {"finish_bounds"}
 
     def reading() -> CoordinatorReading:
         now = read()

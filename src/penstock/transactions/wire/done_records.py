@@ -160,13 +160,13 @@ def _require_whole(note: Note, halves: Sequence[SnapshotHalf]) -> None:
     """Raise unless the halves of a snapshot are those of one transaction: the one that its note speaks of."""
     first = halves[0].half if halves else None
     if first is None or any(
-        (one.half.transaction_id, one.half.group, (one.half.part or (1, 1))[1])
+        (halve.half.transaction_id, halve.half.group, (halve.half.part or (1, 1))[1])
         != (note.transaction_id, first.group, (first.part or (1, 1))[1])
-        or one.offset > note.half_offset
-        for one in halves
+        or halve.offset > note.half_offset
+        for halve in halves
     ):
         raise ValueError(f"a snapshot of transaction {note.transaction_id} with halves that are not its own")
-    places, parts = {one.offset for one in halves}, {one.half.part or (1, 1) for one in halves}
+    places, parts = {halve.offset for halve in halves}, {halve.half.part or (1, 1) for halve in halves}
     if not len(halves) == len(places) == len(parts):
         raise ValueError(f"a snapshot of transaction {note.transaction_id} with a half that stands in it twice")
 

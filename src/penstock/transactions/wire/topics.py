@@ -116,7 +116,7 @@ class StoreTopics:
         """Return the rights of a coordinator, save Write on what producers send to; Create for what is not `there`."""
         logs = (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.DESCRIBE_CONFIGS)
         operations = {
-            self.half: tuple(one for one in logs if one is not Operation.WRITE),
+            self.half: tuple(log for log in logs if log is not Operation.WRITE),
             self.op: logs,
             self.done: logs,
             self.check: (Operation.WRITE,),
@@ -222,7 +222,7 @@ def _await_leaders(admin: AdminClient, bootstrap_servers: str, topics: Iterable[
             name: len(known[name].partitions)
             for name in wanted & known.keys()
             if known[name].partitions
-            and all(one.leader >= 0 and one.error is None for one in known[name].partitions.values())
+            and all(partition.leader >= 0 and partition.error is None for partition in known[name].partitions.values())
         }
 
     found, cause = {}, None

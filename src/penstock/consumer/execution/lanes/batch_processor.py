@@ -154,8 +154,8 @@ class BatchProcessor:
         if not parked.tried_alone:
             keys += self._ready_batch_keys(lane, parked, now)
             batch += self._gather(lane, keys, now, slot)
-            batch.sort(key=lambda one: _place(one[:2]))
-        heads = {one: lane.parked[one] for one in dict.fromkeys(one for one, _, _ in batch)}
+            batch.sort(key=lambda entry: _place(entry[:2]))
+        heads = {fromkey: lane.parked[fromkey] for fromkey in dict.fromkeys(fromkey for fromkey, _, _ in batch)}
         for head in heads.values():
             if head.attempts == 0:
                 head.since = now
@@ -175,15 +175,15 @@ class BatchProcessor:
         assignment = parked.waiting[0][0].assignment
         batch_keys = []
         for other in parked.batch_keys:
-            one = lane.parked.get(other)
+            neighbour = lane.parked.get(other)
             if (
-                one is not None
-                and one is not parked
-                and one.state is KeyState.WAITING
-                and not one.awaits_token
-                and not one.tried_alone
-                and one.due_at <= now
-                and one.waiting[0][0].assignment is assignment
+                neighbour is not None
+                and neighbour is not parked
+                and neighbour.state is KeyState.WAITING
+                and not neighbour.awaits_token
+                and not neighbour.tried_alone
+                and neighbour.due_at <= now
+                and neighbour.waiting[0][0].assignment is assignment
             ):
                 batch_keys.append(other)
         return batch_keys
@@ -304,7 +304,7 @@ class BatchProcessor:
 
 def _failed_batch(batch: list[Entry], outcome: BatchOutcome, failed: dict[int, Failed]) -> FailedBatch | None:
     """Return a batch of several that failed as a whole, or None."""
-    whole = len(failed) == len(batch) > 1 and all(one is outcome for one in failed.values())
+    whole = len(failed) == len(batch) > 1 and all(error is outcome for error in failed.values())
     if not whole:
         return None
     sizes = Counter(key for key, _, _ in batch)

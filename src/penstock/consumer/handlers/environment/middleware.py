@@ -56,9 +56,9 @@ def middlewares_of(given: Iterable[MiddlewareSpec]) -> tuple[MiddlewareSpec, ...
             f"middlewares must be a list of functions (message, call_next), but is a {type(given).__name__}"
         )
     several = tuple(given)
-    for one in several:
-        if not isinstance(one, Middleware):
-            _require_middleware(one)
+    for value in several:
+        if not isinstance(value, Middleware):
+            _require_middleware(value)
     return several
 
 
@@ -135,9 +135,9 @@ def _async_link(middleware: AsyncMiddleware, inner: Invoke) -> Invoke:
             return begun[-1]
 
         returned = await middleware(work, call_next)
-        if any(inspect.getcoroutinestate(one) == inspect.CORO_CREATED for one in begun):
-            for one in begun:
-                one.close()
+        if any(inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED for coroutine in begun):
+            for coroutine in begun:
+                coroutine.close()
             raise PenstockError(
                 f"middleware {name_of(middleware)} did not await call_next, so the handler has not run; write "
                 "`await call_next(message)`"

@@ -79,7 +79,7 @@ class RecordEncoder:
             Exception: whatever the serializer raised; it would again.
         """
         # Taken over from a message that was consumed, say: readers would believe the first of two.
-        headers[:] = [one for one in headers if one[0] != _SCHEMA_ID_HEADER]
+        headers[:] = [header for header in headers if header[0] != _SCHEMA_ID_HEADER]
         context = SerializationContext(topic, MessageField.VALUE, headers)
         try:
             if topic in self._begun_topics:
@@ -138,10 +138,10 @@ def _is_one(option: str, given: object, wanted: type) -> bool:
 def classified(done: str, error: BaseException) -> BaseException:
     """Return the failure of a serializer as a `RegistryConnectionError` where it may pass, else as it is."""
     # A rule of a schema wraps what kept it from being applied.
-    for one in causes(error):
-        if _is_passing(one):
+    for cause in causes(error):
+        if _is_passing(cause):
             passing = RegistryConnectionError(
-                f"the value cannot be {done} for now: {describe(one)}; see that the schema registry is up, and its "
+                f"the value cannot be {done} for now: {describe(cause)}; see that the schema registry is up, and its "
                 "client's url, credentials and timeout"
             )
             passing.__cause__ = error

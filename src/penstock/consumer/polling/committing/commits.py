@@ -112,7 +112,7 @@ class Commits:
         if self._under_way or now - self._sent_at < max(_IDLE_S, self.interval_s):
             return
         # One stands for all: the right is the group's.
-        had = [one for one in self._assignments.all() if one.known and one.acknowledged][:1]
+        had = [assignment for assignment in self._assignments.all() if assignment.known and assignment.acknowledged][:1]
         for assignment in had:
             assignment.acknowledged = False
         self._commit(client, had, now, self._map_chars)
@@ -129,7 +129,7 @@ class Commits:
             assignments = self._assignments.all()
             self._advance_idle(client, assignments)
             self._commit(client, assignments, now, self._map_chars)
-        return not self._under_way and all(one.acknowledged for one in self._assignments.all())
+        return not self._under_way and all(assignment.acknowledged for assignment in self._assignments.all())
 
     def commit_revoked(self, client: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
         """Commit what has changed of revoked partitions, from within a rebalance callback.
@@ -146,7 +146,7 @@ class Commits:
         end = now if late or self._failures else now + wait_s
         sent = self._commit(client, assignments, now, self._map_chars)
         missing = self._not_taken(client, sent, end)
-        if missing and any(one.committed.metadata for one in missing):
+        if missing and any(assignment.committed.metadata for assignment in missing):
             # It may be the map that the broker refuses, and for these partitions there is no next commit.
             self._commit(client, missing, now, 0)
             missing = self._not_taken(client, missing, end)
@@ -168,16 +168,25 @@ class Commits:
         if wait_s <= 0:
             return None
         try:
-            found = client.committed([TopicPartition(one.topic, one.partition) for one in assignments], wait_s)
+            found = client.committed(
+                [TopicPartition(assignment.topic, assignment.partition) for assignment in assignments], wait_s
+            )
         except KafkaException as error:
             _log.info("the group's offsets are not known: %s", reason(error))
             return None
-        taken = {(one.topic, one.partition): (one.offset, one.metadata or "") for one in found if one.error is None}
+        taken = {
+            (assignment.topic, assignment.partition): (assignment.offset, assignment.metadata or "")
+            for assignment in found
+            if assignment.error is None
+        }
         missing = []
-        for one in assignments:
-            one.acknowledged = taken.get((one.topic, one.partition)) == (one.committed.offset, one.committed.metadata)
-            if not one.acknowledged:
-                missing.append(one)
+        for assignment in assignments:
+            assignment.acknowledged = taken.get((assignment.topic, assignment.partition)) == (
+                assignment.committed.offset,
+                assignment.committed.metadata,
+            )
+            if not assignment.acknowledged:
+                missing.append(assignment)
         return missing
 
     def _commit(
@@ -198,8 +207,13 @@ class Commits:
         if not sent:
             return []
         points = [
-            TopicPartition(one.topic, one.partition, one.committed.offset, metadata=one.committed.metadata)
-            for one in sent
+            TopicPartition(
+                assignment.topic,
+                assignment.partition,
+                assignment.committed.offset,
+                metadata=assignment.committed.metadata,
+            )
+            for assignment in sent
         ]
         try:
             client.commit(offsets=points, asynchronous=True)
@@ -212,11 +226,15 @@ class Commits:
 
     def _advance_idle(self, client: ConsumerClient, assignments: Sequence[Assignment]) -> None:
         """Move past markers and aborted ranges at the tail: only the client's position shows them."""
-        idle = [one for one in assignments if not one.tracker.in_flight and (one.known or not one.is_sought)]
+        idle = [
+            assignment
+            for assignment in assignments
+            if not assignment.tracker.in_flight and (assignment.known or not assignment.is_sought)
+        ]
         if not idle:
             return
         try:
-            positions = client.position([TopicPartition(one.topic, one.partition) for one in idle])
+            positions = client.position([TopicPartition(assignment.topic, assignment.partition) for assignment in idle])
         except KafkaException as error:
             _log.debug("positions are not known now: %s", reason(error))
             return
@@ -245,25 +263,25 @@ class Commits:
         self._overtaken = False
 
     def _note_success(self, partitions: list[TopicPartition]) -> None:
-        error = next((one.error for one in partitions if one.error is not None), None)
+        error = next((partition.error for partition in partitions if partition.error is not None), None)
         if error is not None:
-            self._note_failure(error, [one for one in partitions if one.error is not None])
+            self._note_failure(error, [partition for partition in partitions if partition.error is not None])
         else:
             self.succeeded += 1
             self._failures, self._refusal_logged = 0, False
             if self.on_result is not None:
                 self.on_result(partitions, None)
-        for one in partitions:
-            assignment = self._assignments.get(one.topic, one.partition)
+        for partition in partitions:
+            assignment = self._assignments.get(partition.topic, partition.partition)
             # An answer to an earlier commit does not answer the last one.
-            if one.error is None and assignment is not None and assignment.committed.offset == one.offset:
+            if partition.error is None and assignment is not None and assignment.committed.offset == partition.offset:
                 assignment.acknowledged = True
 
     def _note_failure(self, error: KafkaError, partitions: Sequence[TopicPartition]) -> None:
         why = reason(error)
-        places = ", ".join(f"{one.topic}[{one.partition}]" for one in partitions)
-        for one in partitions:
-            assignment = self._assignments.get(one.topic, one.partition)
+        places = ", ".join(f"{partition.topic}[{partition.partition}]" for partition in partitions)
+        for partition in partitions:
+            assignment = self._assignments.get(partition.topic, partition.partition)
             if assignment is not None:
                 assignment.acknowledged = False
         if is_rebalancing(error):
@@ -296,8 +314,8 @@ class Commits:
 
     def _shorten(self, partitions: Sequence[TopicPartition]) -> None:
         """Commit again at once, with a shorter map: the broker took none of this length."""
-        found = [self._assignments.get(one.topic, one.partition) for one in partitions]
-        longest = max((len(one.committed.metadata) for one in found if one is not None), default=0)
+        found = [self._assignments.get(partition.topic, partition.partition) for partition in partitions]
+        longest = max((len(assignment.committed.metadata) for assignment in found if assignment is not None), default=0)
         if not longest:
             # They were revoked meanwhile, so its length is not known.
             return

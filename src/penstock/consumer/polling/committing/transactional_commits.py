@@ -96,5 +96,5 @@ class TransactionalCommits(Commits):
         """
         end = self._clock.monotonic() + wait_s
         self._commit(client, assignments, 0.0, self._map_chars)
-        while self._clock.monotonic() < end and any(one in assignments for one in self.changed()):
+        while self._clock.monotonic() < end and any(assignment in assignments for assignment in self.changed()):
             self._clock.sleep(_LOOK_S)

@@ -58,7 +58,7 @@ class AppPauses:
             former = self._topics.get(topic)
             if former is None:
                 return
-            rest = {name: one for name, one in self._topics.items() if name != topic}
+            rest = {name: pause for name, pause in self._topics.items() if name != topic}
             if partition is not None:
                 new = replace(former, partitions={**former.partitions, partition: None})
                 if new.since is not None or any(since is not None for since in new.partitions.values()):
@@ -84,11 +84,11 @@ class AppPauses:
             return None
         source, number = assignment.route.source, assignment.partition
         topic = source or assignment.topic
-        one = topics.get(topic)
-        if one is None:
+        known = topics.get(topic)
+        if known is None:
             return None
-        if source is None and number in one.partitions:
-            since, ended_by = one.partitions[number], f"running.resume({topic!r}, {number})"
+        if source is None and number in known.partitions:
+            since, ended_by = known.partitions[number], f"running.resume({topic!r}, {number})"
         else:
-            since, ended_by = one.since, f"running.resume({topic!r})"
+            since, ended_by = known.since, f"running.resume({topic!r})"
         return None if since is None else AppPause(since, ended_by)

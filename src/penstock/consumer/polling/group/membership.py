@@ -89,7 +89,7 @@ class Membership:
         if self._renew_at is not None:
             return
         self._renew_at = self.clock.monotonic() + _RENEW_S
-        assigned = [TopicPartition(one.topic, one.partition) for one in self.assignments.all()]
+        assigned = [TopicPartition(assignment.topic, assignment.partition) for assignment in self.assignments.all()]
         if assigned:
             self.rebalance.on_lost(self.client, assigned)
 

@@ -67,13 +67,15 @@ class Rebalance:
             return
         with collection_resumed():
             committed, begun = self._committed(client, partitions)
-        made = [self.make_assignment(one) for one in committed]
-        for one, assignment in zip(committed, made, strict=True):
+        made = [self.make_assignment(partition) for partition in committed]
+        for partition, assignment in zip(committed, made, strict=True):
             # Where such a partition begins is committed before anything of it is done: whoever comes after this member
             # may take the topic for an old one, or find another end.
-            assignment.acknowledged = one.offset < 0 or one not in begun
+            assignment.acknowledged = partition.offset < 0 or partition not in begun
             self.assignments.put(assignment)
-        client.incremental_assign([TopicPartition(one.topic, one.partition, one.offset) for one in committed])
+        client.incremental_assign(
+            [TopicPartition(partition.topic, partition.partition, partition.offset) for partition in committed]
+        )
         self.back_pressure.pause_new(client, made)
         self.assigned += len(partitions)
         _log.info("assigned: %s", _names(partitions))
@@ -90,12 +92,12 @@ class Rebalance:
         while True:
             try:
                 found = client.committed(partitions, timeout=_COMMITTED_TIMEOUT_S)
-                trouble = next((reason(one.error) for one in found if one.error is not None), "")
+                trouble = next((reason(partition.error) for partition in found if partition.error is not None), "")
                 if not trouble:
-                    return found, self.begin(client, [one for one in found if one.offset < 0])
+                    return found, self.begin(client, [partition for partition in found if partition.offset < 0])
             except KafkaException as error:
                 # Without the map only work is repeated; without the offset the client asks for it itself.
-                found = [TopicPartition(one.topic, one.partition) for one in partitions]
+                found = [TopicPartition(partition.topic, partition.partition) for partition in partitions]
                 trouble = reason(error)
             if not self.commits.needs_offsets:
                 _log.warning("the group's offsets are not known yet: %s; work above them may repeat", trouble)
@@ -109,29 +111,29 @@ class Rebalance:
 
         `KafkaException` where the group's coordinator did not answer.
         """
-        at_first = [one for one in without if self.begins_at_first(one.topic)]
+        at_first = [other for other in without if self.begins_at_first(other.topic)]
         if at_first:
             _log.info("the group has no offset of %s, new topics or its own: they begin at the first", _names(at_first))
-        if added := self._added(client, [one for one in without if one not in at_first]):
+        if added := self._added(client, [other for other in without if other not in at_first]):
             _log.warning("%s were added to topics that the group reads: they begin at the first", _names(added))
             at_first += added
-        if others := [one for one in without if one not in at_first]:
+        if others := [other for other in without if other not in at_first]:
             _log.info("the group has no offset of %s: auto.offset.reset says where it begins", _names(others))
-        for one in others:
-            one.offset = OFFSET_INVALID if self.offset_reset is None else self.offset_reset
-        for one in at_first:
-            one.offset = OFFSET_BEGINNING
+        for other in others:
+            other.offset = OFFSET_INVALID if self.offset_reset is None else self.offset_reset
+        for other in at_first:
+            other.offset = OFFSET_BEGINNING
         # An end is another at each look, and who begins there later than it was meant to has lost what came between.
-        begun = at_first + [one for one in others if one.offset == OFFSET_END]
+        begun = at_first + [other for other in others if other.offset == OFFSET_END]
         end = self.clock.monotonic() + _FIRST_TIMEOUT_S
-        for one in begun:
+        for other in begun:
             try:
-                known = client.get_watermark_offsets(one, timeout=max(0.0, end - self.clock.monotonic()))
+                known = client.get_watermark_offsets(other, timeout=max(0.0, end - self.clock.monotonic()))
             except KafkaException as error:
-                _log.info("where the log of %s begins and ends is not known: %s", _names([one]), reason(error))
+                _log.info("where the log of %s begins and ends is not known: %s", _names([other]), reason(error))
             else:
                 if known is not None:
-                    one.offset = known[0 if one.offset == OFFSET_BEGINNING else 1]
+                    other.offset = known[0 if other.offset == OFFSET_BEGINNING else 1]
         return begun
 
     def _added(self, client: ConsumerClient, without: Sequence[TopicPartition]) -> list[TopicPartition]:
@@ -142,20 +144,24 @@ class Rebalance:
         if self.offset_reset != OFFSET_END or not without:
             return []
         counts: dict[str, int] = {}
-        for one in without:
-            counts[one.topic] = max(counts.get(one.topic, 0), one.partition)
+        for partition in without:
+            counts[partition.topic] = max(counts.get(partition.topic, 0), partition.partition)
         below = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
         highest: dict[str, int] = {}
-        for one in client.committed(below, timeout=_COMMITTED_TIMEOUT_S) if below else ():
-            if one.offset >= 0:
-                highest[one.topic] = max(highest.get(one.topic, 0), one.partition)
-        return [one for one in without if one.partition > highest.get(one.topic, one.partition)]
+        for partition in client.committed(below, timeout=_COMMITTED_TIMEOUT_S) if below else ():
+            if partition.offset >= 0:
+                highest[partition.topic] = max(highest.get(partition.topic, 0), partition.partition)
+        return [
+            partition
+            for partition in without
+            if partition.partition > highest.get(partition.topic, partition.partition)
+        ]
 
     def on_revoke(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Give partitions back with all that is done committed."""
         if not partitions:
             return
-        revoked = self.assignments.deactivate((one.topic, one.partition) for one in partitions)
+        revoked = self.assignments.deactivate((partition.topic, partition.partition) for partition in partitions)
         begun = self.clock.monotonic()
         with collection_resumed():
             while (busy := self.busy(revoked)) and self._left(begun) > 0:
@@ -179,7 +185,7 @@ class Rebalance:
 
     def on_lost(self, client: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Drop partitions that another member may own already: nothing of them may be committed."""
-        lost = self.assignments.deactivate((one.topic, one.partition) for one in partitions)
+        lost = self.assignments.deactivate((partition.topic, partition.partition) for partition in partitions)
         self._drop(client, partitions, lost)
         self.lost += len(partitions)
         _log.warning("lost without a commit: %s; what was not committed is handled again", _names(partitions))
@@ -190,7 +196,11 @@ class Rebalance:
         self.assignments.remove(assignments)
         self.on_dropped()
         # A pause outlives the assignment in the client: when the partition comes back it would stay paused for ever.
-        paused = [TopicPartition(one.topic, one.partition) for one in assignments if one.paused is not None]
+        paused = [
+            TopicPartition(assignment.topic, assignment.partition)
+            for assignment in assignments
+            if assignment.paused is not None
+        ]
         try:
             if paused:
                 client.resume(paused)
@@ -204,4 +214,4 @@ class Rebalance:
 
 
 def _names(partitions: Sequence[TopicPartition]) -> str:
-    return ", ".join(f"{one.topic}[{one.partition}]" for one in partitions)
+    return ", ".join(f"{partition.topic}[{partition.partition}]" for partition in partitions)

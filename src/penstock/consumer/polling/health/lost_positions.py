@@ -66,82 +66,86 @@ class LostPositions:
         Raises `PenstockError` where `auto.offset.reset` forbids to begin anew with such a topic.
         """
         if recreated:
-            self._waiting |= {one: True for one in self._assignments.all() if one.topic in recreated}
+            self._waiting |= {
+                assignment: True for assignment in self._assignments.all() if assignment.topic in recreated
+            }
             self._next = now
         if not self._waiting or now < self._next:
             return
         self._next = now + _AGAIN_S
-        waiting = [one for one in self._waiting if one.active and not self._restarted(client, one)]
-        self._waiting = {one: self._waiting[one] for one in waiting}
+        waiting = [
+            assignment for assignment in self._waiting if assignment.active and not self._restarted(client, assignment)
+        ]
+        self._waiting = {assignment: self._waiting[assignment] for assignment in waiting}
 
-    def _restarted(self, client: ConsumerClient, one: Assignment) -> bool:
-        place = TopicPartition(one.topic, one.partition)
-        is_recreated = self._waiting[one]
+    def _restarted(self, client: ConsumerClient, assignment: Assignment) -> bool:
+        place = TopicPartition(assignment.topic, assignment.partition)
+        is_recreated = self._waiting[assignment]
         try:
             if is_recreated:
-                place.offset = self._beginning(one)
+                place.offset = self._beginning(assignment)
             else:
-                self._find(client, one, place)
+                self._find(client, assignment, place)
             # It stands still: `seek` is refused (librdkafka 2.16).
             with suppress(KafkaException):  # the last try may have come as far as this
-                client.incremental_unassign([TopicPartition(one.topic, one.partition)])
+                client.incremental_unassign([TopicPartition(assignment.topic, assignment.partition)])
             client.incremental_assign([place])
         except KafkaException as error:
-            _log.warning("it is not known where %s goes on: %s; it is tried again", one, reason(error))
+            _log.warning("it is not known where %s goes on: %s; it is tried again", assignment, reason(error))
             return False
         if place.offset >= 0:
-            one.tracker.advance(place.offset)
-        elif one.known or is_recreated:
-            self._router.begin_again(one, None)
+            assignment.tracker.advance(place.offset)
+        elif assignment.known or is_recreated:
+            self._router.begin_again(assignment, None)
         else:
-            one.is_sought = True
+            assignment.is_sought = True
         return True
 
-    def _beginning(self, one: Assignment) -> int:
+    def _beginning(self, assignment: Assignment) -> int:
         """Return where a partition of a topic that was created again begins, as a logical offset."""
-        begin = self._offset_reset(one.topic)
+        begin = self._offset_reset(assignment.topic)
         if begin is None:
             raise PenstockError(
-                f"topic {one.topic} was deleted and created again, and auto.offset.reset forbids to begin anew; "
+                f"topic {assignment.topic} was deleted and created again, and auto.offset.reset forbids to begin anew; "
                 "reset the group's offsets, or set auto.offset.reset to earliest or latest"
             )
         _log.warning(
             "topic %s was deleted and created again: partition %d begins anew at its %s; it stood at "
             "offset %d of the former one, and what was handled of the new one since is handled again",
-            one.topic,
-            one.partition,
+            assignment.topic,
+            assignment.partition,
             "end" if begin == OFFSET_END else "beginning",
-            one.tracker.position,
+            assignment.tracker.position,
         )
         return begin
 
-    def _find(self, client: ConsumerClient, one: Assignment, place: TopicPartition) -> None:
+    def _find(self, client: ConsumerClient, assignment: Assignment, place: TopicPartition) -> None:
         """Find out where a partition goes on that the client does not know a position of."""
-        position = one.tracker.position if one.known else client.committed([place], _ANSWER_S)[0].offset
+        position = assignment.tracker.position if assignment.known else client.committed([place], _ANSWER_S)[0].offset
         if position < 0:
             self._begin(client, [place])
         else:
-            place.offset = self._in_log(client, one, position)
+            place.offset = self._in_log(client, assignment, position)
 
-    def _in_log(self, client: ConsumerClient, one: Assignment, position: int) -> int:
+    def _in_log(self, client: ConsumerClient, assignment: Assignment, position: int) -> int:
         """Return where a partition goes on that stood at a position: there, if that is in its log."""
-        known = client.get_watermark_offsets(TopicPartition(one.topic, one.partition), timeout=_ANSWER_S)
+        known = client.get_watermark_offsets(TopicPartition(assignment.topic, assignment.partition), timeout=_ANSWER_S)
         start, end = (position, position) if known is None else known
         if position < start:
             _log.warning(
                 "%s stood at offset %d, and its log begins at %d by now: what lay between was deleted, by retention or "
                 "by hand, before it was handled; it goes on at the first message that is there",
-                one,
+                assignment,
                 position,
                 start,
             )
             return start
         if position <= end:
             return position
-        reset = self._offset_reset(one.topic)
+        reset = self._offset_reset(assignment.topic)
         _log.warning(
             "%s stood at offset %d, and its log ends at %d (truncated, or created again): it begins at its %s",
-            one,
+            assignment,
             position,
             end,
             "end" if reset == OFFSET_END else "beginning",

@@ -56,19 +56,23 @@ class OpenTransactions:
         if now < self._next or not self._is_committed_only:
             return
         self._next = now + _EVERY_S
-        waiting = {one: _position(one) for one in self._assignments.all() if _waits(one)}
+        waiting = {assignment: _position(assignment) for assignment in self._assignments.all() if _waits(assignment)}
         stood, self._stood = self._stood, waiting
         self._others = {
-            one: (until, end)
-            for one, (until, end) in self._others.items()
-            if one in waiting and now < until and one.end == end
+            assignment: (until, end)
+            for assignment, (until, end) in self._others.items()
+            if assignment in waiting and now < until and assignment.end == end
         }
-        still = [one for one, at in waiting.items() if stood.get(one) == at and one not in self._others][:_MOST]
+        still = [
+            assignment
+            for assignment, at in waiting.items()
+            if stood.get(assignment) == at and assignment not in self._others
+        ][:_MOST]
         if not still:
             self._found = {}
         elif self._asked is None:
-            asked = {one: (waiting[one], one.end) for one in still}
-            self._asked = self._ask([(one.topic, one.partition) for one in still]), asked
+            asked = {assignment: (waiting[assignment], assignment.end) for assignment in still}
+            self._asked = self._ask([(assignment.topic, assignment.partition) for assignment in still]), asked
 
     def _take(
         self, answer: Answer[Mapping[Place, int]], asked: Mapping[Assignment, tuple[int, int | None]], now: float
@@ -82,13 +86,13 @@ class OpenTransactions:
             return
         self._asked = None
         found = {}
-        for one, (position, log_end) in asked.items():
-            end = ends.get((one.topic, one.partition))
+        for assignment, (position, log_end) in asked.items():
+            end = ends.get((assignment.topic, assignment.partition))
             # Where no position is known nothing came at all, though there is something.
-            if end is not None and end <= (position if one.known else (log_end or 0) - 1):
-                found[one] = (position, end)
+            if end is not None and end <= (position if assignment.known else (log_end or 0) - 1):
+                found[assignment] = (position, end)
             else:
-                self._others[one] = now + _AGAIN_S, log_end
+                self._others[assignment] = now + _AGAIN_S, log_end
         self._found = found
 
     def trouble(self, assignment: Assignment) -> str | None:
@@ -103,11 +107,17 @@ class OpenTransactions:
         )
 
 
-def _position(one: Assignment) -> int:
-    return one.tracker.position if one.known else -1
+def _position(assignment: Assignment) -> int:
+    return assignment.tracker.position if assignment.known else -1
 
 
-def _waits(one: Assignment) -> bool:
+def _waits(assignment: Assignment) -> bool:
     """Tell whether a partition has lag and nothing in flight, and may be fetched from."""
-    tracker, end = one.tracker, one.end
-    return one.active and one.paused is None and end is not None and _position(one) < end and not tracker.in_flight
+    tracker, end = assignment.tracker, assignment.end
+    return (
+        assignment.active
+        and assignment.paused is None
+        and end is not None
+        and _position(assignment) < end
+        and not tracker.in_flight
+    )

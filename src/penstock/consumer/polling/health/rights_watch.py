@@ -112,7 +112,9 @@ class RightsWatch:
             if now >= self._next:
                 self._next = now + _EVERY_S
                 suspects = self._suspects_group
-                self._asked = self._ask([one for one in self._needed if suspects or one.resource is not Resource.GROUP])
+                self._asked = self._ask(
+                    [right for right in self._needed if suspects or right.resource is not Resource.GROUP]
+                )
         except (KafkaException, NotAnsweredError) as error:
             self._asked = None
             why = reason(error) if isinstance(error, KafkaException) else error

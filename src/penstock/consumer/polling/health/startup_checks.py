@@ -21,28 +21,28 @@ _HEADERS_BYTES = 65_536
 OutputTopics = Mapping[str, tuple[str, ...]]
 
 
-def writes_outputs(one: Handler) -> bool:
+def writes_outputs(handler: Handler) -> bool:
     """Tell whether a handler may have messages written to another topic."""
-    return one.on_failure is OnFailure.DEAD_LETTER or bool(one.retry_delays)
+    return handler.on_failure is OnFailure.DEAD_LETTER or bool(handler.retry_delays)
 
 
 def output_topics(group: str, handlers: Mapping[str, Handler]) -> OutputTopics:
     """Return the topics for dead letters and retries, each with those whose messages it takes."""
     outputs: dict[str, tuple[str, ...]] = {}
-    for topic, one in handlers.items():
-        if one.on_failure is OnFailure.DEAD_LETTER:
-            name = one.dead_letter_topic.replace("{topic}", topic)
+    for topic, handler in handlers.items():
+        if handler.on_failure is OnFailure.DEAD_LETTER:
+            name = handler.dead_letter_topic.replace("{topic}", topic)
             outputs[name] = (*outputs.get(name, ()), topic)
-        outputs |= dict.fromkeys(retry_topics(group, topic, one.retry_delays), (topic,))
+        outputs |= dict.fromkeys(retry_topics(group, topic, handler.retry_delays), (topic,))
     return outputs
 
 
 def rights_of(group: str, consumed: Iterable[str], handlers: Mapping[str, Handler]) -> dict[Right, list[str]]:
     """Return what brokers must allow, and of each right which topics come to a halt without it, or fail."""
     written = dict(output_topics(group, handlers))
-    for topic, one in handlers.items():
-        if one.to is not None and topic not in written.get(one.to, ()):
-            written[one.to] = (*written.get(one.to, ()), topic)
+    for topic, handler in handlers.items():
+        if handler.to is not None and topic not in written.get(handler.to, ()):
+            written[handler.to] = (*written.get(handler.to, ()), topic)
     return needed_rights(group, consumed, written)
 
 
@@ -71,7 +71,7 @@ def needs_of(
     rights += [topic_right(Operation.CREATE, name) for name in outputs if name not in there]
     if exactly_once:
         rights.append(transactional_right(transactional_ids(group)))
-    results = {one.to for one in handlers.values() if one.to is not None} - set(outputs)
+    results = {handler.to for handler in handlers.values() if handler.to is not None} - set(outputs)
     read = tuple(name for name in consumed if name not in outputs)
     retries = tuple(name for name in consumed if name in outputs)
     return Needs(read, tuple(sorted(results)), outputs, retries, tuple(rights))

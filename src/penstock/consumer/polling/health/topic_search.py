@@ -78,8 +78,8 @@ class TopicSearch:
         refuse_contested(found.contested)
         self._take(found)
         self._next = now + (self.every_s or 0.0)
-        for pattern, one in self.without_topic().items():
-            _log.warning("no topic matches the pattern %r of handler %s yet; %s", pattern, one.name, self.when())
+        for pattern, handler in self.without_topic().items():
+            _log.warning("no topic matches the pattern %r of handler %s yet; %s", pattern, handler.name, self.when())
 
     def check(self, now: float) -> None:
         """Apply what was found; search again when it is time."""
@@ -115,10 +115,10 @@ class TopicSearch:
         partitions = self.cluster.topics()
         matches = self.patterns.matches(topic for topic in partitions if topic not in known)
         failures, ready = dict[str, str](), dict[str, Handler]()
-        for topic, one in matches.handlers.items():
+        for topic, handler in matches.handlers.items():
             try:
-                require_own_topics(self.group, {**self.patterns.named, topic: one})
-                ready[topic] = one
+                require_own_topics(self.group, {**self.patterns.named, topic: handler})
+                ready[topic] = handler
             except ConfigurationError as error:
                 failures[topic] = str(error)
         try:
@@ -127,9 +127,9 @@ class TopicSearch:
             raise
         except PenstockError:
             # One of them cannot be: the others can.
-            for topic, one in list(ready.items()):
+            for topic, handler in list(ready.items()):
                 try:
-                    self._prepare({topic: one}, partitions)
+                    self._prepare({topic: handler}, partitions)
                 except PenstockError as error:
                     failures[topic] = str(error)
                     del ready[topic]
@@ -141,9 +141,9 @@ class TopicSearch:
 
     def _take(self, found: Found) -> bool:
         """Consume what was found; return whether there was anything."""
-        for topic, one in found.handlers.items():
-            self.routes.add(topic, one)
-            _log.info("topic %s is consumed by handler %s, whose pattern it matches", topic, one.name)
+        for topic, handler in found.handlers.items():
+            self.routes.add(topic, handler)
+            _log.info("topic %s is consumed by handler %s, whose pattern it matches", topic, handler.name)
         for topic, why in found.failures.items():
             if self.failures.get(topic) != why:
                 _log.error("topic %s matches a pattern and cannot be consumed: %s", topic, why)

@@ -39,7 +39,7 @@ class TopicWatch:
     def watch(self, topics: Sequence[str]) -> None:
         """Ask for these topics from now on. One that is watched no more is another one when it comes back."""
         self._topics, watched = list(topics), set(topics)
-        self._ids = {topic: one for topic, one in self._ids.items() if topic in watched}
+        self._ids = {topic: topic_id for topic, topic_id in self._ids.items() if topic in watched}
         self._troubles = {topic: why for topic, why in self._troubles.items() if topic in watched}
 
     def check_now(self) -> None:
@@ -68,8 +68,8 @@ class TopicWatch:
     def _compare(self, found: TopicIds) -> list[str]:
         known, watched = self._ids, set(self._topics)
         # Some that were asked for may not be watched any more.
-        ids = {topic: one for topic, one in found.ids.items() if topic in watched}
-        recreated = [topic for topic, one in ids.items() if known.get(topic, one) != one]
+        ids = {topic: topic_id for topic, topic_id in found.ids.items() if topic in watched}
+        recreated = [topic for topic, topic_id in ids.items() if known.get(topic, topic_id) != topic_id]
         self._ids = {**known, **ids}
         self.absent = found.absent
         self._troubles = {

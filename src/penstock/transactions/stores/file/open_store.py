@@ -48,7 +48,7 @@ class OpenStore:
         self._cached_bytes = 0
         self._max_cached_bytes = max_pending_bytes
         now_ms = int(time.time() * 1000)
-        for stored in sorted(journal.ledger.pending.values(), key=lambda one: one.number):
+        for stored in sorted(journal.ledger.pending.values(), key=lambda pending: pending.number):
             self.pending[stored.transaction_id] = stored
             self.ready.add(stored, now_ms)
         journal.publication = self
@@ -97,7 +97,7 @@ class OpenStore:
     def is_watched(self, stored: Iterable[StoredTransaction]) -> bool:
         """Tell whether somebody waits for the settling of one of them."""
         with self.lock:
-            return bool(self._watches) and any(one.transaction_id in self._watches for one in stored)
+            return bool(self._watches) and any(transaction.transaction_id in self._watches for transaction in stored)
 
     def watch(self, transaction_id: str, callback: SettledCallback) -> None:
         """Call back once a transaction is settled."""
@@ -127,13 +127,13 @@ class OpenStore:
         completed = []
         now = time.time()
         with self.lock:
-            for one in stored:
-                if one.settled:
+            for transaction in stored:
+                if transaction.settled:
                     continue
-                self.ready.remove(one)
-                verdict = one.verdict or Verdict.COMMIT
-                self.counts.settled(verdict, now - one.birth_ms / 1000)
-                watch = self._watches.pop(one.transaction_id, None)
+                self.ready.remove(transaction)
+                verdict = transaction.verdict or Verdict.COMMIT
+                self.counts.settled(verdict, now - transaction.birth_ms / 1000)
+                watch = self._watches.pop(transaction.transaction_id, None)
                 if watch is not None:
                     completed.append((watch, verdict))
         return completed

@@ -199,17 +199,26 @@ class FileShard(StoreShards):
     def published(self, names: Collection[str]) -> None:
         """Settle what is published, and complete who waits for it."""
         opened, stored = self._opened, [self._taken.pop(name, None) for name in names]
-        found = [one for one in stored if one is not None]
+        found = [transaction for transaction in stored if transaction is not None]
         if len(found) < len(names):
             # What a former coordinator published, and much that is settled.
             wanted = set(names)
             with opened.lock:
-                waiting = [one for one in opened.pending.values() if one.verdict is not None and not one.settled]
-            found += [one for one in waiting if _name_of(one) in wanted and one not in found]
-        found = sorted((one for one in found if not one.settled), key=lambda one: one.decided)
+                waiting = [
+                    transaction
+                    for transaction in opened.pending.values()
+                    if transaction.verdict is not None and not transaction.settled
+                ]
+            found += [
+                transaction for transaction in waiting if _name_of(transaction) in wanted and transaction not in found
+            ]
+        found = sorted(
+            (transaction for transaction in found if not transaction.settled),
+            key=lambda transaction: transaction.decided,
+        )
         completed = opened.published(found)
         if found:
-            self._settle([one.transaction_id for one in found])
+            self._settle([transaction.transaction_id for transaction in found])
         for callback, verdict in completed:
             callback(verdict)
 
@@ -253,7 +262,11 @@ class FileShard(StoreShards):
     ) -> list[StoredTransaction]:
         """Return what the relay has by some names, and is neither settled nor decided otherwise since."""
         found = ((name, find(name, None)) for name in names)
-        return [one for name, one in found if one is not None and not one.settled and _name_of(one) == name]
+        return [
+            transaction
+            for name, transaction in found
+            if transaction is not None and not transaction.settled and _name_of(transaction) == name
+        ]
 
     def _settle(self, ids: Sequence[str]) -> None:
         """Have published transactions settled durably some time later; what fails for lack of room is tried again."""

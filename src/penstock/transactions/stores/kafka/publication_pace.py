@@ -137,7 +137,7 @@ class PublicationPace:
     def end(self) -> None:
         """Let all go, and hold nothing any more."""
         with self._lock:
-            self._is_ended, due = True, [one for number in list(self._moving) for one in self._leave(number)]
+            self._is_ended, due = True, [move for number in list(self._moving) for move in self._leave(number)]
         _complete(due)
 
     def _answer(self, record: _Record, *, is_published: bool) -> list[Complete]:

@@ -299,7 +299,7 @@ class RelayCoordinator:
             0 if self._stopping.is_set() else sum(relay.is_open for relay in relays),
             self._former_groups + sum(relay.groups for relay in relays),
             self._former_recoveries + sum(relay.recoveries for relay in relays),
-            *max((relay.slow_call() for relay in relays), key=lambda one: one[1], default=("", 0.0)),
+            *max((relay.slow_call() for relay in relays), key=lambda call: call[1], default=("", 0.0)),
         )
 
     def _finish(self) -> None:

@@ -169,7 +169,7 @@ class Relay:
         calls = [slot.slow_call() for slot in self._all_slots]
         if self._reading is not None and self._reading[1].age_s > SLOW_S:
             calls.append(("reading the done log", self._reading[1].age_s))
-        return max(calls, key=lambda one: one[1])
+        return max(calls, key=lambda call: call[1])
 
     def step(self, *, takes: bool = True) -> bool:
         """Go on as far as that goes without waiting, with something new only if it `takes`; tell whether it went on.

@@ -164,19 +164,19 @@ class StoredBacklog:
     ) -> StoredBatch | None:
         """Take the first of what is set aside, up to one that the store does not give now, or that does not fit."""
         first_taken = self._first_taken()
-        waiting = list(takewhile(lambda one: one.order < min(map(first_taken, one.places), default=_NEVER), waiting))
-        found = self._shard.take_held([one.transaction_id for one in waiting]) if waiting else {}
+        waiting = list(takewhile(lambda held: held.order < min(map(first_taken, held.places), default=_NEVER), waiting))
+        found = self._shard.take_held([held.transaction_id for held in waiting]) if waiting else {}
         # Discarded, and perhaps settled as such.
         self._remove(name for name, entry in found.items() if entry is None)
         chosen: list[Publishable] = []
-        for one in waiting:
-            if one.transaction_id not in self.set_aside:
+        for held in waiting:
+            if held.transaction_id not in self.set_aside:
                 continue
-            entry = found.get(one.transaction_id)
+            entry = found.get(held.transaction_id)
             if entry is None:
                 break
             if not fits(entry):
-                self._hold([one])
+                self._hold([held])
                 break
             chosen.append(entry)
         batch = StoredBatch(chosen, bool(chosen) and self._shard.wants_visible(chosen), is_trial=True)

@@ -62,7 +62,7 @@ class Writing:
             return [results] * len(changes)
         _log.warning("a batch of the SQL store was not written: %s; each alone now", cause_of(results))
         # What one of them did wrong is no fault of the others'.
-        return [alone if isinstance(alone := self._attempt([one]), Exception) else alone[0] for one in changes]
+        return [alone if isinstance(alone := self._attempt([change]), Exception) else alone[0] for change in changes]
 
     def _attempt(self, changes: Sequence[Prepare | Decide]) -> list[Result] | Exception:
         results: list[Result] = []
@@ -75,7 +75,7 @@ class Writing:
                         self._insert(connection, new)
                         results += [_DONE] * len(new)
                     else:
-                        results += [decide(self._database, connection, cast("Decide", one)) for one in run]
+                        results += [decide(self._database, connection, cast("Decide", change)) for change in run]
                 if self._is_late():
                     # It waited for the database, and its changes counted as not stored.
                     raise StoppedError("the SQL store was stopped")  # noqa: TRY301 - so that it is rolled back
@@ -88,14 +88,14 @@ class Writing:
         rows = [
             {
                 "id": first.transaction_id,
-                "shard": self._shard_of(first, one.ordering_key),
+                "shard": self._shard_of(first, transaction.ordering_key),
                 "producer_group": first.group,
                 "order_key": first.order_key,
                 "immunity": (first.immunity_ms or 0) / 1000,
                 "deliver_at_ms": first.deliver_at_ms,
             }
-            for one in new
-            for first in one.halves[:1]
+            for transaction in new
+            for first in transaction.halves[:1]
         ]
         # Who repeats this after an error whose transaction was committed all the same finds it there.
         database = self._database
@@ -103,7 +103,7 @@ class Writing:
             first_number = database.draw(connection, len(rows))
             rows = [{**row, "seq": number} for number, row in enumerate(rows, first_number)]
         connection.execute(database.once("tx", lambda: _insert_tx(database)), rows)
-        messages = [row for one in new for row in schema.message_rows(one.halves)]
+        messages = [row for transaction in new for row in schema.message_rows(transaction.halves)]
         connection.execute(database.once("message", lambda: database.insert(schema.message, _PARAMETERS)), messages)
 
 

@@ -22,7 +22,7 @@ class Folder:
 
     def names(self) -> list[str]:
         """Return the names of the files."""
-        return sorted(one.name for one in self._path.iterdir() if one.is_file())
+        return sorted(path.name for path in self._path.iterdir() if path.is_file())
 
     def read(self, name: str, offset: int = 0, size: int = -1) -> bytes:
         """Return bytes of a file, fewer where it ends, all from `offset` where `size` is -1."""

@@ -134,7 +134,11 @@ class Ledger:
                 return []
             stored.check_count, stored.answered_ms = entry.check_count, entry.answered_ms
             return [stored]
-        return [stored for one in entry.transaction_ids if (stored := self.pending.pop(one, None)) is not None]
+        return [
+            stored
+            for transaction_id in entry.transaction_ids
+            if (stored := self.pending.pop(transaction_id, None)) is not None
+        ]
 
     def entries_of(self, stored: StoredTransaction, halves: tuple[Half, ...]) -> list[Entry]:
         """Return entries that tell all of a transaction, to be written again."""

@@ -232,7 +232,7 @@ class HalfPartition:
         snapshotted = {snapshot.note.transaction_id for snapshot in batch.snapshots}
         settled, begun = self.state.settle(
             [note for note in found.notes if note.transaction_id in ids],
-            [(place, one) for place, one in found.snapshots if one.note.transaction_id in snapshotted],
+            [(place, snapshot) for place, snapshot in found.snapshots if snapshot.note.transaction_id in snapshotted],
         )
         now_ms = self.clock.now_ms(time.monotonic())
         for pending in settled:
@@ -292,7 +292,7 @@ class HalfPartition:
         if self.is_recovered and now >= self._snapshot_due:
             # Not past one that is being settled: what is snapshotted would come behind its end in the done log.
             chosen = to_snapshot(self.state, self._marks.end, GAP)
-            snapshot = list(takewhile(lambda one: not one.in_flight, chosen))
+            snapshot = list(takewhile(lambda pending: not pending.in_flight, chosen))
             # Looking for what is old costs something; while there is more of it, it goes on without a pause.
             self._snapshot_due = now + (0.0 if snapshot else _SNAPSHOT_S)
         batch = self.state.next_batch(limit, out, snapshot, room_bytes)
@@ -321,7 +321,7 @@ class HalfPartition:
         for pending in waiting:
             if pending.dropped is not None and not self.state.payloads.want(pending):
                 break
-        chosen = list(takewhile(fits, takewhile(lambda one: one.dropped is None, waiting)))
+        chosen = list(takewhile(fits, takewhile(lambda pending: pending.dropped is None, waiting)))
         is_possible = bool(chosen) and not self.is_given_up
         return CommitBatch(chosen, [], -1, -1, discarded_to=self._discarded) if is_possible else None
 

@@ -111,7 +111,7 @@ class CoordinatorLoop:
         counts.left_behind = self._left.hanging
         none = "", 0.0
         slow = self._engine.slow_call(), recovering if recovering[1] >= SLOW_S else none
-        counts.slow_call, counts.slow_call_s = max(slow, key=lambda one: one[1])
+        counts.slow_call, counts.slow_call_s = max(slow, key=lambda call: call[1])
 
     def _update_status(self, now: float) -> None:
         """Write down what hinders publication, where operators look."""

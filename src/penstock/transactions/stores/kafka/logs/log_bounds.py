@@ -108,13 +108,13 @@ class LogBounds:
         }
         found = asked.ids.wait()
         failures.update(found.failures)
-        return Look(asked.at, bounds, {self._logs[name]: one for name, one in found.ids.items()}, failures)
+        return Look(asked.at, bounds, {self._logs[name]: topic_id for name, topic_id in found.ids.items()}, failures)
 
 
 def topic_ids(admin: AdminClient, topics: StoreTopics, timeout_s: float = _ANSWER_S) -> dict[str, str]:
     """Return the ids of half, op and done by log, waiting for the answer; without those that have none."""
     logs = {topics.half: HALF, topics.op: OP, topics.done: DONE}
-    return {logs[name]: one for name, one in AskedTopicIds(admin, logs, timeout_s).wait().ids.items()}
+    return {logs[name]: topic_id for name, topic_id in AskedTopicIds(admin, logs, timeout_s).wait().ids.items()}
 
 
 def _offsets(futures: Mapping[TopicPartition, Future[Any]], failures: dict[str, str]) -> dict[TopicPartition, int]:

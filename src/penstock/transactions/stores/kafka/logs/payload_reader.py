@@ -235,7 +235,7 @@ def _read_halves(reader: PartitionReader, place: Place, wanted: Wanted, read: Re
 
 
 def _read_snapshots(reader: PartitionReader, place: Place, wanted: Wanted, read: Read, deadline: float) -> None:
-    begins = dict(sorted(wanted.snapshots.items(), key=lambda one: one[1]))
+    begins = dict(sorted(wanted.snapshots.items(), key=lambda item: item[1]))
     position = -_NEAR
     while begins and time.monotonic() < deadline:
         first = next(iter(begins.values()))

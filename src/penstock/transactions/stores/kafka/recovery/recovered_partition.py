@@ -109,7 +109,9 @@ def recovered_partition(
         notes = [note._replace(half_offset=-1) for note in notes]
     if starts[OP].fate is Fate.ANEW:
         notes = [note._replace(op_offset=-1) for note in notes]
-        snapshots = [(place, one._replace(note=one.note._replace(op_offset=-1))) for place, one in snapshots]
+        snapshots = [
+            (place, snapshot._replace(note=snapshot.note._replace(op_offset=-1))) for place, snapshot in snapshots
+        ]
     # Decisions on the new halves may have been read, and refused as unknown.
     op_position = committed[OP].low if starts[HALF].fate is Fate.ANEW else starts[OP].offset
     return RecoveredPartition(

@@ -104,7 +104,7 @@ class Recoveries:
 
     def slow_call(self, now: float) -> tuple[str, float]:
         """Return what the oldest attempt does, and its age in seconds; an empty name where there is none."""
-        oldest = min(self._wanted.values(), key=lambda one: one.begun, default=None)
+        oldest = min(self._wanted.values(), key=lambda recovery: recovery.begun, default=None)
         return ("", 0.0) if oldest is None else (oldest.doing, now - oldest.begun)
 
     def _take_in(
