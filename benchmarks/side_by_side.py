@@ -57,7 +57,7 @@ WORKS = {
     "W2": Work("W2", 300_000, 64, 0.001),
     "W3": Work("W3", 60_000, 64, 0.005, hot_every=50),
 }
-#: Handlers at once that a peer is given with an empty handler, in place of penstock's 8 threads.
+#: Handlers at once that a peer is given with an empty handler, instead of penstock's 8 threads.
 EMPTY_WIDTH = {"parallel-consumer": 256, "faststream-confluent": 64, "faststream-aiokafka": 64}
 #: The sizes of a run, where they are not given.
 WHOLE = {"rounds": 3, "share": 1.0, "limit": 20.0, "seconds": 5.0, "warm_up": 75.0}

@@ -534,7 +534,7 @@ def main() -> None:
     parser.add_argument("--disk", action="store_true", help="measure what the store holds on disk")
     parser.add_argument("--settled", type=int, default=1_000_000, help="settled transactions for --restart and --disk")
     parser.add_argument("--pending", type=int, default=10_000, help="pending transactions for --restart")
-    parser.add_argument("--bootstrap", help="measure on this broker in place of an embedded one (not with --disk)")
+    parser.add_argument("--bootstrap", help="measure on this broker instead of an embedded one (not with --disk)")
     parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role:

@@ -1,7 +1,7 @@
 """The logs of one half partition, a coordinator on them that may be restarted at any step, and what must come of it.
 
 All of it is chosen by a seed: what is written to the logs, how far they are read, what is published, which Kafka
-transactions fail or end in doubt, which logs are truncated, and when the coordinator starts anew from what is left.
+transactions fail or end in doubt, which logs are truncated, and when the coordinator restarts from what is left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Waiting for a condition with a deadline, in place of sleeping and hoping."""
+"""Waiting for a condition with a deadline, instead of sleeping and hoping."""
 
 from __future__ import annotations
 

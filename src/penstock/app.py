@@ -75,7 +75,7 @@ class App(HandlerRegistry, SinkRegistry):
             may write there commands it; or which topic, and with which token.
 
     Raises:
-        ConfigurationError: an option is wrong, here or where it stands in place of this: see `penstock.settings`.
+        ConfigurationError: an option is wrong, here or where it stands instead of this: see `penstock.settings`.
     """
 
     def __init__(

@@ -125,7 +125,7 @@ class StoreDamagedError(PenstockError, RuntimeError):
 
 
 class StoreFailedError(PenstockError, OSError):
-    """A store's disk failed; the store takes nothing more, and what it acknowledged is there when it is opened anew."""
+    """A store's disk failed; the store takes nothing more; what it acknowledged is there when it is opened again."""
 
 
 class PublicationNotSeenError(TransactionError):

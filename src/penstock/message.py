@@ -91,7 +91,7 @@ def headers_of(record: Record) -> list[tuple[str, bytes | None]] | None:
 
 
 def readable_headers(record: Record) -> list[tuple[str, bytes | None]]:
-    """Return a record's headers; in place of those that cannot be had, `UNREADABLE_HEADERS`."""
+    """Return a record's headers; instead of those that cannot be had, `UNREADABLE_HEADERS`."""
     try:
         return headers_of(record) or []
     except UnicodeDecodeError:

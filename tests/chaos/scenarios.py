@@ -89,7 +89,7 @@ def members_come_and_go(group: Fleet, turns: int, every: float, total: int, *, k
         turns: how often one joins or leaves.
         every: seconds between two turns.
         total: how many messages are fed, of 100 keys.
-        kills: whether every other leaves by SIGKILL in place of SIGTERM.
+        kills: whether every other leaves by SIGKILL instead of SIGTERM.
         options: options of the members.
     """
     group.start_all(1, **options)

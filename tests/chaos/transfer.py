@@ -49,7 +49,7 @@ class Transfer:
         topic: the target.
         rate: transactions a second.
         seed: of what is rolled back.
-        more: arguments of the producer; a `store` in place of Kafka.
+        more: arguments of the producer; a `store` instead of Kafka.
     """
 
     def __init__(self, bootstrap_servers: str, prefix: str, topic: str, rate: float, seed: int, **more: Any) -> None:
@@ -110,7 +110,7 @@ class Killed:
         prefix: of the store.
         instance: its name.
         folder: where its log goes.
-        sql: a database that is its store, in place of Kafka.
+        sql: a database that is its store, instead of Kafka.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ def feed(servers: str, source: str) -> None:
 
 
 def judge(messages: list[Message], guarantee: str) -> None:
-    """Require every result, and of each key the order of its messages; a redelivery begins anew from a lower one."""
+    """Require every result, and of each key the order of its messages; a redelivery begins again from a lower one."""
     by_key: dict[bytes, list[tuple[int, int]]] = {}
     for message in messages:
         number, part = (message.value() or b"").split(b"/")

@@ -23,7 +23,7 @@ def noting(seen: list[bytes | None], **config: object) -> penstock.App:
 
 
 def recreate(test: TestApp, count: int) -> None:
-    """Let the app stand at 51, and make the topic anew with so many messages."""
+    """Let the app stand at 51, and make the topic again with so many messages."""
     for number in range(51):
         test.send("t", f"old {number}")
     test.advance(30)
@@ -73,7 +73,7 @@ def test_a_topic_that_was_made_anew_follows_the_reset_policy(reset: str) -> None
     with TestApp(app, test.broker) as test:
         recreate(test, 60)
         if reset == "error":
-            with pytest.raises(PenstockError, match="forbids to begin anew"):
+            with pytest.raises(PenstockError, match="forbids to begin again"):
                 test.advance(30)
             return
         test.advance(30)

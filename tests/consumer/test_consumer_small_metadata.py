@@ -60,5 +60,5 @@ def test_a_broker_that_takes_short_metadata_only_has_the_offsets_and_the_beginni
     assert len(metadata) < 512
     assert decode(offset, metadata, owner_of("group-small", "small", 0)) is not None
     assert restored > 100
-    # One for each consumer that began anew.
+    # One for each consumer that began again.
     assert 1 <= len(warnings) <= 2

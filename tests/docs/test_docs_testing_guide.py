@@ -1,4 +1,4 @@
-"""The tests that the page on testing shows pass, with the brokers and the Spark of this run in place of their own."""
+"""The tests that the page on testing shows pass, with the brokers and the Spark of this run instead of their own."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def commanded(text: str) -> dict[str, set[Right]]:
 
 
 def filled_in(right: Right, names: Mapping[str, str]) -> Right:
-    """Return the right with names in place of placeholders."""
+    """Return the right with names instead of placeholders."""
     name = re.sub(r"<(\w+)>", lambda match: names[match[1]], right.name)
     return Right(right.resource, name, right.operation, right.is_prefix)
 

@@ -255,7 +255,7 @@ def file_store(world: World) -> None:
 
 
 def relayed(world: World, stores: Callable[[], tuple[Store, Store]], sender: World) -> None:
-    """Publish and discard through a relay, and start it anew.
+    """Publish and discard through a relay, and start it again.
 
     Args:
         world: where.

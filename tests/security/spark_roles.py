@@ -41,7 +41,7 @@ def run(
     source: World,
     rows: Callable[[DataFrame], DataFrame] = lambda messages: messages,
 ) -> None:
-    """Have messages written, and a query of an app hand them to a sink; then start it anew, as after an end.
+    """Have messages written, and a query of an app hand them to a sink; then start it again, as after an end.
 
     Args:
         world: where.

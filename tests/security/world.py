@@ -92,7 +92,7 @@ class World:
 
     @contextmanager
     def entered(self, make: Callable[[], AbstractContextManager[T]]) -> Iterator[T]:
-        """Start what is the role's own; what refuses to start is made anew."""
+        """Start what is the role's own; what refuses to start is made again."""
         with ExitStack() as opened:
             yield self.trial.attempt(lambda: opened.enter_context(make()))
 

@@ -130,7 +130,7 @@ class Run:
             self.seen["came after all"] += found != self.model.state()
             self.model = self.unsure
         elif found != self.model.state():
-            raise Lost(f"seed {self.seed}: {shown(found)} in place of {shown(self.model.state())}")
+            raise Lost(f"seed {self.seed}: {shown(found)} instead of {shown(self.model.state())}")
         self.unsure = None
 
     def run(self, batches: int) -> None:
@@ -163,7 +163,7 @@ class Run:
             self.compare(self.journal)
             return
         except (PowerCut, OSError) as error:
-            # After a sync that failed, the store takes nothing more: it is opened anew, after a power cut or not.
+            # After a sync that failed, the store takes nothing more: it is opened again, after a power cut or not.
             self.seen["failed sync" if isinstance(error, OSError) else "crash"] += 1
             self.disk.room = None
             self.disk.restart(power=self.chance.random() < 0.7)

@@ -133,7 +133,7 @@ class Run:
         self.open()
 
     def open(self) -> None:
-        """Begin anew, as after a crash: what is not in the journal is forgotten."""
+        """Begin again, as after a crash: what is not in the journal is forgotten."""
         self.unsettled: list[str] = []
         journal = Journal(self.disk, 1 << 12)
         journal.open()
@@ -245,7 +245,7 @@ MOVES = ((Run.begin, Run.decide, Run.step, Run.settle, Run.close_or_open, Run.op
 
 
 class AtOnce:
-    """Makes a call at once, in place of a thread that can be left behind."""
+    """Makes a call at once, instead of a thread that can be left behind."""
 
     running = None
 

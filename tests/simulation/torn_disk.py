@@ -29,7 +29,7 @@ class Inode:
 
 
 class TornDisk(Folder):
-    """A folder in memory, in place of a real one.
+    """A folder in memory, instead of a real one.
 
     Args:
         chance: decides what a power cut leaves.

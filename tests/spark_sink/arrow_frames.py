@@ -64,7 +64,7 @@ class Pairs:
 
 @dataclass
 class ArrowFrame:
-    """A frame in place of Spark's: each part is one task; a part that is lost runs twice and counts once.
+    """A frame instead of Spark's: each part is one task; a part that is lost runs twice and counts once.
 
     `between` is called when all tasks are done and nothing is merged.
     """

@@ -14,7 +14,7 @@ _YOURS = "With --input: "
 def demo(  # noqa: PLR0917 - typer reads options from parameters; nobody calls this by position
     whole_year: Annotated[bool, typer.Option("--all", help="All departures of 2013, not those of January.")] = False,
     input_file: Annotated[
-        Path | None, typer.Option("--input", metavar="FILE.csv", help="Your own CSV file in place of the flights.")
+        Path | None, typer.Option("--input", metavar="FILE.csv", help="Your own CSV file instead of the flights.")
     ] = None,
     key: Annotated[str, typer.Option(help=f"{_YOURS}column of the key, which is kept in order.")] = "tailnum",
     order: Annotated[

@@ -34,7 +34,7 @@ class NotAnsweredError(PenstockError):
 
 
 class TooManyLeftBehindError(PenstockError):
-    """So many threads hang in calls that never return that the process should be started anew."""
+    """So many threads hang in calls that never return that the process should be restarted."""
 
 
 class LeftBehind:
@@ -59,7 +59,7 @@ class LeftBehind:
         if self._hanging > self._most:
             raise TooManyLeftBehindError(
                 f"{self._hanging} calls of {self._owner} hang, and {self._most} may: each holds "
-                "a thread and a client; start the process anew, and see whether the brokers answer"
+                "a thread and a client; restart the process, and see whether the brokers answer"
             )
 
     def _one_more(self) -> None:

@@ -69,7 +69,7 @@ _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_
 
 
 class ErrorKind(Enum):
-    """What an error says that a consumer returns in place of a record."""
+    """What an error says that a consumer returns instead of a record."""
 
     #: The consumer is at the end of a partition: for a reader of committed records, as far as those may be read.
     END = auto()
@@ -88,7 +88,7 @@ class ErrorKind(Enum):
 
 
 def kind_of(error: KafkaError) -> ErrorKind:
-    """Return what an error says that a consumer returned in place of a record."""
+    """Return what an error says that a consumer returned instead of a record."""
     if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - as above
         return ErrorKind.END
     if error.code() in _OUT_OF_RANGE:

@@ -67,7 +67,7 @@ class ClientRenewal(Generic[ClientT]):
         return True
 
     def replace(self, failed: ClientT) -> bool:
-        """Make a new client in place of one that has failed; tell whether there is another by now.
+        """Make a new client instead of one that has failed; tell whether there is another by now.
 
         `ConfigurationError` where the new client was refused its configuration.
         """
@@ -177,7 +177,7 @@ class LastingProducer:
         self._renewal.client.purge()
 
     def _replace(self) -> bool:
-        """Make a new client in place of the one that failed; return whether that was done."""
+        """Make a new client instead of the one that failed; return whether that was done."""
         if self._out:
             self._renewal.client.purge()
             self.poll(0)

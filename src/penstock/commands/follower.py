@@ -67,7 +67,7 @@ class TopicFollower:
             for number, (start, end) in self._bounds(counts[topic]).items():
                 place = topic, number
                 at = (positions or {}).get(place, max(start, end - back))
-                # A topic that was made anew has other offsets.
+                # A topic that was made again has other offsets.
                 starts[place], ends[place] = at if start <= at <= end else end, end
             self._reader.start(starts, ends)
         except BaseException:
@@ -109,7 +109,7 @@ class TopicFollower:
 
         Raises:
             MissingRightError: the right to read was taken away.
-            PenstockError: the topic is gone, or the client has failed: begin anew.
+            PenstockError: the topic is gone, or the client has failed: begin again.
         """
         return self._reader.poll(timeout)
 

@@ -332,7 +332,7 @@ class Engine:
         membership.consume(self.routes.topics)
 
     def _offset_reset(self, topic: str) -> int | None:
-        """Return where a topic that was made anew begins; one that a pattern matches is a new topic."""
+        """Return where a topic that was made again begins; one that a pattern matches is a new topic."""
         return self.settings.offset_reset if topic in self.patterns.named else OFFSET_BEGINNING
 
     def needed_rights(self) -> dict[Right, list[str]]:

@@ -57,7 +57,7 @@ class LitePushConsumer:
         settings: the options.
         middlewares: functions around every handler, the first outermost.
         resources: what each worker has one of; closed by the worker when it ends.
-        cluster: where clients and the time come from, in place of a real cluster at `bootstrap_servers`.
+        cluster: where clients and the time come from, instead of a real cluster at `bootstrap_servers`.
         app: what handlers find as `Context.app`.
 
     Raises:

@@ -84,7 +84,7 @@ class DeadLetterLog:
     def at(self, topic: str, partition: int, offset: int) -> DeadLetter | None:
         """Return the letter at an offset, or None when there is none. Errors as `read`."""
         low, high = self.bounds(topic, partition)
-        if not low <= offset < high:  # the client would begin anew from the first
+        if not low <= offset < high:  # the client would begin again from the first
             return None
         for batch in self.read(topic, partition, offset, offset + 1):
             return batch[0]

@@ -168,7 +168,7 @@ class Replay:
     def _run_partition(self, number: int) -> None:
         low, high = self._log.bounds(self._topic, number)
         base, done = self._log.replayed(self._topic, number)
-        if not 0 <= base <= high:  # nothing was replayed yet, or the topic was made anew since
+        if not 0 <= base <= high:  # nothing was replayed yet, or the topic was made again since
             base, done = low, None
         if self._choice.alone and self._choice.place is not None:
             # Those before it are read all the same: what is written down tells of them, too.

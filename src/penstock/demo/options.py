@@ -14,7 +14,7 @@ class DemoOptions:
     """The options of the demo."""
 
     whole_year: bool = False
-    #: A CSV file of the user, in place of the flights.
+    #: A CSV file of the user, instead of the flights.
     input: Path | None = None
     columns: Columns = field(default_factory=Columns)
     #: Whether the SQLite files, the broker's data and the logs stay in a folder here, which is named.

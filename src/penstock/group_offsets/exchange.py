@@ -7,8 +7,8 @@ Format, version 1::
      "partitions": [{"topic": "orders", "partition": 0, "offset": 120, "done": [[125, 131]]}]}
 
 `offset` is the next one to handle, `done` has the first and the last offset of each range that is done above it. The id
-of a topic that is made anew is another; one that is left out is not compared. Nothing here is bound to the group: an
-offset map is written down anew for the group that takes it.
+of a topic that is made again is another; one that is left out is not compared. Nothing here is bound to the group: an
+offset map is written down again for the group that takes it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def from_json(text: str) -> Export:
     group, ids, rows = found.get("group"), found.get("topic_ids", {}), found.get("partitions")
     if not isinstance(group, str) or not isinstance(ids, dict) or not isinstance(rows, list):
         raise ConfigurationError(
-            '"group" must be a name, "topic_ids" an object and "partitions" a list; correct the file, or export anew'
+            '"group" must be a name, "topic_ids" an object and "partitions" a list; correct the file, or export again'
         )
     wanted: dict[Part, Wanted] = {}
     for number, row in enumerate(rows, 1):
@@ -113,11 +113,11 @@ def _wanted(number: int, row: Any) -> tuple[Part, Wanted]:
 
 
 def require_same_topics(given: Export, topic_ids: Mapping[str, str]) -> None:
-    """Raise `ConfigurationError` where a topic was made anew since the export; `topic_ids` are those of today."""
+    """Raise `ConfigurationError` where a topic was made again since the export; `topic_ids` are those of today."""
     for name, topic_id in sorted(given.topic_ids.items()):
         if topic_ids.get(name, topic_id) != topic_id:
             raise ConfigurationError(
-                f"nothing was changed: topic {name} is not the one of the file, it was made anew or is of another "
+                f"nothing was changed: topic {name} is not the one of the file, it was made again or is of another "
                 "cluster, so that these offsets may be those of other messages; where they are not, take its line out "
                 'of "topic_ids" in the file'
             )

@@ -57,7 +57,7 @@ def reset_wanted(
     for position in positions:
         offset = _target_offset(to, position, found)
         if offset is not None and position.log is not None:
-            # A map may tell of a topic that was made anew since, and has become shorter.
+            # A map may tell of a topic that was made again since, and has become shorter.
             wanted[position.part] = Wanted(
                 offset, clipped(position.done, position.log.start, position.log.stop) if keep_done else ()
             )

@@ -59,7 +59,7 @@ class Position:
 
     @property
     def is_past_the_end(self) -> bool:
-        """Whether the committed offset lies past the end of the log, as where the topic was made anew."""
+        """Whether the committed offset lies past the end of the log, as where the topic was made again."""
         return self.committed is not None and self.log is not None and self.committed > self.log.stop
 
     @property

@@ -73,7 +73,7 @@ def sender_of(group: str, config: ClientConfig) -> Sender:
 
 
 def hashed(description: Mapping[str, Any], group: str) -> dict[str, Any]:
-    """Return a description with the hashes of keys in place of the keys."""
+    """Return a description with the hashes of keys instead of the keys."""
     made = dict(description)
     for part in ("partitions", "parked"):
         made[part] = [

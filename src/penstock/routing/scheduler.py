@@ -50,7 +50,7 @@ class Scheduler(Generic[OwnerT, RecordT]):
         self._queue_of = queue_of
         #: One heap a queue of arrival of the head x number of lanes + lane number: one number compares faster than two.
         self._ready: list[list[int]] = [[] for _ in range(queues)]
-        #: The same of lanes that serve what was woken, by the count of those before them in place of an arrival.
+        #: The same of lanes that serve what was woken, by the count of those before them instead of an arrival.
         self._due: list[list[int]] = [[] for _ in range(queues)]
         self._woken = count()
 

@@ -15,7 +15,7 @@ from penstock.errors import ConfigurationError
 from penstock.options import nearest
 from penstock.settings.model import OPTIONS, PREFIX, TYPE_NAMES, from_environment, typed
 
-#: Names the file, in place of `penstock.toml` or `pyproject.toml` in the current folder.
+#: Names the file, instead of `penstock.toml` or `pyproject.toml` in the current folder.
 SETTINGS_VARIABLE = "PENSTOCK_SETTINGS"
 #: Names the table `[profiles.NAME]` of the file that goes before what stands outside of it.
 PROFILE_VARIABLE = "PENSTOCK_PROFILE"

@@ -99,7 +99,7 @@ def test_a_decision_that_nobody_publishes_says_what_it_waits_for(sql_bench: SqlB
         (("ls",), 2, "--bootstrap-servers is missing"),
         (("ls", "--sql", "oracle://host/shop"), 2, "which penstock does not know"),
         (("ls", "--sql", "sqlite:///FOLDER/none.db"), 1, "there is no store"),
-        (("ls", "--file", "FOLDER", "--discarded"), 2, "name that by --prefix in place of --file"),
+        (("ls", "--file", "FOLDER", "--discarded"), 2, "name that by --prefix instead of --file"),
         (("ls", "--sql", "sqlite:///FOLDER/none.db", "--file", "FOLDER"), 2, "name two stores"),
         (("show", "ID", "--sql", "sqlite:///FOLDER/none.db", "--payload"), 2, "--payload"),
         (("resume", "ID", "--sql", "sqlite:///FOLDER/none.db", "--again"), 2, "--again"),

@@ -174,7 +174,7 @@ def _odd(positions: Sequence[Position]) -> dict[str, list[str]]:
         elif position.committed is None:
             text = "no offset is committed; an app begins at the first message, if its auto.offset.reset is not another"
         elif position.is_past_the_end:
-            text = "the committed offset lies past the end of the log, as where the topic was made anew"
+            text = "the committed offset lies past the end of the log, as where the topic was made again"
         elif position.is_before_the_start:
             text = "the committed offset lies before the start of the log; what is missing was deleted"
         elif position.is_foreign:

@@ -23,13 +23,13 @@ Target = Annotated[str, typer.Argument(metavar="MODULE:APP", help="Module and th
 
 AppServers = Annotated[
     str | None,
-    typer.Option("--bootstrap-servers", help="Addresses of the brokers, in place of those that the app names."),
+    typer.Option("--bootstrap-servers", help="Addresses of the brokers, instead of those that the app names."),
 ]
 
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="OPTION=VALUE", help="An option of the App in place of what its code says; may be repeated."
+        "--set", metavar="OPTION=VALUE", help="An option of the App instead of what its code says; may be repeated."
     ),
 ]
 

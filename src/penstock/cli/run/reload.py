@@ -1,4 +1,4 @@
-"""`penstock run --reload`: an app in a process of its own, which ends in order and starts anew when a file changes."""
+"""`penstock run --reload`: an app in a process of its own, which ends in order and restarts when a file changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STOP_S = 30
 
 
 def run_again_on_change(target: str, folder: Path | None = None) -> int:
-    """Run an app until Ctrl-C or SIGTERM, anew after each change; `ConfigurationError` where watchfiles is missing.
+    """Run an app until Ctrl-C or SIGTERM, again after each change; `ConfigurationError` where watchfiles is missing.
 
     An app that ended by itself, as one that could not be imported does, is started at the next change.
     """

@@ -1,4 +1,4 @@
-"""Which topics there are by name, and which they are: a topic made anew under an old name has another id.
+"""Which topics there are by name, and which they are: a topic made again under an old name has another id.
 
 Asked by name, the brokers say why a topic cannot be seen: that there is none, or that this client may not know.
 """
@@ -51,7 +51,7 @@ def id_of(description: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TopicIds:
-    """Which topics there are, as the brokers answered: a topic that was deleted and made anew has another id."""
+    """Which topics there are, as the brokers answered: a topic that was deleted and made again has another id."""
 
     #: Id of each topic that has one.
     ids: Mapping[str, str]

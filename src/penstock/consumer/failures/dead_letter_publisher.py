@@ -78,7 +78,7 @@ class ExhaustedMessage:
     complete: Callable[[], None] = field(repr=False)
     #: Called by the poll thread after that: its key goes on.
     on_done: Callable[[], None] = field(repr=False)
-    #: Called in place of that where no retry topic takes it and its handler holds it then, or where somebody asked for
+    #: Called instead of that where no retry topic takes it and its handler holds it then, or where somebody asked for
     #: it and the dead-letter topic never takes it.
     hold: Callable[[], None] = field(repr=False)
     #: What its headers leave out.

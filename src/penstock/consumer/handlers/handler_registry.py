@@ -46,7 +46,7 @@ class HandlerRegistry:
 
         Args:
             topics: names of the topics.
-            pattern: in place of them, a regular expression: topics that match as a whole, also those that come up
+            pattern: instead of them, a regular expression: topics that match as a whole, also those that come up
                 while the app runs. A topic that a handler names is that handler's.
             order: "key" (default): messages with the same key are handled one at a time and in order, in all topics
                 of the handler. "partition": those of the same partition. "none": none wait.

@@ -82,7 +82,7 @@ class Unpublished:
 
 
 class RefusedResults:
-    """Put on a lane in place of a woken key: a message whose results were refused."""
+    """Put on a lane instead of a woken key: a message whose results were refused."""
 
     __slots__ = ("error", "item", "tries")
 

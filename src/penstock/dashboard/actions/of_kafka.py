@@ -98,7 +98,7 @@ class ReplayLetter:
             counts |= require_topics(admin, around.bootstrap_servers, [self.topic], principal=who)
         with DeadLetterLog(around.bootstrap_servers, around.config) as log:
             if self.partition >= counts[self.topic] or log.at(self.topic, self.partition, self.offset) is None:
-                raise PenstockError(f"there is no message at {self._place}; look at the topic anew")
+                raise PenstockError(f"there is no message at {self._place}; look at the topic again")
             work = Replay(
                 log,
                 bootstrap_servers=around.bootstrap_servers,

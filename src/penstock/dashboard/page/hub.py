@@ -62,7 +62,7 @@ class Subscription:
         self.is_new = True
 
     def offer(self, kind: str, content: bytes) -> bool:
-        """Put something in a slot, in place of what was not taken from it; return whether the browser is there."""
+        """Put something in a slot, instead of what was not taken from it; return whether the browser is there."""
         try:
             self._loop.call_soon_threadsafe(self._put, kind, content)
         except RuntimeError:  # the loop has ended

@@ -124,7 +124,7 @@ def _sums(members: Sequence[Member]) -> dict[str, Any]:
 
 
 def _rate(report: Report, name: str) -> float:
-    # A coordinator alone publishes in place of handling.
+    # A coordinator alone publishes instead of handling.
     return report.rates.get(name, report.rates.get("committed", 0.0))
 
 

@@ -28,7 +28,7 @@ GROUP = "airline"
 #: Sender threads of one process. A transaction waits for two acknowledgements, during which others go on.
 _THREADS = 16
 
-#: How often a flight is sent anew before its sender gives up.
+#: How often a flight is sent again before its sender gives up.
 _ATTEMPTS = 10
 
 #: Seconds between two looks of a sender whose aircraft all wait.

@@ -161,7 +161,7 @@ def _resolve_with_ivy(java: JavaRuntime, jars: Path, work: Path, progress: bool 
 
 
 def _bring_logging(jars: Path) -> None:
-    """Put pyspark's logging jars in place of those resolved: Kafka's own lack the link from slf4j to log4j."""
+    """Put pyspark's logging jars instead of those resolved: Kafka's own lack the link from slf4j to log4j."""
     for stem in ("slf4j-api", "log4j-api", "log4j-core", "log4j-slf4j2-impl"):
         for resolved in jars.glob(f"{stem}-*.jar"):
             resolved.unlink()

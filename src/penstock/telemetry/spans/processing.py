@@ -96,7 +96,7 @@ class Processing:
     ) -> Invoke:
         """Return a function that calls `invoke`, or an `async def` that awaits it, within a span of its messages.
 
-        `within` is called in place of `invoke` where there is a span: what else is to be done while that is current.
+        `within` is called instead of `invoke` where there is a span: what else is to be done while that is current.
         What chance leaves out goes to `invoke` itself, so that it costs a look at its headers and no more.
         """
         start: Start = self._start_batch if batches else self._start_one

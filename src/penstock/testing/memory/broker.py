@@ -265,7 +265,7 @@ class TestBroker:
             self._topics.log(topic, partition).delete_before(before)
 
     def truncate(self, topic: str, partition: int, end: int) -> None:
-        """Let a log end before offset `end`, as after the loss of a leader: offsets are given anew."""
+        """Let a log end before offset `end`, as after the loss of a leader: offsets are given again."""
         with self._lock:
             self._topics.log(topic, partition).truncate(end)
 

@@ -162,7 +162,7 @@ class CheckResponder:
             if isinstance(state, TransactionState):
                 return state
             _log.error(
-                "check %d of transaction %s returned a %s in place of a TransactionState; the answer is UNKNOWN",
+                "check %d of transaction %s returned a %s instead of a TransactionState; the answer is UNKNOWN",
                 request.check_number,
                 half.transaction_id,
                 type(state).__name__,

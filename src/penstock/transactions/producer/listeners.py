@@ -49,7 +49,7 @@ class TransactionCheckListener(Protocol):
         """Say what became of an undecided local transaction; what raises is UNKNOWN."""
 
 
-#: A local transaction as a function, given with a call in place of a `LocalTransactionExecutor`.
+#: A local transaction as a function, given with a call instead of a `LocalTransactionExecutor`.
 Run = Callable[[HalfMessage, object], TransactionState | None]
 
 
@@ -66,7 +66,7 @@ def executing(run: Run, argument: object) -> Callable[[Transaction], Transaction
             return state
         if state is not None:
             _log.error(
-                "the local transaction of %s returned a %s in place of a TransactionState; it is left to a check",
+                "the local transaction of %s returned a %s instead of a TransactionState; it is left to a check",
                 tx.transaction_id,
                 type(state).__name__,
             )

@@ -52,8 +52,8 @@ class TransactionalProducer(TransactionSender):
         bootstrap_servers: Kafka's addresses.
         check: says what became of an undecided local transaction; runs on threads of its own. Without one, this
             producer answers no checks, and only a producer of the group that has one can.
-        listener: a local transaction and its check in one object, in place of `check`: see `send_in_transaction`.
-        check_listener: a check as an object, in place of `check`, as in RocketMQ 3.x.
+        listener: a local transaction and its check in one object, instead of `check`: see `send_in_transaction`.
+        check_listener: a check as an object, instead of `check`, as in RocketMQ 3.x.
         prefix: what the names of the store's topics begin with; the coordinator has the same.
         partitions: partitions of half, op and done, if they have to be created.
         config: settings of the Kafka clients, by librdkafka's names.

@@ -76,7 +76,7 @@ class TransactionSender:
                 transaction timeout: for local transactions that are known to take long.
             deliver_at: when to publish it, where that is later than its commit: a datetime with a time zone, or
                 seconds since the epoch.
-            wait: what leaving waits for, in place of the producer's `wait`.
+            wait: what leaving waits for, instead of the producer's `wait`.
 
         Raises:
             ConfigurationError: an argument is wrong. (All that follow are raised on entering or leaving.)

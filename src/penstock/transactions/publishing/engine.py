@@ -43,7 +43,7 @@ class Engine:
     Args:
         slots: for the common transactions, used one after the other: after a Kafka transaction has ended the broker
             writes its markers, and refuses the next begin of the same producer for some milliseconds; and one that
-            failed is made anew while the others go on.
+            failed is made again while the others go on.
         trial_slots: for what is tried apart.
         prove: proves the ownership to the broker.
     """
@@ -176,7 +176,7 @@ class Engine:
                 slot.renew()
         for slot in slots:
             slot.poll(now)
-        # Whichever is ready next; one that failed is made anew meanwhile.
+        # Whichever is ready next; one that failed is made again meanwhile.
         if not self.is_in_flight and not self._slots[self._next].is_ready:
             self._next = next((n for n, slot in enumerate(self._slots) if slot.is_ready), self._next)
         learned = self._flight.learned()

@@ -52,7 +52,7 @@ class Coordinator:
     Args:
         bootstrap_servers: Kafka's addresses.
         prefix: what the names of the store's topics begin with.
-        store: a `SqlStore` or `FileStore`, in place of Kafka's topics; `bootstrap_servers`, `prefix`, `partitions`,
+        store: a `SqlStore` or `FileStore`, instead of Kafka's topics; `bootstrap_servers`, `prefix`, `partitions`,
             `target_latency`, `instance` and `config` are its own then, or of no use to it, and refused here.
         transaction_timeout: seconds from the birth of a half to its first check.
         check_interval: seconds between two checks of a half.

@@ -8,7 +8,7 @@ import time
 
 #: Bytes of an id.
 ID_BYTES = 16
-#: What stands in place of an id where there is no transaction.
+#: What stands instead of an id where there is no transaction.
 NO_ID = "00000000-0000-0000-0000-000000000000"
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 

@@ -294,7 +294,7 @@ class AckedProducer:
         return f"{reason(cause)}: {lacking_text([topic_right(Operation.WRITE, topic)], self._principal)}"
 
     def _renew(self, producer: Producer, error: KafkaException) -> bool:
-        """Tell whether there is a new producer in place of one that an error of it has ended for ever.
+        """Tell whether there is a new producer instead of one that an error of it has ended for ever.
 
         An idempotent producer that cannot tell any more what was stored refuses everything from then on, and so does
         one that may not write anywhere. What it had under way is reported as failed. It is replaced once a second at

@@ -24,7 +24,7 @@ from confluent_kafka.serialization import (
 from penstock.errors import ConfigurationError, RegistryConnectionError, causes, raised
 from penstock.message import Record, headers_of
 
-#: The header that may hold a value's schema id, in place of the value's first bytes: confluent-kafka's name for it.
+#: The header that may hold a value's schema id, instead of the value's first bytes: confluent-kafka's name for it.
 _SCHEMA_ID_HEADER = "__value_schema_id"
 #: What a registry's client raises when it did not get through, by module.
 _NOT_REACHED = {

@@ -106,7 +106,7 @@ class Commits:
     def repeat(self, client: ConsumerClient, now: float) -> None:
         """Commit one point that the group has already, where nothing was committed for a while.
 
-        To be called when all topics are known to be those that were read: in one that was made anew, a position of the
+        To be called when all topics are known to be those that were read: in one that was made again, a position of the
         former would pass over messages.
         """
         if self._under_way or now - self._sent_at < max(_IDLE_S, self.interval_s):

@@ -60,7 +60,7 @@ class Membership:
         self.client = self.make_client()
 
     def consume(self, topics: list[str]) -> None:
-        """Subscribe to these topics in place of those before; what is in both stays where it is."""
+        """Subscribe to these topics instead of those before; what is in both stays where it is."""
         self.topics = topics
         if self._renew_at is not None:
             return  # the client that follows joins with them

@@ -63,7 +63,7 @@ class LostPositions:
     def restart(self, client: ConsumerClient, recreated: Sequence[str], now: float) -> None:
         """Send the client to where these partitions go on, and those of topics that were created again.
 
-        Raises `PenstockError` where `auto.offset.reset` forbids to begin anew with such a topic.
+        Raises `PenstockError` where `auto.offset.reset` forbids to begin again with such a topic.
         """
         if recreated:
             self._waiting |= {
@@ -106,11 +106,11 @@ class LostPositions:
         begin = self._offset_reset(assignment.topic)
         if begin is None:
             raise PenstockError(
-                f"topic {assignment.topic} was deleted and created again, and auto.offset.reset forbids to begin anew; "
+                f"topic {assignment.topic} was deleted and created again: auto.offset.reset forbids to begin again; "
                 "reset the group's offsets, or set auto.offset.reset to earliest or latest"
             )
         _log.warning(
-            "topic %s was deleted and created again: partition %d begins anew at its %s; it stood at "
+            "topic %s was deleted and created again: partition %d begins again at its %s; it stood at "
             "offset %d of the former one, and what was handled of the new one since is handled again",
             assignment.topic,
             assignment.partition,

@@ -4,7 +4,7 @@ penstock asks for the list of topics itself and subscribes to the names, where a
 The client's own way has two dialects of expressions, librdkafka's and, with `group.protocol=consumer`, the broker's
 RE2/J; users write Python's. It would hand over partitions of topics that nobody has looked at: of retry topics and dead
 letters that the pattern happens to match, of a topic whose own retry and dead-letter topics are not there yet and whose
-rights and id are not watched. And it offers no say in where a new topic begins. Subscribing anew to a list of names
+rights and id are not watched. And it offers no say in where a new topic begins. Subscribing again to a list of names
 costs a cooperative rebalance that leaves everything else where it is, with both protocols, and members that hear of a
 topic at different times merely take partitions of it at different times.
 
@@ -159,7 +159,7 @@ class TopicSearch:
         matched = self.routes.handlers.keys() - self.patterns.named.keys()
         gone = {topic for topic in matched if topic in absent and topic not in found.partitions}
         for topic in gone:
-            _log.warning("topic %s was deleted: it is let go, and taken up again where it is made anew", topic)
+            _log.warning("topic %s was deleted: it is let go, and taken up again where it is made again", topic)
         return gone
 
     def without_topic(self) -> dict[str, Handler]:

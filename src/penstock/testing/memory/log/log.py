@@ -129,7 +129,7 @@ class PartitionLog:
         self._drop(0, bisect_left(self._offsets, self.start))
 
     def truncate(self, end: int) -> None:
-        """Let the log end before `end`, as after the loss of a leader: offsets are given anew."""
+        """Let the log end before `end`, as after the loss of a leader: offsets are given again."""
         self._drop(bisect_left(self._offsets, end), len(self._offsets))
         self.end = max(0, min(end, self.end))
         self.start = min(self.start, self.end)

@@ -26,7 +26,7 @@ class Topics:
         self._clock = clock
         self._topics: dict[str, list[PartitionLog]] = {}
         self._turn: dict[str, int] = {}
-        #: Id of each topic; one that is made anew gets another.
+        #: Id of each topic; one that is made again gets another.
         self.ids: dict[str, str] = {}
         self._made = 0
         #: Every log by topic and partition.

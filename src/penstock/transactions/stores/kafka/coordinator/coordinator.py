@@ -78,7 +78,7 @@ _OWNED = {
     "group.instance.id": "it follows from instance; give that",
     "session.timeout.ms": "it is session_timeout, in seconds; give that",
     "group.id": "it is <prefix>.coordinator; choose another prefix",
-    "transactional.id": "it follows from instance, or is made anew for each coordinator; leave it out",
+    "transactional.id": "it follows from instance, or is made again for each coordinator; leave it out",
     "transaction.timeout.ms": "it is 10 s, so that a dead coordinator holds readers back no longer; leave it out",
     "enable.auto.commit": "positions are committed with what they settle; leave it out",
     "isolation.level": "each log is read as it must be; leave it out",
