@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from confluent_kafka import OFFSET_BEGINNING
 
 import penstock
 from penstock.consumer import ConsumerSettings
@@ -29,6 +30,9 @@ def rows(heading: str) -> dict[str, list[str]]:
 def test_the_options_table_has_the_client_settings_that_penstock_sets() -> None:
     table = rows("Set unless you do")
 
+    # Carried out by penstock: the client is not to choose a position by itself.
+    assert table.pop("auto.offset.reset")[0] == '`"earliest"`'
+    assert ConsumerSettings().offset_reset == OFFSET_BEGINNING
     assert {name: ast.literal_eval(cells[0].strip("`")) for name, cells in table.items()} == _DEFAULTS
     given = ConsumerSettings().client_config("group")
     own = ConsumerSettings(config=dict.fromkeys(table, "mine")).client_config("group")
@@ -42,6 +46,7 @@ def test_the_options_table_has_the_client_settings_that_penstock_sets() -> None:
         "batch.size": 65_536,
         "enable.idempotence": True,
         "linger.ms": 5,
+        "message.timeout.ms": 0,
     }
 
 

@@ -109,7 +109,7 @@ def test_the_places_that_the_architecture_names_exist() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     source = ROOT / "src" / "penstock"
     rooms = [ROOT, source, *(source / name for name in ("consumer", "transactions", "spark_sink"))]
-    rooms += [source / "transactions" / "coordinator", source / "transactions" / "stores"]
+    rooms += [source / "transactions" / "stores", source / "transactions" / "stores" / "kafka"]
 
     places = set(re.findall(r"[a-z_]+(?:/[a-z_]+)*(?:\.py|/(?![a-z<]))", page))
 

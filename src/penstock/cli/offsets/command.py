@@ -193,6 +193,7 @@ def skip(  # noqa: PLR0917 - as `reset`
     dry_run: DryRun = False,
     config: ClientSettings = None,
     config_file: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Have a group pass over one message, which gets a dead letter.
 
@@ -207,17 +208,20 @@ def skip(  # noqa: PLR0917 - as `reset`
     skipping = Skipping(bootstrap_servers, client_settings(config, config_file), group, message)
     state = skipping.state()
     if state.members:
-        if dry_run:
-            typer.echo(f"a dry run: members of {group} run, and would be asked to give {skipping.place} up")
-            return
-        typer.echo(skipping.by_members(CommandSettings(commands_topic, audit_topic)))
-        return
-    change = skipping.planned(state)
-    if dry_run:
-        typer.echo(f"a dry run: {skipping.place} would get a dead letter, and group {group} stand at {change.offset}")
-        return
-    letters = skipping.write(change, dead_letter_topic)
-    typer.echo(f"{skipping.place} is passed over: {letters} has it, and group {group} stands at {change.offset}")
+        said = f"a dry run: members of {group} run, and would be asked to give {skipping.place} up"
+        if not dry_run:
+            said = skipping.by_members(CommandSettings(commands_topic, audit_topic))
+    else:
+        change = skipping.planned(state)
+        said = f"a dry run: {skipping.place} would get a dead letter, and group {group} stand at {change.offset}"
+        if not dry_run:
+            letters = skipping.write(change, dead_letter_topic)
+            said = f"{skipping.place} is passed over: {letters} has it, and group {group} stands at {change.offset}"
+    if as_json:
+        asked = bool(state.members)
+        print_json({"group": group, "message": skipping.place, "dry_run": dry_run, "members": asked, "said": said})
+    else:
+        typer.echo(said)
 
 
 def _change(known: Group, state: GroupState, changes: Sequence[Change], *, dry_run: bool, as_json: bool) -> None:
