@@ -189,8 +189,8 @@ def test_a_commit_that_was_left_behind_and_succeeds_later_is_stored_once(
 
     with monkeypatch.context() as patched:
         patched.setattr(SqlCatalog, "commit_table", hanging)
-        with pytest.raises(SinkError, match="to commit to the catalogue did not return in 3 s, and was left behind"):
-            lake.sink(call_timeout_s=3)(batch(1), 1)
+        with pytest.raises(SinkError, match="to commit to the catalogue did not return in 8 s, and was left behind"):
+            lake.sink(call_timeout_s=8)(batch(1), 1)
         before = lake.found("n")
         answered.set()
         assert committed.wait(60)
