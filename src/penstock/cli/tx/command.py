@@ -80,7 +80,7 @@ def ls(  # noqa: PLR0917 - typer reads options from parameters; nobody calls thi
     location = StoreLocation(bootstrap_servers, prefix, sql, file, client_settings(config, config_file))
     if discarded and location.file is not None:
         raise ConfigurationError(
-            "what a file store has discarded lies in Kafka, in the topic of its prefix: name that by --prefix in place "
+            "what a file store has discarded lies in Kafka, in the topic of its prefix: name that by --prefix instead "
             "of --file"
         )
     notices: list[str] = []
