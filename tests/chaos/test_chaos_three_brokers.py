@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.fleet import KIP848_BROKER
-from chaos.three_brokers import PARTITIONS, PLAIN, WITH_OFFSETS, AtWork, cpu_s, seconds_of_tx_ls, set_all
+from chaos.three_brokers import PARTITIONS, PLAIN, AtWork, cpu_s, seconds_of_tx_ls, set_all
 from penstock.devbroker import DevBroker
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ AWAY_S = 20.0
 FORBIDDEN_S = 30.0
 #: What anybody may stand still longer than the plain clients, in seconds.
 LONGER_S = 5.0
-#: What else somebody is measured by: the query by those whose messages it reads.
-MEASURES = {"spark": "coordinators (kafka)", "exactly once": WITH_OFFSETS}
+#: Whose messages the query reads: it stands still where they do.
+READ_BY_SPARK = "coordinators (kafka)"
 #: The share of a core that a process may take more while a node is away, with what it has to catch up: of 30 s without
 #: writes, say.
 MORE_CPU = 0.2
@@ -137,7 +137,7 @@ def test_nobody_stands_still_for_much_longer_than_plain_clients_whatever_happens
             too_long += [
                 f"{name}: {who} {s:.1f} s, {plain:.1f} s"
                 for who, s in found.items()
-                if who != WITH_OFFSETS and s > LONGER_S + max(plain, found[MEASURES.get(who, PLAIN[0])])
+                if s > LONGER_S + (max(plain, found[READ_BY_SPARK]) if who == "spark" else plain)
             ]
             too_long += [f"{name}: {most[1]} took {most[0]:.0%} of a core more"] if most[0] > MORE_CPU else []
         stopping.set()

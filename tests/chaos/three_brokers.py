@@ -39,11 +39,8 @@ KEYS = 50
 RATE = 20
 #: What plain clients do: the measure of the others.
 _PLAIN_CONSUMER = "a plain consumer"
-_PLAIN_PRODUCERS = ("a plain transactional producer", "a second")
+_PLAIN_PRODUCERS = ("a plain transactional producer", "a second", "a third")
 PLAIN = (_PLAIN_CONSUMER, *_PLAIN_PRODUCERS)
-#: A plain producer whose transactions take a group's offset with them: the measure of those who publish exactly once,
-#: for it waits for the group's coordinator too.
-WITH_OFFSETS = "one with offsets"
 _STORES = ("kafka", "sql")
 
 
@@ -138,7 +135,7 @@ class AtWork:
         for transfer in self.transfers.values():
             self._open.enter_context(transfer)
         works = [self._feed, self._watch, self._consume_plainly]
-        works += [functools.partial(self._publish_plainly, name) for name in (*_PLAIN_PRODUCERS, WITH_OFFSETS)]
+        works += [functools.partial(self._publish_plainly, name) for name in _PLAIN_PRODUCERS]
         if self._spark is not None:
             works.append(self._store_by_spark)
         for work in works:
@@ -156,7 +153,7 @@ class AtWork:
 
     def await_all(self, since: float) -> None:
         """Wait until all have gone on since then."""
-        missing = {*self.names, *PLAIN, WITH_OFFSETS}
+        missing = {*self.names, *PLAIN}
 
         def go_on() -> bool:
             assert not self._failures, self._failures
@@ -175,7 +172,7 @@ class AtWork:
         harm()
         self.await_all(time.monotonic())
         until = time.monotonic()
-        return {name: self.progress.standstill(name, since, until) for name in (*PLAIN, WITH_OFFSETS, *self.names)}
+        return {name: self.progress.standstill(name, since, until) for name in (*PLAIN, *self.names)}
 
     def processes(self) -> dict[str, int]:
         """Return the process ids of members and coordinators."""
@@ -254,28 +251,24 @@ class AtWork:
         """Publish in transactions of a record in each partition: they write to all nodes, as those of coordinators do.
 
         Kafka ends no transaction that wrote to a frozen node before it gives up its own request to that node: whether
-        one is open there is chance, so there are some of these.
+        one is open there is chance, so there are three of these.
         """
         producer: Producer | None = None
-        with contextlib.closing(Consumer({"bootstrap.servers": self.servers, "group.id": name})) as member:
-            group = member.consumer_group_metadata() if name == WITH_OFFSETS else None
-            while not self._stopping.wait(3 / RATE):
+        while not self._stopping.wait(len(_PLAIN_PRODUCERS) / RATE):
+            try:
+                if producer is None:
+                    producer = Producer({"bootstrap.servers": self.servers, "transactional.id": name})
+                    producer.init_transactions(60)
+                producer.begin_transaction()
+                for number in range(PARTITIONS):
+                    producer.produce("plain", name.encode(), partition=number)
+                producer.commit_transaction(60)
+            except KafkaException:
                 try:
-                    if producer is None:
-                        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": name})
-                        producer.init_transactions(60)
-                    producer.begin_transaction()
-                    for number in range(PARTITIONS):
-                        producer.produce("plain", name.encode(), partition=number)
-                    if group is not None:
-                        producer.send_offsets_to_transaction([TopicPartition("fed", 0, 0)], group, 60)
-                    producer.commit_transaction(60)
+                    if producer is not None:
+                        producer.abort_transaction(60)
                 except KafkaException:
-                    try:
-                        if producer is not None:
-                            producer.abort_transaction(60)
-                    except KafkaException:
-                        producer = None
+                    producer = None
 
     def _store_by_spark(self) -> None:
         from pyspark.sql import functions
@@ -353,4 +346,4 @@ def seconds_of_tx_ls(servers: str) -> tuple[float, float]:
     return time.monotonic() - begun, loaded_s
 
 
-__all__ = ["PLAIN", "WITH_OFFSETS", "AtWork", "cpu_s", "messages", "seconds_of_tx_ls", "set_all"]
+__all__ = ["PLAIN", "AtWork", "cpu_s", "messages", "seconds_of_tx_ls", "set_all"]
