@@ -6,6 +6,7 @@ they are written down: a task that publishes and is tried again publishes the sa
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -201,7 +202,7 @@ def conclude(batch: Batch, outcomes: Iterable[Outcome]) -> list[bytes]:
     return reports
 
 
-class PublishingSink:
+class PublishingSink(ABC):
     """What sinks that publish to Kafka share: their ledger is a topic."""
 
     __slots__ = ()
@@ -211,13 +212,13 @@ class PublishingSink:
     ledger_topic: str
     parallelism: int
 
+    @abstractmethod
     def check(self, schema: StructType) -> None:
         """Check that frames of this schema can be published; make the ledger's topic."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _target(self) -> Target | None:
         """Return where it publishes; None where it publishes nothing, and has no ledger."""
-        raise NotImplementedError
 
     @property
     def has_ledger(self) -> bool:
