@@ -21,7 +21,7 @@ _locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 def _close_in_child() -> None:
     for lock in _locks:
-        lock.release()
+        lock.close()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
@@ -53,7 +53,13 @@ class FolderLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Let the next one in; in a forked child, let the parent alone have it."""
+        """Let the next one in, also while a child that was forked a moment ago has not closed it yet."""
+        if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self.close()
+
+    def close(self) -> None:
+        """Forget it, in a forked child: its parent alone has it then."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
