@@ -57,12 +57,12 @@ def test_a_handler_that_is_stuck_is_named_with_its_stack_and_what_it_holds(caplo
         stuck.waits_for_what_never_comes()
 
     with running(function, stuck, (b"secret-value",) * 2) as consumer:
-        wait_until(lambda: consumer.statistics().stalls >= 3)
+        wait_until(lambda: consumer.statistics().stalls >= 3 and "in waits_for_what_never_comes" in caplog.text)
 
     said = [record.getMessage() for record in caplog.records if "has been in" in record.getMessage()]
     assert "t[0]@0 has been in" in said[0]
     assert "the watermark of t[0] is 0, held by this message" in said[0]
-    assert "in waits_for_what_never_comes" in said[0]
+    assert "in waits_for_what_never_comes" in said[-1]
     assert "penstock-worker-" in said[0]
     # Again only when the time has doubled, and never with what the message holds.
     ages = [float(text.split(" for ")[1].split(" s on")[0]) for text in said]
@@ -78,10 +78,10 @@ def test_a_handler_that_waits_on_the_loop_shows_where_it_waits(caplog: pytest.Lo
         await stuck.waits_on_the_loop()
 
     with running(function, stuck, (b"x",)) as consumer:
-        wait_until(lambda: consumer.statistics().stalls)
+        # The clock goes on by itself: the first report may come before the handler has reached where it waits.
+        wait_until(lambda: "in waits_on_the_loop" in caplog.text)
         (said,) = consumer.explain()
 
-    assert "in waits_on_the_loop" in caplog.text
     assert "in function" in caplog.text
     assert (said.state, said.key) == ("in handler", b"secret-key")
     assert (said.worker or "").startswith("penstock-task-")
@@ -114,14 +114,13 @@ def test_what_is_asked_before_the_handler_and_never_answers_is_named_like_a_hand
         return True
 
     with running(lambda _: None, stuck, (b"passes", b"hangs"), batch=batch, **{option: asked}) as consumer:
-        wait_until(lambda: consumer.statistics().stalls)
+        wait_until(lambda: "in waits_for_what_never_comes" in caplog.text)
         (said,) = consumer.explain()
 
     # Of a batch nothing is done before it was handed over.
     assert said.blocking_offset == (1 if batch == 1 else 0)
     assert said.state == "in handler" or batch > 1
     assert "t[0]@1 has been in" in caplog.text
-    assert "in waits_for_what_never_comes" in caplog.text
 
 
 def test_every_state_of_the_message_that_holds_the_watermark_is_told() -> None:
