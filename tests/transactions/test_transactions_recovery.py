@@ -138,7 +138,7 @@ def test_only_ids_of_coordinators_of_the_store_are_read_from_a_claim(bench: Benc
     assert len(decode_claim(bench.topics, " ".join(ids * 50))) < 10
 
 
-def test_ending_what_was_left_open_under_its_owners_name_shuts_it_out(bench: Bench) -> None:
+def test_ending_what_was_left_open_under_its_owners_name_shuts_it_out_once(bench: Bench) -> None:
     own, other = transactional_names(bench.topics, "own").all, transactional_names(bench.topics, "other").all
     left = Producer({"bootstrap.servers": bench.servers, "transactional.id": other[0]})
     left.init_transactions(60)
@@ -146,14 +146,22 @@ def test_ending_what_was_left_open_under_its_owners_name_shuts_it_out(bench: Ben
     left.produce(bench.topic, b"left open")
     left.flush(30)
 
-    ended = Fence(bench.servers, {}, bench.topics, lambda: own, LeftBehind("a test")).end(
-        [encode_claim(own), encode_claim(other), None]
-    )
+    fence, ended = Fence(bench.servers, {}, bench.topics, lambda: own, LeftBehind("a test")), set[str]()
+    fence.end([encode_claim(own), encode_claim(other), None], ended)
 
-    assert ended == len(other)
+    assert ended == set(other)
     assert bench.visible() == []
     with pytest.raises(Exception, match=r"FENCED|EPOCH"):
         left.commit_transaction(30)
+
+    # Its owner is alive, and goes on: it is not shut out by who still waits.
+    alive = Producer({"bootstrap.servers": bench.servers, "transactional.id": other[0]})
+    alive.init_transactions(60)
+    fence.end([encode_claim(other)], ended)
+    alive.begin_transaction()
+    alive.produce(bench.topic, b"goes on")
+    alive.commit_transaction(30)
+    assert bench.visible() == [(None, b"goes on")]
 
 
 def test_what_a_dead_coordinator_left_open_in_the_done_log_alone_is_ended_by_who_takes_over(bench: Bench) -> None:

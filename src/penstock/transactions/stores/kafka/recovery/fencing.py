@@ -102,12 +102,16 @@ class Fence:
         self._own = own
         self._left = left
 
-    def end(self, claims: Iterable[str | None]) -> int:
-        """End the Kafka transactions of the coordinators that claimed partitions; return how many were shut out."""
-        ids = {name for claim in claims for name in decode_claim(self._topics, claim)} - set(self._own())
+    def end(self, claims: Iterable[str | None], ended: set[str]) -> None:
+        """End the Kafka transactions of the coordinators that claimed partitions, and add their ids to `ended`.
+
+        Those in it are left alone: one that is alive after all opens new transactions, but none that the group lets
+        through. To shut it out again and again would hold up what it does for the partitions that it still has.
+        """
+        ids = {name for claim in claims for name in decode_claim(self._topics, claim)} - set(self._own()) - ended
         threads = [(name, Disposable("penstock-fence", self._left)) for name in sorted(ids)]
         calls = [(name, thread, thread.start(f"fencing {name}", partial(self._end, name))) for name, thread in threads]
-        deadline, ended = time.monotonic() + _INIT_TIMEOUT_S + _CLOSE_S, 0
+        deadline = time.monotonic() + _INIT_TIMEOUT_S + _CLOSE_S
         for name, thread, call in calls:
             if not call.done(max(0.01, deadline - time.monotonic())):
                 _log.warning("the Kafka transaction of %s cannot be ended: no answer; its time limit will", name)
@@ -117,11 +121,10 @@ class Fence:
             thread.close()
             error = call.result()
             if error is None:
-                ended += 1
+                ended.add(name)
                 _log.info("the Kafka transaction that %s left open was ended", name)
             else:
                 _log.warning("the Kafka transaction of %s cannot be ended: %s; its time limit will", name, error)
-        return ended
 
     def _end(self, name: str) -> str | None:
         """Initialise a producer of a name; return why that failed, or None."""

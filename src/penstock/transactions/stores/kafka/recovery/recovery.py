@@ -93,8 +93,9 @@ class RecoveryReader:
         wanted = list(partitions)
         step("asking for topic ids")
         ids = topic_ids(self._admin, self._topics)
-        committed = self._committed(wanted, step)
-        done = self.done(wanted, {}, step, ends_predecessors=True)
+        ended: set[str] = set()
+        committed = self._committed(wanted, step, ended)
+        done = self.done(wanted, {}, step, ended=ended)
         recovered = {}
         for p in wanted:
             found = {log: committed[name, p] for log, name in self._names.items()}
@@ -115,8 +116,8 @@ class RecoveryReader:
         if answer.error is not None:
             raise KafkaException(answer.error)
 
-    def _committed(self, partitions: list[int], step: Step) -> dict[tuple[str, int], Committed]:
-        """Return how far each log was read, and where it begins and ends."""
+    def _committed(self, partitions: list[int], step: Step, ended: set[str]) -> dict[tuple[str, int], Committed]:
+        """Return how far each log was read, and where it begins and ends; `ended` as in `Fence.end`."""
         # What is tried apart moves no position but one of `discarded`, which tells that it is under way: it may have
         # been let through before the group changed hands, and write to the done log still.
         topics = [*self._names.values(), self._topics.discarded]
@@ -138,7 +139,7 @@ class RecoveryReader:
                 if len(found) < len(places) and time.monotonic() >= wait_until:
                     wait_until = time.monotonic() + _UNDISTURBED_S
                     held = {place.partition for place in places if (place.topic, place.partition) not in found}
-                    self._end_predecessors(held)
+                    self._end_predecessors(held, ended)
                     if time.monotonic() - begun >= _HELD_S:
                         self._report_held(held)
             return found
@@ -155,14 +156,14 @@ class RecoveryReader:
             sorted(partitions),
         )
 
-    def _end_predecessors(self, partitions: Iterable[int]) -> None:
+    def _end_predecessors(self, partitions: Iterable[int], ended: set[str]) -> None:
         """End the transactions that hold back positions or the done log."""
         try:
             # The names stand beside half positions; a transaction holds back those of its half and its op alike.
             halves = [TopicPartition(self._topics.half, number) for number in partitions]
             with self._reader(isolation="read_uncommitted") as reader:
                 claims = [answer.metadata for answer in reader.consumer.committed(halves, _ANSWER_S)]
-            self._fence.end(claims)
+            self._fence.end(claims, ended)
         except KafkaException as error:
             _log.info("it is not known who holds back positions of %s: %s", self._topics.coordinators, reason(error))
 
@@ -196,12 +197,12 @@ class RecoveryReader:
         starts: Mapping[int, int],
         step: Step = lambda _doing: None,
         *,
-        ends_predecessors: bool = False,
+        ended: set[str] | None = None,
     ) -> dict[int, DoneRead]:
         """Read done logs to their ends, each from its start or its beginning, waiting for open transactions to end.
 
-        With `ends_predecessors`, transactions of former owners are ended that are waited for too long. Who was an owner
-        before, and may not know that another one is, must not do so. `step` and errors are those of `recover`.
+        With `ended`, as in `Fence.end`, transactions of former owners are ended that are waited for too long. Who was
+        an owner before, and may not know that another one is, must not do so. `step` and errors as in `recover`.
         """
         log = self._topics.done
         step(f"asking where {log} ends")
@@ -218,9 +219,9 @@ class RecoveryReader:
             nonlocal ended_at
             self._check_stopping()
             step(f"reading {log}, in which a Kafka transaction may be open")
-            if ends_predecessors and min(idle_s, time.monotonic() - ended_at) >= _UNDISTURBED_S:
+            if ended is not None and min(idle_s, time.monotonic() - ended_at) >= _UNDISTURBED_S:
                 # One died between the records of its transaction and their positions, which hold nobody back.
-                self._end_predecessors(partition for _, partition in behind)
+                self._end_predecessors((partition for _, partition in behind), ended)
                 ended_at = time.monotonic()
 
         ends = {(log, p): end for p, (_, end) in bounds.items()}
