@@ -20,6 +20,7 @@ from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.errors import MessageFormatError
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.operator.description import NO_PRODUCER
+from penstock.transactions.operator.inspection import Patience
 from penstock.transactions.stores.kafka.coordinator.status import Status, StatusLog, decode_status, encode_status
 from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
 from penstock.transactions.stores.kafka.obstacles import obstacles, status_lines
@@ -249,7 +250,7 @@ def test_what_stands_behind_an_open_transaction_is_waited_for_and_then_left_out(
     writer.produce(bench.topics.done, b"of nobody", partition=0)
     assert writer.flush(30) == 0
 
-    found = KafkaInspection(bench.servers, {}, bench.topics, wait_s=1.0).pending()
+    found = KafkaInspection(bench.servers, {}, bench.topics, Patience(1.0)).pending()
 
     assert [pending.transaction_id for pending in found] == [sent.transaction_id]
     writer.abort_transaction(30)

@@ -33,7 +33,7 @@ _LOOK_S = 0.01
 #: whose broker is gone may never close (librdkafka 2.16 keeps waiting for a thread of its own; seen in every third run
 #: of a program that stopped its broker on a busy machine), and nothing of it is lost with the process.
 _LAST_LOOKS = 10
-LAST_S = 2.0
+LAST_S = 1.0
 
 #: Adds a reference that nobody takes back, so that the destructor is never called.
 _keep_for_ever = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))

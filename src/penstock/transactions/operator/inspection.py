@@ -56,6 +56,30 @@ class Discarded:
     resumed_by: str = ""
 
 
+class Patience:
+    """The seconds that are left for questions that brokers do not answer at once, all together. Used by one thread."""
+
+    def __init__(self, wait_s: float) -> None:
+        self.left_s = wait_s
+        self._since: float | None = None
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that the next question may take, or the rest of the one that is asked."""
+        waited_s = 0.0 if self._since is None else time.monotonic() - self._since
+        return max(_LEAST_S, self.left_s - waited_s)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Take what the block waits from what is left."""
+        self._since = begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._since = None
+            self.left_s = max(0.0, self.left_s - (time.monotonic() - begun))
+
+
 class Inspection:
     """Asks and reads about a store whose topics have their real counts. Used by one thread.
 
@@ -66,15 +90,14 @@ class Inspection:
     """
 
     def __init__(
-        self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, wait_s: float = WAIT_S
+        self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, patience: Patience | None = None
     ) -> None:
         self._bootstrap_servers = bootstrap_servers
         self._topics = topics
         self._principal = principal_of(config)
         self._reader = partial(PartitionReader, bootstrap_servers, config, topics.coordinators)
         self._admin = clients.admin(bootstrap_servers, config)
-        # The seconds that are left to wait.
-        self._left_s = wait_s
+        self._patience = patience or Patience(WAIT_S)
         # The clients that are kept, by isolation; None: each question makes its own.
         self._kept: dict[str, PartitionReader] | None = None
 
@@ -88,7 +111,8 @@ class Inspection:
         kept, self._kept = self._kept or {}, None
         for reader in kept.values() if kind is None else ():
             # Where a broker is away, closing waits for it as well: such clients end on threads of their own.
-            reader.close(_CLOSE_S)
+            with self._patience.waiting():
+                reader.close(min(_CLOSE_S, self._patience.limit_s))
 
     def discarded(self) -> list[Discarded]:
         """Return what lies in the discarded topic, oldest first."""
@@ -104,7 +128,7 @@ class Inspection:
         """Return how many partitions a topic has; 0 where there is none."""
 
         def count() -> int:
-            found = self._admin.list_topics(topic, timeout=self._limit_s).topics[topic]
+            found = self._admin.list_topics(topic, timeout=self._patience.limit_s).topics[topic]
             if found.error is not None and is_missing_right(found.error):
                 raise KafkaException(found.error)
             return len(found.partitions)
@@ -115,8 +139,8 @@ class Inspection:
         self, logs: Mapping[str, str], places: list[Place]
     ) -> tuple[dict[str, str], dict[Place, tuple[int, int]]]:
         """Return the topic ids of logs, and the bounds of partitions."""
-        asked = AskedTopicIds(self._admin, logs.values(), self._limit_s)
-        bounds = log_bounds(self._admin, places, self._limit_s)
+        asked = AskedTopicIds(self._admin, logs.values(), self._patience.limit_s)
+        bounds = log_bounds(self._admin, places, self._patience.limit_s)
         ids = asked.wait().ids
         return {log: ids[topic] for log, topic in logs.items() if topic in ids}, bounds
 
@@ -127,7 +151,7 @@ class Inspection:
         """
         with self._client("read_uncommitted") as reader:
             try:
-                found = reader.consumer.committed(places, self._limit_s)
+                found = reader.consumer.committed(places, self._patience.limit_s)
             except KafkaException:
                 if is_group_forbidden(reader.consumer):
                     raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)) from None
@@ -158,29 +182,22 @@ class Inspection:
         if kind in {ErrorKind.MISSING_RIGHT, ErrorKind.GROUP}:
             raise self._lacking(error, place[0])
 
-    @property
-    def _limit_s(self) -> float:
-        """Seconds that one question may take."""
-        return max(_LEAST_S, self._left_s)
-
     def _bounds(self, topic: str, numbers: Iterable[int]) -> dict[Place, tuple[int, int]]:
         places = [(topic, number) for number in numbers]
-        return self.ask(lambda: log_bounds(self._admin, places, self._limit_s), topic) if places else {}
+        return self.ask(lambda: log_bounds(self._admin, places, self._patience.limit_s), topic) if places else {}
 
     def ask(self, question: Callable[[], T], *topics: str) -> T:
         """Ask brokers, and again where they are not ready: a topic that is new has no leader for a moment.
 
         Where it is about no topics, it is about the three logs.
         """
-        begun = time.monotonic()
-        try:
-            return asked_until_ready(question, self._left_s)
-        except KafkaException as error:
-            if is_missing_right(error):
-                raise self._lacking(error.args[0], *topics) from error
-            raise self._gone(error) from error
-        finally:
-            self._left_s = max(0.0, self._left_s - (time.monotonic() - begun))
+        with self._patience.waiting():
+            try:
+                return asked_until_ready(question, self._patience.left_s)
+            except KafkaException as error:
+                if is_missing_right(error):
+                    raise self._lacking(error.args[0], *topics) from error
+                raise self._gone(error) from error
 
     def read(self, topic: str, starts: Mapping[int, int]) -> Iterator[Message]:
         """Yield the committed records of partitions, each from its start to the end it has now; as `read_places`."""
@@ -199,10 +216,10 @@ class Inspection:
             return
         with self._client("read_committed") as reader:
             try:
-                for records in reader.read(begins, ends, limit_s=_READ_S, silence_s=self._limit_s):
+                for records in reader.read(begins, ends, limit_s=_READ_S, silence_s=self._patience.limit_s):
                     yield from records
             except NotReadInTimeError as error:
-                self._left_s = 0.0
+                self._patience.left_s = 0.0
                 if reader.behind <= reader.exhausted:
                     return
                 raise BrokerConnectionError(

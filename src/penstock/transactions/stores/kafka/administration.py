@@ -22,7 +22,7 @@ from penstock.options import ClientConfig
 from penstock.transactions.model import PendingTransaction
 from penstock.transactions.operator.audit import VERBS, Act, Audited, AuditLog
 from penstock.transactions.operator.effects import Decided, Effect
-from penstock.transactions.operator.inspection import WAIT_S, Discarded
+from penstock.transactions.operator.inspection import WAIT_S, Discarded, Patience
 from penstock.transactions.operator.resuming import Resuming, marked
 from penstock.transactions.stores.kafka.inspection import Found, KafkaInspection
 from penstock.transactions.stores.kafka.obstacles import status_lines
@@ -57,11 +57,12 @@ class KafkaAdministration:
         self._principal = principal_of(given)
         self._admin = clients.admin(bootstrap_servers, given)
         self._bootstrap_servers = bootstrap_servers
-        self._wait_s = wait_s
-        counts = partition_counts(self._admin, bootstrap_servers, self._wait_s)
+        self._patience = Patience(wait_s)
         topics = StoreTopics(prefix)
-        unseen = [log for log in (topics.half, topics.op, topics.done) if log not in counts]
-        hidden = hidden_topics(self._admin, unseen, self._wait_s)
+        with self._patience.waiting():
+            counts = partition_counts(self._admin, bootstrap_servers, self._patience.limit_s)
+            unseen = [log for log in (topics.half, topics.op, topics.done) if log not in counts]
+            hidden = hidden_topics(self._admin, unseen, self._patience.limit_s)
         if hidden:
             rights = [topic_right(Operation.READ, name) for name in hidden]
             raise MissingRightError(f"the store {prefix} cannot be read, if it is there", rights, self._principal)
@@ -72,7 +73,7 @@ class KafkaAdministration:
             )
         self._counts = counts
         self._topics = StoreTopics(prefix, counts[topics.half])
-        self._inspection = KafkaInspection(bootstrap_servers, given, self._topics, wait_s)
+        self._inspection = KafkaInspection(bootstrap_servers, given, self._topics, self._patience)
         # A half that is resumed has a header more than before.
         settings, name = {**ANY_SIZE, **given}, f"operator-{prefix}"
         self._sends = LateProducer(lambda: AckedProducer(bootstrap_servers, settings, _SEND_S, name))
@@ -243,6 +244,7 @@ class KafkaAdministration:
         missing = {half.topic for it in found for half in it.pending.halves} - self._counts.keys()
         if not missing:
             return missing
-        missing -= partition_counts(self._admin, self._bootstrap_servers, self._wait_s).keys()
-        # What this client may not see may be there.
-        return missing.difference(hidden_topics(self._admin, missing, self._wait_s))
+        with self._patience.waiting():
+            missing -= partition_counts(self._admin, self._bootstrap_servers, self._patience.limit_s).keys()
+            # What this client may not see may be there.
+            return missing.difference(hidden_topics(self._admin, missing, self._patience.limit_s))

@@ -24,7 +24,7 @@ from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.recovered_state import without_payloads
 from penstock.transactions.core.state import PartitionState
 from penstock.transactions.model import PendingTransaction
-from penstock.transactions.operator.inspection import WAIT_S, Inspection
+from penstock.transactions.operator.inspection import Inspection, Patience
 from penstock.transactions.stores.kafka.coordinator.status import STALE_S, Status, decode_status
 from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP, Fate, starts_of
 from penstock.transactions.stores.kafka.obstacles import Obstacle, described_pending, obstacles
@@ -113,9 +113,9 @@ class KafkaInspection(Inspection):
     """Says what lies in a store in Kafka. Used by one thread; raises as `Inspection`."""
 
     def __init__(
-        self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, wait_s: float = WAIT_S
+        self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, patience: Patience | None = None
     ) -> None:
-        super().__init__(bootstrap_servers, config, topics, wait_s)
+        super().__init__(bootstrap_servers, config, topics, patience)
         #: What `seen_statuses` read last; None: nothing was, or may be.
         self.last_statuses: list[Status] | None = None
 

@@ -14,6 +14,7 @@ from penstock.clients.bounded_calls import CLOSE_S
 from penstock.clients.rights import Operation, principal_of
 from penstock.errors import PenstockError, StoppedError, TransactionError
 from penstock.options import ClientConfig
+from penstock.transactions.operator.inspection import Patience
 from penstock.transactions.store import DecidedCallback, Prepared, PreparedCallback, SettledCallback
 from penstock.transactions.stores.kafka.cancelling import cancel
 from penstock.transactions.stores.kafka.check_source import KafkaCheckSource
@@ -102,7 +103,7 @@ class KafkaStore:
         correct_settings(self._admin, self._bootstrap_servers, self._topics, refuses=False, principal=principal)
         self._ops = OpBatches(self._sends, self._topics.op, self._pace)
         self._halves = HalfSends(self._sends, self._topics, self._ops)
-        inspection = KafkaInspection(self._bootstrap_servers, self._config, self._topics, _OBSERVED_S)
+        inspection = KafkaInspection(self._bootstrap_servers, self._config, self._topics, Patience(_OBSERVED_S))
         read = observer_of(self._bootstrap_servers, self._config, inspection, self._topics)
         self._why = PublicationDiagnosis(read, self._prefix)
         self._sends.after_reports = self._ops.after_reports
