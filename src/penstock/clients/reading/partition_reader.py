@@ -177,7 +177,7 @@ class PartitionReader:
             while behind:
                 now = time.monotonic()
                 if now > deadline or now - self.heard_at > silence_s:
-                    raise NotReadInTimeError(self._text_of_late(limit_s if now > deadline else silence_s))
+                    raise self.late(limit_s if now > deadline else silence_s)
                 step(behind, now - self.heard_at)
                 records = [
                     message
@@ -203,7 +203,7 @@ class PartitionReader:
                 return record if record.offset() == offset else None
             if self.exhausted:
                 return None
-        raise NotReadInTimeError(self._text_of_late(limit_s))
+        raise self.late(limit_s)
 
     def note_answer(self) -> None:
         """Note that brokers answer; who asks them something beside reading may note it, too."""
@@ -235,11 +235,12 @@ class PartitionReader:
         self._failed(kind, error, place)
         return kind is not ErrorKind.GROUP
 
-    def _text_of_late(self, seconds: float) -> str:
+    def late(self, seconds: float) -> NotReadInTimeError:
+        """Return the error of a reader that has come only so far within so many seconds."""
         places = sorted(self.behind)
         read = ", ".join(f"{place[0]}[{place[1]}] to {self.positions[place]} of {self.ends[place]}" for place in places)
         why = "" if self.trouble is None else f" ({self.trouble})"
-        return f"reading came only so far within {seconds:g} s: {read}{why}"
+        return NotReadInTimeError(f"reading came only so far within {seconds:.3g} s: {read}{why}")
 
 
 def take(consumer: Consumer, timeout_s: float, most: int) -> list[Message]:

@@ -62,6 +62,7 @@ class Patience:
     def __init__(self, wait_s: float) -> None:
         self.left_s = wait_s
         self._since: float | None = None
+        self._idle_s = 0.0
 
     @property
     def limit_s(self) -> float:
@@ -78,6 +79,12 @@ class Patience:
         finally:
             self._since = None
             self.left_s = max(0.0, self.left_s - (time.monotonic() - begun))
+
+    def is_out_after(self, idle_s: float) -> bool:
+        """Take from what is left what a reader's silence has grown by; tell whether it has lasted for too long."""
+        self.left_s = max(0.0, self.left_s - max(0.0, idle_s - self._idle_s))
+        self._idle_s = idle_s
+        return not self.left_s and idle_s > _LEAST_S
 
 
 class Inspection:
@@ -215,11 +222,15 @@ class Inspection:
         if all(begins[place] >= end for place, end in ends.items()):
             return
         with self._client("read_committed") as reader:
+
+            def step(_behind: set[Place], idle_s: float) -> None:
+                if self._patience.is_out_after(idle_s):
+                    raise reader.late(idle_s)
+
             try:
-                for records in reader.read(begins, ends, limit_s=_READ_S, silence_s=self._patience.limit_s):
+                for records in reader.read(begins, ends, limit_s=_READ_S, step=step):
                     yield from records
             except NotReadInTimeError as error:
-                self._patience.left_s = 0.0
                 if reader.behind <= reader.exhausted:
                     return
                 raise BrokerConnectionError(
