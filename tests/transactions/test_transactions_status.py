@@ -17,7 +17,7 @@ from transaction_tools import Bench
 
 from commands import commands
 from penstock.clients.transactional.missing_rights import MissingRights
-from penstock.errors import MessageFormatError
+from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.operator.description import NO_PRODUCER
 from penstock.transactions.operator.inspection import Patience
@@ -273,3 +273,20 @@ def test_tx_ls_names_the_target_that_takes_nothing_and_the_brokers_reason(
     assert f"topic {bench.topic} to take it: {why}" in rows[refused]
     assert f"{refused}, before it in its key and target" in rows[behind]
     assert "topic sick takes nothing now, as coordinator c1 tells: no right" in listed.out
+
+
+def test_tx_ls_lists_what_is_pending_though_a_broker_with_the_coordinators_status_is_away(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pending = bench.producer().send(bench.topic, value=b"1").transaction_id
+
+    def away(_inspection: KafkaInspection) -> list[Status]:
+        raise BrokerConnectionError("its leader is away")
+
+    monkeypatch.setattr(KafkaInspection, "statuses", away)
+    listed = commands(monkeypatch, capsys)(
+        "tx", "ls", "--bootstrap-servers", bench.servers, "--prefix", bench.topics.prefix
+    )
+
+    assert pending in listed.out
+    assert "the status of the coordinators is not seen: its leader is away" in listed.out

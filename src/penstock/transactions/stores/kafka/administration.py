@@ -119,11 +119,11 @@ class KafkaAdministration:
 
     def coordinator_notices(self) -> list[str]:
         """Return what the status of the coordinators shows to be wrong, a line for each."""
-        try:
-            read = self._inspection.last_statuses
-            return status_lines(self._inspection.statuses() if read is None else read, time.time() * 1000)
-        except MissingRightError as error:
-            return [f"the status of the coordinators is not seen: {error}"]
+        read = self._inspection.last_statuses
+        statuses = self._inspection.seen_statuses() if read is None else read
+        if self._inspection.unseen:
+            return [f"the status of the coordinators is not seen: {self._inspection.unseen}"]
+        return status_lines(statuses, time.time() * 1000)
 
     def acts(self, transaction_id: str | None = None) -> list[Audited]:
         """Return what operators did, oldest first; to one transaction, or to all."""

@@ -18,7 +18,7 @@ from confluent_kafka import Message, TopicPartition
 from penstock.clients.asking import ask_again
 from penstock.clients.reading import Place
 from penstock.clients.rights import MissingRightError
-from penstock.errors import MessageFormatError
+from penstock.errors import BrokerConnectionError, MessageFormatError
 from penstock.options import ClientConfig
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.core.recovered_state import without_payloads
@@ -116,8 +116,9 @@ class KafkaInspection(Inspection):
         self, bootstrap_servers: str, config: ClientConfig, topics: StoreTopics, patience: Patience | None = None
     ) -> None:
         super().__init__(bootstrap_servers, config, topics, patience)
-        #: What `seen_statuses` read last; None: nothing was, or may be.
+        #: What `seen_statuses` read last; None: nothing yet. And why it saw nothing.
         self.last_statuses: list[Status] | None = None
+        self.unseen = ""
 
     def pending(self, kept: str | None = None) -> list[Found]:
         """Return what is not settled, oldest first; with its payloads only the transaction `kept`."""
@@ -131,11 +132,12 @@ class KafkaInspection(Inspection):
         return next((found for found in self.pending(transaction_id) if found.transaction_id == transaction_id), None)
 
     def seen_statuses(self) -> list[Status]:
-        """Return what `statuses` does, or nothing where it may not be read."""
+        """Return what `statuses` does, or nothing where it may not be read, or a broker of its topic is away."""
+        self.last_statuses, self.unseen = [], ""
         try:
             self.last_statuses = self.statuses()
-        except MissingRightError:
-            return []
+        except (MissingRightError, BrokerConnectionError) as error:
+            self.unseen = str(error)
         return self.last_statuses
 
     def statuses(self) -> list[Status]:
