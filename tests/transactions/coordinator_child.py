@@ -61,7 +61,7 @@ def main() -> None:
     # How long it was frozen says nothing: a session may end three seconds later, or six.
     signal.signal(signal.SIGCONT, lambda *_: THAWED.set())
     named = instance[0] if instance else None
-    with Coordinator(bootstrap_servers=servers, prefix=prefix, instance=named) as coordinator:
+    with Coordinator(bootstrap_servers=servers, prefix=prefix, instance=named, session_timeout=6.0) as coordinator:
         print("started", flush=True)  # noqa: T201 - the test reads it
         # Not for ever: a signal that another thread was given is heard when this one looks up.
         while not coordinator.wait(0.1):

@@ -56,7 +56,7 @@ class Bench:
 
     def coordinator(self, **more: Any) -> Coordinator:
         place: dict[str, Any] = {"bootstrap_servers": self.servers, "prefix": self.topics.prefix}
-        times = {"transaction_timeout": TIMEOUT_S, "check_interval": INTERVAL_S}
+        times = {"transaction_timeout": TIMEOUT_S, "check_interval": INTERVAL_S, "session_timeout": 6.0}
         made = Coordinator(**{**place, **times, **more}).start()
         self._open.callback(made.stop)
         return made

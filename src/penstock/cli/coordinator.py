@@ -60,7 +60,7 @@ def coordinator(  # noqa: PLR0917 - typer reads options from parameters; nobody 
     session_timeout: Annotated[
         float,
         typer.Option(help="Seconds after which one that fell silent loses its partitions; a broker's least is 6."),
-    ] = 6.0,
+    ] = 10.0,
     report: Annotated[
         bool,
         typer.Option("--report", help="Report how it does to the topic of reports, as PREFIX.coordinator."),

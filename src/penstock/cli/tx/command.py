@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.transactions.wire.ops import Verdict
 
 #: Seconds that a list waits for a broker that is away: an operator soon hears of it.
-_LIST_WAIT_S = 2.5
+_LIST_WAIT_S = 2.0
 _ROW_LIMIT = 50
 
 TransactionId = Annotated[str, typer.Argument(metavar="ID", help="Id of the transaction.")]

@@ -73,7 +73,8 @@ class Coordinator:
             without waiting for its session to end, and what it left open ends when it starts. Without it, another
             coordinator takes over within the session timeout; and so it does where it does not come back.
         session_timeout: seconds after which a coordinator that fell silent loses its partitions, or its shards of a
-            database, to the others. The broker bounds it (`group.min.session.timeout.ms`, 6 s).
+            database, to the others. More than a broker's own session (`broker.session.timeout.ms`, 9 s): as long as a
+            broker that died counts as in sync, the others answer no heartbeat. The broker's least is 6 s.
         telemetry: metrics `penstock.transactions.*`, by OpenTelemetry; None (default) for none, at no cost.
         commands: whether it settles and resumes transactions of its store as it is told in the topic
             `penstock.commands`, as by the dashboard: who may write there commands it; or which topic, and with which
@@ -100,7 +101,7 @@ class Coordinator:
         partitions: int = DEFAULT_PARTITIONS,
         target_latency: float = _TARGET_LATENCY_S,
         instance: str | None = None,
-        session_timeout: float = 6.0,
+        session_timeout: float = 10.0,
         telemetry: Telemetry | None = None,
         commands: bool | CommandSettings = False,
         config: ClientConfig | None = None,

@@ -30,7 +30,7 @@ class CoordinatorOptions:
     discard: DiscardPolicy = "topic"
     check_timeout: float = 30.0
     publish_timeout: float = MOST_S
-    session_timeout: float = 6.0
+    session_timeout: float = 10.0
     telemetry: Telemetry | None = None
 
     def __post_init__(self) -> None:
