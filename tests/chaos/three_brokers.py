@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
-from chaos.fleet import CLASSIC, KIP848, Fleet, messages
+from chaos.fleet import KIP848, Fleet, messages
 from chaos.publishing import Publishers, faults_of_exactly_once
 from chaos.transfer import Killed, Transfer, faults
 from kafka_tools import ANSWER_S
@@ -96,7 +96,7 @@ class AtWork:
             for protocol in ("classic", "consumer")
             if protocol == "classic" or KAFKA_VERSION >= "4"
         }
-        self.publishers = Publishers(cluster, folder, exactly_once=True)
+        self.publishers = Publishers(cluster, folder, exactly_once=True, config={})
         self._open.callback(self.publishers.close)
         url = f"sqlite:///{folder / 'store.db'}"
         self.coordinators = [
@@ -131,7 +131,7 @@ class AtWork:
             self._open.callback(one.kill)
         for protocol, fleet in self.fleets.items():
             for _ in range(self._each):
-                fleet.start(config=KIP848 if protocol == "consumer" else CLASSIC)
+                fleet.start(config=KIP848 if protocol == "consumer" else {})
             # What one of them is fed is for both.
             fleet.produced = self.fleets["classic"].produced
         for _ in range(self._each):
@@ -243,8 +243,9 @@ class AtWork:
                         self.progress.note(value.decode() if topic == "plain" else topics[topic])
 
     def _consume_plainly(self) -> None:
-        settings = {"bootstrap.servers": self.servers, "group.id": "plain", "auto.offset.reset": "earliest", **CLASSIC}
-        with contextlib.closing(Consumer(settings)) as consumer:
+        settings = {"bootstrap.servers": self.servers, "group.id": "plain", "auto.offset.reset": "earliest"}
+        # As the members, which have the app's own settings.
+        with contextlib.closing(Consumer({**settings, "session.timeout.ms": 15_000})) as consumer:
             consumer.subscribe(["fed"])
             while not self._stopping.is_set():
                 for message in consumer.consume(100, 0.1):
