@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import options as check
@@ -35,6 +36,7 @@ from penstock.transactions.wire.topics import StoreTopics
 if TYPE_CHECKING:
     from penstock.spark_sink.sinks.handlers.sink import HandlerSink
     from penstock.telemetry import Telemetry
+    from penstock.transactions.inboxes import InboxDatabase
 
 
 class App(HandlerRegistry, SinkRegistry):
@@ -148,6 +150,7 @@ class App(HandlerRegistry, SinkRegistry):
         self._consumed: dict[str, Handler] = {}  # those that are not left to Spark
         self._patterns: dict[str, Handler] = {}
         self._sinks = []
+        self._inboxes: list[InboxDatabase] = []
 
     def handler_sink(
         self,
@@ -208,6 +211,33 @@ class App(HandlerRegistry, SinkRegistry):
         self._consumed = {topic: counts for topic, counts in self._consumed.items() if topic not in chosen}
         return sink
 
+    def inbox_database(
+        self,
+        connect: Callable[[], Any],
+        *,
+        keep: timedelta = timedelta(days=1),
+        table: str = "penstock_inbox",
+        schema: str | None = None,
+    ) -> None:
+        """Have the app trim the inbox that its handlers have in a database: see `penstock.inbox`.
+
+        Once a minute each process deletes the old records of its partitions' messages, below the committed offsets.
+
+        Args:
+            connect: opens a connection, of the kinds `inbox` takes, which the app closes; called on a thread of its
+                own.
+            keep: how long records stay in any case. It must be longer than a process can be cut off from its group in
+                the middle of a handler and come back: what it handles then counts as new where the record is gone.
+            table: the table's name.
+            schema: the schema it is in; the connection's own where it is None.
+
+        Raises:
+            ConfigurationError: an argument is wrong.
+        """
+        from penstock.transactions.inboxes import InboxDatabase
+
+        self._inboxes.append(InboxDatabase.of(connect, keep, table, schema))
+
     def start(self) -> RunningApp:
         """Start the handlers, the sinks, and the coordinator where asked for, and return at once.
 
@@ -232,6 +262,7 @@ class App(HandlerRegistry, SinkRegistry):
             self._new_sinks(),
             make_reporter=reporter_maker(self.report, sender, *reached),
             make_listener=listener_maker(self.commands, self.name, sender.member, *reached),
+            inboxes=self._inboxes,
         )
         running.start(self.name)
         return running
