@@ -104,7 +104,6 @@ class Engine:
             self.timers,
             DeadLetterLimits(settings.dead_letter_limit, self._handled),
             fail=self.fail,
-            exception_texts=settings.exception_texts,
         )
         self.results: Publisher = ResultPublisher(self._wake_lane_for)
         if settings.exactly_once:
@@ -143,8 +142,6 @@ class Engine:
         self.back_pressure = BackPressure(
             settings.max_in_flight,
             settings.max_in_flight_bytes,
-            settings.max_parked,
-            settings.max_parked_bytes,
             fetch_size=settings.fetch_size,
             is_paused_by_app=lambda handler: self.app_pauses.of(handler) is not None,
         )

@@ -46,11 +46,7 @@ def test_a_task_reports_what_became_of_its_rows_and_its_largest_lane() -> None:
 
     report = run_task(
         rows,
-        {
-            "orders": handler(
-                work, retry_policy=quickly(2), on_failure="drop", filter=lambda message: message.offset != 7
-            )
-        },
+        {"orders": handler(work, retry=quickly(2), on_failure="drop", filter=lambda message: message.offset != 7)},
     )
 
     assert (report.task, report.attempt, report.rows, report.heaviest_lane) == (2, 1, 8, 4)
@@ -154,7 +150,7 @@ def test_an_async_handler_that_fails_for_good_ends_what_is_under_way_and_what_su
 
     rows = [Row(b"a", 0), Row(b"b", 1)]
     with pytest.raises(SinkError, match=r"failed orders\[0\]@1"):
-        run_task(rows, {"orders": handler(work, retry_policy=ONCE)}, lifespans=(span,))
+        run_task(rows, {"orders": handler(work, retry=ONCE)}, lifespans=(span,))
 
     assert ended == [0, "lifespan"]
 
