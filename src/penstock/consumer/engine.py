@@ -238,6 +238,9 @@ class Engine:
         topics = TopicWatch(self.routes.topics, cluster.ask_topic_ids)
         self.commits.on_missing_right = rights.check_now
         producing = self.settings.producer_config()
+        if not self.settings.exactly_once:
+            # Dropped at once: a setting that the client refuses ends the start, and not the first result.
+            cluster.producer(producing)
         # Also where no handler writes there: somebody may give a message up.
         make = partial(LastingProducer, partial(cluster.producer, producing), self.clock)
         outlet: Outlet = ProducerOutlet(make, at_once=any(map(writes_outputs, self.all_handlers)))

@@ -67,12 +67,10 @@ class AskedRights:
     def wait(self) -> Rights:
         """Return what was answered, waiting for it until its time is over."""
         found, failed = self._asked.answers()
-        names = {
-            place: [operation.name for operation in told.authorized_operations or ()] for place, told in found.items()
-        }
+        allowed = {place: {each.name for each in topic.authorized_operations or ()} for place, topic in found.items()}
         # An answer without what every client may that gets one is none.
-        allowed = {place: each for place, each in names.items() if _ALWAYS in each}
-        allowed |= {place: [] for place, error in failed.items() if is_missing_right(error)}
+        allowed = {place: names for place, names in allowed.items() if _ALWAYS in names}
+        allowed |= {place: set() for place, error in failed.items() if is_missing_right(error)}
         held, missing, unknown = list[Right](), list[Right](), list[Right]()
         for right in self._needed:
             operations = allowed.get((right.resource, right.name))
