@@ -175,7 +175,7 @@ def test_the_origin_outlives_every_round_and_headers_do_not_pile_up() -> None:
 
     second = headers(record(*carried), "t", 2, 200.0, 2)
 
-    assert second == [*fields, (ROUND, "2"), (DUE, "200000"), (ORIGIN, "t/1/5"), (TRIES, "5")]
+    assert second == [*fields, (ROUND, "2"), (DUE, "200000"), (ORIGIN, "t/1/5/0"), (TRIES, "5")]
     assert own_headers(record(*carried)) == list(fields)
 
 

@@ -243,7 +243,7 @@ class ConsumerSettings:
         return {**_PRODUCER_DEFAULTS, **self.config, "enable.idempotence": True}
 
 
-ConsumerSettings.__init__ = refusing_removed(ConsumerSettings.__init__)  # type: ignore[method-assign] # a dataclass makes it
+ConsumerSettings.__init__ = refusing_removed(ConsumerSettings.__init__)  # type: ignore[assignment] # a dataclass makes it
 
 #: Of `message.max.bytes` the most that the client library lets a producer have: what could be read must not be refused
 #: for its size. A topic's own limit counts for what a batch is when it is compressed: a message that came compressed

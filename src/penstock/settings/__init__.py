@@ -2,8 +2,8 @@
 
 An option of `App` is what the code states; what it leaves out is what `penstock.toml` or `[tool.penstock]` of
 `pyproject.toml` says. A file that somebody names, a profile, `PENSTOCK_<OPTION>` and the command line go before the
-code. Commands take their connection from the same
-places. Types are checked here; what a value may be is checked by whoever takes it.
+code. Commands take their connection from the same places. Types are checked here; what a value may be is checked by
+whoever takes it.
 """
 
 from penstock.settings.effective import Effective, effective

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from handler_rows import ONCE, Row, batches_of, quickly, run_task
 
+from penstock import create_inbox_table, inbox
 from penstock.consumer import CallNext, WorkerResource, handler
 from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
 from penstock.errors import SinkError
-from penstock.message import Message
+from penstock.message import Message, handler_thread
 from penstock.spark_sink.sinks.handlers.rows import MOST_SENDERS, lane_numbers
 
 
@@ -199,3 +203,22 @@ def test_rows_without_a_place_or_a_handler_are_refused_with_a_sentence() -> None
         lane_numbers({"payments": ordering}, columns)
     with pytest.raises(SinkError, match="column offset of the frame for handlers is NULL in 1 rows"):
         lane_numbers({"orders": ordering}, {**columns, "offset": pa.array([1, None], pa.int64())})
+
+
+def test_the_inbox_knows_the_group_of_handlers_of_a_task(tmp_path: Path) -> None:
+    def record(message: Message) -> None:
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
+            assert inbox(connection, message)
+
+    async def on_loop(message: Message) -> None:
+        await asyncio.sleep(0)
+        record(message)
+
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        create_inbox_table(connection)
+        for topic, function in (("orders", record), ("refunds", on_loop)):
+            run_task([Row(b"k", 1, topic=topic)], {topic: handler(function)})
+        found = connection.execute("SELECT consumer_group, topic FROM penstock_inbox ORDER BY topic").fetchall()
+
+    assert found == [("billing", "orders"), ("billing", "refunds")]
+    assert handler_thread.group is None

@@ -58,8 +58,8 @@ class AskedTopicIds:
 
     def __init__(self, admin: AdminClient, topics: Iterable[str], timeout_s: float) -> None:
         self._admin = admin
-        topics = TopicCollection(list(topics))
-        self._asked: Asked[str, Any] = Asked(admin.describe_topics(topics, request_timeout=timeout_s), timeout_s)
+        asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+        self._asked: Asked[str, Any] = Asked(asked, timeout_s)
 
     @property
     def is_over(self) -> bool:
