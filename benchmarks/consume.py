@@ -372,7 +372,7 @@ def poison_rate(bootstrap: str, topic: str, work: Work, *, poisoned: bool) -> fl
     policy = retry(stop=tenacity.stop_never, wait=tenacity.wait_fixed(0.1))
     consumer = LitePushConsumer(
         f"bench-{uuid.uuid4().hex}",
-        {topic: handler(sleeping, retry_policy=policy)},
+        {topic: handler(sleeping, retry=policy)},
         bootstrap_servers=bootstrap,
         settings=ConsumerSettings(workers=work.workers, stop_timeout=0.0),
     )

@@ -45,10 +45,10 @@ def client() -> Generator[None, None, None]:
     pool.shutdown()
 
 
-@app.handler("notifications", deferred_timeout=30, on_failure="dead_letter")
+@app.handler("notifications", on_failure="dead_letter")
 def push(message: penstock.Message) -> penstock.DeferredCompletion:
     """Hand a text over and return at once; no answer within 30 s counts as a failure."""
-    completion = penstock.DeferredCompletion()
+    completion = penstock.DeferredCompletion(timeout=30)
 
     def answered(error: Exception | None) -> None:
         completion.complete() if error is None else completion.fail(error)

@@ -11,7 +11,11 @@ from typing import Any
 import psycopg
 import pymysql
 import sqlalchemy as sa
+from sqlalchemy.orm import sessionmaker
 from sqlalchemy.pool import NullPool
+
+#: Opens a connection.
+Connect = Callable[[], Any]
 
 #: What the drivers of servers say where a connection is lost.
 LOST = {
@@ -46,7 +50,7 @@ class TestDatabase:
         return sa.create_engine(self.url, poolclass=NullPool, connect_args=quotes)
 
 
-def driver_connect(database: TestDatabase, **more: Any) -> Callable[[], Any]:
+def driver_connect(database: TestDatabase, **more: Any) -> Connect:
     """Return what opens a connection of the database's own driver."""
     url = sa.make_url(database.url)
     if database.kind == "sqlite":
@@ -55,6 +59,19 @@ def driver_connect(database: TestDatabase, **more: Any) -> Callable[[], Any]:
         return lambda: psycopg.connect(database.url.replace("postgresql+psycopg", "postgresql"), **more)
     place: dict[str, Any] = {"host": url.host, "port": url.port, "user": url.username, "database": url.database}
     return lambda: pymysql.connect(**place, **more)
+
+
+def connect_by(way: str, database: TestDatabase, **options: Any) -> Connect:
+    """Return what opens a connection by the "driver", or a "connection" or "session" of SQLAlchemy."""
+    if way == "driver":
+        return driver_connect(database)
+    engine = sa.create_engine(database.url, **{"poolclass": NullPool, **options})
+    return engine.connect if way == "connection" else sessionmaker(engine)
+
+
+def path_of(database: TestDatabase) -> str:
+    """Return the file of a SQLite database."""
+    return sa.make_url(database.url).database or ""
 
 
 def new_database(server: str) -> TestDatabase:

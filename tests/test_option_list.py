@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from typing import TypedDict, Unpack
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import penstock
 from penstock.consumer import ConsumerSettings, LitePushConsumer, LiveSettings, handler
 from penstock.consumer.handlers.options.handler_options import DEFAULTS, HandlerOptions
+from penstock.errors import ConfigurationError
 from penstock.option_list import takes_options
 from penstock.transactions.stores.options import CoordinatorOptions
 
@@ -57,8 +59,7 @@ def test_an_app_and_the_engine_under_it_list_the_same_options_of_a_handler() -> 
 
     for own in ("self", "topics", "pattern"):
         del of_app[own]
-    for own in ("function", "retry_policy"):
-        del of_engine[own]
+    del of_engine["function"]
 
     assert of_app == of_engine
     assert list(of_app) == list(HandlerOptions.__annotations__) == list(DEFAULTS)
@@ -67,6 +68,24 @@ def test_an_app_and_the_engine_under_it_list_the_same_options_of_a_handler() -> 
 def test_an_unknown_option_of_a_handler_is_refused_where_it_is_written() -> None:
     with pytest.raises(TypeError, match=r"handler\(\) got an unexpected keyword argument 'ordr'. Did you mean 'order'"):
         app().handler("t", ordr="key")  # type: ignore[call-arg] # on purpose
+
+
+@pytest.mark.parametrize(
+    ("take", "old", "instead"),
+    [
+        (lambda **old: penstock.App("a", bootstrap_servers="a:1", **old), "exception_texts", r"logging\.Filter"),
+        (lambda **old: penstock.App("a", bootstrap_servers="a:1", **old), "max_parked", "max_in_flight limits"),
+        (ConsumerSettings, "max_parked_bytes", "a quarter of max_in_flight_bytes"),
+        (lambda **old: penstock.RunningApp.change(None, **old), "max_parked", "max_in_flight limits"),
+        (lambda **old: app().handler("t", **old), "deferred_timeout", r"DeferredCompletion\(timeout="),
+        (lambda **old: handler(print, **old), "retry_policy", "write retry="),
+    ],
+)
+def test_an_option_that_is_no_more_is_refused_with_what_to_write_instead(
+    take: Callable[..., object], old: str, instead: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"has no option {old} any more: .*{instead}"):
+        take(**{old: 1})
 
 
 def test_what_may_change_while_it_runs_is_listed_by_the_app_and_by_its_consumer() -> None:

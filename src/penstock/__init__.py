@@ -63,6 +63,8 @@ if TYPE_CHECKING:
         TransactionalProducer,
         TransactionResult,
         TransactionState,
+        create_inbox_table,
+        inbox,
     )
 
 __version__ = "0.2.0"
@@ -122,6 +124,8 @@ _HOMES = {
         "TransactionResult",
         "TransactionState",
         "TransactionalProducer",
+        "create_inbox_table",
+        "inbox",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -176,6 +180,8 @@ __all__ = [
     "TransactionalProducer",
     "WorkerResource",
     "__version__",
+    "create_inbox_table",
+    "inbox",
     "retry",
 ]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import options as check
@@ -22,6 +23,7 @@ from penstock.consumer.handlers.environment.lifespan import Lifespan
 from penstock.consumer.handlers.environment.middleware import middlewares_of
 from penstock.consumer.handlers.handler_registry import HandlerRegistry
 from penstock.errors import ConfigurationError
+from penstock.option_list import noting_stated, refusing_removed
 from penstock.options import ClientConfig
 from penstock.reports.reporter import reporter_maker, sender_of
 from penstock.reports.settings import ReportSettings, report_settings
@@ -35,6 +37,7 @@ from penstock.transactions.wire.topics import StoreTopics
 if TYPE_CHECKING:
     from penstock.spark_sink.sinks.handlers.sink import HandlerSink
     from penstock.telemetry import Telemetry
+    from penstock.transactions.inboxes import InboxDatabase
 
 
 class App(HandlerRegistry, SinkRegistry):
@@ -44,7 +47,8 @@ class App(HandlerRegistry, SinkRegistry):
 
     Args:
         name: name of the app: the consumer group and the threads are called by it.
-        bootstrap_servers: addresses of brokers, `host:port` with commas in between.
+        bootstrap_servers: addresses of brokers, `host:port` with commas in between; left out where they stand outside
+            of the code: see `penstock.settings`.
         workers: worker threads.
         max_concurrency: `async def` handlers under way at once.
         config: librdkafka's keys as they are.
@@ -54,10 +58,10 @@ class App(HandlerRegistry, SinkRegistry):
         one_core: whether all worker threads run on one core, another for each of `--processes`: a third of the CPU
             where handlers wait; but what they start, and compute outside of Python's lock, has that core only. Linux
             only.
-        max_in_flight: messages of one partition taken in and not done, at most, parked ones left out.
-        max_in_flight_bytes: bytes of all messages taken in and not done, at most, parked ones left out.
-        max_parked: messages of one partition that wait for a retry or behind one, at most.
-        max_parked_bytes: bytes of all such messages, at most.
+        max_in_flight: messages of one partition taken in and not done, at most; and as many that are set aside, for a
+            retry or behind one.
+        max_in_flight_bytes: bytes of all messages taken in and not done, at most; and a quarter of that of those that
+            are set aside.
         commit_interval: seconds between commits.
         stop_timeout: seconds a stop may drain, and a sink's batch may take meanwhile.
         revoke_timeout: seconds a revocation waits for running handlers, and for its commit.
@@ -69,7 +73,6 @@ class App(HandlerRegistry, SinkRegistry):
             transaction, so that readers of committed messages see each result once; effects outside Kafka are at
             least once all the same.
         transaction_interval: seconds between two such transactions.
-        exception_texts: whether the log shows the texts of what handlers raise; they often quote the message.
         report: whether each process tells the topic `penstock.reports` how it does, for `penstock status`; or how.
         commands: whether each process does what it is told in the topic `penstock.commands`, as by the dashboard: who
             may write there commands it; or which topic, and with which token.
@@ -78,11 +81,16 @@ class App(HandlerRegistry, SinkRegistry):
         ConfigurationError: an option is wrong, here or where it stands instead of this: see `penstock.settings`.
     """
 
+    #: The names of the options that the program has stated.
+    stated: frozenset[str]
+
+    @refusing_removed
+    @noting_stated
     def __init__(
         self,
         name: str,
         *,
-        bootstrap_servers: str,
+        bootstrap_servers: str | None = None,
         workers: int = 16,
         max_concurrency: int = 1_000,
         config: ClientConfig | None = None,
@@ -92,8 +100,6 @@ class App(HandlerRegistry, SinkRegistry):
         one_core: bool = False,
         max_in_flight: int = 10_000,
         max_in_flight_bytes: int = 128 * 1024 * 1024,
-        max_parked: int = 10_000,
-        max_parked_bytes: int = 32 * 1024 * 1024,
         commit_interval: float = 1.0,
         stop_timeout: float = 25.0,
         revoke_timeout: float = 5.0,
@@ -103,13 +109,13 @@ class App(HandlerRegistry, SinkRegistry):
         telemetry: Telemetry | None = None,
         exactly_once: bool = False,
         transaction_interval: float = 0.1,
-        exception_texts: bool = False,
         report: bool | ReportSettings = False,
         commands: bool | CommandSettings = False,
     ) -> None:
         check.not_empty("name", name)
         self.name = name
         self.effective = found = effective(
+            self.stated,
             bootstrap_servers=bootstrap_servers,
             coordinator=coordinator,
             prefix=prefix,
@@ -119,20 +125,22 @@ class App(HandlerRegistry, SinkRegistry):
             one_core=one_core,
             max_in_flight=max_in_flight,
             max_in_flight_bytes=max_in_flight_bytes,
-            max_parked=max_parked,
-            max_parked_bytes=max_parked_bytes,
             commit_interval=commit_interval,
             stop_timeout=stop_timeout,
             revoke_timeout=revoke_timeout,
             stall_after=stall_after,
             exactly_once=exactly_once,
             transaction_interval=transaction_interval,
-            exception_texts=exception_texts,
             report=report,
             commands=commands,
             config=config if config is not None else {},
         )
         with found.naming_origins():
+            if found["bootstrap_servers"] is None:
+                raise ConfigurationError(
+                    f"bootstrap_servers of app {name} are given nowhere; give App(..., bootstrap_servers='host:9092'), "
+                    "or set PENSTOCK_BOOTSTRAP_SERVERS"
+                )
             check.not_empty("bootstrap_servers", found["bootstrap_servers"])
             own = found.without("bootstrap_servers", "coordinator", "prefix", "report", "commands")
             self._settings = ConsumerSettings(**own, dead_letter_limit=dead_letter_limit, telemetry=telemetry)
@@ -148,6 +156,7 @@ class App(HandlerRegistry, SinkRegistry):
         self._consumed: dict[str, Handler] = {}  # those that are not left to Spark
         self._patterns: dict[str, Handler] = {}
         self._sinks = []
+        self._inboxes: list[InboxDatabase] = []
 
     def handler_sink(
         self,
@@ -195,7 +204,7 @@ class App(HandlerRegistry, SinkRegistry):
             lifespans=self._lifespans,
             resources=self._resources,
             max_concurrency=settings.max_concurrency,
-            max_parked=settings.max_parked,
+            max_parked=settings.max_in_flight,
             max_parked_bytes=settings.max_parked_bytes,
             dead_letter_limit=settings.dead_letter_limit,
             headers=headers,
@@ -207,6 +216,33 @@ class App(HandlerRegistry, SinkRegistry):
         )
         self._consumed = {topic: counts for topic, counts in self._consumed.items() if topic not in chosen}
         return sink
+
+    def inbox_database(
+        self,
+        connect: Callable[[], Any],
+        *,
+        keep: timedelta = timedelta(days=1),
+        table: str = "penstock_inbox",
+        schema: str | None = None,
+    ) -> None:
+        """Have the app trim the inbox that its handlers have in a database: see `penstock.inbox`.
+
+        Once a minute each process deletes the old records of its partitions' messages, below the committed offsets.
+
+        Args:
+            connect: opens a connection, of the kinds `inbox` takes, which the app closes; called on a thread of its
+                own.
+            keep: how long records stay in any case. It must be longer than a process can be cut off from its group in
+                the middle of a handler and come back: what it handles then counts as new where the record is gone.
+            table: the table's name.
+            schema: the schema it is in; the connection's own where it is None.
+
+        Raises:
+            ConfigurationError: an argument is wrong.
+        """
+        from penstock.transactions.inboxes import InboxDatabase
+
+        self._inboxes.append(InboxDatabase.of(connect, keep, table, schema))
 
     def start(self) -> RunningApp:
         """Start the handlers, the sinks, and the coordinator where asked for, and return at once.
@@ -232,6 +268,7 @@ class App(HandlerRegistry, SinkRegistry):
             self._new_sinks(),
             make_reporter=reporter_maker(self.report, sender, *reached),
             make_listener=listener_maker(self.commands, self.name, sender.member, *reached),
+            inboxes=self._inboxes,
         )
         running.start(self.name)
         return running

@@ -6,7 +6,9 @@ asked for, so an empty handler pays for none of them. `Message.of` makes one by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +21,26 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 #: `timestamp()` types of the client library, in the order of its constants (librdkafka `rd_kafka_timestamp_type_t`).
 _NO_TIMESTAMP = 0
+
+
+class HandlerThread(threading.local):
+    """What a thread that calls handlers says of itself, to what they call: the consumer group; None elsewhere."""
+
+    group: str | None = None
+
+
+#: Of the present thread. Written by the thread itself before it calls a handler.
+handler_thread = HandlerThread()
+
+
+@contextmanager
+def calling_handlers_of(group: str) -> Iterator[None]:
+    """Have the present thread call handlers of a consumer group meanwhile."""
+    before, handler_thread.group = handler_thread.group, group
+    try:
+        yield
+    finally:
+        handler_thread.group = before
 
 
 class Record(Protocol):

@@ -1,16 +1,31 @@
-"""An option list that several functions take: written once, as a `TypedDict`, and shown by each of them."""
+"""Lists of options: one that several functions take, what a program has stated of one, and names that are no more.
+
+A list that several functions take is written once, as a `TypedDict`, and shown by each of them.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
+from penstock.errors import ConfigurationError
 from penstock.options import nearest
 
 ParametersP = ParamSpec("ParametersP")
 ResultT = TypeVar("ResultT")
+
+OwnerT = TypeVar("OwnerT")
+
+#: Options that are no more, and what to write instead.
+REMOVED: Final[Mapping[str, str]] = {
+    "deferred_timeout": "give each completion its own: DeferredCompletion(timeout=...)",
+    "exception_texts": "show the texts by a logging.Filter: see docs/security.md",
+    "max_parked": "max_in_flight limits what is set aside, too",
+    "max_parked_bytes": "a quarter of max_in_flight_bytes limits what is set aside",
+    "retry_policy": "write retry=",
+}
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _LIKENESS = 0.6
@@ -41,6 +56,7 @@ def takes_options(
 
         @functools.wraps(function)
         def checked(*args: ParametersP.args, **given: ParametersP.kwargs) -> ResultT:
+            refuse_removed(function.__qualname__, given)
             for name in given:
                 if name not in known:
                     meant = nearest(name, known, _LIKENESS)
@@ -53,3 +69,36 @@ def takes_options(
         return checked
 
     return decorate
+
+
+def refuse_removed(place: str, given: Iterable[str]) -> None:
+    """Raise `ConfigurationError` for an option that is no more, with what to write instead."""
+    for name in given:
+        if name in REMOVED:
+            raise ConfigurationError(f"{place} has no option {name} any more: {REMOVED[name]}")
+
+
+def refusing_removed(
+    make: Callable[Concatenate[OwnerT, ParametersP], None],
+) -> Callable[Concatenate[OwnerT, ParametersP], None]:
+    """Return an `__init__` that first refuses options that are no more."""
+
+    @functools.wraps(make)
+    def checked(self: OwnerT, /, *args: ParametersP.args, **given: ParametersP.kwargs) -> None:
+        refuse_removed(type(self).__name__, given)
+        make(self, *args, **given)
+
+    return checked
+
+
+def noting_stated(
+    make: Callable[Concatenate[OwnerT, ParametersP], None],
+) -> Callable[Concatenate[OwnerT, ParametersP], None]:
+    """Return an `__init__` that first notes in `stated` the names of the options that it is given."""
+
+    @functools.wraps(make)
+    def noted(self: OwnerT, /, *args: ParametersP.args, **given: ParametersP.kwargs) -> None:
+        vars(self)["stated"] = frozenset(given)
+        make(self, *args, **given)
+
+    return noted

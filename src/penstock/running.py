@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from penstock.telemetry import Telemetry
+    from penstock.transactions.inboxes import InboxDatabase, InboxTrimmer
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class RunningApp:
         *,
         make_reporter: MakeReporter | None = None,
         make_listener: MakeListener | None = None,
+        inboxes: Sequence[InboxDatabase] = (),
     ) -> None:
         self._coordinator = coordinator
         self._consumer = consumer
@@ -78,6 +80,8 @@ class RunningApp:
         self._sinks = sinks
         self._make_reporter = make_reporter
         self._reporter: Reporter | None = None
+        self._inboxes = inboxes
+        self._inbox_trimmer: InboxTrimmer | None = None
         # None where it is not to be commanded.
         self._listener = None if make_listener is None else make_listener(self._member())
 
@@ -104,6 +108,11 @@ class RunningApp:
                 self._reporter.start()
             if self._listener is not None:
                 self._listener.start()
+            if self._inboxes and self._consumer is not None:
+                from penstock.transactions.inboxes import InboxTrimmer
+
+                self._inbox_trimmer = InboxTrimmer(name, self._inboxes, self._consumer.committed)
+                self._inbox_trimmer.start()
         except BaseException:
             try:
                 self.stop()
@@ -310,6 +319,8 @@ class RunningApp:
                 parts.callback(self._reporter.stop)
             if self._listener is not None:
                 parts.callback(self._listener.stop)
+            if self._inbox_trimmer is not None:
+                parts.callback(self._inbox_trimmer.stop)
             parts.callback(self._around.close)
             if self._coordinator is not None:
                 parts.callback(self._coordinator.stop)

@@ -60,7 +60,7 @@ def test_a_pause_survives_a_rebalance_and_a_partition_can_be_resumed_alone() -> 
 
 def test_neither_back_pressure_nor_the_app_ends_the_pause_of_the_other() -> None:
     out: list[DeferredCompletion] = []
-    app = penstock.App("app", bootstrap_servers="memory:0", max_parked=2)
+    app = penstock.App("app", bootstrap_servers="memory:0", max_in_flight=2)
 
     @app.handler("t", order="none")
     def begin(_message: penstock.Message) -> DeferredCompletion:

@@ -82,7 +82,7 @@ def test_a_handler_that_raises_one_has_failed_its_message(broker: DevBroker, new
         await asyncio.sleep(0)
         plain(message)
 
-    one = handler(plain if kind == "plain" else waits, on_failure="dead_letter", retry_policy=retry(attempts=1))
+    one = handler(plain if kind == "plain" else waits, on_failure="dead_letter", retry=retry(attempts=1))
     with consumer_of(broker, {topic: one}, middlewares=[Middleware(plain=sees, async_=sees_async)]) as consumer:
         wait_until(lambda: done)
         assert consumer.statistics().dead_letters == 1

@@ -117,7 +117,7 @@ def test_a_drain_that_begins_while_a_batch_decides_to_wait_is_not_missed() -> No
 )
 def test_a_batch_error_that_names_what_is_not_there_fails_all(failed: dict[int, BaseException]) -> None:
     seen = Batches(first(BatchError(failed)))
-    stepped = SteppedEngine({"t": handler(seen, batch=10, retry_policy=ONCE_A_SECOND)})
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry=ONCE_A_SECOND)})
 
     stepped.feed("t", (b"a", b"a1"), (b"b", b"b1"), (b"a", b"a2"))
     stepped.serve()
@@ -133,7 +133,7 @@ def test_a_batch_error_that_names_what_is_not_there_fails_all(failed: dict[int, 
 @pytest.mark.parametrize("reason", [None, "words", 3])
 def test_a_batch_error_may_name_a_message_without_an_exception(reason: object) -> None:
     seen = Batches(first(BatchError({0: reason})))  # type: ignore[dict-item] # what a user may write
-    stepped = SteppedEngine({"t": handler(seen, batch=10, retry_policy=ONCE_A_SECOND)})
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry=ONCE_A_SECOND)})
 
     stepped.feed("t", (b"a", b"a1"), (b"b", b"b1"))
     stepped.serve()
@@ -146,7 +146,7 @@ def test_a_batch_error_may_name_a_message_without_an_exception(reason: object) -
 def test_a_batch_that_fails_keeps_the_order_of_a_key_whose_later_message_cannot_be_decoded() -> None:
     seen = Batches(first(ValueError("all of it")))
     stepped = SteppedEngine(
-        {"t": handler(seen, batch=10, decoder="json", retry_policy=ONCE_A_SECOND, on_failure="dead_letter")}
+        {"t": handler(seen, batch=10, decoder="json", retry=ONCE_A_SECOND, on_failure="dead_letter")}
     )
 
     stepped.feed("t", (b"k", b"1"), (b"k", b"not json"), (b"k", b"3"))
@@ -166,7 +166,7 @@ def test_a_batch_that_fails_keeps_the_order_of_a_key_whose_later_message_cannot_
 
 def test_a_batch_that_fails_keeps_the_order_of_a_key_whose_next_message_is_not_due_by_its_rate() -> None:
     seen = Batches(first(ValueError("all of it")))
-    stepped = SteppedEngine({"t": handler(seen, batch=10, key_rate=0.1, retry_policy=ONCE_A_SECOND)})
+    stepped = SteppedEngine({"t": handler(seen, batch=10, key_rate=0.1, retry=ONCE_A_SECOND)})
 
     stepped.feed("t", (b"k", b"1"), (b"other", b"x"), (b"k", b"2"))
     stepped.serve()
@@ -185,7 +185,7 @@ def test_an_async_batch_is_served_by_the_same_rules() -> None:
         if len(calls) == 1:
             raise BatchError({1: ValueError()})
 
-    stepped = SteppedEngine({"t": handler(fails_once, batch=10, retry_policy=ONCE_A_SECOND)})
+    stepped = SteppedEngine({"t": handler(fails_once, batch=10, retry=ONCE_A_SECOND)})
 
     stepped.feed("t", (b"a", b"1"), (b"b", b"2"), (b"b", b"3"), (b"c", b"4"))
     stepped.serve()
@@ -202,7 +202,7 @@ def test_what_waits_behind_a_failed_message_of_its_key_comes_in_batches() -> Non
         return BatchError({2: ValueError()}) if len(failed) == 1 else None
 
     seen = Batches(fails_once)
-    stepped = SteppedEngine({"t": handler(seen, batch=100, retry_policy=ONCE_A_SECOND)})
+    stepped = SteppedEngine({"t": handler(seen, batch=100, retry=ONCE_A_SECOND)})
 
     stepped.feed("t", *of_one_key(1000))
     stepped.serve()
@@ -218,7 +218,7 @@ def test_what_waits_behind_a_failed_message_of_its_key_comes_in_batches() -> Non
 def test_a_batch_that_failed_whole_is_tried_again_whole(keys: int) -> None:
     away = True
     seen = Batches(lambda _: ConnectionError() if away else None)
-    stepped = SteppedEngine({"t": handler(seen, batch=100, retry_policy=retry(100, wait=tenacity.wait_random(0.5, 1)))})
+    stepped = SteppedEngine({"t": handler(seen, batch=100, retry=retry(100, wait=tenacity.wait_random(0.5, 1)))})
 
     stepped.feed("t", *of_keys(500, keys))
     stepped.serve()
@@ -243,7 +243,7 @@ def test_a_batch_that_failed_whole_is_tried_again_whole(keys: int) -> None:
 
 def test_of_a_batch_that_fails_whole_to_the_end_only_what_fails_alone_is_given_up() -> None:
     seen = Batches(lambda batch: ValueError() if b"5" in batch else None)
-    stepped = SteppedEngine({"t": handler(seen, batch=10, retry_policy=ONCE_A_SECOND, on_failure="dead_letter")})
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry=ONCE_A_SECOND, on_failure="dead_letter")})
 
     stepped.feed("t", *of_one_key(30))
     stepped.serve()
@@ -295,7 +295,7 @@ def test_of_a_batch_that_names_a_failed_message_those_behind_it_in_its_line_come
     order: str, again: list[int]
 ) -> None:
     seen = Batches(first(BatchError({3: ValueError()})))
-    stepped = SteppedEngine({"t": handler(seen, batch=100, order=order, retry_policy=ONCE_A_SECOND)})
+    stepped = SteppedEngine({"t": handler(seen, batch=100, order=order, retry=ONCE_A_SECOND)})
 
     stepped.feed("t", *of_keys(100, 4))
     stepped.serve()
@@ -313,7 +313,7 @@ def test_of_a_batch_that_names_a_failed_message_those_behind_it_in_its_line_come
 def test_what_a_batch_of_waiting_messages_names_is_given_up_in_its_turn() -> None:
     seen = Batches(names(b"1", b"6"))
     stepped = SteppedEngine(
-        {"t": handler(seen, batch=10, retry_policy=retry(2, wait=tenacity.wait_fixed(1)), on_failure="drop")}
+        {"t": handler(seen, batch=10, retry=retry(2, wait=tenacity.wait_fixed(1)), on_failure="drop")}
     )
 
     stepped.feed("t", *of_one_key(12))
@@ -330,7 +330,7 @@ def test_what_a_batch_of_waiting_messages_names_is_given_up_in_its_turn() -> Non
 def test_a_retried_batch_holds_messages_of_one_assignment_only() -> None:
     # One key in two topics: what waits behind the head belongs to another partition.
     seen = Batches(first(ConnectionError()))
-    one = handler(seen, batch=10, retry_policy=ONCE_A_SECOND)
+    one = handler(seen, batch=10, retry=ONCE_A_SECOND)
     stepped = SteppedEngine({"t": one, "u": one})
 
     stepped.feed("t", (b"k", b"t0"), (b"k", b"t1"))
@@ -345,7 +345,7 @@ def test_a_retried_batch_holds_messages_of_one_assignment_only() -> None:
 def test_mates_of_a_batch_that_failed_whole_go_with_their_partition() -> None:
     away = True
     seen = Batches(lambda _: ConnectionError() if away else None)
-    stepped = SteppedEngine({"t": handler(seen, batch=10, retry_policy=ONCE_A_SECOND)})
+    stepped = SteppedEngine({"t": handler(seen, batch=10, retry=ONCE_A_SECOND)})
     stepped.feed("t", *of_keys(10, 5))
     stepped.serve()
 

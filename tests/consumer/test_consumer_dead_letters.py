@@ -25,7 +25,7 @@ LARGE = 10_000_000
 
 def lettering(function: object) -> Handler:
     """Return a handler whose failures become dead letters at once."""
-    return handler(function, retry_policy=ONCE, on_failure="dead_letter")  # type: ignore[arg-type] # the tests' own
+    return handler(function, retry=ONCE, on_failure="dead_letter")  # type: ignore[arg-type] # the tests' own
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_a_parked_key_delays_no_other_key_of_its_lane_and_keeps_its_own_order(
 
     policy = retry(attempts=1_000_000, wait=tenacity.wait_fixed(0.02))
     # One worker with one lane: every key shares it.
-    handlers = {topic: handler(fails_until_released, retry_policy=policy)}
+    handlers = {topic: handler(fails_until_released, retry=policy)}
     with consumer_of(broker, handlers, workers=1, pinned=True) as consumer:
         wait_until(lambda: len(seen.by_key()[b"good"]) == 20)
         held_back = list(seen.by_key()[b"bad"])
@@ -57,7 +57,7 @@ def test_an_exhausted_message_goes_to_the_dead_letters_with_all_that_is_known_of
         if message.value == b"poison":
             raise PoisonError("cannot swallow this")
 
-    handlers = {topic: handler(function, retry_policy=QUICK, on_failure="dead_letter")}
+    handlers = {topic: handler(function, retry=QUICK, on_failure="dead_letter")}
     with consumer_of(broker, handlers) as consumer:
         wait_until(lambda: len(seen.calls) == 4)
         # A message is done a moment before it is counted.

@@ -131,7 +131,7 @@ def test_a_header_whose_name_is_not_text_costs_who_asks_for_headers_its_message_
 
     handlers = {
         by_header: handler(note, key="header:user", on_failure="dead_letter"),
-        reads: handler(read, on_failure="dead_letter", retry_policy=ONCE),
+        reads: handler(read, on_failure="dead_letter", retry=ONCE),
         asks_for_none: handler(note),
     }
     with consumer_of(broker, handlers) as consumer:

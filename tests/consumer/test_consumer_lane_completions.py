@@ -13,14 +13,15 @@ from penstock.message import Message
 class Puts:
     """A handler that puts every completion off and keeps them by value."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float | None = None) -> None:
+        self.timeout = timeout
         self.calls: list[bytes | None] = []
         self.out: dict[bytes | None, DeferredCompletion] = {}
 
     def __call__(self, message: Message) -> DeferredCompletion:
         """Put it off."""
         self.calls.append(message.value)
-        completion = self.out[message.value] = DeferredCompletion()
+        completion = self.out[message.value] = DeferredCompletion(self.timeout)
         return completion
 
 
@@ -73,7 +74,7 @@ def test_a_dead_letter_acknowledged_after_a_revocation_never_settles_the_message
         if message.value == b"poison":
             raise ValueError
 
-    one = handler(fails, retry_policy=retry(attempts=1), on_failure="dead_letter")
+    one = handler(fails, retry=retry(attempts=1), on_failure="dead_letter")
     stepped = SteppedEngine({"gone": one, "kept": one})
     stepped.feed("gone", (b"k", b"poison"))
     stepped.feed("kept", (b"k", b"poison"), (b"k", b"after"))
@@ -98,7 +99,7 @@ def test_a_dead_letter_acknowledged_after_a_revocation_never_settles_the_message
 def test_a_completion_that_fails_is_retried_by_the_policy_from_the_time_of_its_own_first_try() -> None:
     puts = Puts()
     policy = retry(stop=tenacity.stop_after_delay(100), wait=tenacity.wait_fixed(1))
-    stepped = SteppedEngine({"t": handler(puts, retry_policy=policy, on_failure="drop")})
+    stepped = SteppedEngine({"t": handler(puts, retry=policy, on_failure="drop")})
     stepped.feed("t", (b"k", b"1"))
     stepped.serve()
 
@@ -118,7 +119,7 @@ def test_a_completion_that_fails_is_retried_by_the_policy_from_the_time_of_its_o
 
 def test_a_completion_returned_for_two_messages_is_a_failure_of_the_second_only() -> None:
     shared = DeferredCompletion()
-    stepped = SteppedEngine({"t": handler(lambda _: shared, retry_policy=retry(attempts=1), on_failure="dead_letter")})
+    stepped = SteppedEngine({"t": handler(lambda _: shared, retry=retry(attempts=1), on_failure="dead_letter")})
 
     stepped.feed("t", (b"a", b"1"), (b"b", b"2"))
     stepped.serve()
@@ -136,8 +137,8 @@ def test_a_completion_returned_for_two_messages_is_a_failure_of_the_second_only(
 
 
 def test_a_completion_that_stays_out_too_long_has_failed_and_a_late_one_changes_nothing() -> None:
-    puts = Puts()
-    stepped = SteppedEngine({"t": handler(puts, deferred_timeout=5, retry_policy=ONCE_A_SECOND)})
+    puts = Puts(timeout=5)
+    stepped = SteppedEngine({"t": handler(puts, retry=ONCE_A_SECOND)})
     stepped.feed("t", (b"k", b"1"))
     stepped.serve()
     late = puts.out[b"1"]

@@ -42,7 +42,7 @@ def test_a_retry_policy_that_raises_stops_the_consumer_by_name_and_keeps_the_off
     def fails(_message: Message) -> None:
         raise ValueError
 
-    stepped = SteppedEngine({"t": handler(fails, retry_policy=retry(attempts=3, wait=no_wait))})
+    stepped = SteppedEngine({"t": handler(fails, retry=retry(attempts=3, wait=no_wait))})
     stepped.feed("t", (b"k", b"1"), (b"k", b"2"))
     stepped.serve()
 
@@ -68,7 +68,7 @@ def test_handlers_of_two_kinds_that_share_a_key_take_turns_on_one_lane() -> None
     stepped = SteppedEngine(
         {
             "sync": handler(on_thread, key_space="k"),
-            "async": handler(on_loop, key_space="k", retry_policy=ONCE_A_SECOND),
+            "async": handler(on_loop, key_space="k", retry=ONCE_A_SECOND),
         }
     )
     stepped.feed("sync", (b"k", b"1"))
@@ -90,7 +90,7 @@ def test_a_key_that_waits_for_ever_is_free_again_once_its_partition_is_gone() ->
         if message.value == b"poison":
             raise ValueError
 
-    stepped = SteppedEngine({"t": handler(fails, retry_policy=retry(wait=tenacity.wait_fixed(float("inf"))))})
+    stepped = SteppedEngine({"t": handler(fails, retry=retry(wait=tenacity.wait_fixed(float("inf"))))})
     stepped.feed("t", (b"k", b"poison"), (b"other", b"1"))
     stepped.serve()
     stepped.pass_time(1e9)

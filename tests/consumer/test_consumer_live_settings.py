@@ -83,7 +83,7 @@ def test_retry_later_and_a_changed_policy_decide_from_then_on() -> None:
         raise RetryLater(30)
 
     never = retry(attempts=1000, wait=tenacity.wait_fixed(1e9))
-    with consumer_of(broker, {"t": handler(function, retry_policy=never, on_failure="drop")}) as consumer:
+    with consumer_of(broker, {"t": handler(function, retry=never, on_failure="drop")}) as consumer:
         wait_until(lambda: len(tries) >= 3)
         consumer.change_handler("t", retry=retry(attempts=4))
         changed.set()
@@ -136,7 +136,7 @@ def test_workers_that_own_their_lanes_cannot_change_in_number() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"workers": 0}, {"max_in_flight": -1}, {"commit_interval": 0}, {"max_parked_bytes": 1.5}]
+    "wrong", [{"workers": 0}, {"max_in_flight": -1}, {"commit_interval": 0}, {"max_in_flight_bytes": 1.5}]
 )
 def test_a_wrong_value_changes_nothing(wrong: dict[str, int]) -> None:
     consumer = consumer_of(TestBroker(), {"t": handler(print)})

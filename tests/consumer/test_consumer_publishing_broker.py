@@ -12,7 +12,9 @@ import pytest
 from confluent_kafka import Message
 
 from kafka_tools import ends, produce, read_all
+from penstock.app import App
 from penstock.devbroker import DevBroker
+from penstock.errors import ConfigurationError
 from support.consumers import NewTopic, all_committed, child, group_of
 from waiting import wait_until
 
@@ -71,3 +73,13 @@ def test_a_process_killed_in_mid_stream_loses_no_result_and_keeps_the_order(
         assert process.wait(60) == 0
 
     judge(read_all(servers, target), guarantee)
+
+
+def test_a_setting_that_the_producer_is_refused_ends_the_start_and_not_the_first_result(
+    broker: DevBroker, new_topic: NewTopic
+) -> None:
+    app = App("app", bootstrap_servers=broker.bootstrap_servers, config={"compression.type": "none of these"})
+    app.handler(new_topic())(lambda _message: None)
+
+    with pytest.raises(ConfigurationError, match=r"compression\.type"):
+        app.start()

@@ -74,7 +74,7 @@ def letters(to: str, **options: Any) -> Handler:
             lambda: handler(nothing, on_failure="away"),
             "on_failure must be one of 'dead_letter', 'drop', 'hold', 'stop'",
         ),
-        (lambda: handler(nothing, retry_policy=3), "penstock.retry"),  # type: ignore[arg-type] # on purpose
+        (lambda: handler(nothing, retry=3), "penstock.retry"),  # type: ignore[arg-type] # on purpose
         (lambda: handler(nothing, retry_delays=60), "retry_delays must be a list of seconds, such as"),  # type: ignore[arg-type] # on purpose
         (lambda: handler(nothing, retry_delays="60"), "retry_delays must be a number above zero"),  # type: ignore[arg-type] # on purpose
         (lambda: handler(nothing, dead_letter_topic="mine"), "dead_letter_topic has no use with on_failure='stop'"),

@@ -48,11 +48,10 @@ def healthy_share(failing_keys: int, seconds: float, **settings: object) -> tupl
     """Return the part of what is possible that healthy keys get beside failing ones, and the calls of those."""
     seen = Fails()
     stepped = Stepped(
-        {"t": handler(seen, retry_policy=FOR_EVER)},
+        {"t": handler(seen, retry=FOR_EVER)},
         workers=WORKERS,
         max_in_flight=3_000,
-        max_parked=1_000_000,
-        max_parked_bytes=1 << 30,
+        max_in_flight_bytes=1 << 32,
         **settings,
     )
     for number in range(failing_keys):

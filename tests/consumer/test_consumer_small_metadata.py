@@ -44,7 +44,7 @@ def test_a_broker_that_takes_short_metadata_only_has_the_offsets_and_the_beginni
         (one,) = committed(small_broker.bootstrap_servers, "group-small", "small", 1).values()
         return one.offset, one.metadata
 
-    handlers = {"small": handler(function, retry_policy=waiting)}
+    handlers = {"small": handler(function, retry=waiting)}
     with consumer_of(small_broker, handlers) as consumer:
         wait_until(lambda: (one := consumer.statistics()).handled + one.failed == COUNT and one.failed_commits)
         wait_until(lambda: all(one.acknowledged for one in consumer._engine.assignments.all()))

@@ -102,7 +102,7 @@ def test_a_cancel_that_a_handler_swallowed_does_not_poison_a_task_group_of_a_lat
     async def fails() -> None:
         raise ValueError
 
-    with running(handler(handles, retry_policy=retry(attempts=1), on_failure="drop")) as stepped:
+    with running(handler(handles, retry=retry(attempts=1), on_failure="drop")) as stepped:
         stepped.feed("t", *messages(5))
         wait_until(lambda: done(stepped))
 
@@ -126,7 +126,7 @@ def test_messages_of_one_run_whose_handler_leaves_something_behind_stay_in_order
         if message.value == b"7":
             raise ValueError
 
-    with running(handler(leaves, retry_policy=retry(attempts=1), on_failure="drop"), max_concurrency=3) as stepped:
+    with running(handler(leaves, retry=retry(attempts=1), on_failure="drop"), max_concurrency=3) as stepped:
         stepped.feed("t", *((b"k", b"%d" % number) for number in range(30)))
         wait_until(lambda: done(stepped))
         counts = [(one.handled, one.dropped) for one in stepped.engine.slots()]

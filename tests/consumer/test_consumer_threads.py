@@ -50,7 +50,7 @@ def test_whatever_a_handler_raises_fails_its_message_and_ends_nothing_else(on: s
         fails(message)
 
     policy = retry(attempts=3, wait=tenacity.wait_fixed(0.05))
-    one = handler(fails if on == "a thread" else fails_on_the_loop, retry_policy=policy, on_failure="drop")
+    one = handler(fails if on == "a thread" else fails_on_the_loop, retry=policy, on_failure="drop")
     with consumer_of(broker, {"t": one}, workers=1) as consumer:
         wait_until(lambda: consumer.statistics().dropped == 1 and consumer.statistics().handled == 2)
         now = consumer.statistics()

@@ -145,7 +145,7 @@ def nothing(_message: Message) -> None:
 
 @pytest.mark.parametrize("limit", [100, 10_000])
 def test_a_hot_key_with_a_rate_holds_no_cold_ones_until_its_messages_fill_the_parked_limit(limit: int) -> None:
-    app = app_of(max_parked=limit)
+    app = app_of(max_in_flight=limit)
     seen: list[bytes | None] = []
 
     @app.handler("topic", key_rate=1)
@@ -172,7 +172,7 @@ def test_a_hot_key_with_a_rate_holds_no_cold_ones_until_its_messages_fill_the_pa
 
 
 def test_a_completion_that_is_out_counts_in_the_parked_limit() -> None:
-    app = app_of(max_parked=100)
+    app = app_of(max_in_flight=100)
     out: list[penstock.DeferredCompletion] = []
 
     @app.handler("topic")

@@ -81,7 +81,7 @@ def test_a_resource_that_cannot_be_made_is_the_failure_of_its_message_and_made_a
         sessions.resource.get()
         used.append(message.key)
 
-    one = handler(uses, order="partition", retry_policy=retry(attempts=3, wait=tenacity.wait_fixed(0.02)))
+    one = handler(uses, order="partition", retry=retry(attempts=3, wait=tenacity.wait_fixed(0.02)))
     with consumer_of(fed(2), {"t": one}, workers=1, resources=[sessions.resource]) as consumer:
         wait_until(lambda: consumer.statistics().handled == 2)
         failed = consumer.statistics().failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,8 +24,14 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def app() -> penstock.App:
-    return penstock.App("sms", bootstrap_servers=SERVERS, workers=1, config={"client.id": "code", "sasl.username": "u"})
+def app(**options: Any) -> penstock.App:
+    given = {"workers": 1, "config": {"client.id": "code", "sasl.username": "u"}, **options}
+    return penstock.App("sms", bootstrap_servers=SERVERS, **given)
+
+
+def sparse_app() -> penstock.App:
+    """Return an app whose code leaves all options out."""
+    return penstock.App("sms", bootstrap_servers=SERVERS)
 
 
 def test_every_option_of_an_app_can_be_set_outside_of_its_code_save_objects() -> None:
@@ -46,7 +53,7 @@ def test_nothing_outside_leaves_what_the_code_gives() -> None:
         ("pinned", "'On'", True),
         ("pinned", "'no'", False),
         ("prefix", "'7'", "7"),
-        ("config", "'client.id=a'", {"client.id": "a", "sasl.username": "u"}),
+        ("config", "'client.id=a'", {"client.id": "a"}),
     ],
 )
 def test_a_setting_has_the_type_of_its_option_also_where_it_is_text(
@@ -54,7 +61,7 @@ def test_a_setting_has_the_type_of_its_option_also_where_it_is_text(
 ) -> None:
     (folder / "penstock.toml").write_text(f"{option} = {text}")
 
-    found = app().effective[option]
+    found = sparse_app().effective[option]
 
     assert (found, type(found)) == (value, type(value))
 
@@ -69,13 +76,13 @@ def test_a_setting_of_another_type_is_refused(folder: Path, option: str, value: 
         app()
 
 
-def test_the_command_line_goes_before_the_environment_that_before_the_profile_the_file_and_the_code(
+def test_the_command_line_goes_before_the_environment_that_before_a_profile_the_code_and_a_file_that_lies_there(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "penstock.toml").write_text(
-        "workers = 2\nmax_parked = 2\nmax_in_flight = 2\nmax_concurrency = 2\n"
-        '[config]\n"client.id" = "file"\n"socket.keepalive.enable" = true\n'
-        "[profiles.production]\nmax_parked = 3\nmax_in_flight = 3\nmax_concurrency = 3\n"
+        "workers = 2\npinned = true\nstall_after = 2\nmax_in_flight = 2\nmax_concurrency = 2\n"
+        '[config]\n"client.id" = "file"\n"sasl.username" = "file"\n"socket.keepalive.enable" = true\n'
+        "[profiles.production]\nstall_after = 3\nmax_in_flight = 3\nmax_concurrency = 3\n"
     )
     monkeypatch.setenv("PENSTOCK_PROFILE", "production")
     monkeypatch.setenv("PENSTOCK_MAX_IN_FLIGHT", "4")
@@ -83,22 +90,41 @@ def test_the_command_line_goes_before_the_environment_that_before_the_profile_th
     monkeypatch.setenv("PENSTOCK_CONFIG", "client.id=environment")
 
     with on_command_line({"max_concurrency": "5", "bootstrap_servers": "b:1"}):
-        one = app()
+        one = app(stall_after=1.0, max_in_flight=1)
     after = app()
 
     found = one.effective
-    assert [found[name] for name in ("workers", "max_parked", "max_in_flight", "max_concurrency")] == [2, 3, 4, 5]
+    names = ("workers", "pinned", "stall_after", "max_in_flight", "max_concurrency")
+    assert [found[name] for name in names] == [1, True, 3, 4, 5]
     assert found["config"] == {"client.id": "environment", "sasl.username": "u", "socket.keepalive.enable": True}
     assert one.bootstrap_servers == "b:1"
-    assert {name: found.origin(name) for name in ("workers", "max_parked", "max_in_flight", "pinned")} == {
-        "workers": "penstock.toml",
-        "max_parked": "penstock.toml, profile production",
+    assert {name: found.origin(name) for name in (*names[:4], "one_core")} == {
+        "workers": "the code",
+        "pinned": "penstock.toml",
+        "stall_after": "penstock.toml, profile production",
         "max_in_flight": "PENSTOCK_MAX_IN_FLIGHT",
-        "pinned": "the code",
+        "one_core": "the code",
     }
     assert found.origin("bootstrap_servers") == "the command line"
     assert found.origin("config['client.id']") == "PENSTOCK_CONFIG"
+    assert found.origin("config['sasl.username']") == "the code"
     assert after.bootstrap_servers == SERVERS
+
+
+def test_what_the_code_states_goes_before_a_file_that_lies_there_also_where_it_is_the_default(folder: Path) -> None:
+    (folder / "penstock.toml").write_text("workers = 3\nprefix = 'file'\nbootstrap_servers = 'file:1'\n")
+
+    stated = app(workers=16, prefix="penstock")
+    left_out = penstock.App("sms")
+
+    assert (stated.effective["workers"], stated.effective["prefix"]) == (16, "penstock")
+    assert (left_out.effective["workers"], left_out.effective["prefix"]) == (3, "file")
+    assert (stated.bootstrap_servers, left_out.bootstrap_servers) == (SERVERS, "file:1")
+
+
+def test_an_app_whose_brokers_stand_nowhere_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigurationError, match="bootstrap_servers of app sms are given nowhere; give App"):
+        penstock.App("sms")
 
 
 @pytest.mark.parametrize("option", ["coordinator", "report"])
@@ -125,11 +151,11 @@ def test_a_member_reports_where_a_setting_says_so(monkeypatch: pytest.MonkeyPatc
 
 def test_a_table_of_pyproject_is_read_where_there_is_no_file_of_its_own(folder: Path) -> None:
     (folder / "pyproject.toml").write_text("[project]\nname='a'\n[tool.penstock]\nworkers = 7\n")
-    first = app()
+    first = sparse_app()
     (folder / "penstock.toml").write_text("")
 
     assert first.effective["workers"] == 7
-    assert app().effective["workers"] == 1
+    assert sparse_app().effective["workers"] == 16
 
 
 def test_a_file_elsewhere_is_named_by_a_variable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +172,8 @@ def test_a_file_elsewhere_is_named_by_a_variable(folder: Path, monkeypatch: pyte
         ("zebra = 3", {}, "zebra is no setting; settings are bootstrap_servers, workers"),
         ("workers = 'many'", {}, "penstock.toml: workers is wrong; it takes: whole number"),
         ("workers = 0", {}, "workers must be a whole number of at least 1, but is 0 (from penstock.toml)"),
+        ("max_parked = 3", {}, "penstock.toml: max_parked is no setting any more: max_in_flight limits"),
+        ("", {"PENSTOCK_MAX_PARKED": "3"}, "PENSTOCK_MAX_PARKED is no setting any more: max_in_flight limits"),
         ("workers = = 0", {}, "penstock.toml is no TOML; correct it (at line 1"),
         ("[config]\n'a.b' = ['canary']", {}, "config['a.b'] is wrong: it should be text, a number, true or false"),
         ("[config]\n'group.id' = 'a'", {}, "(from penstock.toml)"),
@@ -179,7 +207,7 @@ def test_a_wrong_setting_is_named_with_its_place_and_the_remedy_and_without_its_
         monkeypatch.setenv(name, value)
 
     with pytest.raises(ConfigurationError) as caught:
-        app()
+        sparse_app()
 
     assert said in str(caught.value)
     assert "canary" not in str(caught.value)

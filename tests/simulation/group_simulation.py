@@ -253,15 +253,13 @@ class Simulation:
         workers: int | None = None,
         max_in_flight: int | None = None,
         max_in_flight_bytes: int | None = None,
-        max_parked: int | None = None,
     ) -> None:
         """Change settings of a running instance; those left out stay."""
-        self._note(f"{instance.name} changes: {workers=} {max_in_flight=} {max_in_flight_bytes=} {max_parked=}")
+        self._note(f"{instance.name} changes: {workers=} {max_in_flight=} {max_in_flight_bytes=}")
         back_pressure, engine = instance.consumer.engine.back_pressure, instance.consumer.engine
         if workers is not None and engine.lane_plan.has_threads and not engine.settings.pinned:
             instance.consumer.resize(workers, Kind.THREAD)
         back_pressure.max_in_flight = max_in_flight or back_pressure.max_in_flight
-        back_pressure.max_parked = max_parked or back_pressure.max_parked
         back_pressure.max_in_flight_bytes = max_in_flight_bytes or back_pressure.max_in_flight_bytes
         self._most_bytes = max(self._most_bytes, back_pressure.max_in_flight_bytes)
 
@@ -341,7 +339,7 @@ class Simulation:
         """Let a handler put its completion off."""
         self._note(f"{instance.name} puts {_names(instance.calls[worker].messages)} off")
         self._begun.pop(worker, None)
-        instance.put_off(worker)
+        instance.put_off(worker, self.chance.choice((None, None, None, 3.0)))
         self._check_others(instance, worker)
         self._check_counts(instance)
 

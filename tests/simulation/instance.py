@@ -236,12 +236,12 @@ class Instance:
         self._checker.done(done)
         self._end(worker, Failed(error), [one for one in self.calls[worker].messages if one not in done])
 
-    def put_off(self, worker: SteppedWorker) -> None:
-        """Let a call end with a completion that is put off."""
-        completion = DeferredCompletion()
+    def put_off(self, worker: SteppedWorker, timeout: float | None) -> None:
+        """Let a call end with a completion that is put off, and fails by itself after so many seconds."""
+        completion = DeferredCompletion(timeout)
         made = self.deferred[completion] = self.calls[worker]
         # One that may fail by its own time is given up without another word.
-        self._end(worker, completion, made.messages if made.assignment.route.handler.deferred_timeout else ())
+        self._end(worker, completion, made.messages if timeout else ())
 
     def _end(self, worker: SteppedWorker, outcome: Outcome, failed: Sequence[Message] = ()) -> None:
         self._checker.given_up(failed)

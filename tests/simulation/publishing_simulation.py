@@ -136,7 +136,7 @@ class PublishingSimulation(Simulation):
         (first, *others) = app.handlers.values()
         self.has_one_log = partitions == 1 and not others and first.batch == 1 and not first.retry_delays
         self._parked = 0
-        self._allow_parked(self.settings.max_parked)
+        self._allow_parked(self.settings.max_in_flight)
         #: How often what happened that a run should meet.
         self.met: dict[str, int] = {}
 
@@ -157,7 +157,7 @@ class PublishingSimulation(Simulation):
         self._most_bytes -= (taken := self._parked * (self._message_bytes + OVERHEAD_BYTES))
         super().change(instance, **settings)
         self._most_bytes += taken
-        self._allow_parked(settings.get("max_parked") or 0)
+        self._allow_parked(settings.get("max_in_flight") or 0)
 
     def _prepare(self, instance: Instance) -> None:
         consumer: Any = instance.consumer

@@ -228,7 +228,6 @@ class RandomDriver:
             workers=chance.choice((None, 1, 2, 4)),
             max_in_flight=chance.choice((None, 1, 5, 1_000)),
             max_in_flight_bytes=chance.choice((None, 1_000, 10_000)),
-            max_parked=chance.choice((None, 1, 5, 1_000)),
         )
 
     def _rates(self, instance: Instance) -> None:

@@ -76,7 +76,6 @@ def app_of(
             {"retry_delays": chance.choice(((1.0,), (0.5, 3.0)))},
             {"rate": 5.0},
             {"key_rate": 2.0},
-            {"deferred_timeout": 3.0},
         )
         for more in seldom:
             if chance.random() < 0.2:
@@ -84,9 +83,6 @@ def app_of(
         if options["order"] != "key":
             # Nothing paces a key whose messages do not wait for each other.
             options.pop("key_rate", None)
-        if "batch" in options:
-            # A batch cannot be put off.
-            options.pop("deferred_timeout", None)
         app.handler(f"t{number}", **options)(choose(chance, options))
     return app
 
@@ -100,7 +96,6 @@ def settings_of(chance: random.Random) -> ConsumerSettings:
         lanes_per_worker=chance.choice((1, 2, 8)),
         max_in_flight=chance.choice((3, 20, 1_000)),
         max_in_flight_bytes=chance.choice((1_000, 100_000)),
-        max_parked=chance.choice((2, 1_000)),
         fetch_size=chance.choice((1, 3, 10, 50)),
         commit_interval=chance.choice((0.2, 1.0)),
         revoke_timeout=chance.choice((0.05, 0.5)),

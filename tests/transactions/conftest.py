@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from transaction_tools import Bench
 
+from databases import TestDatabase, new_database
 from kafka_proxy import KafkaProxy
 from penstock.devbroker import DevBroker
 
@@ -24,3 +26,11 @@ def proxy(broker: DevBroker) -> Iterator[KafkaProxy]:
     """A way to the broker on which requests and answers get lost; whoever is not named by its address goes straight."""
     with KafkaProxy(broker.bootstrap_servers) as made:
         yield made
+
+
+@pytest.fixture(params=["sqlite", "postgresql", pytest.param("mariadb", marks=pytest.mark.thorough)])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
+    """A database of each kind that a user's transactions may be in."""
+    if request.param == "sqlite":
+        return TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
+    return new_database(request.getfixturevalue(f"{request.param}_url"))

@@ -6,10 +6,9 @@ import concurrent.futures
 import sqlite3
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +16,10 @@ import psycopg
 import pymysql.cursors
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.pool import NullPool
 
-from databases import TestDatabase, driver_connect, new_database
+from databases import Connect, TestDatabase, connect_by, driver_connect, new_database, path_of
 from penstock.errors import ConfigurationError, TransactionRefusedError
 from penstock.transactions import TransactionalProducer
 from penstock.transactions.barriers import BarrierCheck, barrier, barrier_check, clean_barrier, create_barrier_table
@@ -30,26 +29,6 @@ from penstock.transactions.wire.ids import new_id
 from waiting import wait_until
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
-
-Connect = Callable[[], Any]
-
-
-def path_of(database: TestDatabase) -> str:
-    return sa.make_url(database.url).database or ""
-
-
-@pytest.fixture(params=["sqlite", "postgresql", pytest.param("mariadb", marks=pytest.mark.thorough)])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> TestDatabase:
-    if request.param == "sqlite":
-        return TestDatabase("sqlite", f"sqlite:///{tmp_path / 'test.db'}")
-    return new_database(request.getfixturevalue(f"{request.param}_url"))
-
-
-def connect_by(way: str, database: TestDatabase, **options: Any) -> Connect:
-    if way == "driver":
-        return driver_connect(database)
-    engine = sa.create_engine(database.url, **{"poolclass": NullPool, **options})
-    return engine.connect if way == "connection" else sessionmaker(engine)
 
 
 @pytest.fixture(params=["driver", "connection", "session"])

@@ -8,7 +8,8 @@ import pytest
 from confluent_kafka import KafkaError
 
 from penstock.clients.rights import Operation, group_right, topic_right
-from penstock.clients.transactional.faults import AddWatch, is_forbidden
+from penstock.clients.transactional.end_watch import EndWatch
+from penstock.clients.transactional.faults import is_forbidden
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.transactions.core.pending import Pending
 from penstock.transactions.publishing.targets import NOT_KNOWN, Targets
@@ -79,7 +80,7 @@ def test_a_right_is_known_to_be_missing_until_it_is_seen_to_be_there_or_not_miss
     ],
 )
 def test_topics_that_were_not_let_into_a_transaction_are_read_in_the_librarys_log(line: str, refused: bool) -> None:
-    watch = AddWatch(logging.getLogger("test"))
+    watch = EndWatch(logging.getLogger("test"), debugging=False)
     watch.log(logging.ERROR, "%s %s %s", "ADDPARTS", "client", f"[thrd:main]: TxnCoordinator/1: {line}")
     assert ("bad" in watch.refused) is refused
     assert is_forbidden(watch.refused.get("bad", "")) is ("authorization" in line)

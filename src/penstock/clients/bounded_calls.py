@@ -137,7 +137,6 @@ class Disposable:
     def __init__(self, name: str, left: LeftBehind) -> None:
         self._left = left
         self._calls: queue.SimpleQueue[Call[Any] | None] = queue.SimpleQueue()
-        self._last: Call[Any] | None = None
         # Guards the two below: whether it was left behind, and whether its thread has ended.
         self._lock = threading.Lock()
         self._is_left = False
@@ -146,15 +145,9 @@ class Disposable:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
-    @property
-    def running(self) -> Call[Any] | None:
-        """The call that has not returned yet, or None."""
-        last = self._last
-        return None if last is None or last.done() else last
-
     def start(self, label: str, function: Callable[[], T], then: Callable[[], object] = lambda: None) -> Call[T]:
         """Have a call made, after those that were started before; once it is done, its thread calls `then`."""
-        call = self._last = Call(label, function, then)
+        call = Call(label, function, then)
         self._calls.put(call)
         return call
 
@@ -216,21 +209,6 @@ class Disposable:
             self._left._one_less()  # noqa: SLF001 - the counter's other half
 
 
-def end_within(limit_s: float, what: str, call: Callable[[], T]) -> T | None:
-    """Make a call that ends something, as `Consumer.close`, and return its result, or raise what it raised.
-
-    None where it did not return within `limit_s` seconds: it is left behind on its thread, and that is logged.
-    """
-    thread = Disposable(f"penstock-{what.replace(' ', '-')}", LeftBehind(what))
-    try:
-        return thread.run(what, call, limit_s, lambda: None)
-    except NotAnsweredError as error:
-        _log.warning("%s, and ends with the process at the latest", error)
-        return None
-    finally:
-        thread.close()
-
-
 class BackgroundCall(Generic[T]):
     """One call on a thread of its own, whose answer is asked for: by one thread. Nobody waits for it but by `wait`.
 
@@ -259,6 +237,18 @@ class BackgroundCall(Generic[T]):
             raise NotAnsweredError(f"{self._call.label} did not return in {self._limit_s:g} s: it was left behind")
         self._thread.close()
         return self._call.result()
+
+
+def end_within(limit_s: float, what: str, call: Callable[[], T]) -> T | None:
+    """Make a call that ends something, as `Consumer.close`, and return its result, or raise what it raised.
+
+    None where it did not return within `limit_s` seconds: it is left behind on its thread, and that is logged.
+    """
+    try:
+        return BackgroundCall(what, call, limit_s, LeftBehind(what)).wait()
+    except NotAnsweredError as error:
+        _log.warning("%s, and ends with the process at the latest", error)
+        return None
 
 
 class BriefQuestion:

@@ -104,7 +104,6 @@ class Engine:
             self.timers,
             DeadLetterLimits(settings.dead_letter_limit, self._handled),
             fail=self.fail,
-            exception_texts=settings.exception_texts,
         )
         self.results: Publisher = ResultPublisher(self._wake_lane_for)
         if settings.exactly_once:
@@ -143,8 +142,6 @@ class Engine:
         self.back_pressure = BackPressure(
             settings.max_in_flight,
             settings.max_in_flight_bytes,
-            settings.max_parked,
-            settings.max_parked_bytes,
             fetch_size=settings.fetch_size,
             is_paused_by_app=lambda handler: self.app_pauses.of(handler) is not None,
         )
@@ -241,6 +238,9 @@ class Engine:
         topics = TopicWatch(self.routes.topics, cluster.ask_topic_ids)
         self.commits.on_missing_right = rights.check_now
         producing = self.settings.producer_config()
+        if not self.settings.exactly_once:
+            # Dropped at once: a setting that the client refuses ends the start, and not the first result.
+            cluster.producer(producing)
         # Also where no handler writes there: somebody may give a message up.
         make = partial(LastingProducer, partial(cluster.producer, producing), self.clock)
         outlet: Outlet = ProducerOutlet(make, at_once=any(map(writes_outputs, self.all_handlers)))

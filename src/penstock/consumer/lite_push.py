@@ -323,6 +323,14 @@ class LitePushConsumer:
         """End the event loop, which outlives `stop` for those who still run something on it."""
         self._executor.close()
 
+    def committed(self) -> dict[tuple[str, int], int]:
+        """Return the offsets that the group is known to have committed, by topic and partition that this member has."""
+        return {
+            (assignment.topic, assignment.partition): assignment.committed.offset
+            for assignment in self._engine.assignments.all()
+            if assignment.known and assignment.acknowledged
+        }
+
     def statistics(self) -> ConsumerStatistics:
         """Return the counts of this moment, taken from live state."""
         return self._engine.statistics(self._executor.worker_count)

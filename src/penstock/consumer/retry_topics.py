@@ -12,8 +12,10 @@ import logging
 import re
 from collections.abc import Iterable
 
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
+
 from penstock.dead_letters.headers import RETRY_PREFIX, HeaderList, own_headers
-from penstock.message import Record, headers_of
+from penstock.message import Record, headers_of, timestamp_of
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +30,8 @@ _DELAY = re.compile(r"([0-9]{1,9})(ms|s)")
 _PER_SECOND = {"s": 1, "ms": 1000}
 #: The name of anybody's retry topic.
 _RETRY_TOPIC = re.compile(rf"retry\..+\..+\.{_DELAY.pattern}")
-_ORIGIN = re.compile(rb"([a-zA-Z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})")
+#: Topic, partition, offset and, unless a former version wrote it, the timestamp in milliseconds, -1 for none.
+_ORIGIN = re.compile(rb"([a-zA-Z0-9._-]{1,249})/([0-9]{1,9})/([0-9]{1,18})(?:/(-1|[0-9]{1,19}))?")
 
 
 def retry_topic(group: str, topic: str, delay: float) -> str:
@@ -69,27 +72,33 @@ def origin_of(record: Record, source: str) -> tuple[str, int, int]:
 
     The record is as it was fetched, from its own topic, which is `source`, or from the retry topic.
     """
-    own = record.topic(), record.partition(), record.offset()
-    if own[0] == source:
-        # Left over from a stay that is over, as in a message that was put back to work from the dead letters.
-        return own
-    found = _ORIGIN.fullmatch(_last(record, ORIGIN) or b"")
-    if found is None or found[1] != source.encode():
-        return own
+    found = _origin_header(record, source)
+    if found is None:
+        return record.topic(), record.partition(), record.offset()
     return source, int(found[2]), int(found[3])
+
+
+def _origin_header(record: Record, source: str) -> re.Match[bytes] | None:
+    """Return what a record of a retry topic says of where it first came from, or None where it cannot be believed."""
+    if record.topic() == source:
+        # Left over from a stay that is over, as in a message that was put back to work from the dead letters.
+        return None
+    found = _ORIGIN.fullmatch(_last(record, ORIGIN) or b"")
+    return found if found is not None and found[1] == source.encode() else None
 
 
 class RetriedRecord:
     """A record of a retry topic as its handler sees it: from where it first came, in `source`. Read-only.
 
-    An idempotency key made of topic, partition and offset is then the same at every try.
+    What identifies it, topic, partition, offset and timestamp, is then the same at every try.
     """
 
-    __slots__ = ("_place", "fetched")
+    __slots__ = ("_place", "_source", "fetched")
 
     def __init__(self, fetched: Record, source: str) -> None:
         self.fetched = fetched
         self._place = origin_of(fetched, source)
+        self._source = source
 
     def topic(self) -> str:
         """Name of the topic it first came from."""
@@ -119,8 +128,11 @@ class RetriedRecord:
         return len(self.fetched)
 
     def timestamp(self) -> tuple[int, int]:
-        """Timestamp type and milliseconds since the epoch, of the record in the retry topic."""
-        return self.fetched.timestamp()
+        """Timestamp type and milliseconds since the epoch, there; of this record where its header does not say."""
+        found = _origin_header(self.fetched, self._source)
+        if found is None or found[4] is None:
+            return self.fetched.timestamp()
+        return (TIMESTAMP_CREATE_TIME, int(found[4])) if found[4] != b"-1" else (TIMESTAMP_NOT_AVAILABLE, -1)
 
 
 def tries_before(record: Record, source: str) -> int:
@@ -134,12 +146,13 @@ def headers(record: Record, source: str, rounds: int, due: float, attempts: int)
 
     It is `due` at a time in seconds since the epoch, and was tried `attempts` times since it was fetched.
     """
-    topic, partition, offset = origin_of(record, source)
+    first = RetriedRecord(record, source)
+    time = timestamp_of(first)
     return [
         *own_headers(record),
         (ROUND, str(rounds)),
         (DUE, str(int(due * 1000))),
-        (ORIGIN, f"{topic}/{partition}/{offset}"),
+        (ORIGIN, f"{first.topic()}/{first.partition()}/{first.offset()}/{-1 if time is None else time}"),
         (TRIES, str(tries_before(record, source) + attempts)),
     ]
 

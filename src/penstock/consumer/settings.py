@@ -11,6 +11,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
 from penstock import options as check
 from penstock.consumer.failures.limits import DeadLetterLimit
 from penstock.errors import ConfigurationError
+from penstock.option_list import refusing_removed
 from penstock.options import ClientConfig
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ _OWNED = {
 }
 #: Messages that the client hands over in one call, at most.
 _MOST_FETCHED = 1_000_000
+#: The part of `max_in_flight_bytes` that what is set aside may take besides: one in so many.
+PARKED_SHARE = 4
 _COOPERATIVE = "cooperative-sticky"
 #: The client's setting that says how often topics are searched for; below zero, never again.
 _SEARCH_EVERY_MS = "topic.metadata.refresh.interval.ms"
@@ -69,8 +72,6 @@ class LiveSettings(TypedDict, total=False):
     max_concurrency: int | None
     max_in_flight: int | None
     max_in_flight_bytes: int | None
-    max_parked: int | None
-    max_parked_bytes: int | None
     commit_interval: float | None
 
 
@@ -92,15 +93,13 @@ class ConsumerSettings:
             Python's lock, at a third of the CPU, where handlers wait for milliseconds; but what a handler computes
             outside of that lock, and threads and programs that it starts, have that core only. For machines that no
             other such process shares. Linux only.
-        max_in_flight: messages of one partition that may be taken in and not done, parked ones left out; the partition
-            pauses when it stays there, and resumes at half; until then it may take up to twice as many where others
-            have few. May change while running.
-        max_in_flight_bytes: bytes of all messages taken in and not done, parked ones left out; partitions pause there,
-            save those that hold less than a quarter of their even part. May change while running.
-        max_parked: messages of one partition that may be set aside: for a retry, for `key_rate`, for a dead letter to
-            be written, for a completion or the time of a retry topic, or behind such a message. May change while
-            running.
-        max_parked_bytes: bytes of all such messages. May change while running.
+        max_in_flight: messages of one partition that may be taken in and not done; the partition pauses when it stays
+            there, and resumes at half; until then it may take up to twice as many where others have few. What is set
+            aside is left out and has the same limit for itself: for a retry, for `key_rate`, for a dead letter to be
+            written, for a completion or the time of a retry topic, or behind such a message. May change while running.
+        max_in_flight_bytes: bytes of all messages taken in and not done; partitions pause there, save those that hold
+            less than a quarter of their even part. What is set aside is left out, and limited to a quarter of it. May
+            change while running.
         commit_interval: how often the commit points are committed. May change while running.
         stop_timeout: how long a stop waits for what was taken in, running handlers included.
         revoke_timeout: how long a revocation waits for running handlers of the revoked partitions, and for its commit.
@@ -111,7 +110,6 @@ class ConsumerSettings:
         telemetry: where spans and metrics go; None for none.
         exactly_once: whether what handlers return and the offsets it is for are committed in Kafka transactions.
         transaction_interval: how often such a transaction is ended.
-        exception_texts: whether the log shows the texts of what handlers raise, which often quote the message.
         config: librdkafka's keys as they are. Not part of `repr`: passwords are among them.
     """
 
@@ -122,8 +120,6 @@ class ConsumerSettings:
     lanes_per_worker: int = 64
     max_in_flight: int = 10_000
     max_in_flight_bytes: int = 128 * 1024 * 1024
-    max_parked: int = 10_000
-    max_parked_bytes: int = 32 * 1024 * 1024
     commit_interval: float = 1.0
     stop_timeout: float = 25.0
     revoke_timeout: float = 5.0
@@ -134,7 +130,6 @@ class ConsumerSettings:
     telemetry: Telemetry | None = None
     exactly_once: bool = False
     transaction_interval: float = 0.1
-    exception_texts: bool = False
     config: ClientConfig = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -145,8 +140,6 @@ class ConsumerSettings:
             "lanes_per_worker",
             "max_in_flight",
             "max_in_flight_bytes",
-            "max_parked",
-            "max_parked_bytes",
             "fetch_size",
         ):
             check.positive_int(option, getattr(self, option))
@@ -165,7 +158,6 @@ class ConsumerSettings:
                 "give penstock.DeadLetterLimit(consecutive=...) or (ratio=...)"
             )
         check.a_telemetry(self.telemetry)
-        check.a_boolean("exception_texts", self.exception_texts)
         check.a_boolean("one_core", self.one_core)
         check.a_boolean("exactly_once", self.exactly_once)
         check.positive("transaction_interval", self.transaction_interval)
@@ -198,6 +190,11 @@ class ConsumerSettings:
                 f"config['partition.assignment.strategy'] is {strategy!r}; penstock rebalances cooperatively: leave it "
                 f"out, or use {_COOPERATIVE!r} or group.protocol=consumer"
             )
+
+    @property
+    def max_parked_bytes(self) -> int:
+        """Bytes of all messages that may be set aside."""
+        return self.max_in_flight_bytes // PARKED_SHARE
 
     @property
     def reads_committed_only(self) -> bool:
@@ -245,6 +242,8 @@ class ConsumerSettings:
         """Return the configuration of the producer of results, dead letters and retries."""
         return {**_PRODUCER_DEFAULTS, **self.config, "enable.idempotence": True}
 
+
+ConsumerSettings.__init__ = refusing_removed(ConsumerSettings.__init__)  # type: ignore[assignment] # a dataclass makes it
 
 #: Of `message.max.bytes` the most that the client library lets a producer have: what could be read must not be refused
 #: for its size. A topic's own limit counts for what a batch is when it is compressed: a message that came compressed

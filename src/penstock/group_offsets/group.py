@@ -23,9 +23,10 @@ from penstock import clients
 from penstock.clients.asking import ask_again
 from penstock.clients.kafka_errors import code_of, is_missing_right, is_transient, reason
 from penstock.clients.requests import topics as kafka_topics
-from penstock.clients.requests.answers import answered, known_offset
+from penstock.clients.requests.answers import answered
 from penstock.clients.requests.granted_rights import require_rights
 from penstock.clients.requests.group_requests import alter_group_offsets, committed_offsets, describe_groups
+from penstock.clients.requests.log_ends import FIRST, LAST, AskedOffsets
 from penstock.clients.requests.topic_ids import described, id_of
 from penstock.clients.rights import MissingRightError, Operation, Right, group_right, principal_of, topic_right
 from penstock.errors import BrokerConnectionError, PenstockError
@@ -38,8 +39,6 @@ from penstock.options import ClientConfig
 _ANSWER_S = 15.0
 _PASSES_S = 15.0
 _AGAIN_S = 0.2
-_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call] # untyped in the library
-_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call] # the same
 #: What a coordinator answers to a commit from outside of a group that has members, by either protocol of groups.
 _HAS_MEMBERS = frozenset(
     {
@@ -128,8 +127,8 @@ class Group:
             existing = {(topic, number) for topic in topics for number in range(counts.get(topic, 0))}
             parts = sorted(existing | set(committed))
         there = [part for part in parts if part[1] < counts.get(part[0], 0)]
-        starts = self._offsets(dict.fromkeys(there, _EARLIEST))
-        ends = self._offsets(dict.fromkeys(there, _LATEST), IsolationLevel.READ_UNCOMMITTED)
+        starts = self._offsets(dict.fromkeys(there, FIRST))
+        ends = self._offsets(dict.fromkeys(there, LAST), IsolationLevel.READ_UNCOMMITTED)
         logs = {part: range(starts[part], max(starts[part], ends[part])) for part in there}
         positions = [position(self._group, part, committed.get(part), logs.get(part)) for part in parts]
         return GroupState(self._group, state, members, tuple(positions))
@@ -141,7 +140,7 @@ class Group:
         Errors as `state`.
         """
         places = list(parts)
-        latest = self._offsets(dict.fromkeys(places, _LATEST), self._isolation)
+        latest = self._offsets(dict.fromkeys(places, LAST), self._isolation)
         if not isinstance(target, AtTime):
             return latest
         found = self._offsets(dict.fromkeys(places, OffsetSpec.for_timestamp(target.ms)))
@@ -257,15 +256,7 @@ class Group:
             return {}
 
         def ask() -> dict[Part, int]:
-            answers = self._admin.list_offsets(
-                {TopicPartition(*part): spec for part, spec in specs.items()},
-                isolation_level=isolation,
-                request_timeout=_ANSWER_S,
-            )
-            return {
-                (place.topic, place.partition): known_offset(answered(answer, _ANSWER_S))
-                for place, answer in answers.items()
-            }
+            return AskedOffsets(self._admin, specs, _ANSWER_S, isolation).wait()
 
         topics = {topic for topic, _ in specs}
         what = f"the ends of the logs of {', '.join(sorted(topics))} are not told"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -53,15 +53,19 @@ class Effective:
             raise type(error)(f"{error} (from {origin})") from error
 
 
-def effective(**given: Any) -> Effective:
-    """Return what the code gives, under what stands outside of it; `ConfigurationError` where that is wrong."""
+def effective(stated: Collection[str], **given: Any) -> Effective:
+    """Return what the code gives, under what stands outside of it; `ConfigurationError` where that is wrong.
+
+    Of a file that merely lies in the current folder only the options count that the code has not `stated`.
+    """
     values, origins = dict(given), dict[str, str]()
     for layer in layers():
         for option, value in layer.values.items():
             if option == "config":
-                values[option] = {**(values[option] or {}), **value}
-                origins |= {f"config[{name!r}]": layer.origin(option) for name in value}
-            else:
+                found = {name: own for name, own in value.items() if not (layer.fills_in and name in given[option])}
+                values[option] = {**values[option], **found}
+                origins |= {f"config[{name!r}]": layer.origin(option) for name in found}
+            elif not (layer.fills_in and option in stated):
                 # True switches an object on that the code gives, which has arguments of its own.
                 values[option] = (given[option] or True) if value is True else value
                 origins[option] = layer.origin(option)

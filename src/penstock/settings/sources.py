@@ -7,11 +7,12 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigurationError
+from penstock.option_list import REMOVED
 from penstock.options import nearest
 from penstock.settings.model import OPTIONS, PREFIX, TYPE_NAMES, from_environment, typed
 
@@ -35,6 +36,8 @@ class Layer:
     #: Where it stands, for people.
     place: str
     values: Mapping[str, Any]
+    #: Whether it counts only for what the program leaves out: nobody has named it, it lies in the current folder.
+    fills_in: bool = False
 
     def __repr__(self) -> str:
         return f"Layer({self.place}: {', '.join(self.values)})"
@@ -52,7 +55,7 @@ def option_names() -> tuple[str, ...]:
 def layers() -> list[Layer]:
     """Return what each place says, later ones going before earlier ones. `ConfigurationError` where one is wrong."""
     found = [*_from_file(), *_from_environment(), *_from_command_line()]
-    return [Layer(layer.place, _typed(layer)) for layer in found if layer.values]
+    return [replace(layer, values=_typed(layer)) for layer in found if layer.values]
 
 
 def outside() -> dict[str, Any]:
@@ -87,7 +90,7 @@ def _from_file() -> Iterator[Layer]:
     profiles = table.pop(_PROFILES, {})
     if not isinstance(profiles, dict) or not all(isinstance(profile, dict) for profile in profiles.values()):
         raise ConfigurationError(f"{place}: {_PROFILES} must hold tables; write [{_PROFILES}.production]")
-    yield Layer(place, table)
+    yield Layer(place, table, fills_in=not os.environ.get(SETTINGS_VARIABLE))
     for name, settings in profiles.items():
         layer = Layer(f"{place}, profile {name}", settings)
         if name == profile:
@@ -140,6 +143,8 @@ def _of_project(found: Mapping[str, Any], place: str) -> dict[str, Any]:
 def _from_environment() -> Iterator[Layer]:
     for name in os.environ:
         option = name.removeprefix(PREFIX).lower()
+        if name.startswith(PREFIX) and option in REMOVED:
+            raise ConfigurationError(f"{name} is no setting any more: {REMOVED[option]}")
         if name.startswith(PREFIX) and option not in OPTIONS and (near := nearest(option, OPTIONS, _ALIKE_VARIABLE)):
             raise ConfigurationError(f"{name} is no setting; did you mean {PREFIX}{near.upper()}?")
     yield Layer("the environment", from_environment())
@@ -156,6 +161,8 @@ def _typed(layer: Layer) -> dict[str, Any]:
 
 
 def _value(layer: Layer, option: str, value: object) -> Any:
+    if option in REMOVED:
+        raise ConfigurationError(f"{layer.place}: {option} is no setting any more: {REMOVED[option]}")
     if option not in OPTIONS:
         near = nearest(option, OPTIONS, _ALIKE)
         known = f"did you mean {near}?" if near else f"settings are {', '.join(OPTIONS)}"

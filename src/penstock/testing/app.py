@@ -25,7 +25,7 @@ from penstock.consumer.handlers.environment.lifespan import enter_all
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.patterns import TopicPatterns
 from penstock.errors import ConfigurationError, PenstockError, StoppedError
-from penstock.message import Message
+from penstock.message import Message, calling_handlers_of
 from penstock.testing.memory.broker import TestBroker
 from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
 from penstock.testing.task_runner import TaskRunner
@@ -351,17 +351,20 @@ class TestApp:
     def _work(self) -> bool:
         """Let handlers run as far as they get; tell whether one did."""
         worked = False
-        for worker in self._running().workers:
-            if worker.slot.kind is Kind.THREAD:
-                while worker.take():
-                    worked = True
-                    while worker.work is not None:
-                        worker.go_on(_call(worker))
-        return (self._tasks is not None and self._tasks.work()) or worked
+        with calling_handlers_of(self.app.name):
+            for worker in self._running().workers:
+                if worker.slot.kind is Kind.THREAD:
+                    while worker.take():
+                        worked = True
+                        while worker.work is not None:
+                            worker.go_on(_call(worker))
+            return (self._tasks is not None and self._tasks.work()) or worked
 
     def _wait(self, seconds: float) -> None:
         """Serve a rebalance callback that waits for handlers: they go on, or else the clock does."""
-        if self._tasks is None or not self._tasks.work():
+        with calling_handlers_of(self.app.name):
+            worked = self._tasks is not None and self._tasks.work()
+        if not worked:
             self.broker.advance(seconds)
 
     def _traces(self) -> tuple[object, ...]:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         clean_barrier,
         create_barrier_table,
     )
+    from penstock.transactions.inboxes import create_inbox_table, inbox
     from penstock.transactions.stores.file import FileStore
     from penstock.transactions.stores.sql.store import SqlStore
 
@@ -79,6 +80,8 @@ __all__ = [
     "barrier_check",
     "clean_barrier",
     "create_barrier_table",
+    "create_inbox_table",
+    "inbox",
     "new_id",
 ]
 
@@ -92,6 +95,8 @@ _HOME_OF = {
     "barrier_check": "penstock.transactions.barriers",
     "clean_barrier": "penstock.transactions.barriers",
     "create_barrier_table": "penstock.transactions.barriers",
+    "create_inbox_table": "penstock.transactions.inboxes",
+    "inbox": "penstock.transactions.inboxes",
 }
 
 

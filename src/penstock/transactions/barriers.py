@@ -17,7 +17,17 @@ from typing import Any, Protocol
 
 from penstock.errors import ConfigurationError, TransactionRefusedError
 from penstock.options import a_callable, positive
-from penstock.transactions.connections import Kind, UserConnection, adopt, is_lock_error, is_no_table_error, quoted
+from penstock.transactions.connections import (
+    NOW,
+    Kind,
+    UserConnection,
+    adopt,
+    age_s,
+    create_table,
+    insert_absent,
+    is_lock_error,
+    table_name,
+)
 from penstock.transactions.model import HalfMessage, TransactionState
 from penstock.transactions.producer.check_responder import CHECK_TIMEOUT_S
 from penstock.transactions.wire.ids import is_id
@@ -29,12 +39,6 @@ _SHORT_WRITE_S = 0.1
 #: Name of the barrier's table, where none is given.
 DEFAULT_TABLE = "penstock_barrier"
 
-#: Seconds since 1970, by the database's clock.
-_NOW = {
-    Kind.SQLITE: "CAST(strftime('%s', 'now') AS INTEGER)",
-    Kind.POSTGRESQL: "CAST(extract(epoch FROM clock_timestamp()) AS BIGINT)",
-    Kind.MYSQL: "UNIX_TIMESTAMP()",
-}
 _COLUMNS = {
     Kind.SQLITE: "id TEXT NOT NULL PRIMARY KEY, state TEXT NOT NULL, at INTEGER NOT NULL",
     Kind.POSTGRESQL: "id TEXT NOT NULL PRIMARY KEY, state TEXT NOT NULL, at BIGINT NOT NULL",
@@ -65,13 +69,9 @@ def create_barrier_table(connection: object, *, table: str = DEFAULT_TABLE, sche
         ConfigurationError: the connection or a name is of no known kind.
     """
     user = adopt(connection)
-    name = _name(user.kind, table, schema)
-    if user.kind is Kind.POSTGRESQL:
-        # CREATE TABLE IF NOT EXISTS fails when two do it at once.
-        user.run("SELECT pg_advisory_xact_lock(hashtextextended('penstock barrier', 0))")
+    name = table_name(user.kind, table, schema)
     engine = " ENGINE = InnoDB" if user.kind is Kind.MYSQL else ""
-    user.run(f"CREATE TABLE IF NOT EXISTS {name} ({_COLUMNS[user.kind]}){engine}")
-    user.commit()
+    create_table(user, f"CREATE TABLE IF NOT EXISTS {name} ({_COLUMNS[user.kind]}){engine}")
 
 
 def barrier(connection: object, tx: HasId | str, *, table: str = DEFAULT_TABLE, schema: str | None = None) -> None:
@@ -96,7 +96,7 @@ def barrier(connection: object, tx: HasId | str, *, table: str = DEFAULT_TABLE, 
             table is not there.
     """
     user = adopt(connection)
-    name = _name(user.kind, table, schema)
+    name = table_name(user.kind, table, schema)
     transaction_id = tx if isinstance(tx, str) else tx.transaction_id
     if not is_id(transaction_id):
         raise ConfigurationError("tx is no transaction's id: give the Transaction, or its transaction_id")
@@ -150,7 +150,7 @@ def barrier_check(
     a_callable("connect", connect)
     if lock_timeout is not None:
         positive("lock_timeout", lock_timeout)
-    _name(Kind.SQLITE, table, schema)
+    table_name(Kind.SQLITE, table, schema)
     return BarrierCheck(connect, table, schema, lock_timeout)
 
 
@@ -181,7 +181,7 @@ class BarrierCheck:
         connection = self.connect()
         try:
             user = adopt(connection)
-            name = _name(user.kind, self.table, self.schema)
+            name = table_name(user.kind, self.table, self.schema)
             return _settle(user, name, half.transaction_id, self._wait_s(user.kind))
         except Exception as error:
             if not is_lock_error(error):
@@ -217,15 +217,11 @@ def clean_barrier(
     Raises:
         ConfigurationError: the age is no `timedelta` above zero, or the connection or a name is of no known kind.
     """
-    if not isinstance(older_than, timedelta):
-        raise ConfigurationError(
-            f"older_than must be a timedelta, as timedelta(days=7), but is {older_than!r}, which has no unit"
-        )
-    positive("older_than", older_than.total_seconds())
+    age = age_s("older_than", older_than)
     user = adopt(connection)
     answer = user.run(
-        f"DELETE FROM {_name(user.kind, table, schema)} WHERE at < {_NOW[user.kind]} - :age",  # noqa: S608 - the name is quoted
-        age=int(older_than.total_seconds()),
+        f"DELETE FROM {table_name(user.kind, table, schema)} WHERE at < {NOW[user.kind]} - :age",  # noqa: S608 - the name is quoted
+        age=age,
     )
     user.commit()
     return answer.count
@@ -265,21 +261,8 @@ def _lock_timeout(user: UserConnection, seconds: float) -> Iterator[None]:
 
 def _insert(user: UserConnection, name: str, transaction_id: str, state: str) -> bool:
     """Insert a row unless the id has one; wait for whoever is inserting one. Return whether it is this one."""
-    ignore, unless = ("IGNORE", "") if user.kind is Kind.MYSQL else ("", "ON CONFLICT (id) DO NOTHING")
-    try:
-        answer = user.run(
-            f"INSERT {ignore} INTO {name} (id, state, at) VALUES (:id, :state, {_NOW[user.kind]}) {unless}",  # noqa: S608 - the name is quoted
-            id=transaction_id,
-            state=state,
-        )
-    except Exception as error:
-        if not is_no_table_error(error):
-            raise
-        raise ConfigurationError(
-            f"the barrier's table {name} is not there, so transaction {transaction_id} cannot pass it; make it once, "
-            "with create_barrier_table(connection)"
-        ) from error
-    return answer.count == 1
+    rows = f"(:id, :state, {NOW[user.kind]})"
+    return insert_absent(user, name, "id, state, at", rows, "create_barrier_table", id=transaction_id, state=state) == 1
 
 
 def _committed(user: UserConnection, name: str, transaction_id: str) -> bool:
@@ -287,7 +270,3 @@ def _committed(user: UserConnection, name: str, transaction_id: str) -> bool:
     latest = "LOCK IN SHARE MODE" if user.kind is Kind.MYSQL else ""
     statement = f"SELECT 1 FROM {name} WHERE id = :id AND state = 'COMMITTED' {latest}"  # noqa: S608 - the name is quoted
     return bool(user.run(statement, id=transaction_id).rows)
-
-
-def _name(kind: Kind, table: str, schema: str | None) -> str:
-    return quoted(table, kind) if schema is None else f"{quoted(schema, kind)}.{quoted(table, kind)}"

@@ -10,10 +10,12 @@ import re
 import sqlite3
 import sys
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from penstock.errors import ConfigurationError
+from penstock.options import positive
 
 if TYPE_CHECKING:
     import psycopg
@@ -29,7 +31,7 @@ _MYSQL_LOCKED = frozenset({1205, 1213})
 #: PostgreSQL's code of an undefined table; MariaDB's and MySQL's.
 _POSTGRESQL_NO_TABLE = "42P01"
 _MYSQL_NO_TABLE = 1146
-_PARAMETER = re.compile(r":([a-z_]+)")
+_PARAMETER = re.compile(r":([a-z_][a-z_0-9]*)")
 _AUTOCOMMIT = (
     "the connection is in autocommit mode and no transaction is open on it: each statement would stand for itself; "
     "begin a transaction first, or open the connection without autocommit"
@@ -44,6 +46,14 @@ class Kind(Enum):
     POSTGRESQL = "postgresql"
     #: MariaDB, too.
     MYSQL = "mysql"
+
+
+#: Seconds since 1970, by the database's clock.
+NOW = {
+    Kind.SQLITE: "CAST(strftime('%s', 'now') AS INTEGER)",
+    Kind.POSTGRESQL: "CAST(extract(epoch FROM clock_timestamp()) AS BIGINT)",
+    Kind.MYSQL: "UNIX_TIMESTAMP()",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +266,45 @@ def quoted(name: str, kind: Kind) -> str:
     if not name or "\0" in name or ":" in name or "%" in name:
         raise ConfigurationError(f"a table's or schema's name must be text without ':', '%' and NUL, but is {name!r}")
     return f"{mark}{name.replace(mark, 2 * mark)}{mark}"
+
+
+def table_name(kind: Kind, table: str, schema: str | None) -> str:
+    """Return a table's name, in its schema where one is given, as a database's SQL says it."""
+    return quoted(table, kind) if schema is None else f"{quoted(schema, kind)}.{quoted(table, kind)}"
+
+
+def create_table(user: UserConnection, statement: str) -> None:
+    """Run a `CREATE TABLE IF NOT EXISTS`, and commit."""
+    if user.kind is Kind.POSTGRESQL:
+        # It fails when two do it at once.
+        user.run("SELECT pg_advisory_xact_lock(hashtextextended('penstock', 0))")
+    user.run(statement)
+    user.commit()
+
+
+def insert_absent(user: UserConnection, name: str, columns: str, rows: str, made_by: str, **values: object) -> int:
+    """Insert those rows whose key is not there, and return how many; wait for whoever is inserting the same key.
+
+    `rows` are lists in parentheses, with parameters for `values`. `ConfigurationError` that names the function
+    `made_by` where there is no such table.
+    """
+    ignore, unless = ("IGNORE", "") if user.kind is Kind.MYSQL else ("", "ON CONFLICT DO NOTHING")
+    try:
+        return user.run(f"INSERT {ignore} INTO {name} ({columns}) VALUES {rows} {unless}", **values).count  # noqa: S608 - the name is quoted
+    except Exception as error:
+        if not is_no_table_error(error):
+            raise
+        raise ConfigurationError(f"table {name} is not there; make it once, with {made_by}(connection)") from error
+
+
+def age_s(option: str, age: timedelta) -> int:
+    """Return an age in whole seconds; `ConfigurationError` where it is no `timedelta` above zero."""
+    if not isinstance(age, timedelta):
+        raise ConfigurationError(
+            f"{option} must be a timedelta, as timedelta(days=7), but is {age!r}, which has no unit"
+        )
+    positive(option, age.total_seconds())
+    return int(age.total_seconds())
 
 
 def is_lock_error(error: BaseException) -> bool:

@@ -72,7 +72,7 @@ def test_what_cannot_be_a_message_is_not_tried_again_and_dead_letters_are_publis
             failing(message)
         return Outgoing("a", object() if message.offset == 0 else b"fine")
 
-    one = handler(work, retry_policy=quickly(2), on_failure="dead_letter")
+    one = handler(work, retry=quickly(2), on_failure="dead_letter")
     given = [Row(b"x", 0, value=b"body"), Row(b"x", 1), Row(b"a", 2, headers=[("trace", b"1")])]
     rows, report = publish_task(given, {"orders": one})
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_a_message_is_not_tried_again_and_dead_letters_are_publis
 
 def test_what_a_handler_raised_is_named_by_its_kind_and_place_without_its_text() -> None:
     with pytest.raises(SinkError, match=r"last with ValueError \(handler_rows.py line \d+, failing\)") as caught:
-        run_task([Row(b"a", 5)], {"orders": handler(failing, retry_policy=ONCE)})
+        run_task([Row(b"a", 5)], {"orders": handler(failing, retry=ONCE)})
 
     # What Spark writes down: the error with all that is chained to it and shown.
     assert "no use for 5" not in "".join(traceback.format_exception(caught.value))
@@ -101,7 +101,7 @@ def test_a_task_that_loses_everything_is_stopped_by_the_limit() -> None:
     with pytest.raises(SinkError, match=r"3 messages were given up in a row .* orders\[0\]@3 is not given up"):
         publish_task(
             rows,
-            {"orders": handler(failing, retry_policy=ONCE, on_failure="dead_letter")},
+            {"orders": handler(failing, retry=ONCE, on_failure="dead_letter")},
             dead_letter_limit=DeadLetterLimit(consecutive=3),
         )
 

@@ -49,7 +49,7 @@ def test_a_key_with_a_fifth_of_all_keeps_its_order_through_failures_and_a_stop_i
     hold_at = sum(one.partition() == 0 for one in read_all(broker.bootstrap_servers, topic)) // 2
     work = logging_handler(log, fails_once=50, hold_at=hold_at)
     sink = HandlerSink(
-        {topic: handler(work, retry_policy=retry(3, wait=lambda _: 0.05))},
+        {topic: handler(work, retry=retry(3, wait=lambda _: 0.05))},
         group="skew",
         parallelism=2,
         telemetry=recorded.telemetry(),

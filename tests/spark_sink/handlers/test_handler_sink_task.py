@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from handler_rows import ONCE, Row, batches_of, quickly, run_task
 
+from penstock import create_inbox_table, inbox
 from penstock.consumer import CallNext, WorkerResource, handler
 from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
 from penstock.errors import SinkError
-from penstock.message import Message
+from penstock.message import Message, handler_thread
 from penstock.spark_sink.sinks.handlers.rows import MOST_SENDERS, lane_numbers
 
 
@@ -46,11 +50,7 @@ def test_a_task_reports_what_became_of_its_rows_and_its_largest_lane() -> None:
 
     report = run_task(
         rows,
-        {
-            "orders": handler(
-                work, retry_policy=quickly(2), on_failure="drop", filter=lambda message: message.offset != 7
-            )
-        },
+        {"orders": handler(work, retry=quickly(2), on_failure="drop", filter=lambda message: message.offset != 7)},
     )
 
     assert (report.task, report.attempt, report.rows, report.heaviest_lane) == (2, 1, 8, 4)
@@ -154,7 +154,7 @@ def test_an_async_handler_that_fails_for_good_ends_what_is_under_way_and_what_su
 
     rows = [Row(b"a", 0), Row(b"b", 1)]
     with pytest.raises(SinkError, match=r"failed orders\[0\]@1"):
-        run_task(rows, {"orders": handler(work, retry_policy=ONCE)}, lifespans=(span,))
+        run_task(rows, {"orders": handler(work, retry=ONCE)}, lifespans=(span,))
 
     assert ended == [0, "lifespan"]
 
@@ -203,3 +203,22 @@ def test_rows_without_a_place_or_a_handler_are_refused_with_a_sentence() -> None
         lane_numbers({"payments": ordering}, columns)
     with pytest.raises(SinkError, match="column offset of the frame for handlers is NULL in 1 rows"):
         lane_numbers({"orders": ordering}, {**columns, "offset": pa.array([1, None], pa.int64())})
+
+
+def test_the_inbox_knows_the_group_of_handlers_of_a_task(tmp_path: Path) -> None:
+    def record(message: Message) -> None:
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
+            assert inbox(connection, message)
+
+    async def on_loop(message: Message) -> None:
+        await asyncio.sleep(0)
+        record(message)
+
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        create_inbox_table(connection)
+        for topic, function in (("orders", record), ("refunds", on_loop)):
+            run_task([Row(b"k", 1, topic=topic)], {topic: handler(function)})
+        found = connection.execute("SELECT consumer_group, topic FROM penstock_inbox ORDER BY topic").fetchall()
+
+    assert found == [("billing", "orders"), ("billing", "refunds")]
+    assert handler_thread.group is None

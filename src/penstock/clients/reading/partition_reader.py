@@ -209,10 +209,10 @@ class PartitionReader:
         """Note that brokers answer; who asks them something beside reading may note it, too."""
         self.heard_at, self.trouble = time.monotonic(), None
 
-    def close(self, limit_s: float = CLOSE_S) -> None:
-        """Close the connections, within `limit_s` seconds: what hangs is left behind."""
+    def close(self, limit_s: float | None = None) -> None:
+        """Close the connections, within `limit_s` seconds, or `CLOSE_S`: what hangs is left behind."""
         self._is_closed = True
-        end_within(limit_s, f"closing the reader of {self._group}", self.consumer.close)
+        end_within(CLOSE_S if limit_s is None else limit_s, f"closing the reader of {self._group}", self.consumer.close)
 
     def __enter__(self) -> Self:
         return self

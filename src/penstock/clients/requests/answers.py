@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo  # type: ignore[attr-defined] # not in its __all__
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
 from penstock.clients.asking import ask_again
 from penstock.clients.bounded_calls import Disposable, LeftBehind
@@ -16,6 +17,7 @@ from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.errors import BrokerConnectionError
 
 T = TypeVar("T")
+KeyT = TypeVar("KeyT")
 
 #: Seconds a broker may take to answer before it counts as unreachable.
 CONNECT_TIMEOUT_S = 15.0
@@ -80,19 +82,30 @@ def answered(question: Future[T], timeout_s: float) -> T:
         raise KafkaException(error) from None
 
 
-def known_offset(answer: ListOffsetsResultInfo) -> int:
-    """Return the offset in an answer of `AdminClient.list_offsets`; `KafkaException` where it holds none: try again.
+class Asked(Generic[KeyT, T]):
+    """Questions to an admin client, one for each key, that were sent together and have one time limit, which we hold.
 
-    Where a partition has no leader for a moment, the client library (2.16, seen) may answer with an invalid offset.
-    Taken for the end of a log, it would mean that all in it is gone.
+    The library may answer them `LATE_S` after its own limit of `timeout_s` seconds.
     """
-    if answer.offset == OFFSET_INVALID:
-        raise KafkaException(
-            KafkaError(
-                KafkaError.LEADER_NOT_AVAILABLE, "the answer holds no offset: the partition may have no leader yet"
-            )
-        )
-    return int(answer.offset)
+
+    def __init__(self, questions: Mapping[KeyT, Future[T]], timeout_s: float) -> None:
+        self._questions = questions
+        self._deadline = time.monotonic() + timeout_s + LATE_S
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all are answered, or their time is over: `answers` does not wait then."""
+        return time.monotonic() >= self._deadline or all(question.done() for question in self._questions.values())
+
+    def answers(self) -> tuple[dict[KeyT, T], dict[KeyT, KafkaException]]:
+        """Return what was answered, and why something was not, waiting for it until the time is over."""
+        found, failed = dict[KeyT, T](), dict[KeyT, KafkaException]()
+        for key, question in self._questions.items():
+            try:
+                found[key] = answered(question, max(0.0, self._deadline - time.monotonic()))
+            except KafkaException as error:
+                failed[key] = error
+        return found, failed
 
 
 def asked_until_ready(question: Callable[[], T], limit_s: float) -> T:

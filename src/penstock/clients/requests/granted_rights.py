@@ -6,24 +6,23 @@ or a group the brokers tell what the client may do with it (KIP-430), whatever t
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka_errors import is_missing_right
-from penstock.clients.requests.answers import LATE_S, answered
+from penstock.clients.requests.answers import Asked
 from penstock.clients.requests.group_requests import describe_groups
 from penstock.clients.rights import MissingRightError, Resource, Right
 
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 5.0
-#: What every client may that gets an answer on a topic or a group: an answer without it is none.
-_TOLD = "DESCRIBE"
+#: What every client may that gets an answer on a topic or a group.
+_ALWAYS = "DESCRIBE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +46,35 @@ class AskedRights:
     def __init__(self, admin: AdminClient, needed: Iterable[Right], timeout_s: float) -> None:
         self._admin = admin
         self._needed = list(dict.fromkeys(needed))
-        self._deadline = time.monotonic() + timeout_s + LATE_S
         topics, groups = self._names(Resource.TOPIC), self._names(Resource.GROUP)
-        self._asked: dict[tuple[Resource, str], Future[Any]] = {}
+        asked: dict[tuple[Resource, str], Future[Any]] = {}
         if topics:
             names = TopicCollection(topics)
             found = admin.describe_topics(names, request_timeout=timeout_s, include_authorized_operations=True)
-            self._asked |= {(Resource.TOPIC, name): future for name, future in found.items()}
+            asked |= {(Resource.TOPIC, name): future for name, future in found.items()}
         if groups:
             found = describe_groups(admin, groups, with_rights=True)
-            self._asked |= {(Resource.GROUP, name): future for name, future in found.items()}
+            asked |= {(Resource.GROUP, name): future for name, future in found.items()}
+        self._asked = Asked(asked, timeout_s)
 
     def _names(self, kind: Resource) -> list[str]:
         return list(dict.fromkeys(right.name for right in self._needed if right.resource is kind))
 
     def answer(self) -> Rights | None:
         """Return what was answered; None as long as it is not complete and its time is not over."""
-        is_over = time.monotonic() >= self._deadline
-        return self.wait() if is_over or all(future.done() for future in self._asked.values()) else None
+        return self.wait() if self._asked.is_over else None
 
     def wait(self) -> Rights:
         """Return what was answered, waiting for it until its time is over."""
-        answers = {place: _held(future, self._deadline) for place, future in self._asked.items()}
+        found, failed = self._asked.answers()
+        allowed = {place: {each.name for each in topic.authorized_operations or ()} for place, topic in found.items()}
+        # An answer without what every client may that gets one is none.
+        allowed = {place: names for place, names in allowed.items() if _ALWAYS in names}
+        allowed |= {place: set() for place, error in failed.items() if is_missing_right(error)}
         held, missing, unknown = list[Right](), list[Right](), list[Right]()
         for right in self._needed:
-            names = answers.get((right.resource, right.name))
-            which = unknown if names is None else held if right.operation.name in names else missing
+            operations = allowed.get((right.resource, right.name))
+            which = unknown if operations is None else held if right.operation.name in operations else missing
             which.append(right)
         return Rights(tuple(held), tuple(missing), tuple(unknown))
 
@@ -92,13 +94,3 @@ def require_rights(
     """
     if missing := missing_rights(admin, needed, timeout_s):
         raise MissingRightError(what, missing, principal)
-
-
-def _held(asked: Future[Any], deadline: float) -> Sequence[str] | None:
-    """Return the operations that the client may do, by the client library's names; None where that is not known."""
-    try:
-        operations = answered(asked, max(0.0, deadline - time.monotonic())).authorized_operations
-    except KafkaException as error:
-        return () if is_missing_right(error) else None
-    names = [operation.name for operation in operations or ()]
-    return names if _TOLD in names else None

@@ -6,7 +6,6 @@ Asked by name, the brokers say why a topic cannot be seen: that there is none, o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.clients.causes import ClientWords
 from penstock.clients.kafka_errors import reason
-from penstock.clients.requests.answers import LATE_S, answered
+from penstock.clients.requests.answers import Asked
 
 #: Seconds that a broker may take to answer.
 _ANSWER_S = 5.0
@@ -30,17 +29,10 @@ def described(
     names = sorted(set(topics))
     if not names:
         return {}, {}
-    futures: dict[str, Future[Any]] = admin.describe_topics(
+    asked = admin.describe_topics(
         TopicCollection(names), include_authorized_operations=with_operations, request_timeout=timeout_s
     )
-    found: dict[str, Any] = {}
-    failed: dict[str, KafkaException] = {}
-    for name, future in futures.items():
-        try:
-            found[name] = answered(future, timeout_s + LATE_S)
-        except KafkaException as error:
-            failed[name] = error
-    return found, failed
+    return Asked(asked, timeout_s).answers()
 
 
 def id_of(description: Any) -> str | None:
@@ -66,34 +58,32 @@ class AskedTopicIds:
 
     def __init__(self, admin: AdminClient, topics: Iterable[str], timeout_s: float) -> None:
         self._admin = admin
-        self._timeout_s = timeout_s + LATE_S
-        self.futures: dict[str, Future[Any]] = admin.describe_topics(
-            TopicCollection(list(topics)), request_timeout=timeout_s
-        )
+        asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+        self._asked: Asked[str, Any] = Asked(asked, timeout_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is answered, or its time is over."""
+        return self._asked.is_over
 
     def answer(self) -> TopicIds | None:
-        """Return what was answered; None as long as it is not complete."""
-        return self.wait() if all(future.done() for future in self.futures.values()) else None
+        """Return what was answered; None as long as it is not complete and its time is not over."""
+        return self.wait() if self._asked.is_over else None
 
     def wait(self) -> TopicIds:
-        """Return what was answered, waiting for it."""
-        ids, failures, absent, is_answered = {}, {}, set(), False
-        for topic, future in self.futures.items():
-            try:
-                ids[topic] = id_of(answered(future, self._timeout_s))
-            except KafkaException as error:
-                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    absent.add(topic)
-                failures[topic] = reason(error)
-                # Numbers below zero are the client's own errors: no broker has said anything.
-                is_answered |= error.args[0].code() > 0
+        """Return what was answered, waiting for it until its time is over."""
+        found, failed = self._asked.answers()
+        failures = {topic: reason(error) for topic, error in failed.items()}
+        codes = {topic: error.args[0].code() for topic, error in failed.items()}
+        absent = frozenset(topic for topic, code in codes.items() if code == KafkaError.UNKNOWN_TOPIC_OR_PART)
         words: ClientWords | None = getattr(self._admin, "words", None)
         if words is not None:
             # Why no broker answers stands in the client's log alone, which it hears of here.
             self._admin.poll(0)
-            if ids or is_answered:
+            # Numbers below zero are the client's own errors: no broker has said anything.
+            if found or any(code > 0 for code in codes.values()):
                 words.clear()
             elif words.cause is not None:
                 failures = {topic: f"{why}; {words.cause}" for topic, why in failures.items()}
-        found = {topic: known for topic, known in ids.items() if known is not None}
-        return TopicIds(found, frozenset(absent), failures)
+        ids = {topic: known for topic, described in found.items() if (known := id_of(described)) is not None}
+        return TopicIds(ids, absent, failures)

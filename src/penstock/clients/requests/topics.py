@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource, ResourceType  # type: ignore[attr-defined] # not in its __all__
 from confluent_kafka.cimpl import NewTopic
 
@@ -16,6 +16,7 @@ from penstock.clients.asking import ask_again
 from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.kinds import REPLICATION_FACTOR
 from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, LATE_S, answered, first_answer
+from penstock.clients.requests.topic_ids import described
 from penstock.clients.rights import THIS_CLIENT, MissingRightError, Operation, topic_right
 from penstock.errors import PenstockError, TopicNotFoundError
 
@@ -68,16 +69,7 @@ def hidden_topics(admin: AdminClient, topics: Iterable[str], timeout_s: float = 
 
     The list of all topics leaves out both them and what does not exist; asked by name, the brokers tell them apart.
     """
-    names = sorted(set(topics))
-    if not names:
-        return []
-    hidden = []
-    for name, future in admin.describe_topics(TopicCollection(names), request_timeout=timeout_s).items():
-        try:
-            answered(future, timeout_s + LATE_S)
-        except KafkaException as error:
-            hidden += [name] if is_missing_right(error) else []
-    return hidden
+    return [name for name, error in described(admin, topics, timeout_s)[1].items() if is_missing_right(error)]
 
 
 def require_topics(

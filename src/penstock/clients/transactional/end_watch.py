@@ -1,9 +1,11 @@
-"""Whether the end of a Kafka transaction is known: the client library's own retries are watched.
+"""What the client library says of a Kafka transaction in its log alone; above all, whether its end is known.
 
 librdkafka (2.16, seen) repeats an EndTxn whose answer was lost, inside one call of `commit_transaction`, with the same
 producer id and epoch, and then reports success. The first one may still be on its way, and would end whatever this
 producer has open when it arrives (KAFKA-17754). So an end that was repeated is an end in doubt, even if it was answered
 well. The only sign of it is a line of the library's log; the watch stands where the client expects its logger.
+
+The same log has which topics the broker did not let into the transaction: their messages fail as purged, all alike.
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ from typing import Protocol
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from penstock.clients.kafka_errors import reason
+from penstock.clients.transactional.faults import not_let_in
 from penstock.errors import PenstockError
 
 #: What the library is asked to log: every EndTxn that was answered or lost, among thirty lines a transaction.
 CONTEXT = "eos"
 
 _END = "ENDTXN"
+_ADD = "ADDPARTS"
+_GET_ID = "GETPID"
+_CONCURRENT = "concurrent operation"
 _FAILED = "FAIL"
 #: Answers after which no request of that kind is under way any more.
 _ANSWERED = (
@@ -59,7 +65,7 @@ class ClientLog(Protocol):
 
 
 class EndWatch:
-    """Reads the library's log for ends that were repeated, and passes on to `log` what its user wants to read.
+    """Reads the library's log of one producer, and passes on to `log` what its user wants to read.
 
     Written by the thread that serves the producer, read by it: one thread at a time.
     """
@@ -69,6 +75,11 @@ class EndWatch:
         self._debugging = debugging
         self._ends = 0
         self._sign: str | None = None
+        #: Topics that the broker did not let into the transaction, with its reason, since the last `begin`.
+        self.refused: dict[str, str] = {}
+        #: Whether it answered since then, to who asks for a transactional id, that its last transaction, whose end is
+        #: decided, waits for its markers.
+        self.is_concurrent = False
 
     def log(self, level: int, text: str, /, *arguments: object) -> None:
         """Take a line from the client library: its kind, the client's name and what it says are the arguments."""
@@ -79,13 +90,18 @@ class EndWatch:
                 self._sign = "its end was sent more than once"
         elif kind == _FAILED and _WAS_UP in said:
             self._sign = self._sign or "a connection ended while it was open"
+        elif kind == _ADD and (refused := not_let_in(said)) is not None:
+            self.refused.update([refused])
+        elif kind == _GET_ID and _CONCURRENT in said:
+            self.is_concurrent = True
         if level > logging.DEBUG or self._debugging:
             self._log.log(level, text, *arguments)
 
     def begin(self) -> None:
-        """A transaction begins: what was before does not count."""
+        """A transaction begins, or a transactional id is asked for: what was before does not count."""
         self._ends = 0
         self._sign = None
+        self.refused, self.is_concurrent = {}, False
 
     def commit(self, producer: Producer, timeout_s: float) -> None:
         """End the transaction with a commit, and return once it is known to be committed.

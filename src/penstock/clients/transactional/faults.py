@@ -13,8 +13,6 @@ from enum import Enum
 
 from confluent_kafka import KafkaError
 
-from penstock.clients.transactional.end_watch import ClientLog
-
 
 class Blamed(Enum):
     """Whose fault an error of a message is."""
@@ -116,9 +114,6 @@ class Blame:
         self.cause = f"{topic} takes no message: {why}"
 
 
-_ADD = "ADDPARTS"
-_GET_ID = "GETPID"
-_CONCURRENT = "concurrent operation"
 #: The first is what is tried again (a topic that is not there), the second what is not (one that is forbidden).
 _REFUSED = re.compile(
     r'(?:AddPartitionsToTxn response:|Failed to add) partition "(?P<topic>[^"]+)":? '
@@ -129,36 +124,14 @@ _FORBIDDEN = "Topic authorization failed"
 _TOPICS_ANSWERS = ("Unknown topic or partition", _FORBIDDEN)
 
 
+def not_let_in(said: str) -> tuple[str, str] | None:
+    """Return the topic that a line of the library's log says the broker did not let into a transaction, and why."""
+    found = _REFUSED.search(said)
+    if found is None or not any(answer in found["why"] for answer in _TOPICS_ANSWERS):
+        return None
+    return found["topic"], found["why"]
+
+
 def is_forbidden(why: str) -> bool:
     """Tell whether a topic was not let into a transaction for want of the right to write there."""
     return _FORBIDDEN in why
-
-
-class AddWatch:
-    """Reads in the client library's log which topics the broker did not let into a transaction; passes all on.
-
-    Written and read by the thread that serves the producer.
-    """
-
-    def __init__(self, log: ClientLog) -> None:
-        self._log = log
-        #: Reasons by topic, since the last `begin`.
-        self.refused: dict[str, str] = {}
-        #: Whether it answered since then, to who asks for a transactional id, that its last transaction, whose end is
-        #: decided, waits for its markers.
-        self.is_concurrent = False
-
-    def begin(self) -> None:
-        """A transaction begins, or a transactional id is asked for."""
-        self.refused, self.is_concurrent = {}, False
-
-    def log(self, level: int, text: str, /, *arguments: object) -> None:
-        """Take a line from the client library: its kind, the client's name and what it says are the arguments."""
-        kind, said = (arguments[0], str(arguments[-1])) if arguments else (None, "")
-        if kind == _ADD:
-            found = _REFUSED.search(said)
-            if found is not None and any(answer in found["why"] for answer in _TOPICS_ANSWERS):
-                self.refused[found["topic"]] = found["why"]
-        elif kind == _GET_ID and _CONCURRENT in said:
-            self.is_concurrent = True
-        self._log.log(level, text, *arguments)

@@ -31,7 +31,7 @@ from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import Operation, Right, topic_right
 from penstock.clients.transactional.end_watch import EndWatch, UnknownEndError
 from penstock.clients.transactional.errors import GivenUpError, IdLostError, NotOpenedError
-from penstock.clients.transactional.faults import AddWatch, Blame, is_forbidden
+from penstock.clients.transactional.faults import Blame, is_forbidden
 from penstock.clients.transactional.initialisation import initialise
 from penstock.clients.transactional.missing_rights import MissingRights
 from penstock.clients.transactional.pace import Pace
@@ -151,11 +151,10 @@ class TransactionalWriter:
         # When the transaction under way began, and how many messages of it were handed to the library.
         self._begun = 0.0
         self._handed = 0
-        self._ends = EndWatch(clients.log_of(config), debugging=bool(config.get("debug")))
-        self._added = AddWatch(self._ends)
+        self._watch = EndWatch(clients.log_of(config), debugging=bool(config.get("debug")))
         timeout_s = self._timeout_s
         self._settings = producer_settings(config, transactional_id, timeout_s, apart=apart, reports_all=reports_all)
-        self._settings["logger"] = self._added
+        self._settings["logger"] = self._watch
         self._producer: Producer | None = None
         # Guards `state`, which its thread moves on and `give_up` may turn to GIVEN_UP.
         self._lock = threading.Lock()
@@ -200,7 +199,7 @@ class TransactionalWriter:
             NotOpenedError: the broker did not answer in time, or refused it; try again.
         """
         self._step("Producer")
-        self._added.begin()
+        self._watch.begin()
         producer = self._producer = self._make_producer(self._settings)
         deadline = self._now() + self._pace.limit(limit_s)
         while True:
@@ -209,7 +208,7 @@ class TransactionalWriter:
                 initialise(producer, self._log_topic, self._pace.limit(try_s))
             except KafkaException as error:
                 self._serve_log()
-                if error.args[0].code() == KafkaError.CONCURRENT_TRANSACTIONS or self._added.is_concurrent:
+                if error.args[0].code() == KafkaError.CONCURRENT_TRANSACTIONS or self._watch.is_concurrent:
                     raise IdLostError(
                         f"the broker cannot end a Kafka transaction of {self.transactional_id}: {reason(error)}; a "
                         "topic may be unable to take the marker that ends it"
@@ -254,8 +253,7 @@ class TransactionalWriter:
         self._step("begin_transaction")
         # Lines from before, served now: they are not this transaction's.
         producer.poll(0)
-        self._ends.begin()
-        self._added.begin()
+        self._watch.begin()
         self.blame, self.has_log_failed = Blame(), False
         self._begun, self._handed = self._now(), 0
         if self._spans is not None:
@@ -390,14 +388,14 @@ class TransactionalWriter:
         self._serve_log()
         return {
             topic: self._rights.lacks(topic_right(Operation.WRITE, topic)) if is_forbidden(why) else why
-            for topic, why in self._added.refused.items()
+            for topic, why in self._watch.refused.items()
             if topic != self._log_topic
         }
 
     @property
     def is_log_forbidden(self) -> bool:
         """Whether the right is missing to write into the log of what was settled."""
-        return is_forbidden(self._added.refused.get(self._log_topic, ""))
+        return is_forbidden(self._watch.refused.get(self._log_topic, ""))
 
     def send_positions(self, positions: list[TopicPartition], group_metadata: Any) -> None:
         """Make positions of a consumer group part of the transaction, or raise `KafkaException`."""
@@ -419,7 +417,7 @@ class TransactionalWriter:
             self._state = State.COMMITTING
         self._step("commit_transaction")
         try:
-            self._ends.commit(self.producer, self._pace.limit(_END_S))
+            self._watch.commit(self.producer, self._pace.limit(_END_S))
         except (KafkaException, UnknownEndError):
             self._state = State.FAILED
             raise
@@ -440,7 +438,7 @@ class TransactionalWriter:
         with contextlib.suppress(KafkaException):  # it was shut out meanwhile, which the abort tells
             self._drain(producer, _IN_FLIGHT_S)
         self._step("abort_transaction")
-        self._ends.abort(producer, self._pace.limit(_END_S))
+        self._watch.abort(producer, self._pace.limit(_END_S))
 
     def fail(self) -> None:
         """Learn by a purge what else is not stored, and leave the transaction to whoever opens its id next."""

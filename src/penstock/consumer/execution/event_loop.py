@@ -27,7 +27,7 @@ from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed, failure_of
 from penstock.errors import StoppedError, raised
-from penstock.message import Record
+from penstock.message import Record, handler_thread
 from penstock.routing import Scheduler
 
 _log = logging.getLogger(__name__)
@@ -145,6 +145,7 @@ class TaskPool:
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
+        handler_thread.group = self._name
         self._context = contextvars.copy_context()
         self._beat()
         try:

@@ -29,7 +29,7 @@ from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.route import Failed, failure_of
 from penstock.errors import raised
-from penstock.message import FetchedMessage, Message, Record
+from penstock.message import FetchedMessage, Message, Record, handler_thread
 from penstock.routing import Scheduler
 
 #: Seconds: a handler that takes longer, on the average, waits for something.
@@ -157,6 +157,7 @@ class Worker:
     def _main(self) -> None:
         pool, slot = self._pool, self.slot
         slot.thread_id = threading.get_ident()
+        handler_thread.group = pool.name
         if pool.core is not None:
             stay_on(pool.core)
         try:

@@ -25,7 +25,7 @@ from penstock.clients.kafka_errors import is_missing_right, reason
 from penstock.clients.rights import THIS_CLIENT, Operation, missing_right_text, topic_right
 from penstock.consumer.assignments import Assignment, Fetch, Item
 from penstock.consumer.failures.dead_letter_reasons import DeadLetterReasons
-from penstock.consumer.failures.failure_text import failure_text
+from penstock.consumer.failures.failure_text import attached, failure_text
 from penstock.consumer.failures.limits import DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.options.handler_options import OnFailure
@@ -115,7 +115,6 @@ class DeadLetterPublisher:
         limits: DeadLetterLimits,
         *,
         fail: Callable[[BaseException], None],
-        exception_texts: bool = False,
     ) -> None:
         self._group = group
         self._clock = clock
@@ -130,8 +129,6 @@ class DeadLetterPublisher:
         self._held = 0
         #: Passes the headers on with a trace in them, where telemetry is on. Set before the start.
         self.trace: Trace | None = None
-        #: Whether the log shows the texts of what handlers raised.
-        self.exception_texts = exception_texts
         #: Whom the brokers take the producer for.
         self.principal = THIS_CLIENT
         #: Stops the consumer.
@@ -239,7 +236,8 @@ class DeadLetterPublisher:
                 topic,
                 reason(error),
                 "is held" if handler.on_failure is OnFailure.HOLD else "is given up at once",
-                failure_text(message.error, texts=self.exception_texts),
+                failure_text(message.error),
+                extra=attached(message.error),
             )
             if handler.on_failure is OnFailure.DEAD_LETTER:
                 self._queue.append(replace(message, retry=None, again=False))

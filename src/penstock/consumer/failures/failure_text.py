@@ -1,27 +1,37 @@
-"""How the log shows what a handler raised: which kind it was and where, and its text only where that is wanted.
+"""How the log shows what a handler raised: which kind it was and where, and not its text.
 
-The text of an exception often quotes the message. Those of our own errors never do.
+The text of an exception often quotes the message. Those of our own errors never do. The log record carries the error,
+for a filter of the user's that adds the text.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import PenstockError, class_name
 
 
-def failure_text(error: BaseException, *, texts: bool) -> str:
-    """Return an error with its stack and those it came from, the first cause first. Never raises.
+@dataclass(frozen=True, slots=True)
+class LoggedFailure:
+    """What a log record has as `failure`. Its `error` may quote the message, so neither `repr` nor a pickle has it."""
 
-    With `texts`, those of errors that are not ours are shown too, as Python shows them.
-    """
-    if texts:
-        try:
-            return "".join(traceback.format_exception(error)).rstrip()
-        except Exception as unprintable:  # noqa: BLE001 - the user's __str__ may raise anything
-            return f"(its stack cannot be had: {type(unprintable).__name__})"
+    error: BaseException = field(repr=False)
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """Leave the process as text: an error need not be picklable."""
+        return str, (repr(self),)
+
+
+def attached(error: BaseException) -> dict[str, LoggedFailure]:
+    """Return what a call of a logger takes as `extra`, so that a filter finds an error."""
+    return {"failure": LoggedFailure(error)}
+
+
+def failure_text(error: BaseException) -> str:
+    """Return an error with its stack and those it came from, the first cause first. Never raises."""
     return "\n".join("".join(_own_text(cause)) for cause in reversed(list(_chain(error))))
 
 

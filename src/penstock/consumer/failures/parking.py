@@ -16,7 +16,7 @@ from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
 from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage
-from penstock.consumer.failures.failure_text import failure_text, raised_where
+from penstock.consumer.failures.failure_text import attached, failure_text, raised_where
 from penstock.consumer.failures.give_ups import GiveUps
 from penstock.consumer.failures.timers import Timer, Timers
 from penstock.consumer.handlers.deferred import DeferredCompletion
@@ -147,7 +147,7 @@ class Parking:
             self.fail_head(lane, key, parked, Failed(twice), slot)
             return
         parked.send_out(KeyState.DEFERRED)
-        timeout = fetch.assignment.route.handler.deferred_timeout
+        timeout = completion.timeout
         timer: Timer | None = None
 
         def resolve(error: BaseException | None) -> None:
@@ -239,7 +239,7 @@ class Parking:
             self._send(lane, key, parked, error, again)
             return
         what = f"{handler.name} failed it {parked.attempts} times, last with {type(error).__name__}"
-        text = failure_text(error, texts=self._publisher.exception_texts)
+        text = failure_text(error)
         if handler.on_failure is OnFailure.HOLD:
             parked.state = KeyState.HELD
             _log.error(
@@ -248,6 +248,7 @@ class Parking:
                 place,
                 what,
                 text,
+                extra=attached(error),
             )
         elif handler.on_failure is OnFailure.DROP:
             try:
@@ -256,7 +257,7 @@ class Parking:
                 parked.state = KeyState.STOPPING
                 self._fail(too_many)
                 return
-            _log.error("%s was dropped: %s\n%s", place, what, text)
+            _log.error("%s was dropped: %s\n%s", place, what, text, extra=attached(error))
             self._complete(parked.waiting[0])
             slot.dropped += 1
             parked.state = KeyState.DONE

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from penstock.errors import PenstockError
+from penstock.options import positive
 
 #: Called with the error of a completion that failed, or None.
 OnDecided = Callable[[BaseException | None], None]
@@ -17,11 +18,20 @@ class DeferredCompletion:
     The message is done when `complete` is called, and failed (so: retried by its policy) when `fail` is. Until then its
     key waits, and nothing at or above its offset is committed. Thread-safe; the first call decides, later ones change
     nothing. It belongs to one message: one that is returned a second time is a failure of the message it came with.
+
+    Args:
+        timeout: seconds from its return after which it counts as failed; None (default) for never.
+
+    Raises:
+        ConfigurationError: `timeout` is no number above zero.
     """
 
-    __slots__ = ("_bound", "_lock", "_on_decided", "_outcome")
+    __slots__ = ("_bound", "_lock", "_on_decided", "_outcome", "timeout")
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float | None = None) -> None:
+        if timeout is not None:
+            positive("timeout", timeout)
+        self.timeout = timeout
         self._lock = threading.Lock()
         self._bound = False
         self._outcome: tuple[BaseException | None] | None = None

@@ -73,7 +73,6 @@ class Handler:
     dead_letter_format: DeadLetterFormat
     rate: float | None
     key_rate: float | None
-    deferred_timeout: float | None
 
     @property
     def name(self) -> str:
@@ -82,14 +81,12 @@ class Handler:
 
 
 @takes_options(HandlerOptions, DEFAULTS)
-def handler(
-    function: HandlerFunction, *, retry_policy: RetryPolicy | None = None, **options: Unpack[HandlerOptions]
-) -> Handler:
+def handler(function: HandlerFunction, **options: Unpack[HandlerOptions]) -> Handler:
     """Check what a user gave for a handler and return it in one piece.
 
     `function` is called with each message, on a worker thread, or on the event loop where it is an `async def`. What it
     raises is a failure. What it returns is published, or it is a `DeferredCompletion`. The options are
-    those of `App.handler`, where they are explained; `retry_policy` is another name of `retry`.
+    those of `App.handler`, where they are explained.
 
     Raises:
         ConfigurationError: one of them is wrong.
@@ -98,7 +95,7 @@ def handler(
     asks = takes_context(function)
     what, beside = ("a message and its context", "") if asks else ("a message", ", or a second one as penstock.Context")
     require_parameters("handler", function, what, 2 if asks else 1, may_yield=True, beside=beside)
-    policy = policy_of(options["retry"] if retry_policy is None else retry_policy)
+    policy = policy_of(options["retry"])
     key, key_space, to = options["key"], options["key_space"], options["to"]
     check_plain({option: options[option] for option in ("filter", "decoder", "key", "encoder")})
     if options["filter"] is not None:
@@ -114,7 +111,7 @@ def handler(
     about_keys = {"key": key is not None, "key_space": key_space is not None}
     about_keys["keyless"] = keyless is not Keyless.PARTITION
     warn_without_keys(name_of(function), order, about_keys)
-    check_batch(options["batch"], options["linger"], options["deferred_timeout"])
+    check_batch(options["batch"], options["linger"])
     check_rates(order, options["rate"], options["key_rate"])
     fate, written_to, letter_format = _on_failure(options)
     return Handler(
@@ -138,7 +135,6 @@ def handler(
         dead_letter_format=letter_format,
         rate=options["rate"],
         key_rate=options["key_rate"],
-        deferred_timeout=options["deferred_timeout"],
     )
 
 

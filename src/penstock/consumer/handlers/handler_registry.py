@@ -77,8 +77,6 @@ class HandlerRegistry:
             dead_letter_format: "kafka" (default, KIP-1191) or "spring".
             rate: messages/s that are begun, over all keys; 0 holds all; None (default) for no limit.
             key_rate: messages/s of each key; None (default) for no limit.
-            deferred_timeout: seconds that a deferred completion may stay out before it counts as failed; None
-                (default) for ever.
 
         Raises:
             ConfigurationError: an option is wrong, the function cannot be called, or a topic has a handler already.

@@ -7,7 +7,7 @@ import threading
 from math import inf
 
 from penstock.clients.cluster import Clock
-from penstock.consumer.failures.failure_text import failure_text, short_text
+from penstock.consumer.failures.failure_text import attached, failure_text, short_text
 from penstock.consumer.settings import ConsumerSettings
 
 _log = logging.getLogger(__name__)
@@ -24,7 +24,6 @@ class StopRequest:
         self._clock = clock
         self._stop_timeout = settings.stop_timeout
         self._revoke_timeout = settings.revoke_timeout
-        self._exception_texts = settings.exception_texts
         #: Whether to drain and leave, and whether to leave without draining.
         self.is_requested = False
         self.leaves_now = False
@@ -56,7 +55,7 @@ class StopRequest:
             if self.failure is not None:
                 return
             self.failure = error
-        _log.error("the consumer stops: %s\n%s", short_text(error), failure_text(error, texts=self._exception_texts))
+        _log.error("the consumer stops: %s\n%s", short_text(error), failure_text(error), extra=attached(error))
         self.leave(self._revoke_timeout)
 
     @property

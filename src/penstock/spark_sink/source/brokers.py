@@ -7,14 +7,12 @@ asked of the admin side: for all partitions together, with either isolation.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import tenacity
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
-from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its __all__
     AclOperation,
     AdminClient,
@@ -24,7 +22,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # not in its _
 
 from penstock import clients
 from penstock.clients.kafka_errors import is_missing_right, is_transient, reason
-from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, LATE_S, answered, first_answer, known_offset
+from penstock.clients.requests.answers import CONNECT_TIMEOUT_S, first_answer
+from penstock.clients.requests.log_ends import FIRST, LAST, AskedOffsets
 from penstock.clients.requests.topic_ids import described, id_of
 from penstock.clients.requests.topics import partition_counts
 from penstock.clients.rights import MissingRightError, Operation, principal_of, topic_right
@@ -36,8 +35,6 @@ from penstock.spark_sink.source.plan import Log, Offsets, TopicPartition, place
 #: another one.
 _QUESTION_TIMEOUT_S = 3.0
 
-_FIRST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call] # untyped in the library
-_LAST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call] # untyped in the library
 _UNCOMMITTED = IsolationLevel.READ_UNCOMMITTED
 
 
@@ -146,7 +143,7 @@ class OffsetReader:
     def logs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Log]:
         """Return where logs begin and end. All that is to be asked is asked at once; errors as `at_times`."""
         parts = list(partitions)
-        first, last = dict.fromkeys(parts, _FIRST), dict.fromkeys(parts, _LAST)
+        first, last = dict.fromkeys(parts, FIRST), dict.fromkeys(parts, LAST)
         begin, end, written = self._offsets((first, self._isolation), (last, self._isolation), (last, _UNCOMMITTED))
         # The answers are not of one moment.
         return {part: Log(begin[part], end[part], max(end[part], written[part])) for part in parts}
@@ -163,33 +160,24 @@ class OffsetReader:
         """Ask for offsets, again as often as the options say where a broker did not answer."""
 
         def ask() -> list[Offsets]:
-            asked = [
-                self._admin.list_offsets(
-                    {KafkaPartition(*part): spec for part, spec in specs.items()},
-                    isolation_level=isolation,
-                    request_timeout=_QUESTION_TIMEOUT_S,
-                )
-                for specs, isolation in questions
-            ]
-            return [dict(self._known(part, future) for part, future in answers.items()) for answers in asked]
+            asked = [AskedOffsets(self._admin, specs, _QUESTION_TIMEOUT_S, isolation) for specs, isolation in questions]
+            return [self._known(*question.answers()) for question in asked]
 
         if not all(specs for specs, _ in questions):
             return [{} for _ in questions]
         found: list[Offsets] = self._options.retrying(tenacity.retry_if_exception(_may_pass))(ask)
         return found
 
-    def _known(self, asked: KafkaPartition, future: Future[Any]) -> tuple[TopicPartition, int]:
-        """Return the offset that a broker answered."""
-        part = asked.topic, asked.partition
-        try:
-            return part, known_offset(answered(future, _QUESTION_TIMEOUT_S + LATE_S))
-        except KafkaException as error:
+    def _known(self, found: Offsets, failed: Mapping[TopicPartition, KafkaException]) -> Offsets:
+        """Return the offsets that brokers answered."""
+        for part, error in failed.items():
             if is_missing_right(error):
                 raise self._not_allowed(f"the offsets of {place(part)} cannot be read", [part[0]]) from error
             raise SourceError(
                 f"the offsets of {place(part)} could not be read at {self._options.bootstrap_servers}: "
                 f"{reason(error)}; check that its leader is up"
             ) from error
+        return found
 
     def _not_allowed(self, what: str, topics: Iterable[str]) -> MissingRightError:
         # DESCRIBE is all that looking takes; a reader needs READ, which includes it.

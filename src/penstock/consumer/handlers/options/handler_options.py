@@ -54,7 +54,6 @@ class HandlerOptions(TypedDict, total=False):
     dead_letter_format: str | DeadLetterFormat
     rate: float | None
     key_rate: float | None
-    deferred_timeout: float | None
 
 
 #: What counts for an option that is left out.
@@ -76,5 +75,4 @@ DEFAULTS: Final = HandlerOptions(
     dead_letter_format=DeadLetterFormat.KAFKA,
     rate=None,
     key_rate=None,
-    deferred_timeout=None,
 )

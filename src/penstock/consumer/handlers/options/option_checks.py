@@ -27,16 +27,12 @@ def check_plain(functions: Mapping[str, object]) -> None:
             raise ConfigurationError(f"{option} is an `async def`, which nothing awaits; make it a plain function")
 
 
-def check_batch(batch: int, linger: float, deferred_timeout: float | None) -> None:
+def check_batch(batch: int, linger: float) -> None:
     """Check what speaks of batches: the ranges, and that each option has a use."""
     check.positive_int("batch", batch)
     check.not_negative("linger", linger)
     if linger and batch == 1:
         raise ConfigurationError("linger waits for a batch to fill, but batch is 1; give batch=, or leave linger out")
-    if deferred_timeout is not None:
-        check.positive("deferred_timeout", deferred_timeout)
-        if batch > 1:
-            raise ConfigurationError("deferred_timeout has no use with batch: a batch's completion cannot be put off")
 
 
 def check_rates(order: Order, rate: float | None, key_rate: float | None) -> None:

@@ -21,6 +21,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from penstock.clients.cluster import ConsumerClient
 from penstock.clients.kafka_errors import reason as why
 from penstock.consumer.assignments import Assignment, PauseReason
+from penstock.consumer.settings import PARKED_SHARE
 from penstock.offsets import MAX_METADATA_CHARS
 
 _log = logging.getLogger(__name__)
@@ -68,8 +69,6 @@ class BackPressure:
 
     max_in_flight: int
     max_in_flight_bytes: int
-    max_parked: int
-    max_parked_bytes: int
     _: KW_ONLY
     fetch_size: int
     #: Tells whether the app has paused a partition.
@@ -127,7 +126,8 @@ class BackPressure:
         if self._bytes_full:
             # Only those that hold little fetch now, and no more of them than their shares hold, by what is in flight.
             self.fetch_limit = max(1, min(self.fetch_limit, little * messages // max(1, bytes_of_all)))
-        self._parked_full = parked_bytes_of_all >= max(1, self.max_parked_bytes // (2 if self._parked_full else 1))
+        most_parked = self.max_in_flight_bytes // PARKED_SHARE
+        self._parked_full = parked_bytes_of_all >= max(1, most_parked // (2 if self._parked_full else 1))
         return loads
 
     def _apply_to(self, client: ConsumerClient, load: _Load, now: float) -> bool:
@@ -175,7 +175,7 @@ class BackPressure:
 
     def _reason_beside_messages(self, load: _Load, now: float) -> PauseReason | None:
         assignment, parked = load.assignment, load.parked
-        if parked and (self._parked_full or parked >= _limit(self.max_parked, assignment, PauseReason.PARKED)):
+        if parked and (self._parked_full or parked >= _limit(self.max_in_flight, assignment, PauseReason.PARKED)):
             return PauseReason.PARKED
         room = _map_room(assignment, load.messages + parked, now, self.fetch_size)
         if room < (_MAP_FREE if assignment.limit is PauseReason.OFFSET_MAP else _MAP_FULL):

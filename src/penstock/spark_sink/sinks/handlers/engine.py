@@ -38,7 +38,7 @@ from penstock.consumer.handlers.route import Route
 from penstock.consumer.routes import Routes
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import PenstockError, SinkError
-from penstock.message import Record
+from penstock.message import Record, calling_handlers_of
 from penstock.offsets import Block, Tracker
 from penstock.routing import Run, Scheduler
 from penstock.spark_sink.sinks.handlers.report import Counts
@@ -201,6 +201,7 @@ class TaskEngine:
     def enter(self, around: ExitStack) -> None:
         """Begin the lifespans and what calls handlers; `around` ends both, worker resources in between."""
         executor = self._executor
+        around.enter_context(calling_handlers_of(self._work.group))
         if executor is not None:
             around.callback(executor.close)
         run_async = None if executor is None else executor.run_async

@@ -7,15 +7,14 @@ time after the question: that is what makes an end that was learnt so worth more
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # not in its __all__
+from confluent_kafka import IsolationLevel
+from confluent_kafka.admin import AdminClient
 
 from penstock.clients.kafka_errors import reason
-from penstock.clients.requests.answers import known_offset
+from penstock.clients.requests.log_ends import FIRST, LAST, AskedOffsets
 from penstock.clients.requests.topic_ids import AskedTopicIds
 from penstock.transactions.stores.kafka.logs.log_identity import DONE, HALF, OP
 from penstock.transactions.wire.topics import StoreTopics
@@ -51,12 +50,13 @@ class Look:
 @dataclass(frozen=True, slots=True)
 class _Asked:
     at: float
-    lows: Mapping[TopicPartition, Future[Any]]
-    ends: Mapping[TopicPartition, Future[Any]]
+    lows: AskedOffsets
+    ends: AskedOffsets
     ids: AskedTopicIds
 
-    def futures(self) -> Iterable[Future[Any]]:
-        return (*self.lows.values(), *self.ends.values(), *self.ids.futures.values())
+    @property
+    def is_over(self) -> bool:
+        return self.lows.is_over and self.ends.is_over and self.ids.is_over
 
 
 class LogBounds:
@@ -80,33 +80,35 @@ class LogBounds:
         wanted = list(partitions)
         if self._asked is not None or not wanted:
             return
-        places = [TopicPartition(topic, number) for topic in self._logs for number in wanted]
-        first: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call] # untyped in the library
-        last: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call] # untyped in the library
+        places = [(topic, number) for topic in self._logs for number in wanted]
+        lows, ends = (
+            AskedOffsets(self._admin, dict.fromkeys(places, spec), _ANSWER_S, IsolationLevel.READ_UNCOMMITTED)
+            for spec in (FIRST, LAST)
+        )
         self._asked = _Asked(
             now,
-            self._admin.list_offsets(dict.fromkeys(places, first), request_timeout=_ANSWER_S),
-            self._admin.list_offsets(dict.fromkeys(places, last), request_timeout=_ANSWER_S),
+            lows,
+            ends,
             AskedTopicIds(self._admin, self._logs, _ANSWER_S),
         )
 
     def answer(self) -> Look | None:
-        """Return what was answered, once; None as long as it is not complete."""
+        """Return what was answered, once; None as long as it is not complete and its time is not over."""
         asked = self._asked
-        if asked is None or not all(future.done() for future in asked.futures()):
+        if asked is None or not asked.is_over:
             return None
         self._asked = None
         return self._look(asked)
 
     def _look(self, asked: _Asked) -> Look:
-        failures: dict[str, str] = {}
-        lows, ends = _offsets(asked.lows, failures), _offsets(asked.ends, failures)
+        (lows, no_lows), (ends, no_ends) = asked.lows.answers(), asked.ends.answers()
         bounds = {
-            (self._logs[place.topic], place.partition): Bounds(lows[place], ends[place])
-            for place in lows
-            if place in ends
+            (self._logs[topic], number): Bounds(low, ends[topic, number])
+            for (topic, number), low in lows.items()
+            if (topic, number) in ends
         }
         found = asked.ids.wait()
+        failures = {f"{topic}[{number}]": reason(why) for (topic, number), why in {**no_lows, **no_ends}.items()}
         failures.update(found.failures)
         return Look(asked.at, bounds, {self._logs[name]: topic_id for name, topic_id in found.ids.items()}, failures)
 
@@ -115,15 +117,3 @@ def topic_ids(admin: AdminClient, topics: StoreTopics, timeout_s: float = _ANSWE
     """Return the ids of half, op and done by log, waiting for the answer; without those that have none."""
     logs = {topics.half: HALF, topics.op: OP, topics.done: DONE}
     return {logs[name]: topic_id for name, topic_id in AskedTopicIds(admin, logs, timeout_s).wait().ids.items()}
-
-
-def _offsets(futures: Mapping[TopicPartition, Future[Any]], failures: dict[str, str]) -> dict[TopicPartition, int]:
-    """Return what was answered; why something was not goes into `failures`."""
-    found = {}
-    for place, future in futures.items():
-        try:
-            found[place] = known_offset(future.result(_ANSWER_S + 1))
-        except (KafkaException, TimeoutError) as error:
-            name = f"{place.topic}[{place.partition}]"
-            failures[name] = reason(error) if isinstance(error, KafkaException) else "the client does not answer"
-    return found
