@@ -1,7 +1,7 @@
 """Batches: up to a hundred readings are stored in one SQLite transaction; the bad ones become dead letters.
 
-A batch is gathered from one lane, so there are few lanes here: `pinned=True` makes one for each worker. Each worker has
-a connection of its own, and each row the place of its message, so that a batch that comes again changes nothing.
+Each worker has a connection of its own, and each row the place of its message, so that a batch that comes again changes
+nothing.
 
 `python examples/feed.py readings` writes messages (see there for the broker); then, in this folder:
 
@@ -22,7 +22,7 @@ import tenacity
 import penstock
 
 SERVERS = os.environ.get("PENSTOCK_BOOTSTRAP_SERVERS", "127.0.0.1:9092")
-app = penstock.App("sqlite-batches", bootstrap_servers=SERVERS, workers=2, pinned=True)
+app = penstock.App("sqlite-batches", bootstrap_servers=SERVERS, workers=2)
 
 
 @app.worker_resource

@@ -79,7 +79,7 @@ class SteppedEngine:
         self.slots: list[ExecutionSlot] = []
         self.engine.executor = executor = ManualExecutor()
         executor.slots = self.slots
-        self._ends: dict[str, int] = {}
+        self._ends: dict[tuple[str, int], int] = {}
         for topic in handlers:
             self.assign(topic)
 
@@ -89,35 +89,39 @@ class SteppedEngine:
         failure = self.engine.stop_request.failure
         return [] if failure is None else [failure]
 
-    def assign(self, topic: str, start: int = 0) -> Assignment:
-        """Begin a new incarnation of a topic's only partition; the former becomes inactive."""
-        assignment = Assignment(topic, 0, self.engine.routes[topic], start=start)
+    def assign(self, topic: str, start: int = 0, partition: int = 0) -> Assignment:
+        """Begin a new incarnation of a partition; the former becomes inactive."""
+        assignment = Assignment(topic, partition, self.engine.routes[topic], start=start)
         self.engine.assignments.put(assignment)
-        self._ends[topic] = start
+        self._ends[topic, partition] = start
         return assignment
 
-    def revoke(self, topic: str) -> None:
-        """Drop a topic's partition, as a rebalance does, without waiting for anybody."""
-        gone = self.engine.assignments.deactivate([(topic, 0)])
+    def revoke(self, topic: str, partition: int = 0) -> None:
+        """Drop a partition, as a rebalance does, without waiting for anybody."""
+        gone = self.engine.assignments.deactivate([(topic, partition)])
         self.engine.assignments.remove(gone)
         self.engine.wake_all()
 
-    def of(self, topic: str) -> Assignment:
-        """Return the present incarnation of a topic's only partition."""
-        found = self.engine.assignments.get(topic, 0)
+    def of(self, topic: str, partition: int = 0) -> Assignment:
+        """Return the present incarnation of a partition."""
+        found = self.engine.assignments.get(topic, partition)
         assert found is not None
         return found
 
     def feed(
-        self, topic: str, *messages: tuple[bytes | None, bytes | None], headers: tuple[tuple[str, bytes], ...] = ()
+        self,
+        topic: str,
+        *messages: tuple[bytes | None, bytes | None],
+        headers: tuple[tuple[str, bytes], ...] = (),
+        partition: int = 0,
     ) -> None:
         """Let a fetch bring keys and values."""
-        first = self._ends[topic]
+        first = self._ends[topic, partition]
         records = [
-            FixedRecord(topic, 0, first + place, key, value, headers, None)
+            FixedRecord(topic, partition, first + place, key, value, headers, None)
             for place, (key, value) in enumerate(messages)
         ]
-        self._ends[topic] += len(messages)
+        self._ends[topic, partition] += len(messages)
         self.engine.router.route(records, self.clock.monotonic())
 
     def serve(self, slot: ExecutionSlot | None = None) -> None:
@@ -141,9 +145,9 @@ class SteppedEngine:
                 while True:
                     work = processing.send(outcome)
                     outcome = self._run(at, work) if task else call(at, work)
-            except StopIteration as end:
+            except StopIteration:
                 at.leave()
-                processor.give_back(lane, end.value)
+                scheduler.give_back(lane)
 
     @staticmethod
     def _run(slot: ExecutionSlot, work: object) -> Outcome:

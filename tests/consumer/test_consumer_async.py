@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from kafka_tools import Recorder, produce
+from kafka_tools import produce
 from penstock.consumer import handler
 from penstock.consumer.execution.event_loop import new_event_loop
 from penstock.devbroker import DevBroker
@@ -153,29 +153,6 @@ def test_a_second_stop_cancels_async_handlers_and_their_messages_come_again() ->
 
     assert stopped == [False]
     assert (held.cancelled, held.running, held.done) == (3, 0, [])
-
-
-def test_a_key_that_two_handlers_share_is_never_on_a_thread_and_on_the_loop_at_once() -> None:
-    broker = TestBroker()
-    for topic in ("thread", "loop"):
-        broker.create_topic(topic, 1)
-        for number in range(200):
-            broker.produce(topic, b"x", key=b"k%d" % (number % 5))
-    # It watches its keys over both kinds, under a lock.
-    seen = Recorder(seconds=0.001)
-    offsets: dict[bytes | None, list[int]] = defaultdict(list)
-
-    async def awaits(message: Message) -> None:
-        offsets[message.key].append(message.offset)
-        await asyncio.to_thread(seen, message)
-
-    handlers = {"thread": handler(seen, key_space="k"), "loop": handler(awaits, key_space="k")}
-    with consumer_of(broker, handlers):
-        wait_until(lambda: len(seen.calls) == 400)
-
-    assert seen.overlaps == []
-    assert all(found == sorted(found) for found in offsets.values())
-    assert sum(map(len, offsets.values())) == 200
 
 
 def test_a_revocation_waits_for_async_handlers_no_longer_than_its_budget(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from itertools import count
 
 import pytest
 import tenacity
@@ -16,8 +17,8 @@ from penstock.consumer import Kind, handler, retry
 from penstock.consumer.execution_slot import ExecutionSlot
 from penstock.errors import BatchError
 from penstock.message import Message
-from penstock.testing import TestBroker
-from support.consumers import consumer_of, group_of
+from penstock.testing import TestApp, TestBroker
+from support.consumers import app_of, consumer_of, group_of
 from waiting import wait_until
 
 Values = list[bytes | None]
@@ -99,15 +100,108 @@ def test_a_drain_that_begins_while_a_batch_decides_to_wait_is_not_missed() -> No
     assert lane is not None
     processor = stepped.engine.processor
 
-    with pytest.raises(StopIteration) as decided:
+    with pytest.raises(StopIteration):
         processor.process(lane, ExecutionSlot(Kind.THREAD, "deciding")).send(None)
-    # The drain sets its mark and finds the lane held, so it cannot wake it.
-    processor.draining = True
-    processor.wake_lane(lane)
-    processor.give_back(lane, decided.value.value)
+    # The drain sets its mark and finds the lane held.
+    processor.drain()
+    stepped.engine.scheduler.give_back(lane)
     stepped.serve()
 
     assert seen.calls == [[b"1"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "beside", "partitions", "order"),
+    [
+        ("plain", False, 4, "key"),
+        ("plain", True, 4, "key"),
+        ("plain", False, 1, "key"),
+        ("plain", False, 4, "partition"),
+        ("async", False, 4, "key"),
+        ("async", True, 4, "key"),
+    ],
+)
+def test_batches_are_filled_within_linger_whatever_else_the_app_handles(
+    kind: str, beside: bool, partitions: int, order: str
+) -> None:
+    app, sizes, keys = app_of(), list[int](), count()
+
+    def plain(messages: list[Message]) -> None:
+        sizes.append(len(messages))
+
+    async def awaited(messages: list[Message]) -> None:
+        plain(messages)
+
+    app.handler("t", batch=100, linger=0.5, order=order)(plain if kind == "plain" else awaited)
+    if beside:
+        app.handler("u")(lambda _message: None)
+    with TestApp(app, partitions=partitions) as test:
+        # 3,000 messages a second.
+        for _ in range(30):
+            for _ in range(120):
+                for topic in ("t", "u") if beside else ("t",):
+                    test.send(topic, b"x", key=b"k%d" % next(keys))
+            test.advance(0.04)
+        found = list(sizes)
+
+    assert sum(found) >= 2_000
+    assert sum(found) / len(found) >= 50
+
+
+def test_a_batch_of_several_partitions_keeps_the_order_of_each_and_completes_all_of_them() -> None:
+    app, calls = app_of(workers=1), list[list[tuple[int, int]]]()
+
+    @app.handler("t", batch=6, linger=1)
+    def note(messages: list[Message]) -> None:
+        calls.append([(message.partition, message.offset) for message in messages])
+
+    with TestApp(app, partitions=3) as test:
+        for number in range(12):
+            test.send("t", b"x", key=b"k%d" % number, partition=number % 3)
+        test.advance(2)
+        committed = test.committed("t")
+
+    assert [len(call) for call in calls] == [6, 6]
+    assert len({partition for partition, _ in calls[0]}) > 1
+    for partition in range(3):
+        assert [offset for call in calls for its, offset in call if its == partition] == list(range(4))
+    assert committed == {0: 4, 1: 4, 2: 4}
+
+
+def test_a_batch_leaves_out_what_was_revoked_while_it_was_gathered() -> None:
+    def revoke(value: bytes) -> bytes:
+        if value == b"3":
+            stepped.revoke("t", partition=0)
+        return value
+
+    seen = Batches()
+    stepped = SteppedEngine({"t": handler(seen, batch=3, decoder=revoke)})
+    stepped.assign("t", partition=1)
+    stepped.feed("t", (b"a", b"1"), (b"b", b"2"))
+    stepped.feed("t", (b"c", b"3"), partition=1)
+    stepped.serve()
+
+    assert seen.calls == [[b"3"]]
+    assert stepped.of("t", partition=1).tracker.in_flight == 0
+
+
+def test_what_waits_for_a_rate_waits_for_more_of_its_batch_too() -> None:
+    seen = Batches()
+    stepped = SteppedEngine({"t": handler(seen, batch=3, linger=10, rate=0)})
+    bucket = stepped.engine.routes["t"].token_bucket
+    stepped.feed("t", *of_one_key(3))
+    stepped.serve()
+
+    bucket.rate = None
+    stepped.feed("t", (b"k", b"3"))
+    for wake in bucket.release(stepped.clock.monotonic()):
+        wake()
+    stepped.serve()
+    at_once = list(seen.calls)
+    stepped.pass_time(10.1)
+
+    assert at_once == [values(range(3))]
+    assert seen.calls == [values(range(3)), [b"3"]]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 import tenacity
-from stepped_engine import ONCE_A_SECOND, SteppedEngine
+from stepped_engine import SteppedEngine
 
 from penstock.consumer import handler, retry
 from penstock.consumer.inspection.causes import Causes
@@ -52,34 +50,6 @@ def test_a_retry_policy_that_raises_stops_the_consumer_by_name_and_keeps_the_off
     assert "t[0]@0" in str(stop)
     assert isinstance(stop.__cause__, LookupError)
     assert stepped.of("t").tracker.in_flight == 2
-
-
-def test_handlers_of_two_kinds_that_share_a_key_take_turns_on_one_lane() -> None:
-    order: list[tuple[str, bytes | None]] = []
-
-    def on_thread(message: Message) -> None:
-        order.append((threading.current_thread().name, message.value))
-
-    async def on_loop(message: Message) -> None:
-        order.append(("loop", message.value))
-        if message.value == b"2" and order.count(("loop", b"2")) == 1:
-            raise ValueError
-
-    stepped = SteppedEngine(
-        {
-            "sync": handler(on_thread, key_space="k"),
-            "async": handler(on_loop, key_space="k", retry=ONCE_A_SECOND),
-        }
-    )
-    stepped.feed("sync", (b"k", b"1"))
-    stepped.feed("async", (b"k", b"2"))
-    stepped.feed("sync", (b"k", b"3"), (b"other", b"4"))
-    stepped.serve()
-    before = [value for _, value in order]
-    stepped.pass_time(1)
-
-    assert before == [b"1", b"2", b"4"]
-    assert [value for _, value in order] == [b"1", b"2", b"4", b"2", b"3"]
 
 
 def test_a_key_that_waits_for_ever_is_free_again_once_its_partition_is_gone() -> None:

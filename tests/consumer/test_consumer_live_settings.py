@@ -121,7 +121,7 @@ def test_workers_that_come_and_go_leave_no_slots_behind() -> None:
             gone = pool.workers[1:]
             consumer.change(workers=1)
             wait_until(lambda gone=gone: not any(one.thread.is_alive() for one in gone))
-        assert len(consumer._engine.slots()) == 4
+        assert len(consumer._executor.slots) == 4
         wait_until(lambda: consumer.statistics().handled == 100)
 
 

@@ -12,6 +12,7 @@ from penstock.consumer.polling.router import Router
 from penstock.message import FixedRecord, Message, Record
 from penstock.offsets import OffsetMap
 from penstock.routing import Scheduler
+from penstock.testing import TestClock
 
 
 def nothing(_message: Message) -> None:
@@ -22,13 +23,23 @@ class Routed:
     """A router with one partition and one lane."""
 
     def __init__(self, restored: OffsetMap | None = None) -> None:
-        route = Route(handler(nothing), Ordering(Order.KEY, Keyless.PARTITION, 1), nothing)
+        self.scheduler: Scheduler[Fetch, Record] = Scheduler([0])
+        ordering = Ordering(Order.KEY, Keyless.PARTITION, 1)
+        route = Route(handler(nothing), ordering, nothing, lanes=self.scheduler.lanes)
         self.first = Assignment("t", 0, route, start=0, restored=restored)
         self.assignments = Assignments()
         self.assignments.put(self.first)
-        self.scheduler: Scheduler[Fetch, Record] = Scheduler(1)
         self.let_go = 0
-        self.router = Router(self.assignments, self.scheduler, lambda _: None, self._let_go, ["t"])
+        self.router = Router(
+            "g",
+            TestClock(),
+            self.assignments,
+            self.scheduler,
+            wake=lambda _: None,
+            on_dropped=self._let_go,
+            topics=["t"],
+            slow_keys_s=1.0,
+        )
 
     def _let_go(self) -> None:
         self.let_go += 1

@@ -27,9 +27,9 @@ def _serve(stepped: SteppedEngine, slot: ExecutionSlot) -> list[int]:
             assert isinstance(work, Slice)
             lengths.append(len(work))
             outcome = call_each(slot, work, stepped.clock.monotonic)
-    except StopIteration as end:
+    except StopIteration:
         slot.leave()
-        processor.give_back(lane, end.value)
+        stepped.engine.scheduler.give_back(lane)
     return lengths
 
 

@@ -1,99 +1,90 @@
-"""A `key=` function is the user's code: however slow it is, the poll thread goes on (I6)."""
+"""A `key=` function is the user's code, and runs on the poll thread: what is slow there is named."""
 
 from __future__ import annotations
 
 import threading
 
+import pytest
+from stepped import Stepped
+
 from penstock.consumer import handler
+from penstock.consumer.inspection.liveness import longest_in_handler
 from penstock.message import Message
 from penstock.testing import TestBroker
-from support.consumers import Handled, consumer_of, group_of
+from support.consumers import Handled, consumer_of
 from waiting import wait_until
 
 
 class SlowKey:
-    """A key function that waits at some messages until the test lets it go on."""
+    """A key function that waits at a message until the test lets it go on."""
 
-    def __init__(self, *stuck: bytes) -> None:
-        self.go = threading.Event()
-        self.threads: set[str] = set()
+    def __init__(self, stuck: bytes) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
         self.calls = 0
         self._stuck = stuck
 
     def __call__(self, message: Message) -> bytes | None:
         """Return the value's first byte."""
         self.calls += 1
-        self.threads.add(threading.current_thread().name)
-        if message.value in self._stuck:
+        if message.value == self._stuck:
+            self.begun.set()
             self.go.wait()
         return (message.value or b"")[:1]
 
 
-def values(count: int) -> list[bytes]:
-    return [b"%d-%d" % (number % 7, number) for number in range(count)]
-
-
-def fill(broker: TestBroker, count: int) -> None:
-    broker.create_topic("t", 1)
-    for value in values(count):
-        broker.produce("t", value, key=b"not-this-one")
-
-
-def test_a_key_function_that_hangs_keeps_neither_the_poll_thread_nor_what_came_before() -> None:
+def filled(count: int) -> TestBroker:
     broker = TestBroker()
-    fill(broker, 100)
-    slow, seen = SlowKey(b"2-23"), Handled()
+    broker.create_topic("t", 1)
+    for number in range(count):
+        broker.produce("t", b"%d-%d" % (number % 7, number), key=b"not-this-one")
+    return broker
 
-    with consumer_of(broker, {"t": handler(seen, key=slow)}, commit_interval=0.5) as consumer:
-        wait_until(lambda: len(seen.calls) == 23)
-        before = broker.clock.monotonic()
-        # It polls, or the clock would stand; it commits; and it says where the message is.
-        wait_until(lambda: broker.clock.monotonic() > before + 5)
-        wait_until(lambda: broker.committed(group_of("t"))["t", 0].offset == 23)
-        (found,) = consumer.explain()
-        members = broker.members(group_of("t"))
+
+def test_a_key_function_that_hangs_is_named_with_its_message_and_goes_on_with_each_message_asked_once() -> None:
+    broker, slow, seen = filled(100), SlowKey(b"2-23"), Handled()
+
+    with consumer_of(broker, {"t": handler(seen, key=slow)}) as consumer:
+        assert slow.begun.wait(60)
+        longest = longest_in_handler(consumer._engine.slots(), broker.clock.monotonic() + 5)
         slow.go.set()
         wait_until(lambda: len(seen.calls) == 100)
 
-    assert len(members) == 1
-    assert (found.blocking_offset, found.state, found.worker) == (23, "in handler", "penstock-keys-group-t")
-    assert slow.threads == {"penstock-keys-group-t"}
+    assert str(longest) == "t[0]@23 has been in Handled for 5.0 s on penstock-poll-group-t"
     assert slow.calls == 100
     for key in range(7):
-        of_key = [value for value in seen.calls if value.startswith(f"{key}-")]
-        assert of_key == [value.decode() for value in values(100) if value.startswith(b"%d-" % key)]
-
-
-def test_a_drain_waits_for_what_has_no_lane_yet() -> None:
-    broker = TestBroker()
-    fill(broker, 50)
-    slow, seen = SlowKey(b"3-10"), Handled()
-
-    with consumer_of(broker, {"t": handler(seen, key=slow)}, stop_timeout=1e6) as consumer:
-        wait_until(lambda: consumer.statistics().received == 50 and len(seen.calls) == 10)
-        consumer.request_stop()
-        before = broker.clock.monotonic()
-        wait_until(lambda: broker.clock.monotonic() > before + 5)
-        early = len(seen.calls)
-        slow.go.set()
-        drained = consumer.stop()
-
-    assert early == 10
-    assert drained
-    assert len(seen.calls) == 50
-    assert broker.committed(group_of("t"))["t", 0].offset == 50
+        places = [int(value.split("-")[1]) for value in seen.calls if value.startswith(f"{key}-")]
+        assert places == list(range(key, 100, 7))
 
 
 def test_a_stop_does_not_wait_for_a_key_function_that_hangs() -> None:
-    broker = TestBroker()
-    fill(broker, 20)
-    slow, seen = SlowKey(b"5-5"), Handled()
+    broker, slow, seen = filled(20), SlowKey(b"5-5"), Handled()
 
     with consumer_of(broker, {"t": handler(seen, key=slow)}, stop_timeout=0.1, revoke_timeout=0.1) as consumer:
-        wait_until(lambda: len(seen.calls) == 5)
-        drained = consumer.stop()
+        assert slow.begun.wait(60)
+        consumer.request_stop()
+        broker.advance(60)
+        drained, handled = consumer.stop(), list(seen.calls)
         slow.go.set()
 
     assert not drained
-    assert len(seen.calls) == 5
-    assert broker.committed(group_of("t"))["t", 0].offset == 5
+    assert handled == []
+
+
+def test_a_key_function_that_keeps_the_poll_thread_from_its_commits_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def look_up(message: Message) -> bytes | None:
+        stepped.broker.clock.advance(0.3)
+        return message.key
+
+    caplog.clear()
+    stepped = Stepped({"t": handler(lambda _message: None, key=look_up)})
+
+    stepped.feed("t", [(b"k", b"x")] * 3)
+    quick = "key function" in caplog.text
+    stepped.feed("t", [(b"k", b"x")] * 4)
+    stepped.feed("t", [(b"k", b"x")] * 5)
+
+    assert not quick
+    assert caplog.text.count("<lambda> took 1.2 s for 4 messages of t[0], and the poll thread, which calls it") == 1
+    assert caplog.text.count("the key function of") == 1

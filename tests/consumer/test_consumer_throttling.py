@@ -116,7 +116,8 @@ def test_the_oldest_message_is_begun_first_whichever_lane_it_is_in() -> None:
 
 def test_a_throttled_lane_has_one_waiter_in_the_bucket_and_drops_what_was_revoked() -> None:
     stepped = SteppedEngine({"slow": handler(nothing, rate=0), "free": handler(nothing)})
-    token_bucket = stepped.engine.routes["slow"].token_bucket
+    route = stepped.engine.routes["slow"]
+    token_bucket = route.token_bucket
     stepped.feed("slow", *((b"k%d" % number, b"x") for number in range(500)))
     stepped.serve()
 
@@ -127,7 +128,7 @@ def test_a_throttled_lane_has_one_waiter_in_the_bucket_and_drops_what_was_revoke
         stepped.feed("slow", (b"k", b"x"), (b"l", b"x"))
         stepped.serve()
 
-    held = stepped.engine.scheduler.lanes[0].throttled[token_bucket]
+    held = stepped.engine.scheduler.lanes[0].aside[route]
     assert len(token_bucket._waiting) == 1
     assert sum(len(run.records) for run in held.runs) == 2
     assert stepped.of("slow").tracker.in_flight == 2
@@ -136,7 +137,7 @@ def test_a_throttled_lane_has_one_waiter_in_the_bucket_and_drops_what_was_revoke
         wake()
     stepped.serve()
     assert stepped.of("slow").tracker.in_flight == 0
-    assert stepped.engine.scheduler.lanes[0].throttled == {}
+    assert stepped.engine.scheduler.lanes[0].aside == {}
 
 
 def nothing(_message: Message) -> None:

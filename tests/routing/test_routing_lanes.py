@@ -38,9 +38,9 @@ def test_lanes_are_filled_evenly() -> None:
 
 
 def test_the_lane_whose_head_is_oldest_is_served_first() -> None:
-    scheduler: Scheduler[None, str] = Scheduler(8)
+    scheduler: Scheduler[None, str] = Scheduler([0] * 8)
     for number, arrival in ((3, 30), (1, 10), (2, 20)):
-        scheduler.lanes[number].append(run_of(arrival, "x"))
+        scheduler.lanes[number].runs.append(run_of(arrival, "x"))
     scheduler.ready(scheduler.lanes)
 
     order = [lane.number for _ in range(3) if (lane := scheduler.take(0)) is not None]
@@ -50,8 +50,8 @@ def test_the_lane_whose_head_is_oldest_is_served_first() -> None:
 
 
 def test_a_due_retry_goes_before_newer_runs() -> None:
-    scheduler: Scheduler[None, str] = Scheduler(4)
-    scheduler.lanes[0].append(run_of(1, "x"))
+    scheduler: Scheduler[None, str] = Scheduler([0] * 4)
+    scheduler.lanes[0].runs.append(run_of(1, "x"))
     scheduler.ready(scheduler.lanes)
 
     scheduler.wake(scheduler.lanes[2], b"key")
@@ -61,9 +61,9 @@ def test_a_due_retry_goes_before_newer_runs() -> None:
 
 
 def test_pinned_workers_take_only_their_own_lane() -> None:
-    scheduler: Scheduler[None, str] = Scheduler(3, queues=3, queue_of=lambda lane: lane.number)
+    scheduler: Scheduler[None, str] = Scheduler(range(3))
     for lane in scheduler.lanes:
-        lane.append(run_of(1, "x"))
+        lane.runs.append(run_of(1, "x"))
 
     queues = scheduler.ready(scheduler.lanes)
 
@@ -82,9 +82,7 @@ class LanesMachine(RuleBasedStateMachine):
     def begin(self, workers: int, pinned: bool) -> None:
         self.workers = workers
         self.queues = workers if pinned else 1
-        self.scheduler: Scheduler[None, str] = Scheduler(
-            workers * 3, queues=self.queues, queue_of=lambda lane: lane.number % self.queues
-        )
+        self.scheduler: Scheduler[None, str] = Scheduler([number % self.queues for number in range(workers * 3)])
         self.held: dict[int, int] = {}
         self.tokens: Counter[int] = Counter()
         self.arrival = 0
@@ -94,7 +92,7 @@ class LanesMachine(RuleBasedStateMachine):
         self.arrival += 1
         lanes = [self.scheduler.lanes[number % len(self.scheduler.lanes)] for number in numbers]
         for lane in lanes:
-            lane.append(run_of(self.arrival, "x"))
+            lane.runs.append(run_of(self.arrival, "x"))
         self.tokens.update(self.scheduler.ready(dict.fromkeys(lanes)))
 
     @rule(number=st.integers(0, 8))

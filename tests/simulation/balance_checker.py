@@ -92,7 +92,7 @@ def _count(consumer: SteppedConsumer) -> dict[Assignment, Count]:
             if isinstance(refused, RefusedResults):
                 count = counts.setdefault(refused.item[0].assignment, Count())
                 count.least, count.unsure = count.least + (worker is None), count.unsure + (worker is not None)
-        for run in chain(lane.runs, *(throttled.runs for throttled in lane.throttled.values())):
+        for run in chain(lane.runs, *(aside.runs for aside in lane.aside.values())):
             count = counts.setdefault(run.owner.assignment, Count())
             if worker is None:
                 count.least += len(run.records) - run.next
@@ -130,9 +130,10 @@ def _count_parked(lane: ConsumerLane, counts: dict[Assignment, Count]) -> None:
 
 
 def _count_under_way(worker: SteppedWorker, counts: dict[Assignment, Count]) -> None:
-    if worker.work is not None and worker.assignment is not None:
-        count = counts.setdefault(worker.assignment, Count())
-        count.unsure += len(worker.work) if isinstance(worker.work, list) else 1
+    if worker.work is not None:
+        for assignment in worker.assignments:
+            count = counts.setdefault(assignment, Count())
+            count.unsure += len(worker.work) if isinstance(worker.work, list) else 1
 
 
 __all__ = ["check_bytes", "check_counts"]

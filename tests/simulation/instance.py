@@ -90,8 +90,8 @@ class Instance:
         #: Whether a poll step is under way: what is done meanwhile is done inside a rebalance callback.
         self.polling = False
         self._sent: dict[Assignment, int] = {}
-        # All assignments there were, by what results say of them.
-        self._writers: dict[Assignment, str] = {}
+        # All assignments there were, those of a batch together, by what results say of them.
+        self._writers: dict[tuple[Assignment, ...], str] = {}
         self._revoking: tuple[float, list[Assignment]] = (0.0, [])
         self._drain_until = 0.0
         prepare(self)
@@ -127,7 +127,7 @@ class Instance:
             return
         begun, revoked = self._revoking
         waited = self._clock.monotonic() - begun
-        held = [one for one in self._busy() if one.assignment in revoked]
+        held = [one for one in self._busy() if any(mine in revoked for mine in one.assignments)]
         # A drain whose time is over has waited before.
         due = min(self.consumer.engine.settings.revoke_timeout, max(0.0, self.loop.stop_request.end_by - begun))
         if held and waited < due - _ROUNDING_S:
@@ -191,13 +191,14 @@ class Instance:
 
     def _note(self, worker: SteppedWorker) -> None:
         work = worker.work
-        if work is None or worker.assignment is None:
+        assignments = tuple(worker.assignments)
+        if work is None or not assignments:
             return
         messages = tuple(_as_fetched(one) for one in (work if isinstance(work, list) else (work,)))
         identities: frozenset[Hashable] = frozenset(self._checker.identity(message) for message in messages)
-        writer = self._writers.setdefault(worker.assignment, f"{self.name}-{len(self._writers)}")
-        made = HandlerCall(messages, identities, worker.assignment, writer)
-        retried = worker.assignment.route.source is not None
+        writer = self._writers.setdefault(assignments, f"{self.name}-{len(self._writers)}")
+        made = HandlerCall(messages, identities, assignments, writer)
+        retried = made.assignment.route.source is not None
         # A message of a retry topic holds nobody but while it is in its handler.
         busy = self.calls.values() if retried else (*self.calls.values(), *self._waiting())
         self._checker.may_begin(self.name, made, self.owned, busy)

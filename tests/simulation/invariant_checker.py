@@ -61,14 +61,19 @@ class HandlerCall:
     Attributes:
         messages: what it was given.
         identities: what waits for it.
-        assignment: what it belongs to.
+        assignments: what they belong to.
         writer: names that for good.
     """
 
     messages: tuple[Message, ...]
     identities: frozenset[Hashable]
-    assignment: Assignment
+    assignments: tuple[Assignment, ...]
     writer: str
+
+    @property
+    def assignment(self) -> Assignment:
+        """What the first belongs to; its route is that of all."""
+        return self.assignments[0]
 
 
 class InvariantChecker:
@@ -260,7 +265,7 @@ class InvariantChecker:
         Raises:
             InvariantBroken: it may not begin.
         """
-        if not call.assignment.active:
+        if not all(mine.active for mine in call.assignments):
             raise InvariantBroken(f"{who} began {call.messages} of an assignment that it gave back")
         for other in busy:
             if call.identities & other.identities:

@@ -87,6 +87,13 @@ def does_not_wait_for_handlers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LaneProcessor, "busy_with", lambda self, slots, assignments: [])
 
 
+def waits_for_the_first_partition_of_a_batch_only(patch: pytest.MonkeyPatch) -> None:
+    """A revocation does not see that a batch has messages of its partition too."""
+    patch.setattr(
+        ExecutionSlot, "is_at", lambda self, revoked: self.fetch is not None and self.fetch.assignment in revoked
+    )
+
+
 def lets_later_messages_pass(patch: pytest.MonkeyPatch) -> None:
     """What comes for a parked key is not kept behind it."""
     park = Parking.park
@@ -95,7 +102,7 @@ def lets_later_messages_pass(patch: pytest.MonkeyPatch) -> None:
 
 def shares_lanes(patch: pytest.MonkeyPatch) -> None:
     """A lane that has work is queued though somebody holds it."""
-    take, give_back, linger = Scheduler.take, Scheduler.give_back, Scheduler.linger
+    take, give_back = Scheduler.take, Scheduler.give_back
 
     def take_and_let_go(self: Scheduler[Any, Any], queue: int, owed_s: float = 0.0) -> Any:
         lane = take(self, queue, owed_s)
@@ -109,14 +116,12 @@ def shares_lanes(patch: pytest.MonkeyPatch) -> None:
 
     def queue(self: Scheduler[Any, Any], lane: Any) -> int:
         # A queue that is emptied by two has no head that the scheduler could rely on; this defect must not show there.
-        queue = 0 if self._queue_of is None else self._queue_of(lane)
-        heapq.heappush(self._ready[queue], lane.number)
-        return queue
+        heapq.heappush(self._ready[lane.queue], lane.number)
+        return cast("int", lane.queue)
 
     patch.setattr(Scheduler, "_push", queue)
     patch.setattr(Scheduler, "take", take_and_let_go)
     patch.setattr(Scheduler, "give_back", lambda self, lane: give_back(self, claimed(lane)))
-    patch.setattr(Scheduler, "linger", lambda self, lane, *more: linger(self, claimed(lane), *more))
 
 
 def takes_what_is_in_the_handler_for_done(patch: pytest.MonkeyPatch) -> None:
@@ -488,6 +493,7 @@ PLANTS: list[tuple[Plant, Run, str]] = [
     (gives_up_what_cannot_be_written, varied.run, "I3|I2|not done"),
     (keeps_handling_what_was_revoked, varied.run, "I|began|gave"),
     (does_not_wait_for_handlers, varied.run, "gave"),
+    (waits_for_the_first_partition_of_a_batch_only, varied.run, "gave"),
     (lets_later_messages_pass, varied.run, "I2|I4"),
     (takes_what_is_in_the_handler_for_done, varied.run, "I3|I4"),
     (shares_lanes, varied.run, "I1|I2|I4"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import random
@@ -58,11 +59,10 @@ def app_of(
     choose: Callable[[random.Random, Mapping[str, Any]], Callable[..., Any]] = handler_of,
 ) -> penstock.App:
     """Return an app with handlers of many kinds; `choose` chooses each by its options."""
-    app = penstock.App("sim", bootstrap_servers="memory:0")
+    app, kinds = penstock.App("sim", bootstrap_servers="memory:0"), set[bool]()
     for number in range(chance.choice((1, 1, 2))):
         options: dict[str, Any] = {
             "order": chance.choice(("key", "key", "key", "partition", "none")),
-            "key_space": key_space,
             "keyless": chance.choice(("partition", "together", "spread")),
             "on_failure": chance.choice(("dead_letter", "dead_letter", "dead_letter", "drop", "stop")),
             "retry": penstock.retry(
@@ -83,7 +83,10 @@ def app_of(
         if options["order"] != "key":
             # Nothing paces a key whose messages do not wait for each other.
             options.pop("key_rate", None)
-        app.handler(f"t{number}", **options)(choose(chance, options))
+        function = choose(chance, options)
+        kinds.add(inspect.iscoroutinefunction(function))
+        # A plain function and an `async def` have no keys in common.
+        app.handler(f"t{number}", key_space=key_space if len(kinds) == 1 else None, **options)(function)
     return app
 
 

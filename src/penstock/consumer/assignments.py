@@ -7,14 +7,16 @@ retries of the former incarnation find an object that nobody commits any more.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import StrEnum
 
+from penstock.consumer.handlers.options.ordering import Asked, GivenKey
 from penstock.consumer.handlers.route import Route
+from penstock.errors import MessageFormatError
 from penstock.message import Record
 from penstock.offsets import Block, CommitPoint, OffsetMap, Tracker
-from penstock.routing import Lane, ParkedKey, Run, ThrottledRuns
+from penstock.routing import Lane, ParkedKey, Run, RunsAside
 
 
 class PauseReason(StrEnum):
@@ -109,22 +111,29 @@ class Assignment:
 class Fetch:
     """What one fetch brought of one assignment, and when: the owner of its runs.
 
-    Immutable, save for the identities of its messages by their places, where a user's function gave their keys: each is
-    written before its message is put on a lane.
+    Immutable once its messages are on their lanes.
     """
 
     assignment: Assignment
     block: Block
     arrived: float
-    identities: dict[int, Hashable] | None = field(default=None, init=False)
-    #: Whether a key could not be had of some of its messages: they fail when they are handled. Written before that.
+    #: What stands for the keys of its messages, by their places in the block, where `key=` says so: asked for once.
+    keys: Sequence[GivenKey] | None = field(default=None, init=False)
+    #: Whether a key could not be had of some of its messages: they fail when they are handled.
     has_unkeyed: bool = field(default=False, init=False)
+
+    def ask_keys(self, records: Iterable[Record], asked: Asked | None = None) -> None:
+        """Ask what stands for the keys of all its messages, where `key=` says so. Before they are put on lanes."""
+        ordering = self.assignment.route.ordering
+        if ordering.has_given_keys:
+            self.keys = ordering.given_keys(records, asked)
+            self.has_unkeyed = MessageFormatError in set(map(type, self.keys))
 
 
 ConsumerRun = Run[Fetch, Record]
 ConsumerLane = Lane[Fetch, Record]
 ConsumerParked = ParkedKey[Fetch, Record]
-ConsumerThrottled = ThrottledRuns[Fetch, Record]
+ConsumerAside = RunsAside[Fetch, Record]
 #: A message in flight: what it belongs to, its place in the block, and the record.
 Item = tuple[Fetch, int, Record]
 

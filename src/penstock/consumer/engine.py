@@ -16,7 +16,6 @@ from penstock.clients.renewal import LastingProducer
 from penstock.clients.rights import Right
 from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, Fetch
 from penstock.consumer.execution.executor import Executor, ManualExecutor
-from penstock.consumer.execution.key_resolver import KeyResolver
 from penstock.consumer.execution.lane_plan import LanePlan
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution_slot import ExecutionSlot, complete_finished
@@ -26,7 +25,6 @@ from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.environment.middleware import MiddlewareSpec
 from penstock.consumer.handlers.handler import Handler
-from penstock.consumer.handlers.options.ordering import calls_key_function
 from penstock.consumer.handlers.patterns import TopicPatterns
 from penstock.consumer.inspection.causes import Causes, no_partition
 from penstock.consumer.inspection.drain_report import DrainLog
@@ -90,11 +88,7 @@ class Engine:
         self.stop_request = StopRequest(settings, clock)
         self.fail = self.stop_request.fail
         self.lane_plan = LanePlan(self.all_handlers, settings)
-        self.scheduler: Scheduler[Fetch, Record] = Scheduler(
-            self.lane_plan.lanes,
-            queues=self.lane_plan.queues,
-            queue_of=None if self.lane_plan.has_one_queue else self.lane_plan.queue_of,
-        )
+        self.scheduler: Scheduler[Fetch, Record] = Scheduler(self.lane_plan.queues)
         self.telemetry = self._telemetry()
         self.assignments = Assignments()
         self.timers = Timers()
@@ -118,25 +112,30 @@ class Engine:
             results=self.results,
             wake=self._wake,
             fail=self.fail,
+            # A transaction has results of a batch as a whole only with the offsets of all its messages.
+            one_partition=settings.exactly_once,
         )
         self.routes = Routes(
             group,
             clock,
-            self.lane_plan.lanes,
+            self.lane_plan,
+            self.scheduler.lanes,
             middlewares=middlewares,
             contexts=contexts or ContextFactory(group),
             telemetry=self.telemetry,
         )
         for topic, handler in handlers.items():
             self.routes.add(topic, handler)
-        #: Where users' key functions are called, where there are any; who runs the engine may start its thread.
-        self.key_resolver: KeyResolver | None = None
-        if any(calls_key_function(handler.order, handler.key) for handler in self.all_handlers):
-            self.key_resolver = KeyResolver(group, clock, self.scheduler, wake=self._wake, fail=self.fail)
-        # Which topics there will be is not known where patterns find them.
-        topics = () if self.patterns else self.routes
         self.router = Router(
-            self.assignments, self.scheduler, self._wake, self.wake_all, topics, key_resolver=self.key_resolver
+            group,
+            clock,
+            self.assignments,
+            self.scheduler,
+            wake=self._wake,
+            on_dropped=self.wake_all,
+            # Which topics there will be is not known where patterns find them.
+            topics=() if self.patterns else self.routes,
+            slow_keys_s=settings.commit_interval,
         )
         self.app_pauses = AppPauses(group, clock, lambda: self.handlers)
         self.back_pressure = BackPressure(
@@ -183,8 +182,7 @@ class Engine:
 
     def slots(self) -> list[ExecutionSlot]:
         """Return where messages may be in a user's function. Any thread."""
-        slots = list(self.executor.slots)
-        return slots if self.key_resolver is None else [*slots, self.key_resolver.slot]
+        return [*self.executor.slots, self.router.slot]
 
     def _telemetry(self) -> ConsumerTelemetry | None:
         if self.settings.telemetry is None:
@@ -208,13 +206,12 @@ class Engine:
 
     def wake_all(self) -> None:
         """Wake all that waits in lanes: what is of dropped assignments goes, what waits for a limit asks again."""
-        self.processor.throttling.dropped += 1
+        self.processor.set_aside.dropped += 1
+        self.processor.wake_set_aside()
         for lane in self.scheduler.lanes:
             # A copy, made in one step: the holder changes the dictionary meanwhile. Waking is a hint, so none is wrong.
             for key in list(lane.parked) if lane.parked else ():
                 self.processor.wake_key(lane, key)
-            for token_bucket in list(lane.throttled) if lane.throttled else ():
-                self.processor.wake_key(lane, token_bucket)
 
     def connect(self, cluster: Cluster) -> PollLoop:
         """Check the topics, make the clients and return the loop that uses them. Raises as `LitePushConsumer.start`."""
@@ -303,7 +300,6 @@ class Engine:
                 assignments=self.assignments,
                 scheduler=self.scheduler,
                 processor=self.processor,
-                router=self.router,
                 publisher=self.dead_letter_publisher,
                 results=self.results,
                 back_pressure=self.back_pressure,

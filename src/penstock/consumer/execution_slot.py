@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncio import Task
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import methodcaller
 
@@ -79,6 +79,8 @@ class ExecutionSlot:
     slice: Slice | None = field(default=None, init=False)
     #: What the message in the handler belongs to, or None between lanes.
     fetch: Fetch | None = field(default=None, init=False)
+    #: Of a batch in the handler, all that its messages belong to.
+    fetches: Sequence[Fetch] = field(default=(), init=False)
     #: The message in the handler (of a batch the first) and since when on the engine's clock; None between two. Of a
     #: slice of quick messages, since when its first was.
     record: Record | None = field(default=None, init=False)
@@ -112,6 +114,15 @@ class ExecutionSlot:
     def leave(self) -> None:
         """Note that the slot is between lanes."""
         self.record = self.fetch = self.run = self.slice = None
+        self.fetches = ()
+
+    def is_at(self, assignments: Sequence[Assignment]) -> bool:
+        """Tell whether it holds a message of one of these. Any thread."""
+        # Each is read once: its owner clears it at any moment.
+        fetch, fetches = self.fetch, self.fetches
+        if fetch is not None and fetch.assignment in assignments:
+            return True
+        return any(fetch.assignment in assignments for fetch in fetches)
 
     def refuse(self, record: Record) -> None:
         """Note that the filter refuses a record of the run under way, before the next is begun."""
@@ -213,19 +224,9 @@ def complete_finished(slots: Iterable[ExecutionSlot]) -> None:
             run.owner.assignment.tracker.complete_early(run.owner.block, run.indexes[places.start : places.stop])
 
 
-@dataclass(frozen=True, slots=True)
-class LingerUntil:
-    """The lane has runs, but its batch is not full: it is not to be processed until it is woken."""
-
-    #: `lane.appended` when that was decided.
-    appended: int
-    #: Called once the lane is given back: has it woken in time.
-    schedule_wake: Callable[[], None]
-
-
-LaneProcessing = Generator[Work | Slice, Outcome, LingerUntil | None]
+LaneProcessing = Generator[Work | Slice, Outcome, None]
 #: The same, message by message.
-SteppedProcessing = Generator[Work, Outcome, LingerUntil | None]
+SteppedProcessing = Generator[Work, Outcome, None]
 
 
 def message_by_message(processing: LaneProcessing, slot: ExecutionSlot, now: Callable[[], float]) -> SteppedProcessing:
@@ -234,9 +235,8 @@ def message_by_message(processing: LaneProcessing, slot: ExecutionSlot, now: Cal
     while True:
         try:
             work = processing.send(outcome)
-        except StopIteration as end:
-            linger: LingerUntil | None = end.value
-            return linger
+        except StopIteration:
+            return
         if not isinstance(work, Slice):
             outcome = yield work
             continue

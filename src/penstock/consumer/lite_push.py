@@ -154,8 +154,6 @@ class LitePushConsumer:
         self._loop = self._engine.connect(self._cluster)
         self._thread = threading.Thread(target=self._loop.run, name=f"penstock-poll-{self._group}", daemon=True)
         self._executor.start()
-        if self._engine.key_resolver is not None:
-            self._engine.key_resolver.start()
         if self._engine.telemetry is not None:
             self._engine.telemetry.observe(lambda: self.statistics().reading())
         self._thread.start()
@@ -306,8 +304,6 @@ class LitePushConsumer:
         finally:
             # Of the one time that the whole stop has: the drain and the revocation have waited for handlers already.
             left = max(0.0, self._engine.stop_request.end_by - self._engine.clock.monotonic())
-            if self._engine.key_resolver is not None:
-                self._engine.key_resolver.stop()
             for name in self._executor.stop(left):
                 _log.warning("%s was still in its handler; its message is handled again", name)
             if self._engine.telemetry is not None:

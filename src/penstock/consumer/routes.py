@@ -11,6 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.clients.cluster import Clock
+from penstock.consumer.assignments import ConsumerLane
+from penstock.consumer.execution.lane_plan import LanePlan
 from penstock.consumer.handlers.context import ContextFactory
 from penstock.consumer.handlers.environment.middleware import MiddlewareSpec, wrap
 from penstock.consumer.handlers.handler import Handler, Kind, SpaceNumbers, ordering_of
@@ -35,7 +37,8 @@ class Routes(Mapping[str, Route]):
         self,
         group: str,
         clock: Clock,
-        lanes: int,
+        plan: LanePlan,
+        lanes: Sequence[ConsumerLane],
         *,
         middlewares: Sequence[MiddlewareSpec],
         contexts: ContextFactory,
@@ -43,6 +46,7 @@ class Routes(Mapping[str, Route]):
     ) -> None:
         self._group = group
         self._clock = clock
+        self._plan = plan
         self._lanes = lanes
         self._middlewares = middlewares
         self._contexts = contexts
@@ -108,11 +112,13 @@ class Routes(Mapping[str, Route]):
         return [route for route in self._by_topic.values() if route.handler is handler]
 
     def _route(self, handler: Handler) -> Route:
-        ordering = ordering_of(handler, self._lanes, self._spaces, batches=True)
+        first, count = self._plan.group_of(handler)
+        ordering = ordering_of(handler, count, self._spaces, batches=True)
         maker = ResultMaker.of(handler)
         invoke = self._traced(handler, wrap(handler, self._middlewares, self._contexts), maker)
         shares = next(iter(self.of_handler(handler)), None)
-        route = Route(handler, ordering, invoke, results_by=maker, shares=shares)
+        lanes = self._lanes[first : first + count]
+        route = Route(handler, ordering, invoke, lanes=lanes, results_by=maker, shares=shares)
         if shares is None:
             self.token_buckets.append(route.token_bucket)
         return route
@@ -123,6 +129,7 @@ class Routes(Mapping[str, Route]):
             shares.handler,
             shares.ordering,
             shares.invoke,
+            lanes=shares.lanes,
             source=topic,
             shares=shares,
             not_before=partial(self._due_at, headers),

@@ -86,7 +86,7 @@ class ConsumerSettings:
     Attributes:
         workers: worker threads. May change while running.
         max_concurrency: `async def` handlers under way at once. May change while running.
-        pinned: one lane for each worker, which alone serves it, for state that belongs to a thread.
+        pinned: one lane for each worker, and a queue that it alone serves, for state that belongs to a thread.
         lanes_per_worker: lanes for each worker; more delay fewer neighbours of a slow key, and each costs some
             microseconds when a worker takes it.
         one_core: whether all worker threads run on one core, another for each of `--processes`. Fewer messages wait for

@@ -1,12 +1,8 @@
 """A lane: an ordered queue of runs, and the keys of it that are parked.
 
 A lane is filled by the router and emptied by the one worker that holds it; the scheduler decides which. So the queue
-needs no lock of its own: `deque.append` and `deque.popleft` are atomic, the router only appends, the holder only takes.
-Parked keys and throttled runs belong to the holder alone.
-
-Two threads may append, of which one has the messages whose keys a user's function gives; those of a topic always come
-from the same. A count of appended runs that both raise at once may miss one. It only shows the holder that something
-came since it was read, and each thread appends before it counts, so what is missed was there at that reading.
+needs no lock of its own: operations of a `deque` are atomic, the router appends at its end, the holder changes its
+front. Parked keys and runs that were set aside belong to the holder alone.
 """
 
 from __future__ import annotations
@@ -175,14 +171,21 @@ class ParkedKey(Generic[OwnerT, RecordT]):
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class ThrottledRuns(Generic[OwnerT, RecordT]):
-    """Runs that wait for a token of their handler while their lane goes on with others. The lane holder's alone."""
+class RunsAside(Generic[OwnerT, RecordT]):
+    """Runs that wait while their lane goes on with others: for a token, or for more of their batch.
 
-    #: In arrival order; later ones of the same handler go behind.
+    The lane holder's alone, save `awaits_token`.
+    """
+
+    #: In arrival order; later ones of the same topic go behind.
     runs: deque[Run[OwnerT, RecordT]] = field(default_factory=deque)
+    #: How many messages they have that were not taken yet.
+    count: int = 0
     #: Whether they stand in the token bucket's queue. Set by the holder, cleared by whoever wakes them because of it,
     #: before he does: a holder who saw it set is woken after that.
     awaits_token: bool = False
+    #: When a timer last set wakes them, on the caller's clock; None where none was set.
+    wakes_at: float | None = None
     #: The caller's count of dropped owners when the runs were last searched for theirs.
     dropped: int = 0
 
@@ -192,25 +195,20 @@ class Lane(Generic[OwnerT, RecordT]):
     """An ordered queue of messages whose keys hash to the same number."""
 
     number: int
-    #: Runs in arrival order: the router appends, the holder takes from the front.
+    #: The ready queue from which it is served.
+    queue: int = 0
+    #: Runs in arrival order. The router appends, then calls `Scheduler.ready`; the holder takes from the front.
     runs: deque[Run[OwnerT, RecordT]] = field(default_factory=deque)
-    #: How many runs were ever appended. Written by the router.
-    appended: int = 0
     #: Keys whose head waits. The holder's alone.
     parked: dict[Hashable, ParkedKey[OwnerT, RecordT]] = field(default_factory=dict)
-    #: Runs that wait for a token, by its bucket: opaque here, and never equal to a key. The holder's alone.
-    throttled: dict[Hashable, ThrottledRuns[OwnerT, RecordT]] = field(default_factory=dict)
-    #: Parked keys, and token buckets whose runs wait, that were woken. Any thread appends, the holder takes.
+    #: Runs that were set aside, by what they have in common: opaque here, and never equal to a key. The holder's alone.
+    aside: dict[Hashable, RunsAside[OwnerT, RecordT]] = field(default_factory=dict)
+    #: What was woken of parked keys and of runs that were set aside. Any thread appends, the holder takes.
     due: list[Hashable] = field(default_factory=list)
     #: Seconds that what was woken took, owed to the runs that waited meanwhile. The holder's alone.
     owed_s: float = 0.0
     #: Held while the lane is queued or served; used as a flag that is tested and set in one step, never waited for.
     claim: threading.Lock = field(default_factory=threading.Lock)
-
-    def append(self, run: Run[OwnerT, RecordT]) -> None:
-        """Put a run at the end. By the router, which calls `Scheduler.ready` afterwards."""
-        self.runs.append(run)
-        self.appended += 1
 
     def park(self, key: Hashable) -> ParkedKey[OwnerT, RecordT]:
         """Park a key that is not parked. By the holder."""
@@ -221,12 +219,3 @@ class Lane(Generic[OwnerT, RecordT]):
     def serves_due(self) -> bool:
         """Whether what was woken is served next, and not the runs: both get as much time. By the holder."""
         return bool(self.due) and (not self.runs or self.owed_s <= 0.0)
-
-    def due_owner(self) -> OwnerT | None:
-        """Return the owner of the first message that was woken, or None where nothing waits. By the holder."""
-        key = self.due[0]
-        parked = self.parked.get(key)
-        if parked is not None:
-            return parked.waiting[0][0]
-        throttled = self.throttled.get(key) if self.throttled else None
-        return throttled.runs[0].owner if throttled is not None and throttled.runs else None

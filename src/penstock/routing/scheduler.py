@@ -9,8 +9,8 @@ among the others, failing messages, which only get older, would go before all th
 of them before all others. The worker says which goes first: it gives runs as much of its time as it gave to what was
 woken, and so does the holder of a lane that has both. So neither starves the other.
 
-Workers of one kind share a *ready queue*; in pinned mode each worker has a queue of its own, and one lane for life,
-which it alone takes.
+Workers of one kind share a *ready queue*; in pinned mode each worker has a queue of its own. A lane is in one queue for
+life.
 
 Thread-safe without waiting. A lane is *claimed* from the moment it is queued until its holder gives it back, so it
 stands in at most one heap and is held by at most one worker: that is invariant I1. The claim is a lock that is only
@@ -25,7 +25,7 @@ claim before it looks for work. Whichever of the two is later finds the lane fre
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -38,20 +38,17 @@ RecordT = TypeVar("RecordT")
 class Scheduler(Generic[OwnerT, RecordT]):
     """The lanes of one consumer and the order in which they are served, in a ready queue for each group of workers.
 
-    `queue_of` returns that of a lane. It is called when the lane is queued, while nobody holds it and it has work; all
-    are in queue 0 when it is left out.
+    Args:
+        queues: the ready queue of each lane, by the lane's number.
     """
 
-    def __init__(
-        self, lanes: int, *, queues: int = 1, queue_of: Callable[[Lane[OwnerT, RecordT]], int] | None = None
-    ) -> None:
-        self.lanes: tuple[Lane[OwnerT, RecordT], ...] = tuple(Lane(number) for number in range(lanes))
-        self.queues = queues
-        self._queue_of = queue_of
+    def __init__(self, queues: Sequence[int]) -> None:
+        self.lanes: tuple[Lane[OwnerT, RecordT], ...] = tuple(Lane(*place) for place in enumerate(queues))
+        self.queues = max(queues) + 1
         #: One heap a queue of arrival of the head x number of lanes + lane number: one number compares faster than two.
-        self._ready: list[list[int]] = [[] for _ in range(queues)]
+        self._ready: list[list[int]] = [[] for _ in range(self.queues)]
         #: The same of lanes that serve what was woken, by the count of those before them instead of an arrival.
-        self._due: list[list[int]] = [[] for _ in range(queues)]
+        self._due: list[list[int]] = [[] for _ in range(self.queues)]
         self._woken = count()
 
     def ready(self, lanes: Iterable[Lane[OwnerT, RecordT]]) -> list[int]:
@@ -72,7 +69,7 @@ class Scheduler(Generic[OwnerT, RecordT]):
         return queues
 
     def wake(self, lane: Lane[OwnerT, RecordT], key: Hashable) -> list[int]:
-        """Wake a parked key, or the runs of a token bucket, in a lane. Returns queues as `ready` does."""
+        """Wake a parked key, or runs that were set aside, in a lane. Returns queues as `ready` does."""
         lane.due.append(key)
         return self.ready((lane,))
 
@@ -95,14 +92,6 @@ class Scheduler(Generic[OwnerT, RecordT]):
         lane.claim.release()
         return self._enqueue(lane) if lane.runs or lane.due else None
 
-    def linger(self, lane: Lane[OwnerT, RecordT], appended: int) -> int | None:
-        """Take a lane back that has runs but should not be served until it is woken, or a run is appended.
-
-        `appended` is `lane.appended` as it was when the caller decided so; the lane is ready again if it has changed.
-        """
-        lane.claim.release()
-        return self._enqueue(lane) if lane.due or lane.appended != appended else None
-
     def _enqueue(self, lane: Lane[OwnerT, RecordT]) -> int | None:
         """Claim a lane that has work and is free, and put it on its heap."""
         while (lane.runs or lane.due) and lane.claim.acquire(False):  # noqa: FBT003 - as above
@@ -116,7 +105,7 @@ class Scheduler(Generic[OwnerT, RecordT]):
 
     def _push(self, lane: Lane[OwnerT, RecordT]) -> int:
         """Put a claimed lane with work on its heap and return its queue."""
-        queue = 0 if self._queue_of is None else self._queue_of(lane)
+        queue = lane.queue
         if lane.due and lane.serves_due:
             heapq.heappush(self._due[queue], next(self._woken) * len(self.lanes) + lane.number)
         else:
@@ -131,5 +120,5 @@ class Scheduler(Generic[OwnerT, RecordT]):
 
     @property
     def idle(self) -> bool:
-        """Whether no lane is ready or held; keys and runs that wait in one and lanes that linger do not count."""
+        """Whether no lane is ready or held; keys and runs that wait in one do not count."""
         return not any(lane.claim.locked() for lane in self.lanes)

@@ -109,17 +109,22 @@ class SteppedClient:
 class SteppedWorker:
     """What a worker thread or a task does, step by step: it serves the lanes of a queue of the engine's scheduler."""
 
-    __slots__ = ("_engine", "_processing", "assignment", "lane", "queue", "slot", "work")
+    __slots__ = ("_engine", "_processing", "lane", "queue", "slot", "work")
 
     def __init__(self, engine: Engine, slot: ExecutionSlot, queue: int) -> None:
         self._engine = engine
         self.slot = slot
         self.queue = queue
         self._processing: SteppedProcessing | None = None
-        #: The lane it holds, and what its handler is given now; None in between. And what that belongs to.
+        #: The lane it holds, and what its handler is given now; None in between.
         self.lane: ConsumerLane | None = None
         self.work: Work | None = None
-        self.assignment: Assignment | None = None
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """What it was given belongs to, each once."""
+        fetches = self.slot.fetches or ([] if self.slot.fetch is None else [self.slot.fetch])
+        return list(dict.fromkeys(fetch.assignment for fetch in fetches))
 
     def take(self) -> bool:
         """Take a ready lane and begin with it. Returns whether there was one."""
@@ -139,20 +144,17 @@ class SteppedWorker:
         if processing is None or lane is None:
             raise AssertionError("a worker without a lane has nothing to go on with")
         self.work = None
-        linger = None
         ended = True
         try:
             self.work = processing.send(outcome)
-            fetch = self.slot.fetch
-            self.assignment = None if fetch is None else fetch.assignment
             ended = False
-        except StopIteration as end:
-            linger = end.value
+        except StopIteration:
+            pass
         finally:
             if ended:
-                self._processing = self.lane = self.assignment = None
+                self._processing = self.lane = None
                 self.slot.leave()
-                self._engine.processor.give_back(lane, linger)
+                self._engine.scheduler.give_back(lane)
 
 
 class SteppedConsumer:

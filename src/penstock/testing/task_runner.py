@@ -67,7 +67,8 @@ class TaskRunner:
             self._ended_at = time.monotonic()
             task.result()
         if time.monotonic() - self._ended_at > self._handler_timeout:
-            names = {worker.assignment for worker in self._consumer.workers if worker.work is not None}
+            working = [worker for worker in self._consumer.workers if worker.work is not None]
+            names = {assignment for worker in working for assignment in worker.assignments}
             count = len(self._tasks)
             # So that the test can end.
             self.cancel()

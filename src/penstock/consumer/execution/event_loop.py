@@ -219,12 +219,7 @@ class TaskPool:
         work: Work | Slice | None,
     ) -> None:
         """Serve lane after lane until none is ready, or until a handler has left something behind."""
-        take, give_back, start, queue = (
-            self._scheduler.take,
-            self._scheduler.give_back,
-            self._processor.process,
-            self._queue,
-        )
+        take, give_back, start = self._scheduler.take, self._scheduler.give_back, self._processor.process
         clock, context, copied = time.monotonic, self._context, contextvars.copy_context
         cancelling = cast("asyncio.Task[None]", asyncio.current_task()).cancelling
         # Whether the handler left something behind, and whether another task has the slot and what it is at.
@@ -235,7 +230,6 @@ class TaskPool:
                     processing = start(lane, slot)
                 send = processing.send
                 outcome: Outcome = None
-                linger = None
                 try:
                     while True:
                         if work is None:
@@ -276,16 +270,13 @@ class TaskPool:
                             if slot.started >= records.deadline:
                                 break
                         work = None
-                except StopIteration as end:
-                    linger = end.value
+                except StopIteration:
+                    pass
                 finally:
                     if not moved:
                         slot.leave()
                         # The lane may be ready again: this task looks next, and finds it or one that is older.
-                        ready = give_back(lane) if linger is None else self._processor.give_back(lane, linger)
-                        if ready is not None and ready != queue:
-                            # Its next work is for a thread, which must be woken.
-                            self._processor.wake((ready,))
+                        give_back(lane)
                 if moved:
                     self._begin(lane, slot, processing, work)
                     return
@@ -295,7 +286,7 @@ class TaskPool:
                     # An `await` that waits for nothing does not go through the loop.
                     self._round_at = now + _ROUND_S
                     await asyncio.sleep(0)
-                lane = None if self._ended or self._running > self._limit else take(queue, slot.owed_s)
+                lane = None if self._ended or self._running > self._limit else take(self._queue, slot.owed_s)
                 if tainted and lane is not None:
                     moved = True
                     self._begin(lane, slot)

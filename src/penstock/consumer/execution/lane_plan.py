@@ -1,52 +1,90 @@
-"""The plan of a consumer's lanes: how many there are, and which ready queue each is served from."""
+"""The plan of a consumer's lanes: groups of them, each for one kind of work, and the ready queue of every lane.
+
+A lane serves threads or the event loop, never both, so it stands in one queue for life. Handlers with keys of their own
+share the lanes of their kind. Batches are gathered from one lane, so each handler of batches has a few lanes to itself:
+how full its batches are does not depend on which other handlers there are. Handlers that name one `key_space` share
+lanes, for the messages of a key must meet in one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 
-from penstock.consumer.assignments import ConsumerLane
 from penstock.consumer.handlers.handler import Handler, Kind
+from penstock.consumer.handlers.options.ordering import Order
 from penstock.consumer.settings import ConsumerSettings
+from penstock.errors import ConfigurationError
 
 #: Lanes for each handler that may be under way on the event loop: fewer than for a thread, for there are many more.
 _LANES_PER_TASK = 8
-#: Lanes for each worker or task where all handlers take batches. A batch comes from one lane: the fewer, the fuller.
-_LANES_PER_BATCH = 2
 
 
 class LanePlan:
-    """Derived from handlers and settings, and never changed."""
+    """Derived from handlers and settings, and never changed. `most` is a limit for each group of lanes.
 
-    def __init__(self, handlers: Collection[Handler], settings: ConsumerSettings) -> None:
+    Raises `ConfigurationError` as `require_one_kind`.
+    """
+
+    def __init__(self, handlers: Collection[Handler], settings: ConsumerSettings, most: int | None = None) -> None:
+        require_one_kind(handlers)
         kinds = {handler.kind for handler in handlers}
         self.has_threads, self.has_tasks = Kind.THREAD in kinds, Kind.TASK in kinds
-        self._pinned = settings.pinned
-        thread_queues = settings.workers if settings.pinned else 1
-        #: The ready queue of lanes whose head is for a task.
-        self.task_queue = thread_queues if self.has_threads else 0
-        #: One for all threads, one for each where lanes are pinned, and one for tasks.
-        self.queues = self.task_queue + 1 if self.has_tasks else thread_queues
-        self.lanes = self._lane_count(handlers, settings)
+        queues = settings.workers if settings.pinned and self.has_threads else 1
+        #: The ready queue of lanes whose work is for the event loop.
+        self.task_queue = queues if self.has_threads else 0
+        #: The ready queue of each lane: one for all threads, one for each where lanes are pinned, and one for tasks.
+        self.queues: list[int] = []
+        self._batches: dict[Hashable, int] = {}
+        for handler in handlers:
+            if handler.batch > 1:
+                smallest = self._batches.get(_space_of(handler), handler.batch)
+                self._batches[_space_of(handler)] = min(smallest, handler.batch)
+        # The first lane of each group, and how many it has.
+        self._groups: dict[Hashable, tuple[int, int]] = {}
+        for handler in handlers:
+            if (group := self._name_of(handler)) not in self._groups:
+                count = self._count(handler, settings)
+                count = count if most is None else min(count, most)
+                self._groups[group] = len(self.queues), count
+                pinned = range(count) if settings.pinned else [0] * count
+                self.queues += pinned if handler.kind is Kind.THREAD else [self.task_queue] * count
 
-    def _lane_count(self, handlers: Collection[Handler], settings: ConsumerSettings) -> int:
+    def group_of(self, handler: Handler) -> tuple[int, int]:
+        """Return the first lane of a handler, and how many it has."""
+        return self._groups[self._name_of(handler)]
+
+    def _name_of(self, handler: Handler) -> Hashable:
+        space = _space_of(handler)
+        return handler.kind, space if space in self._batches else None
+
+    def _count(self, handler: Handler, settings: ConsumerSettings) -> int:
+        batch, workers, tasks = self._batches.get(_space_of(handler)), settings.workers, settings.max_concurrency
         if settings.pinned:
-            return settings.workers
-        per_worker, per_task = settings.lanes_per_worker, _LANES_PER_TASK
-        if all(handler.batch > 1 for handler in handlers):
-            per_worker, per_task = min(per_worker, _LANES_PER_BATCH), _LANES_PER_BATCH
-        return max(settings.workers * per_worker, settings.max_concurrency * per_task if self.has_tasks else 1)
+            return workers
+        if batch is None:
+            lanes = workers * settings.lanes_per_worker
+            return lanes if handler.kind is Kind.THREAD else max(lanes, tasks * _LANES_PER_TASK)
+        # The fewer lanes, the fuller are batches. On the loop as many messages may be under way as without batches, in
+        # as many calls at least as threads would make.
+        return workers if handler.kind is Kind.THREAD else max(workers, tasks // batch)
 
-    @property
-    def has_one_queue(self) -> bool:
-        """Whether all lanes are served from queue 0, so that `queue_of` need not be asked."""
-        return not (self.has_threads and (self.has_tasks or self._pinned))
 
-    def queue_of(self, lane: ConsumerLane) -> int:
-        """Return the ready queue of a lane, by its head. Called by whoever has just claimed it."""
-        if self.has_tasks:
-            fetch = lane.due_owner() if lane.serves_due else None
-            if fetch is None and lane.runs:
-                fetch = lane.runs[0].owner
-            if fetch is not None and fetch.assignment.route.kind is Kind.TASK:
-                return self.task_queue
-        return lane.number if self._pinned else 0
+def _space_of(handler: Handler) -> str | int:
+    return id(handler) if handler.key_space is None else handler.key_space
+
+
+def require_one_kind(handlers: Collection[Handler]) -> None:
+    """Raise `ConfigurationError` where a plain function and an `async def` name one key space."""
+    first: dict[str, Handler] = {}
+    for handler in handlers:
+        if handler.key_space is None or handler.order is not Order.KEY:
+            continue
+        other = first.setdefault(handler.key_space, handler)
+        if other.kind is not handler.kind:
+            plain, awaited = (other, handler) if handler.kind is Kind.TASK else (handler, other)
+            raise ConfigurationError(
+                f"the handlers {plain.name} and {awaited.name} share key_space={handler.key_space!r}, but one is a "
+                "plain function and the other an `async def`, and the messages of a key wait for each other in one "
+                "place only; make both plain functions, or both an `async def` that calls what blocks by "
+                "asyncio.to_thread"
+            )

@@ -119,25 +119,20 @@ def _call_each(
     return None
 
 
-def serve(lane: ConsumerLane, slot: ExecutionSlot, processor: LaneProcessor, now: Callable[[], float]) -> int | None:
-    """Process a lane that the caller holds, with handlers called in this thread, and give it back.
-
-    Returns its ready queue where it is ready again.
-    """
+def serve(lane: ConsumerLane, slot: ExecutionSlot, processor: LaneProcessor, now: Callable[[], float]) -> None:
+    """Process a lane that the caller holds, with handlers called in this thread, and give it back."""
     processing = processor.process(lane, slot)
     send = processing.send
     outcome: Outcome = None
-    linger = None
     try:
         while True:
             work = send(outcome)
             outcome = call_each(slot, work, now) if isinstance(work, Slice) else call(slot, work)
-    except StopIteration as end:
-        linger = end.value
+    except StopIteration:
+        pass
     finally:
         slot.leave()
-        ready = processor.scheduler.give_back(lane) if linger is None else processor.give_back(lane, linger)
-    return ready
+        processor.scheduler.give_back(lane)
 
 
 class Worker:
@@ -180,10 +175,8 @@ class Worker:
     def _process(self, lane: ConsumerLane) -> None:
         slot, processor = self.slot, self._pool.processor
         before, begun = slot.handled, time.perf_counter()
-        ready = serve(lane, slot, processor, self._pool.now)
-        if ready is not None and ready != self.queue:
-            # Its next work is for the event loop, which must be woken. In its own queue this thread looks next.
-            processor.wake((ready,))
+        # Where the lane is ready again, this thread looks next, and finds it or one that is older.
+        serve(lane, slot, processor, self._pool.now)
         self._pool.note_duration((time.perf_counter() - begun) / max(1, slot.handled - before))
 
 

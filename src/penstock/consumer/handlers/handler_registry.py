@@ -51,9 +51,11 @@ class HandlerRegistry:
             order: "key" (default): messages with the same key are handled one at a time and in order, in all topics
                 of the handler. "partition": those of the same partition. "none": none wait.
             keyless: what stands for the key where there is none: "partition" (default), "together" or "spread".
-            key: what stands for the record's key: "header:name", or a function of the message.
+            key: what stands for the record's key: "header:name", or a function of the message, which must be quick: the
+                thread that fetches and commits calls it.
             key_space: name that handlers share whose keys mean the same, such as "customer": their messages of one key
-                wait for each other too. None (default): the keys are the handler's own.
+                wait for each other too; all are plain functions, or all `async def`. None (default): the keys are the
+                handler's own.
             filter: called with a message; where it returns false the message is done at once, and counted.
             decoder: "json", a pydantic model, a msgspec struct, a dataclass or another type that JSON is to have, such
                 as `list[Model]`, a deserializer of confluent-kafka or a callable of bytes: makes `message.body`.
@@ -62,8 +64,8 @@ class HandlerRegistry:
                 published.
             encoder: "json", a pydantic model, a msgspec struct, a serializer of confluent-kafka or a callable: makes
                 bytes of the values that it returns and that are no bytes.
-            batch: messages given at once, at most; more than 1 gives the function a list. What fails comes in batches
-                again, and each message alone before it is given up; see `BatchError`.
+            batch: messages of a topic given at once, at most; more than 1 gives the function a list. What fails comes
+                in batches again, and each message alone before it is given up; see `BatchError`.
             linger: seconds that a batch which is not full waits for more, from the arrival of its first message.
             retry: made by `penstock.retry`; five tries with growing waits when left out.
             retry_delays: seconds; when the tries are exhausted the message waits in the topic

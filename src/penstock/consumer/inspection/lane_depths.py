@@ -21,10 +21,12 @@ def lane_depths(scheduler: Scheduler[Fetch, Record], now: float) -> dict[str, De
     buckets = min(BUCKETS, len(lanes))
     found: dict[str, Depths] = {}
     for number, lane in enumerate(lanes):
-        if not lane.runs:
+        if not lane.runs and not lane.aside:
             continue
-        # A copy, made in one step: the router appends and the holder takes meanwhile.
+        # Copies, each made in one step: the router appends and the holder takes meanwhile.
         runs = lane.runs.copy()
+        for aside in lane.aside.copy().values() if lane.aside else ():
+            runs += aside.runs.copy()
         place = number * buckets // len(lanes)
         scale = max(1.0, len(runs) / _COUNTED)
         for _, run in zip(range(_COUNTED), runs, strict=False):

@@ -13,7 +13,6 @@ from penstock.consumer.handlers.options.rate_limits import TokenBucket
 from penstock.consumer.inspection.drain_report import DrainLog
 from penstock.consumer.polling.committing.commits import Commits
 from penstock.consumer.polling.flow_control.back_pressure import BackPressure
-from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
 from penstock.consumer.publishing.result_publisher import Publisher
 from penstock.message import Record
@@ -29,7 +28,6 @@ class Drain:
     assignments: Assignments
     scheduler: Scheduler[Fetch, Record]
     processor: LaneProcessor
-    router: Router
     publisher: DeadLetterPublisher
     results: Publisher
     back_pressure: BackPressure
@@ -42,10 +40,7 @@ class Drain:
     def begin(self) -> float:
         """Have batches that are not full served too; return when the drain must end, on the engine's clock."""
         self.stop_request.drain()
-        self.processor.draining = True
-        for lane in self.scheduler.lanes:
-            if lane.runs:
-                self.processor.wake_lane(lane)
+        self.processor.drain()
         now, end_by = self.clock.monotonic(), self.stop_request.end_by
         self.log.begin(self.assignments.all(), now, max(0.0, end_by - now))
         return end_by
@@ -72,10 +67,9 @@ class Drain:
 
     def _waits_for(self, now: float, deadline: float) -> list[str]:
         """Return what the drain waits for, in words."""
-        # Messages without a lane before the lanes, for they go there. Lanes before and after all else: what a handler
-        # leaves behind (a retry, a completion, a dead letter) is there before its lane is given back, and what brings a
-        # lane back does so before it is gone.
-        idle = self.router.idle and self.scheduler.idle
+        # Lanes before and after all else: what a handler leaves behind (a retry, a completion, a dead letter) is there
+        # before its lane is given back, and what brings a lane back does so before it is gone.
+        idle = self.scheduler.idle
         waits = []
         if self.processor.deferred:
             waits.append("completions are put off")

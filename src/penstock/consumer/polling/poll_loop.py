@@ -118,7 +118,6 @@ class PollLoop:
         self.publisher.serve()
         self.results.serve()
         self.commits.tick(client, now)
-        self.router.flush_due()
         recreated = self.topic_watch.check(now)
         if self.topic_watch.all_same:
             self.commits.repeat(client, now)

@@ -2,17 +2,25 @@
 
 It runs on the poll thread and is most of what that thread does, so the loops are written for speed: one call a
 partition to the tracker, one a lane to the scheduler, and a handful of calls into C for each message.
+
+Users' `key=` functions are called here too: a lane cannot be chosen before the key is known. They are to be quick. The
+router's `slot` shows any thread, as a worker's does, at which message one of them is and since when; one that keeps the
+poll thread from its commits is logged.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import compress, groupby
 from operator import not_
 
+from penstock.clients.cluster import Clock
+from penstock.clients.gc_pause import collection_resumed
 from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, ConsumerRun, Fetch
-from penstock.consumer.execution.key_resolver import KeyResolver
+from penstock.consumer.execution_slot import ExecutionSlot
+from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.message_sizes import total_size_in_bytes
 from penstock.message import Record, column
 from penstock.routing import Run, Scheduler
@@ -23,18 +31,24 @@ _log = logging.getLogger(__name__)
 class Router:
     """Puts batches on lanes. Belongs to the poll thread.
 
-    `on_dropped` is called once an assignment is inactive: what waited for it goes on.
+    Args:
+        name: names its thread.
+        on_dropped: called once an assignment is inactive: what waited for it goes on.
+        topics: all that there will be, or nothing where that is not known.
+        slow_keys_s: seconds that the keys of one fetch may take before that is logged.
     """
 
     def __init__(
         self,
+        name: str,
+        clock: Clock,
         assignments: Assignments,
         scheduler: Scheduler[Fetch, Record],
+        *,
         wake: Callable[[Sequence[int]], None],
         on_dropped: Callable[[], None],
-        topics: Collection[str],
-        *,
-        key_resolver: KeyResolver | None = None,
+        topics: Collection[str] = (),
+        slow_keys_s: float,
     ) -> None:
         #: The topic of all messages, or nothing where there are several. Asking each costs a tenth of the routing.
         self._only_topic = next(iter(topics)) if len(topics) == 1 else ""
@@ -42,7 +56,10 @@ class Router:
         self._scheduler = scheduler
         self._wake = wake
         self._on_dropped = on_dropped
-        self._key_resolver = key_resolver
+        self._clock = clock.monotonic
+        self._slow_keys_s = slow_keys_s
+        #: Where a key function is being called. Written by the poll thread.
+        self.slot = ExecutionSlot(Kind.THREAD, f"penstock-poll-{name}")
         #: The arrival of the next message: they are counted from 1, for 0 is older than all.
         self._arrival = 1
         self._now = 0.0
@@ -83,16 +100,6 @@ class Router:
         counts, self._counts = self._counts, {}
         return counts
 
-    @property
-    def idle(self) -> bool:
-        """Whether all that was taken in is on its lanes. On the poll thread."""
-        return self._key_resolver is None or self._key_resolver.idle
-
-    def flush_due(self) -> None:
-        """Put on its lanes what waits behind a slow key function. On the poll thread."""
-        if self._key_resolver is not None:
-            self._key_resolver.flush_due()
-
     def _places(self, batch: Sequence[Record]) -> list[int] | list[tuple[str, int]]:
         """Return where each message comes from; its partition alone where there is one topic only."""
         if self._only_topic:
@@ -110,17 +117,15 @@ class Router:
             assignment = self._went_back(assignment, offsets[0])
         block = assignment.tracker.register(offsets, total_size_in_bytes(records, assignment))
         self.restored += len(offsets) - block.left
-        lanes = self._scheduler.lanes
         fetch = Fetch(assignment, block, self._now)
         # Without those that a former owner had done.
         todo = None if block.left == len(offsets) else block.done
-        if self._key_resolver is not None and assignment.route.ordering.has_key_function:
-            indexes = [index for index in range(len(offsets)) if todo is None or not todo[index]]
-            self._key_resolver.put(fetch, self._arrival, [records[index] for index in indexes], indexes)
-            return
-        unkeyed: list[Record] = []
-        numbers = assignment.route.ordering.lane_numbers(assignment.topic, assignment.partition, records, unkeyed)
-        fetch.has_unkeyed = bool(unkeyed)
+        ordering, lanes = assignment.route.ordering, assignment.route.lanes
+        if ordering.calls_function:
+            self._ask_keys(fetch, records)
+        else:
+            fetch.ask_keys(records)
+        numbers = ordering.lane_numbers(assignment.topic, assignment.partition, records, fetch.keys)
         runs: dict[int, ConsumerRun] = {}
         if len(self._indexes) < len(numbers):
             self._indexes = list(range(len(numbers)))
@@ -136,8 +141,31 @@ class Router:
                 run.indexes.append(index)
         for number, run in runs.items():
             lane = lanes[number]
-            lane.append(run)
-            touched[number] = lane
+            lane.runs.append(run)
+            touched[lane.number] = lane
+
+    def _ask_keys(self, fetch: Fetch, records: Sequence[Record]) -> None:
+        """Have a user's function say what stands for the keys of a fetch, and log that where it takes its time."""
+        slot = self.slot
+        slot.thread_id = threading.get_ident()
+        slot.fetch, slot.started = fetch, self._clock()
+        # It may never return.
+        with collection_resumed():
+            fetch.ask_keys(records, slot)
+        took_s = self._clock() - slot.started
+        slot.leave()
+        if took_s > self._slow_keys_s:
+            # Once more only where it is much slower.
+            self._slow_keys_s = 2 * took_s
+            _log.warning(
+                "the key function of %s took %.1f s for %d messages of %s, and the poll thread, which calls it, cannot "
+                "commit meanwhile; look nothing up in it, or have the producer send the key in a header, for "
+                "key='header:name'",
+                fetch.assignment.route.handler.name,
+                took_s,
+                len(records),
+                fetch.assignment,
+            )
 
     def _went_back(self, former: Assignment, offset: int) -> Assignment:
         """Follow a log that went back (truncated, or reset by policy): a new incarnation starts at `offset`."""

@@ -46,7 +46,7 @@ class Tries(NamedTuple):
 
 
 class Unpublished:
-    """Messages of one assignment whose results are not all written: one message, or those of a batch."""
+    """Messages whose results are not all written: one message, or those of a batch."""
 
     __slots__ = ("error", "items", "lane", "left", "results", "sent", "tries")
 
@@ -67,7 +67,7 @@ class Unpublished:
 
     @property
     def assignment(self) -> Assignment:
-        """What the messages were fetched from."""
+        """What the messages were fetched from; the first, where they are a batch of several partitions."""
         return self.items[0][0].assignment
 
     def complete(self) -> None:
@@ -194,7 +194,8 @@ class ResultPublisher:
 
     def has_any_of(self, assignments: Sequence[Assignment]) -> bool:
         """Tell whether results of these assignments are on their way. Any thread."""
-        return any(unpublished.assignment in assignments for unpublished in (*self._queue.copy(), *self._sent.copy()))
+        waiting = (*self._queue.copy(), *self._sent.copy())
+        return any(item[0].assignment in assignments for unpublished in waiting for item in unpublished.items)
 
     def state_of(self, assignment: Assignment, offset: int) -> str | None:
         """Return where the results of a message are, in words; None where none are on their way. Any thread."""
@@ -232,8 +233,8 @@ class ResultPublisher:
                 return
         while self._queue:
             unpublished = self._queue[0]
-            if not unpublished.sent and not unpublished.assignment.active:
-                # Its next owner handles it again.
+            if not unpublished.sent and not any(item[0].assignment.active for item in unpublished.items):
+                # Its next owner handles it again. What is of other partitions too is written for their sake.
                 self._queue.popleft()
                 continue
             self._sent[unpublished] = None
@@ -315,7 +316,7 @@ def refusal(topic: str, error: KafkaError, principal: str) -> ResultRefusedError
 def state_of(unpublished: Iterable[Unpublished], assignment: Assignment, offset: int) -> str | None:
     """Return where the results of a message are, in words; None where it is not among these."""
     for submission in unpublished:
-        if submission.assignment is assignment and any(record.offset() == offset for _, _, record in submission.items):
+        if any(fetch.assignment is assignment and record.offset() == offset for fetch, _, record in submission.items):
             topics = ", ".join(sorted({result.topic for result in submission.results}))
             return f"what its handler returned is being written to {topics}"
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Sequence
+from collections.abc import Container, Hashable, Iterable
 from itertools import groupby
 from operator import itemgetter
 
@@ -13,7 +13,7 @@ from penstock.consumer.handlers.route import Answer, Failed, RateLimited, Route
 from penstock.errors import PenstockError
 from penstock.message import Message, Record
 
-#: A message must wait for those of its key that are in the batch under way.
+#: A message must wait for those of its key that are in the batch being gathered.
 AFTER_BATCH = RateLimited()
 
 
@@ -91,7 +91,7 @@ class Admission:
         return route.admit(key, record, now, 0, attempts)
 
     @staticmethod
-    def done(items: Sequence[Item], slot: ExecutionSlot) -> None:
+    def done(items: Iterable[Item], slot: ExecutionSlot) -> None:
         """Complete messages that a handler is done with."""
         for fetch, same in groupby(items, key=itemgetter(0)):
             indexes = [index for _, index, _ in same]
@@ -107,8 +107,8 @@ class Admission:
 
 def _identity(item: Item) -> Hashable:
     fetch, index, record = item
-    known = fetch.identities
-    return known[index] if known is not None and index in known else fetch.assignment.route.ordering.identity(record)
+    keys = fetch.keys
+    return fetch.assignment.route.ordering.identity_by(record.key() if keys is None else keys[index], record)
 
 
 def _place(record: Record) -> Hashable:

@@ -1,166 +1,132 @@
-"""The batch processor: it gathers batches of new messages and of parked ones, and sorts out what became of each.
+"""The batch processor: it gathers messages that are not handed over by the slice, new ones and parked ones.
+
+A handler that takes no batches is given batches of one, as the message itself.
 
 Messages that wait come back in batches too. A batch that failed as a whole is tried again as it was, for it may have
 been the database; only when the policy gives it up is each of its messages tried alone, so that none is given up for
 the failure of another. A message that the handler named is tried alone at once: otherwise those behind it of its key
 would be handled once more for each of its tries.
+
+A batch has messages of one topic, of any of its partitions. Before it is handed over, the holder shows in its slot what
+it is of, and then leaves out what is of an inactive assignment: see the argument in
+`penstock.consumer.execution.lanes.lane_processor`.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from penstock.clients.cluster import Clock
-from penstock.consumer.assignments import Assignment, ConsumerLane, ConsumerParked, ConsumerRun, Item
+from penstock.consumer.assignments import ConsumerAside, ConsumerLane, ConsumerParked, ConsumerRun, Item
 from penstock.consumer.execution.lanes.admission import AFTER_BATCH, Admission
-from penstock.consumer.execution.lanes.batches import failures
+from penstock.consumer.execution.lanes.batch import Batch
+from penstock.consumer.execution.lanes.set_aside import SetAside
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.failures.parking import FailedBatch, Parking
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited, Route, UndecodableError
 from penstock.consumer.publishing.result_publisher import ResultTaker, Tries
-from penstock.errors import PenstockError
-from penstock.message import Message, Record
+from penstock.errors import BatchError, PenstockError
+from penstock.message import Message
 from penstock.routing import KeyState
 
-#: A message that is handed over, with its key.
-Entry = tuple[Hashable, Item, Message]
-#: The messages of a run from one place up to another.
-Stretch = tuple[ConsumerRun, int, int]
-#: What came of a batch.
-BatchOutcome = Failed | Results | None
+#: A message that waits, with its key.
+Waiting = tuple[Hashable, Item]
 
 
 class BatchProcessor:
     """Thread-safe: each call is for a lane that the caller holds."""
 
-    def __init__(self, clock: Clock, admission: Admission, parking: Parking, results: ResultTaker) -> None:
+    def __init__(
+        self, clock: Clock, admission: Admission, parking: Parking, set_aside: SetAside, results: ResultTaker
+    ) -> None:
         self._now = clock.monotonic
         self._admission = admission
         self._parking = parking
         self._results = results
+        self._name_of = set_aside.name_of
 
     def process(
-        self, lane: ConsumerLane, runs: deque[ConsumerRun], route: Route, slot: ExecutionSlot, _deadline: float
+        self, lane: ConsumerLane, aside: ConsumerAside, route: Route, slot: ExecutionSlot
     ) -> Generator[Work, Outcome, bool]:
-        """Gather a batch of one assignment's messages and hand it over. Returns whether no token is left."""
-        assignment = runs[0].owner.assignment
+        """Hand over a batch of runs that were set aside. Returns whether no token is left."""
+        batch, runs = Batch(), aside.runs
+        halt: RateLimited | None = None
         slot.started = self._now()
-        messages, taken = self._gather_freely(lane, runs, route, slot)
-        if taken and (len(messages) == route.batch or not runs or runs[0].owner.assignment is not assignment):
-            outcome = yield from self._hand_over(messages, taken[0][0].records[taken[0][1]], slot)
-            took_s = self._now() - slot.started
-            slot.note_latency(took_s, took_s, len(messages))
-            if outcome is None:
-                for run, first, stop in taken:
-                    assignment.tracker.complete(run.owner.block, run.indexes[first:stop])
-                slot.handled += len(messages)
+        while runs and halt is None and len(batch) < route.batch:
+            run, before = runs[0], runs[0].next
+            slot.fetch = run.owner
+            if run.owner.assignment.active:
+                halt = self._take(lane, run, route, batch, slot)
             else:
-                self._finish_new(lane, self._entries(messages, taken), outcome, slot)
-            return False
-        batch = self._entries(messages, taken)
-        full = self._admit_each(lane, runs, route, batch, slot)
+                run.next = len(run.records)
+            aside.count -= run.next - before
+            if run.next == len(run.records):
+                runs.popleft()
+        if not self._claim(batch, slot):
+            batch = batch.of_active()
         if batch:
-            outcome = yield from self._hand_over_entries(batch, slot)
-            took_s = self._now() - slot.started
-            slot.note_latency(took_s, took_s, len(batch))
-            self._finish_new(lane, batch, outcome, slot)
-        return full
+            outcome = yield from self._hand_over(batch, route, slot)
+            now = self._now()
+            slot.note_latency(now - slot.started, now, len(batch))
+            if outcome is None:
+                batch.complete()
+                slot.handled += len(batch)
+            else:
+                self._finish(lane, batch, outcome, slot)
+        slot.fetches = ()
+        return halt is not None and halt is not AFTER_BATCH
 
-    def _admit_each(
-        self, lane: ConsumerLane, runs: deque[ConsumerRun], route: Route, batch: list[Entry], slot: ExecutionSlot
-    ) -> bool:
-        """Add to a batch what is admitted, message by message. Returns whether no token is left."""
-        assignment, now = runs[0].owner.assignment, slot.started
-        gathered = {key for key, _, _ in batch}
-        while runs and len(batch) < route.batch:
-            run = runs[0]
-            if run.owner.assignment is not assignment:
-                break
-            while run.next < len(run.records) and len(batch) < route.batch:
-                item = (run.owner, run.indexes[run.next], run.records[run.next])
-                slot.record = item[2]
-                key, message = self._admission.admit(
-                    lane, route, item, now, slot, arrival=run.arrival, gathered=gathered
-                )
-                if isinstance(message, RateLimited):
-                    return message is not AFTER_BATCH
-                run.next += 1
-                if isinstance(message, Failed):
-                    self._parking.park_unfinished(lane, key, item, message, slot)
-                elif message is not None:
-                    batch.append((key, item, message))
-                    gathered.add(key)
-            if run.next == len(run.records):
-                runs.popleft()
-        return False
-
-    @staticmethod
-    def _gather_freely(
-        lane: ConsumerLane, runs: deque[ConsumerRun], route: Route, slot: ExecutionSlot
-    ) -> tuple[list[Message], list[Stretch]]:
-        """Take what nothing holds back or filters, by stretches of runs, up to what cannot be decoded."""
-        messages: list[Message] = []
-        taken: list[Stretch] = []
-        assignment, prepare = runs[0].owner.assignment, route.prepare
-        if route.gated or route.filters or lane.parked:
-            return messages, taken
-        while runs and len(messages) < route.batch:
-            run = runs[0]
-            if run.owner.assignment is not assignment or run.owner.has_unkeyed:
-                break
-            first = run.next
-            records = run.records[first : first + route.batch - len(messages)]
-            before, undecodable = len(messages), False
-            try:
-                if prepare is Message:  # nothing of the user's that may hang or fail
-                    messages += map(Message, records)
-                else:
-                    for record in records:
-                        slot.record = record
-                        messages.append(prepare(record))  # type: ignore[arg-type] # no filter refuses it
-            except UndecodableError:
-                # It is admitted by itself, which says so again, and what becomes of it.
-                undecodable = True
-            run.next = first + len(messages) - before
-            if run.next > first:
-                taken.append((run, first, run.next))
-            if undecodable:
-                break
-            if run.next == len(run.records):
-                runs.popleft()
-        return messages, taken
-
-    def _entries(self, messages: Sequence[Message], taken: Sequence[Stretch]) -> list[Entry]:
-        """Return what was taken by stretches message by message."""
-        items = [
-            (run.owner, run.indexes[place], run.records[place])
-            for run, first, stop in taken
-            for place in range(first, stop)
-        ]
-        return [(self._admission.identity(item), item, message) for item, message in zip(items, messages, strict=True)]
+    def _take(
+        self, lane: ConsumerLane, run: ConsumerRun, route: Route, batch: Batch, slot: ExecutionSlot
+    ) -> RateLimited | None:
+        """Add messages of a run to a batch until it is full; returns why the next has to wait, or None."""
+        if not (route.gated or route.filters or lane.parked or run.owner.has_unkeyed):
+            _take_stretch(run, route, batch, slot)
+        # What is left is looked at by itself: all of it, or what cannot be decoded, which is said again then.
+        while run.next < len(run.records) and len(batch) < route.batch:
+            item = (run.owner, run.indexes[run.next], run.records[run.next])
+            slot.record = item[2]
+            key, message = self._admission.admit(
+                lane, route, item, slot.started, slot, arrival=run.arrival, gathered=batch
+            )
+            if isinstance(message, RateLimited):
+                return message
+            run.next += 1
+            if isinstance(message, Failed):
+                self._parking.park_unfinished(lane, key, item, message, slot)
+            elif message is not None:
+                batch.add(key, item, message)
+        return None
 
     def process_parked(
         self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, first: Message, slot: ExecutionSlot
     ) -> Generator[Work, Outcome, None]:
         """Try the head of a parked key, with what may be tried with it, given the head's message."""
-        now = self._now()
+        now, route = self._now(), parked.waiting[0][0].assignment.route
         keys = [key]
-        batch = [(key, parked.waiting[0], first)]
-        if not parked.tried_alone:
+        found = [(key, parked.waiting[0], first)]
+        if route.batch > 1 and not parked.tried_alone:
             keys += self._ready_batch_keys(lane, parked, now)
-            batch += self._gather(lane, keys, now, slot)
-            batch.sort(key=lambda entry: _place(entry[:2]))
-        heads = {fromkey: lane.parked[fromkey] for fromkey in dict.fromkeys(fromkey for fromkey, _, _ in batch)}
+            found += self._gather_parked(lane, keys, now, slot)
+            found.sort(key=lambda entry: _place(entry[1]))
+        batch = Batch()
+        for entry in found:
+            batch.add(*entry)
+        if not self._claim(batch, slot):
+            # The caller looks at the head again, and nothing that is inactive is found any more.
+            return
+        heads = {mine: lane.parked[mine] for mine, _, _ in found}
         for head in heads.values():
             if head.attempts == 0:
                 head.since = now
-        outcome = yield from self._hand_over_entries(batch, slot)
-        self._finish_parked(lane, batch, heads, outcome, slot)
+        outcome = yield from self._hand_over(batch, route, slot)
+        self._finish(lane, batch, outcome, slot, heads)
+        slot.fetches = ()
         for other in keys[1:]:
             waits = lane.parked[other]
             if not waits.waiting:
@@ -169,10 +135,9 @@ class BatchProcessor:
                 # Its head is done, and what woke it may have come before.
                 lane.due.append(other)
 
-    @staticmethod
-    def _ready_batch_keys(lane: ConsumerLane, parked: ConsumerParked, now: float) -> list[Hashable]:
+    def _ready_batch_keys(self, lane: ConsumerLane, parked: ConsumerParked, now: float) -> list[Hashable]:
         """Return the other keys of a batch that failed as a whole which may be tried now."""
-        assignment = parked.waiting[0][0].assignment
+        mine = self._name_of(parked.waiting[0][0].assignment)
         batch_keys = []
         for other in parked.batch_keys:
             neighbour = lane.parked.get(other)
@@ -183,25 +148,24 @@ class BatchProcessor:
                 and not neighbour.awaits_token
                 and not neighbour.tried_alone
                 and neighbour.due_at <= now
-                and neighbour.waiting[0][0].assignment is assignment
+                and self._is_of(mine, neighbour.waiting[0])
             ):
                 batch_keys.append(other)
         return batch_keys
 
-    def _gather(self, lane: ConsumerLane, keys: list[Hashable], now: float, slot: ExecutionSlot) -> list[Entry]:
+    def _gather_parked(
+        self, lane: ConsumerLane, keys: list[Hashable], now: float, slot: ExecutionSlot
+    ) -> list[tuple[Hashable, Item, Message]]:
         """Return what may be handed over now beside the head of the first of these keys, the oldest first."""
-        assignment = lane.parked[keys[0]].waiting[0][0].assignment
-        route = assignment.route
-        found: list[Entry] = []
+        head = lane.parked[keys[0]].waiting[0]
+        route = head[0].assignment.route
+        found: list[tuple[Hashable, Item, Message]] = []
         # Of each key, the place of its next message.
         places = Counter(keys[:1])
-        lines = [
-            _waiting(key, lane.parked[key], assignment, 1 if place == 0 else 0, route.batch)
-            for place, key in enumerate(keys)
-        ]
+        lines = [self._line(key, lane.parked[key], head, places[key], route.batch) for key in keys]
         # Keys at whose next message nothing more may be handed over: that is decided when it is the head.
         ended: set[Hashable] = set()
-        for key, item in heapq.merge(*lines, key=_place):
+        for key, item in heapq.merge(*lines, key=lambda waiting: _place(waiting[1])):
             if 1 + len(found) == route.batch or len(ended) == len(keys):
                 break
             if key in ended:
@@ -217,76 +181,89 @@ class BatchProcessor:
                 ended.add(key)
         return found
 
-    def _hand_over_entries(self, batch: list[Entry], slot: ExecutionSlot) -> Generator[Work, Outcome, BatchOutcome]:
-        return (yield from self._hand_over([message for _, _, message in batch], batch[0][1][2], slot))
+    def _line(self, key: Hashable, parked: ConsumerParked, head: Item, first: int, limit: int) -> Iterator[Waiting]:
+        """Yield what waits for a key and may be in a batch with a head, from a place on."""
+        mine = self._name_of(head[0].assignment)
+        for item in islice(parked.waiting, first, limit):
+            if not self._is_of(mine, item):
+                return
+            yield key, item
+
+    def _is_of(self, name: Hashable, item: Item) -> bool:
+        """Tell whether a message that waits may be in a batch with others."""
+        assignment = item[0].assignment
+        return assignment.active and self._name_of(assignment) is name
 
     @staticmethod
-    def _hand_over(
-        messages: list[Message], first: Record, slot: ExecutionSlot
-    ) -> Generator[Work, Outcome, BatchOutcome]:
-        slot.record = first
-        outcome = yield messages
+    def _claim(batch: Batch, slot: ExecutionSlot) -> bool:
+        """Show what a batch is of in the slot; returns whether all of that is still active."""
+        slot.fetches = fetches = batch.fetches
+        return all(fetch.assignment.active for fetch in fetches)
+
+    @staticmethod
+    def _hand_over(batch: Batch, route: Route, slot: ExecutionSlot) -> Generator[Work, Outcome, Outcome]:
+        slot.fetches = batch.fetches
+        slot.fetch, slot.record = slot.fetches[0], batch.records[0]
+        if route.batch == 1:
+            return (yield batch.messages[0])
+        outcome = yield batch.messages
         if isinstance(outcome, DeferredCompletion):
             return Failed(PenstockError("a batch handler cannot put its completion off; return when it is done"))
         return outcome
 
-    def _finish_new(self, lane: ConsumerLane, batch: list[Entry], outcome: BatchOutcome, slot: ExecutionSlot) -> None:
-        """Complete what is done of new messages; of each key, park the first that failed with all behind it."""
-        failed = failures(outcome, len(batch)) if isinstance(outcome, Failed) else {}
-        failed_batch = _failed_batch(batch, outcome, failed)
-        done = []
-        behind: Counter[Hashable] = Counter()
-        for place, (key, item, _) in enumerate(batch):
-            if key in lane.parked:
-                self._parking.append(lane, key, item)
-                behind[key] += 1
-            elif place in failed:
-                self._parking.park_unfinished(lane, key, item, failed[place], slot, failed_batch=failed_batch)
-            else:
-                done.append(item)
-        self._done(lane, done, outcome, slot)
-        for key, count in behind.items():
-            lane.parked[key].count_behind(count)
-
-    def _finish_parked(
+    def _finish(
         self,
         lane: ConsumerLane,
-        batch: list[Entry],
-        heads: dict[Hashable, ConsumerParked],
-        outcome: BatchOutcome,
+        batch: Batch,
+        outcome: Outcome,
         slot: ExecutionSlot,
+        heads: Mapping[Hashable, ConsumerParked] | None = None,
     ) -> None:
-        """Complete what is done of parked messages; what is behind the first that failed of its key waits on."""
-        failed = failures(outcome, len(batch)) if isinstance(outcome, Failed) else {}
-        failed_batch = _failed_batch(batch, outcome, failed)
-        stuck: dict[Hashable, Failed] = {}
-        behind: Counter[Hashable] = Counter()
-        done = []
-        for place, (key, item, _) in enumerate(batch):
-            if key not in stuck and place in failed:
-                stuck[key] = failed[place]
-            elif key in stuck:
-                behind[key] += 1
+        """Complete what is done; of each key, what is behind the first that failed waits for it.
+
+        `heads` are the parked keys of messages that were parked; new ones are parked now.
+        """
+        items = list(batch.items())
+        keys = [self._admission.identity(item) for item in items]
+        failed = _failures(outcome, items)
+        failed_batch = _failed_batch(keys, outcome, failed)
+        stuck: dict[Hashable, list[int]] = {}
+        done: list[int] = []
+        for place, key in enumerate(keys):
+            if key in stuck:
+                stuck[key].append(place)
+            elif place in failed:
+                stuck[key] = [place]
             else:
-                done.append((key, item))
-        # Only heads have tries that count: what is behind one was handed over with it.
-        attempts = {key: head.attempts for key, head in heads.items()}
-        tries = [Tries(attempts.pop(key, 0), heads[key].since) for key, _ in done]
-        self._done(lane, [item for _, item in done], outcome, slot, tries)
-        for key, _ in done:
-            # Those of a key have the same order in the batch.
-            self._parking.next_head(heads[key], slot)
-        for key, failure in stuck.items():
-            heads[key].count_behind(behind[key])
-            self._parking.fail_head(lane, key, heads[key], failure, slot, failed_batch=failed_batch)
+                done.append(place)
+        tries = None
+        if heads is not None:
+            # Only heads have tries that count: what is behind one was handed over with it.
+            attempts = {key: head.attempts for key, head in heads.items()}
+            tries = [Tries(attempts.pop(keys[place], 0), heads[keys[place]].since) for place in done]
+        self._done(lane, [items[place] for place in done], outcome, slot, tries)
+        for head in [] if heads is None else [heads[keys[place]] for place in done]:
+            # Messages of a key have the same order in the batch.
+            self._parking.next_head(head, slot)
+        for key, (first, *behind) in stuck.items():
+            result = failed[first]
+            if heads is None:
+                self._parking.park_unfinished(lane, key, items[first], result, slot, failed_batch=failed_batch)
+                for place in behind:
+                    self._parking.append(lane, key, items[place])
+            elif isinstance(result, DeferredCompletion):
+                self._parking.defer_head(lane, key, heads[key], result, slot)
+            else:
+                self._parking.fail_head(lane, key, heads[key], result, slot, failed_batch=failed_batch)
+            lane.parked[key].count_behind(len(behind))
 
     def _done(
         self,
         lane: ConsumerLane,
         items: Sequence[Item],
-        outcome: BatchOutcome,
+        outcome: Outcome,
         slot: ExecutionSlot,
-        tries: Sequence[Tries] | None = None,
+        tries: Sequence[Tries] | None,
     ) -> None:
         """Complete messages that a handler is done with, once what it returned is written."""
         if not isinstance(outcome, Results):
@@ -302,25 +279,51 @@ class BatchProcessor:
                     self._admission.done((item,), slot)
 
 
-def _failed_batch(batch: list[Entry], outcome: BatchOutcome, failed: dict[int, Failed]) -> FailedBatch | None:
+def _take_stretch(run: ConsumerRun, route: Route, batch: Batch, slot: ExecutionSlot) -> None:
+    """Add messages to a batch that nothing holds back or filters, up to what cannot be decoded."""
+    prepare = route.prepare
+    records = run.records[run.next : run.next + route.batch - len(batch)]
+    messages: list[Message] = []
+    try:
+        if prepare is Message:  # nothing of the user's that may hang or fail
+            messages += map(Message, records)
+        else:
+            for record in records:
+                slot.record = record
+                messages.append(prepare(record))  # type: ignore[arg-type] # no filter refuses it
+    except UndecodableError:
+        pass
+    batch.add_stretch(run, messages)
+
+
+def _failures(outcome: Outcome, items: Sequence[Item]) -> dict[int, Failed | DeferredCompletion]:
+    """Return which of a batch are not done, by their places, and with what."""
+    if isinstance(outcome, DeferredCompletion):
+        return {0: outcome}
+    if not isinstance(outcome, Failed):
+        return {}
+    error, count = outcome.error, len(items)
+    if not isinstance(error, BatchError) or items[0][0].assignment.route.batch == 1:
+        return dict.fromkeys(range(count), outcome)
+    named: dict[int, Failed | DeferredCompletion] = {
+        place: Failed(its) if isinstance(its, BaseException) else outcome
+        for place, its in error.failed.items()
+        if isinstance(place, int) and 0 <= place < count
+    }
+    # Names one that is not there: it is not known what it meant, nor what is done, so nothing is.
+    return named if len(named) == len(error.failed) > 0 else dict.fromkeys(range(count), outcome)
+
+
+def _failed_batch(
+    keys: Sequence[Hashable], outcome: Outcome, failed: Mapping[int, Failed | DeferredCompletion]
+) -> FailedBatch | None:
     """Return a batch of several that failed as a whole, or None."""
-    whole = len(failed) == len(batch) > 1 and all(error is outcome for error in failed.values())
+    whole = len(failed) == len(keys) > 1 and all(error is outcome for error in failed.values())
     if not whole:
         return None
-    sizes = Counter(key for key, _, _ in batch)
+    sizes = Counter(keys)
     return FailedBatch(sizes, tuple(sizes))
 
 
-def _waiting(
-    key: Hashable, parked: ConsumerParked, assignment: Assignment, first: int, limit: int
-) -> Iterator[tuple[Hashable, Item]]:
-    """Yield what waits for a key and is of an assignment, from the first so many on."""
-    for item in islice(parked.waiting, first, limit):
-        if item[0].assignment is not assignment:
-            return
-        yield key, item
-
-
-def _place(entry: tuple[Hashable, Item]) -> tuple[int, int]:
-    record = entry[1][2]
-    return record.partition(), record.offset()
+def _place(item: Item) -> tuple[int, int]:
+    return item[2].partition(), item[2].offset()

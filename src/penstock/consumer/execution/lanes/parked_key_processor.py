@@ -8,13 +8,10 @@ from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Item
 from penstock.consumer.execution.lanes.admission import Admission
 from penstock.consumer.execution.lanes.batch_processor import BatchProcessor
-from penstock.consumer.execution.lanes.throttling import Throttling
+from penstock.consumer.execution.lanes.set_aside import SetAside
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, Work
 from penstock.consumer.failures.parking import NotDue, Parking
-from penstock.consumer.handlers.deferred import DeferredCompletion
-from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited
-from penstock.consumer.publishing.result_publisher import ResultTaker, Tries
 from penstock.message import Message
 from penstock.routing.lanes import WAITING, KeyState
 
@@ -27,17 +24,14 @@ class ParkedKeyProcessor:
         clock: Clock,
         admission: Admission,
         parking: Parking,
-        throttling: Throttling,
-        *,
+        set_aside: SetAside,
         batches: BatchProcessor,
-        results: ResultTaker,
     ) -> None:
         self._now = clock.monotonic
         self._admission = admission
         self._parking = parking
-        self._throttling = throttling
+        self._set_aside = set_aside
         self._batches = batches
-        self._results = results
 
     def process(
         self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, slot: ExecutionSlot, deadline: float
@@ -58,7 +52,7 @@ class ParkedKeyProcessor:
                 not_due, key = key, key.key
                 if not _join_own_key(lane, not_due, parked, item):
                     return True
-            if now >= deadline or route.kind is not slot.kind:
+            if now >= deadline:
                 lane.due.insert(0, key)
                 return False
             slot.started, slot.record = now, record
@@ -96,7 +90,7 @@ class ParkedKeyProcessor:
         """Let the head wait for the time at which its key is free, or for a token."""
         if isinstance(limit, RateLimited):
             parked.due_at = now
-            self._throttling.await_token_for_key(lane, key, parked)
+            self._set_aside.await_token_for_key(lane, key, parked)
         elif limit != parked.due_at:
             parked.due_at = limit
             self._parking.wake_at(limit, lane, key)
@@ -104,25 +98,14 @@ class ParkedKeyProcessor:
     def _try_head(
         self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, answer: Message | Failed, slot: ExecutionSlot
     ) -> Generator[Work, Outcome, None]:
-        """Give the head to its handler, alone or in a batch, and decide by the outcome what becomes of it."""
-        item = parked.waiting[0]
+        """Give the head to its handler, alone or in a batch."""
         slot.retried += parked.attempts > 0
         if parked.attempts == 0:
             parked.since = slot.started
-        if isinstance(answer, Message) and item[0].assignment.route.batch > 1:
-            yield from self._batches.process_parked(lane, key, parked, answer, slot)
-            return
-        outcome = answer if isinstance(answer, Failed) else (yield answer)
-        if isinstance(outcome, Failed):
-            self._parking.fail_head(lane, key, parked, outcome, slot)
-        elif isinstance(outcome, Results):
-            self._results.submit(lane, (item,), outcome.messages, (Tries(parked.attempts, parked.since),))
-            self._parking.next_head(parked, slot)
-        elif isinstance(outcome, DeferredCompletion):
-            self._parking.defer_head(lane, key, parked, outcome, slot)
+        if isinstance(answer, Failed):
+            self._parking.fail_head(lane, key, parked, answer, slot)
         else:
-            self._admission.done((item,), slot)
-            self._parking.next_head(parked, slot)
+            yield from self._batches.process_parked(lane, key, parked, answer, slot)
 
 
 def _join_own_key(lane: ConsumerLane, not_due: NotDue, parked: ConsumerParked, item: Item) -> bool:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from enum import Enum
+from typing import Protocol
 
 from xxhash import xxh3_64_intdigest
 
 from penstock import options as check
 from penstock.errors import ConfigurationError, MessageFormatError
-from penstock.message import Message, Record, column
+from penstock.message import FetchedMessage, Message, Record, column
 from penstock.routing import lane_of
 
 #: What stands for a message's key: bytes, text, or None where it has none.
 KeyFunction = Callable[[Message], bytes | str | None]
+#: The same as `key=` gave it, or why it cannot be had.
+GivenKey = bytes | MessageFormatError | None
 
 #: The lane of all keyless messages under `Keyless.TOGETHER`.
 _NO_KEY = b"__nokey"
@@ -65,7 +68,7 @@ def key_function(given: str | KeyFunction | None) -> KeyFunction | None:
 
 
 class HeaderKey:
-    """Gives a message the last of its headers with a name as its key. It never waits, unlike a user's function."""
+    """Gives a message the last of its headers with a name as its key."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -73,6 +76,12 @@ class HeaderKey:
     def __call__(self, message: Message) -> bytes | None:
         """Return the key of a message."""
         return message.header(self.name)
+
+
+class Asked(Protocol):
+    """Shows, from any thread, about which message a user's function is being asked."""
+
+    record: Record | None
 
 
 class Ordering:
@@ -101,36 +110,53 @@ class Ordering:
         self._together = together
 
     @property
-    def has_key_function(self) -> bool:
-        """Whether lanes cannot be chosen without calling a function of the user's, which may take its time."""
-        return calls_key_function(self._order, self._key)
+    def has_given_keys(self) -> bool:
+        """Whether `key=` says what stands for the records' keys."""
+        return self._key is not None and self._order is Order.KEY
 
-    def keyed(self, record: Record) -> tuple[int, Hashable]:
-        """Return the lane of a message and its identity, with one call of the key function. Raises as `identity`."""
-        identity = self.identity(record)
-        key = key_of(identity)
-        if isinstance(key, bytes):
-            return lane_of(key, self._lanes, self._space), identity
-        return self.keyless_lane(record), identity
+    @property
+    def calls_function(self) -> bool:
+        """Whether that is a function of the user's, which may take its time."""
+        return self.has_given_keys and not isinstance(self._key, HeaderKey)
+
+    def given_keys(self, records: Iterable[Record], asked: Asked | None = None) -> list[GivenKey]:
+        """Return what `key=` gives for each of these. Never raises."""
+        function, found = self._key, list[GivenKey]()
+        if function is None:
+            raise AssertionError("the records' own keys count: see `has_given_keys`")
+        for record in records:
+            if asked is not None:
+                asked.record = record
+            message = FetchedMessage()
+            message._record = record  # noqa: SLF001 - see there
+            try:
+                key: object = function(message)
+            except BaseException as error:  # noqa: BLE001 - the user's code: it is this message's failure
+                found.append(_key_failure(error))
+                continue
+            # First, for speed: what most functions return.
+            found.append(key if isinstance(key, bytes) or key is None else _as_key(key))
+        return found
 
     def lane_numbers(
-        self, topic: str, partition: int, records: Sequence[Record], unkeyed: list[Record] | None = None
+        self, topic: str, partition: int, records: Sequence[Record], given: Sequence[GivenKey] | None = None
     ) -> list[int]:
-        """Return the lane of each message of one partition, and add to `unkeyed` those whose key cannot be had.
+        """Return the lane of each message of one partition. Never raises.
 
-        Never raises.
+        `given` are their keys by `given_keys`, where those were asked for before.
         """
         lanes, space = self._lanes, self._space
         if self._order is Order.KEY:
+            keys: Sequence[GivenKey]
             if self._key is None:
-                keys: list[bytes | None] = column(records, "key")
+                keys = column(records, "key")
+                if None not in keys:
+                    # `lane_of`, written out: a call for each message would cost as much as the hash.
+                    return [xxh3_64_intdigest(key, space) % lanes for key in keys]
             else:
-                keys = [self._routed_key(self._key, record, unkeyed) for record in records]
-            if None not in keys:
-                # `lane_of`, written out: a call for each message would cost as much as the hash.
-                return [xxh3_64_intdigest(key, space) % lanes for key in keys]  # type: ignore[arg-type] # no None in it
+                keys = self.given_keys(records) if given is None else given
             return [
-                self.keyless_lane(record) if key is None else lane_of(key, lanes, space)
+                xxh3_64_intdigest(key, space) % lanes if isinstance(key, bytes) else self._keyless_lane(record)
                 for key, record in zip(keys, records, strict=True)
             ]
         if self._order is Order.PARTITION:
@@ -140,10 +166,15 @@ class Ordering:
     def identity(self, record: Record) -> Hashable:
         """Return what the messages that wait for this one have in common with it.
 
-        Raises `MessageFormatError` where the user's key function failed on it, or gave something that is no key.
+        Raises `MessageFormatError` where `key=` failed on it, or gave something that is no key.
         """
+        return self.identity_by(self.given_keys((record,))[0] if self.has_given_keys else record.key(), record)
+
+    def identity_by(self, key: GivenKey, record: Record) -> Hashable:
+        """Do as `identity`, with the key of a message as it is known."""
         if self._order is Order.KEY:
-            key = record.key() if self._key is None else self._own_key(self._key, record)
+            if isinstance(key, MessageFormatError):
+                raise key
             if key is not None or self._keyless is Keyless.TOGETHER:
                 return self._space, key
             if self._keyless is Keyless.PARTITION:
@@ -152,34 +183,7 @@ class Ordering:
             return (record.topic(), record.partition())
         return (record.topic(), record.partition(), record.offset())
 
-    def _own_key(self, function: KeyFunction, record: Record) -> bytes | None:
-        try:
-            key = function(Message(record))
-        except UnicodeDecodeError as error:
-            raise MessageFormatError(
-                "the key function failed with UnicodeDecodeError, as it does where a header's name is not UTF-8; mend "
-                "the producer, or the function"
-            ) from error
-        except BaseException as error:
-            raise MessageFormatError(f"the key function failed with {type(error).__name__}; mend it") from error
-        if key is None or isinstance(key, bytes):
-            return key
-        if isinstance(key, str):
-            return key.encode("utf-8", "surrogatepass")
-        raise MessageFormatError(
-            f"the key function returned a {type(key).__name__}; it must return bytes, text or None"
-        )
-
-    def _routed_key(self, function: KeyFunction, record: Record, unkeyed: list[Record] | None) -> bytes | None:
-        """Return a key to choose a lane by; the failure of the user's function shows when the message is handled."""
-        try:
-            return self._own_key(function, record)
-        except MessageFormatError:
-            if unkeyed is not None:
-                unkeyed.append(record)
-            return None
-
-    def keyless_lane(self, record: Record) -> int:
+    def _keyless_lane(self, record: Record) -> int:
         """Return the lane of a message without a key, or whose key cannot be had."""
         if self._keyless is Keyless.PARTITION:
             return self._partition_lane(record.topic(), record.partition())
@@ -198,9 +202,26 @@ class Ordering:
         return lane_of(f"{topic}\0{partition}".encode(), self._lanes)
 
 
-def calls_key_function(order: Order, key: KeyFunction | None) -> bool:
-    """Tell whether a lane is chosen by a function of the user's, which may take its time."""
-    return key is not None and order is Order.KEY and not isinstance(key, HeaderKey)
+def _as_key(given: object) -> GivenKey:
+    """Return as a key what a function gave that is not bytes or None."""
+    if isinstance(given, str):
+        return given.encode("utf-8", "surrogatepass")
+    return MessageFormatError(f"the key function returned a {type(given).__name__}; it must return bytes, text or None")
+
+
+def _key_failure(error: BaseException) -> MessageFormatError:
+    """Return why a message has no key, given what the function for it raised."""
+    text = f"the key function failed with {type(error).__name__}"
+    if isinstance(error, UnicodeDecodeError):
+        failure = MessageFormatError(
+            f"{text}, as it does where a header's name is not UTF-8; mend the producer, or the function"
+        )
+    else:
+        failure = MessageFormatError(f"{text}; mend it")
+    # Without the frame of the caller, which has all messages of the fetch.
+    stack = error.__traceback__
+    failure.__cause__ = error.with_traceback(None if stack is None else stack.tb_next)
+    return failure
 
 
 def key_of(identity: object) -> object:

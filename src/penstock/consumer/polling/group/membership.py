@@ -148,6 +148,8 @@ class Membership:
                 "%s cannot leave its group: %s; the client goes on trying while the process lives, and what was not "
                 "committed is handled again",
                 self.group,
-                "the coordinator does not answer" if is_leaving else "a call of its Kafka client does not return",
+                "the coordinator does not answer"
+                if is_leaving
+                else "a call of its Kafka client does not return, or one of a key function",
             )
         return True

@@ -2,9 +2,9 @@
 
 A task has its rows to itself and in order, so there is no rebalance and nothing to commit; every other rule of lanes,
 parked keys and batches is the consumer's (`consumer/execution/lanes`). Where all handlers are plain functions, the
-task's thread serves one lane, which holds all rows: a key waits for its retry, the others go on. Where some are an
-`async def`, an event loop and one more thread serve many lanes, and the task's thread fills them. It serves the timers
-in either case.
+task's thread serves one lane of each group: a key waits for its retry, the others go on. Where some are an `async def`,
+an event loop and one more thread serve many lanes, and the task's thread fills them. It serves the timers in either
+case.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from penstock.consumer.handlers.environment.lifespan import enter_all
 from penstock.consumer.handlers.environment.middleware import MiddlewareSpec
 from penstock.consumer.handlers.environment.worker_resource import WorkerResource
 from penstock.consumer.handlers.handler import Handler, Kind
-from penstock.consumer.handlers.options.ordering import Order
-from penstock.consumer.handlers.route import Route
 from penstock.consumer.routes import Routes
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import PenstockError, SinkError
@@ -153,14 +151,13 @@ class TaskEngine:
         self._publisher = TaskDeadLetters(work.group, time, self._timers, limits, fail=self._fail)
         self._publisher.connect(results)
         settings = ConsumerSettings(workers=1, max_concurrency=work.max_concurrency)
-        plan = LanePlan(work.handlers.values(), settings)
         most = max(handler.batch for handler in work.handlers.values())
-        #: More rows are put on lanes while fewer are on their way: enough for every lane to have a full batch.
+        #: More rows are put on lanes while fewer are on their way: enough for every lane of a handler to have a full
+        #: batch.
         self._window = max(2 * work.max_concurrency, _LEAST_WINDOW, most)
-        self._lanes = min(plan.lanes, self._window // most) if plan.has_tasks else 1
-        self._scheduler: Scheduler[Fetch, Record] = Scheduler(
-            self._lanes, queues=plan.queues, queue_of=None if plan.has_one_queue else plan.queue_of
-        )
+        has_tasks = any(handler.kind is Kind.TASK for handler in work.handlers.values())
+        plan = LanePlan(work.handlers.values(), settings, self._window // most if has_tasks else 1)
+        self._scheduler: Scheduler[Fetch, Record] = Scheduler(plan.queues)
         self._processor = LaneProcessor(
             time,
             settings.run_seconds,
@@ -171,12 +168,12 @@ class TaskEngine:
             wake=self._wake,
             fail=self._fail,
         )
-        self._publisher.wake = self._progress.changed.set if plan.has_tasks else self._publisher.serve
+        self._publisher.wake = self._progress.changed.set if has_tasks else self._publisher.serve
         #: Where the task's thread calls handlers itself.
         self._slot = ExecutionSlot(Kind.THREAD, f"penstock-task-{work.group}")
         #: What calls them else.
         self._executor: ThreadsAndTasks | None = None
-        if plan.has_tasks:
+        if has_tasks:
             self._executor = ThreadsAndTasks(
                 work.group,
                 settings,
@@ -188,7 +185,13 @@ class TaskEngine:
             )
         self._contexts = ContextFactory(work.group)
         routes = Routes(
-            work.group, time, self._lanes, middlewares=work.middlewares, contexts=self._contexts, telemetry=None
+            work.group,
+            time,
+            plan,
+            self._scheduler.lanes,
+            middlewares=work.middlewares,
+            contexts=self._contexts,
+            telemetry=None,
         )
         #: One for all partitions of a topic, so that a batch may have messages of several.
         self._topics: dict[str, Assignment] = {}
@@ -266,20 +269,23 @@ class TaskEngine:
             self._serve_partial_batches()
             return False
         if progress.under_way >= self._window or self._stretch is None:
+            if self._scheduler.idle:
+                # All of that waits for more of its batch, which has no room.
+                self._serve_partial_batches()
             return False
         records, self._stretch = self._stretch[:room], self._stretch[room:]
         self._processor.draining = False
         progress.taken += len(records)
         fetch = Fetch(self._topics[records[0].topic()], _NO_OFFSETS, time.monotonic())
         route = fetch.assignment.route
-        # A user's key function may fail, or takes its time: it is called where that is one message's failure.
-        fetch.has_unkeyed = route.handler.key is not None and route.handler.order is Order.KEY
-        places = {0: list(range(len(records)))} if self._lanes == 1 else _places(route, records)
+        fetch.ask_keys(records)
+        lanes = route.lanes
+        places = {0: list(range(len(records)))} if len(lanes) == 1 else _places(fetch, records)
         for number, indexes in places.items():
-            taken = records if self._lanes == 1 else [records[index] for index in indexes]
-            self._scheduler.lanes[number].append(Run(fetch, self._arrival, taken, indexes))
+            taken = records if len(lanes) == 1 else [records[index] for index in indexes]
+            lanes[number].runs.append(Run(fetch, self._arrival, taken, indexes))
         self._arrival += len(records)
-        self._wake(self._scheduler.ready(self._scheduler.lanes[number] for number in places))
+        self._wake(self._scheduler.ready(lanes[number] for number in places))
         return True
 
     def _has_rows(self) -> bool:
@@ -290,10 +296,7 @@ class TaskEngine:
 
     def _serve_partial_batches(self) -> None:
         if not self._processor.draining:
-            self._processor.draining = True
-            for lane in self._scheduler.lanes:
-                if lane.runs:
-                    self._processor.wake_lane(lane)
+            self._processor.drain()
 
     def _wait(self) -> bool:
         """Wait until there may be something to do; returns False where nothing is left that could bring it."""
@@ -339,11 +342,11 @@ class TaskEngine:
             resource.close()
 
 
-def _places(route: Route, records: Sequence[Record]) -> dict[int, list[int]]:
+def _places(fetch: Fetch, records: Sequence[Record]) -> dict[int, list[int]]:
     """Return which of the records go to which lane."""
-    first = records[0]
+    first, ordering = records[0], fetch.assignment.route.ordering
     places: defaultdict[int, list[int]] = defaultdict(list)
-    for index, number in enumerate(route.ordering.lane_numbers(first.topic(), first.partition(), records)):
+    for index, number in enumerate(ordering.lane_numbers(first.topic(), first.partition(), records, fetch.keys)):
         places[number].append(index)
     return places
 

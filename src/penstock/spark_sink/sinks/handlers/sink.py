@@ -27,6 +27,7 @@ from penstock.clients.reading import without_membership
 from penstock.clients.requests.topics import TopicSpec, partition_counts
 from penstock.clients.rights import MissingRightError, Right
 from penstock.consumer import DeadLetterLimit, Handler, MiddlewareSpec, OnFailure, WorkerResource
+from penstock.consumer.execution.lane_plan import require_one_kind
 from penstock.consumer.handlers.environment.middleware import middlewares_of, wrap
 from penstock.consumer.handlers.functions import name_of
 from penstock.consumer.handlers.handler import Kind, require_own_topics
@@ -149,6 +150,7 @@ class HandlerSink(PublishingSink):
         for topic, handler in self.handlers.items():
             self._check_handler(topic, handler)
         require_own_topics(self.group, self.handlers)
+        require_one_kind(self.handlers.values())
         asynchronous = any(handler.kind is Kind.TASK for handler in self.handlers.values())
         if not asynchronous and any(map(inspect.isasyncgenfunction, self.lifespans)):
             raise ConfigurationError("an async lifespan needs an `async def` handler, whose event loop it runs on")
