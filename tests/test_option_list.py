@@ -73,7 +73,7 @@ def test_an_unknown_option_of_a_handler_is_refused_where_it_is_written() -> None
 @pytest.mark.parametrize(
     ("take", "old", "instead"),
     [
-        (lambda **old: penstock.App("a", bootstrap_servers="a:1", **old), "exception_texts", r"logging\.Filter"),
+        (lambda **old: penstock.App("a", bootstrap_servers="a:1", **old), "exception_texts", r"logging\.Formatter"),
         (lambda **old: penstock.App("a", bootstrap_servers="a:1", **old), "max_parked", "max_in_flight limits"),
         (ConsumerSettings, "max_parked_bytes", "a quarter of max_in_flight_bytes"),
         (lambda **old: penstock.RunningApp.change(None, **old), "max_parked", "max_in_flight limits"),

@@ -127,23 +127,21 @@ def test_what_is_held_by_a_key_shows_neither_in_explain_nor_in_the_objects_of_th
         assert canaries(told) == []
 
 
-class ShowTexts(logging.Filter):
+class WithTexts(logging.Formatter):
     """Adds the text of what a handler raised, as docs/security.md says."""
 
-    def filter(self, record: logging.LogRecord) -> bool:
+    def format(self, record: logging.LogRecord) -> str:
         failure = getattr(record, "failure", None)
-        if failure is not None:
-            record.msg, record.args = "%s\n%s", (record.getMessage(), failure.error)
-        return True
+        return super().format(record) + (f"\n{failure.error}" if failure else "")
 
 
 @pytest.mark.parametrize("on_failure", ["drop", "hold", "stop"])
-def test_a_filter_of_the_users_adds_the_text_of_an_exception_to_the_log(
+def test_a_formatter_of_the_users_adds_the_text_of_an_exception_to_the_log(
     caplog: pytest.LogCaptureFixture, on_failure: str
 ) -> None:
     watched = Watched.make()
-    shows = ShowTexts()
-    caplog.handler.addFilter(shows)
+    before = caplog.handler.formatter
+    caplog.handler.setFormatter(WithTexts())
 
     @watched.app.handler("t", retry=retry(attempts=1), on_failure=on_failure)
     def fail(_message: Message) -> None:
@@ -152,7 +150,7 @@ def test_a_filter_of_the_users_adds_the_text_of_an_exception_to_the_log(
     with TestApp(watched.app) as test, contextlib.suppress(PenstockError):
         test.send("t", VALUE, key=KEY)
         test.settle()
-    caplog.handler.removeFilter(shows)
+    caplog.handler.setFormatter(before)
 
     errors = [record for record in caplog.records if hasattr(record, "failure")]
     shown = str(errors[0].failure.error if on_failure != "stop" else errors[0].failure.error.__cause__)

@@ -21,7 +21,7 @@ OwnerT = TypeVar("OwnerT")
 #: Options that are no more, and what to write instead.
 REMOVED: Final[Mapping[str, str]] = {
     "deferred_timeout": "give each completion its own: DeferredCompletion(timeout=...)",
-    "exception_texts": "show the texts by a logging.Filter: see docs/security.md",
+    "exception_texts": "show the texts by a logging.Formatter: see docs/security.md",
     "max_parked": "max_in_flight limits what is set aside, too",
     "max_parked_bytes": "a quarter of max_in_flight_bytes limits what is set aside",
     "retry_policy": "write retry=",

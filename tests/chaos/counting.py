@@ -35,7 +35,6 @@ class CountingOptions:
         singles: topic whose messages are handled one by one.
         batched: topic whose messages are handled in batches.
         seed: of its chances.
-        deaths: the chance of being killed at a step.
         failures: the chance of failing at a step, of a first try and the next two.
         dies_at: how often each step is passed until it is killed there.
         config: librdkafka's keys.
@@ -48,7 +47,6 @@ class CountingOptions:
     singles: str
     batched: str
     seed: int = 0
-    deaths: float = 0.0
     failures: float = 0.0
     dies_at: Mapping[str, int] = field(default_factory=dict)
     config: Mapping[str, str | int] = field(default_factory=lambda: {"session.timeout.ms": 6000})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -19,6 +21,8 @@ MESSAGES = int(os.environ.get("PENSTOCK_INBOX_MESSAGES", "20000"))
 SECONDS = float(os.environ.get("PENSTOCK_INBOX_SECONDS", "90"))
 KEYS = 500
 PARTITIONS = 6
+#: How often a member passes a step until it is killed there.
+PASSES = 300
 
 
 def test_each_message_counts_once_whatever_dies(postgresql_url: str, tmp_path: Path) -> None:
@@ -40,19 +44,23 @@ def test_each_message_counts_once_whatever_dies(postgresql_url: str, tmp_path: P
 
 def harm(group: Counting) -> None:
     """Feed, and start others for members that died, while one is frozen now and then; then wait until all is done."""
-    deaths = {"deaths": 0.0005, "failures": 0.002}
     # Two are replaced at once by their names; for the third the group waits until its session is over.
     slots: list[str | None] = ["first", "second", None]
-    members = [group.start(instance, seed=seed, **deaths) for seed, instance in enumerate(slots)]
-    begun, seed = time.monotonic(), 10
+    seeds = itertools.count()
+
+    def start(instance: str | None) -> subprocess.Popen[bytes]:
+        seed = next(seeds)
+        return group.start(instance, seed=seed, failures=0.002, dies_at={STEPS[seed % 4]: PASSES})
+
+    members = [start(instance) for instance in slots]
+    begun = time.monotonic()
     for turn in range(int(SECONDS)):
         group.feed(max(1, int(MESSAGES / SECONDS)), KEYS)
         # The rhythm of the faults is what is tested.
         time.sleep(max(0.0, begun + turn + 1 - time.monotonic()))
         for slot, member in enumerate(members):
             if member.poll() is not None:
-                seed += 1
-                members[slot] = group.start(slots[slot], seed=seed, **deaths)
+                members[slot] = start(slots[slot])
         # Longer than its session: another handles what it is at, and it does not know.
         if turn % 20 == 5:
             members[2].send_signal(signal.SIGSTOP)

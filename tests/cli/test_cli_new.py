@@ -77,9 +77,11 @@ def test_a_new_project_passes_its_test_is_checked_and_runs(
 
 
 def test_the_image_of_a_new_project_serves_probes_and_fits_the_manifests(
-    folder: Path, penstock_command: Command
+    folder: Path, penstock_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     penstock_command("new", "order-worker")
+    # As in the image, where penstock.toml lies in the working directory.
+    monkeypatch.chdir(folder / "order-worker")
     project, own = folder / "order-worker", ROOT / "deploy" / "Dockerfile"
     made = stage(project / "Dockerfile")
     options = require_command(command_of(project / "Dockerfile"), {})

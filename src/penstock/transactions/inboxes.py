@@ -39,8 +39,6 @@ _log = logging.getLogger("penstock.transactions")
 
 #: Name of the inbox's table, where none is given.
 DEFAULT_TABLE = "penstock_inbox"
-#: How long records stay after the group has committed the offsets of their messages.
-DEFAULT_KEEP = timedelta(days=1)
 #: Rows that one statement writes or looks for: SQLite takes 999 parameters.
 _ROWS = 100
 #: Records that one transaction deletes at most, so that it holds few locks.

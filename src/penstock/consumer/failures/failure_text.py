@@ -1,7 +1,7 @@
 """How the log shows what a handler raised: which kind it was and where, and not its text.
 
 The text of an exception often quotes the message. Those of our own errors never do. The log record carries the error,
-for a filter of the user's that adds the text.
+for a formatter of the user's that adds the text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LoggedFailure:
 
 
 def attached(error: BaseException) -> dict[str, LoggedFailure]:
-    """Return what a call of a logger takes as `extra`, so that a filter finds an error."""
+    """Return what a call of a logger takes as `extra`, so that a formatter finds an error."""
     return {"failure": LoggedFailure(error)}
 
 
