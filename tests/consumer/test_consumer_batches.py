@@ -168,6 +168,22 @@ def test_a_batch_of_several_partitions_keeps_the_order_of_each_and_completes_all
     assert committed == {0: 4, 1: 4, 2: 4}
 
 
+def test_batches_of_one_partition_as_transactions_want_them_wait_side_by_side() -> None:
+    seen = Batches()
+    stepped = SteppedEngine({"t": handler(seen, batch=3, linger=10)})
+    stepped.engine.processor.set_aside._one_partition = True
+    stepped.assign("t", partition=1)
+    for value in (b"1", b"2"):
+        stepped.feed("t", (b"a", value))
+        stepped.feed("t", (b"b", value), partition=1)
+        stepped.serve()
+    early = list(seen.calls)
+
+    stepped.pass_time(10.1)
+
+    assert (early, seen.calls) == ([], [[b"1", b"2"]] * 2)
+
+
 def test_a_revocation_waits_for_a_batch_that_has_messages_of_its_partition_too() -> None:
     def look(_messages: list[Message]) -> None:
         busy.extend(stepped.engine.processor.busy_with(stepped.slots, [stepped.of("t", partition=1)]))

@@ -263,7 +263,8 @@ class LaneProcessor:
             if aside.count < route.batch:
                 self.set_aside.add(lane, name, aside)
             until = fetch.arrived + route.linger
-            if aside.count < route.batch and now < until and not self.draining and self.set_aside.is_last(lane, name):
+            waits = aside.count < route.batch and now < until and not self.draining
+            if waits and not self.set_aside.is_overtaken(lane, aside):
                 self.set_aside.wake_at(until, now, lane, name, aside)
                 return True
             if now >= deadline:

@@ -59,17 +59,16 @@ class SetAside:
             if aside.count >= assignment.route.batch:
                 return
 
-    def is_last(self, lane: ConsumerLane, name: Hashable) -> bool:
-        """Tell whether nothing under another name stands behind what was set aside."""
-        return not lane.runs or self.name_of(lane.runs[0].owner.assignment) is name
+    @staticmethod
+    def is_overtaken(lane: ConsumerLane, aside: ConsumerAside) -> bool:
+        """Tell whether the runs of another handler stand behind what was set aside."""
+        mine = aside.runs[0].owner.assignment.route.token_bucket
+        return bool(lane.runs) and lane.runs[0].owner.assignment.route.token_bucket is not mine
 
     def overtaken(self, lane: ConsumerLane) -> list[tuple[Hashable, ConsumerAside]]:
-        """Return, with their names, runs that wait for more of their batch and stand before others."""
-        return [
-            (name, aside)
-            for name, aside in lane.aside.items()
-            if aside.runs and not aside.awaits_token and not self.is_last(lane, name)
-        ]
+        """Return, with their names, runs that wait for more of their batch before those of another handler."""
+        waiting = [(name, aside) for name, aside in lane.aside.items() if aside.runs and not aside.awaits_token]
+        return [(name, aside) for name, aside in waiting if self.is_overtaken(lane, aside)]
 
     @staticmethod
     def drop_first(aside: ConsumerAside) -> None:
