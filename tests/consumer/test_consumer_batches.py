@@ -168,6 +168,37 @@ def test_a_batch_of_several_partitions_keeps_the_order_of_each_and_completes_all
     assert committed == {0: 4, 1: 4, 2: 4}
 
 
+def test_batches_of_one_partition_as_transactions_want_them_wait_side_by_side() -> None:
+    seen = Batches()
+    stepped = SteppedEngine({"t": handler(seen, batch=3, linger=10)})
+    stepped.engine.processor.set_aside._one_partition = True
+    stepped.assign("t", partition=1)
+    for value in (b"1", b"2"):
+        stepped.feed("t", (b"a", value))
+        stepped.feed("t", (b"b", value), partition=1)
+        stepped.serve()
+    early = list(seen.calls)
+
+    stepped.pass_time(10.1)
+
+    assert (early, seen.calls) == ([], [[b"1", b"2"]] * 2)
+
+
+def test_a_revocation_waits_for_a_batch_that_has_messages_of_its_partition_too() -> None:
+    def look(_messages: list[Message]) -> None:
+        busy.extend(stepped.engine.processor.busy_with(stepped.slots, [stepped.of("t", partition=1)]))
+
+    busy: list[str] = []
+    stepped = SteppedEngine({"t": handler(look, batch=2)})
+    stepped.assign("t", partition=1)
+    stepped.feed("t", (b"a", b"1"))
+    stepped.feed("t", (b"b", b"2"), partition=1)
+    stepped.serve()
+
+    assert busy == ["slot-0"]
+    assert stepped.engine.processor.busy_with(stepped.slots, [stepped.of("t", partition=1)]) == []
+
+
 def test_a_batch_leaves_out_what_was_revoked_while_it_was_gathered() -> None:
     def revoke(value: bytes) -> bytes:
         if value == b"3":
@@ -269,43 +300,6 @@ def test_a_batch_that_fails_keeps_the_order_of_a_key_whose_next_message_is_not_d
 
     assert seen.calls == [[b"1", b"x"], [b"1", b"x"], [b"2"]]
     assert stepped.of("t").tracker.in_flight == 0
-
-
-def test_an_async_batch_is_served_by_the_same_rules() -> None:
-    calls: list[list[bytes | None]] = []
-
-    async def fails_once(messages: list[Message]) -> None:
-        calls.append([message.value for message in messages])
-        if len(calls) == 1:
-            raise BatchError({1: ValueError()})
-
-    stepped = SteppedEngine({"t": handler(fails_once, batch=10, retry=ONCE_A_SECOND)})
-
-    stepped.feed("t", (b"a", b"1"), (b"b", b"2"), (b"b", b"3"), (b"c", b"4"))
-    stepped.serve()
-    stepped.pass_time(1)
-
-    assert calls == [[b"1", b"2", b"3", b"4"], [b"2"], [b"3"]]
-
-
-def test_what_waits_behind_a_failed_message_of_its_key_comes_in_batches() -> None:
-    failed: list[int] = []
-
-    def fails_once(batch: Values) -> BaseException | None:
-        failed.append(1)
-        return BatchError({2: ValueError()}) if len(failed) == 1 else None
-
-    seen = Batches(fails_once)
-    stepped = SteppedEngine({"t": handler(seen, batch=100, retry=ONCE_A_SECOND)})
-
-    stepped.feed("t", *of_one_key(1000))
-    stepped.serve()
-    stepped.pass_time(1)
-
-    # The named one alone, for nothing is gained by handling the others once more with each of its tries.
-    assert seen.sizes() == [100, 1, *[100] * 9, 97]
-    assert [value for call in seen.calls[1:] for value in call] == values(range(2, 1000))
-    assert (stepped.of("t").tracker.in_flight, stepped.count("handled")) == (0, 1000)
 
 
 @pytest.mark.parametrize("keys", [1, 7, 100])
@@ -421,19 +415,42 @@ def test_what_a_batch_of_waiting_messages_names_is_given_up_in_its_turn() -> Non
     assert (stepped.of("t").tracker.in_flight, stepped.of("t").tracker.parked) == (0, (0, 0))
 
 
-def test_a_retried_batch_holds_messages_of_one_assignment_only() -> None:
-    # One key in two topics: what waits behind the head belongs to another partition.
+def test_a_retried_batch_keeps_the_order_in_which_messages_of_a_key_came_whatever_their_partitions() -> None:
+    # One key in two topics; by their offsets those of the second would go before.
     seen = Batches(first(ConnectionError()))
-    one = handler(seen, batch=10, retry=ONCE_A_SECOND)
+    one = handler(seen, batch=3, retry=ONCE_A_SECOND)
     stepped = SteppedEngine({"t": one, "u": one})
+    stepped.assign("t", start=5)
 
-    stepped.feed("t", (b"k", b"t0"), (b"k", b"t1"))
+    stepped.feed("t", (b"k", b"t5"), (b"k", b"t6"))
     stepped.serve()
     stepped.feed("u", (b"k", b"u0"), (b"k", b"u1"))
     stepped.serve()
     stepped.pass_time(1)
 
-    assert seen.calls == [[b"t0", b"t1"], [b"t0", b"t1"], [b"u0", b"u1"]]
+    assert seen.calls == [[b"t5", b"t6"], [b"t5", b"t6", b"u0"], [b"u1"]]
+    assert (stepped.of("t").tracker.in_flight, stepped.of("u").tracker.in_flight) == (0, 0)
+
+
+def test_what_waits_for_more_of_its_batch_is_not_overtaken_by_another_handler_of_its_keys() -> None:
+    calls: list[object] = []
+    stepped = SteppedEngine(
+        {
+            "t": handler(lambda batch: calls.append([one.value for one in batch]), batch=9, linger=10, key_space="k"),
+            "u": handler(lambda one: calls.append(one.value), key_space="k"),
+        }
+    )
+
+    stepped.feed("t", (b"k", b"1"))
+    stepped.serve()
+    waiting = list(calls)
+    stepped.feed("u", (b"k", b"2"))
+    stepped.feed("t", (b"k", b"3"))
+    stepped.serve()
+    stepped.pass_time(10.1)
+
+    assert waiting == []
+    assert calls == [[b"1"], b"2", [b"3"]]
 
 
 def test_mates_of_a_batch_that_failed_whole_go_with_their_partition() -> None:

@@ -152,31 +152,6 @@ def test_a_header_whose_name_is_not_text_costs_who_asks_for_headers_its_message_
 
 
 @pytest.mark.parametrize("keyless", ["partition", "together", "spread"])
-def test_messages_without_a_key_wait_for_each_other_as_they_were_told(keyless: str) -> None:
-    broker = TestBroker()
-    # Two partitions may share a lane, and then they wait for each other; not all of four.
-    broker.create_topic("t", 4)
-    for partition in range(4):
-        for _ in range(20):
-            broker.produce("t", b"x", partition=partition)
-    # The first two run together: if none could run beside another, this would never end.
-    together = 1 if keyless == "together" else 2
-    alike: dict[str, Callable[[Message], object]] = {
-        "partition": lambda message: message.partition,
-        "together": lambda _: "all",
-        "spread": lambda message: (message.partition, message.offset),
-    }
-    watch = Watch(alike[keyless], together)
-
-    with consumer_of(broker, {"t": handler(watch, keyless=keyless)}):
-        wait_until(lambda: watch.count() == 80)
-
-    assert watch.overlaps == []
-    if keyless == "partition":
-        assert all(offsets == list(range(20)) for offsets in watch.offsets.values())
-
-
-@pytest.mark.parametrize("keyless", ["partition", "together", "spread"])
 def test_a_message_without_a_key_that_waits_holds_only_those_that_are_told_to_wait(keyless: str) -> None:
     tried: list[bytes | None] = []
 

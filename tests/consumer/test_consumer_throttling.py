@@ -65,34 +65,6 @@ def test_a_rate_keeps_the_order_of_each_key_also_when_it_is_taken_away(batch: in
         assert all(former < later for former, later in pairwise([at for one, at in seen if one == key]))
 
 
-def test_an_async_handler_with_a_rate_holds_no_other() -> None:
-    app = app_of()
-    seen: list[str] = []
-
-    @app.handler("slow", rate=5)
-    async def slow(message: Message) -> None:
-        seen.append(message.topic)
-
-    @app.handler("free")
-    def free(message: Message) -> None:
-        seen.append(message.topic)
-
-    with TestApp(app) as test:
-        for number in range(500):
-            test.send("slow", b"x", key=b"k%d" % number)
-        test.settle()
-        for number in range(500):
-            test.send("free", b"x", key=b"k%d" % number)
-        test.settle()
-        at_once = seen.count("free"), seen.count("slow")
-        test.advance(10)
-        later = seen.count("slow")
-        test._end()
-
-    assert at_once == (500, 1)
-    assert 51 <= later <= 52
-
-
 def test_the_oldest_message_is_begun_first_whichever_lane_it_is_in() -> None:
     app = app_of(workers=2)
     seen: list[int] = []
@@ -116,8 +88,7 @@ def test_the_oldest_message_is_begun_first_whichever_lane_it_is_in() -> None:
 
 def test_a_throttled_lane_has_one_waiter_in_the_bucket_and_drops_what_was_revoked() -> None:
     stepped = SteppedEngine({"slow": handler(nothing, rate=0), "free": handler(nothing)})
-    route = stepped.engine.routes["slow"]
-    token_bucket = route.token_bucket
+    token_bucket = stepped.engine.routes["slow"].token_bucket
     stepped.feed("slow", *((b"k%d" % number, b"x") for number in range(500)))
     stepped.serve()
 
@@ -128,7 +99,7 @@ def test_a_throttled_lane_has_one_waiter_in_the_bucket_and_drops_what_was_revoke
         stepped.feed("slow", (b"k", b"x"), (b"l", b"x"))
         stepped.serve()
 
-    held = stepped.engine.scheduler.lanes[0].aside[route]
+    held = stepped.engine.scheduler.lanes[0].aside[token_bucket]
     assert len(token_bucket._waiting) == 1
     assert sum(len(run.records) for run in held.runs) == 2
     assert stepped.of("slow").tracker.in_flight == 2

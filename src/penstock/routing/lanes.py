@@ -177,7 +177,7 @@ class RunsAside(Generic[OwnerT, RecordT]):
     The lane holder's alone, save `awaits_token`.
     """
 
-    #: In arrival order; later ones of the same topic go behind.
+    #: In arrival order; later ones under the same name go behind.
     runs: deque[Run[OwnerT, RecordT]] = field(default_factory=deque)
     #: How many messages they have that were not taken yet.
     count: int = 0

@@ -64,8 +64,8 @@ class HandlerRegistry:
                 published.
             encoder: "json", a pydantic model, a msgspec struct, a serializer of confluent-kafka or a callable: makes
                 bytes of the values that it returns and that are no bytes.
-            batch: messages of a topic given at once, at most; more than 1 gives the function a list. What fails comes
-                in batches again, and each message alone before it is given up; see `BatchError`.
+            batch: messages given at once, at most; more than 1 gives the function a list. What fails comes in batches
+                again, and each message alone before it is given up; see `BatchError`.
             linger: seconds that a batch which is not full waits for more, from the arrival of its first message.
             retry: made by `penstock.retry`; five tries with growing waits when left out.
             retry_delays: seconds; when the tries are exhausted the message waits in the topic

@@ -7,8 +7,8 @@ been the database; only when the policy gives it up is each of its messages trie
 the failure of another. A message that the handler named is tried alone at once: otherwise those behind it of its key
 would be handled once more for each of its tries.
 
-A batch has messages of one topic, of any of its partitions. Before it is handed over, the holder shows in its slot what
-it is of, and then leaves out what is of an inactive assignment: see the argument in
+A batch has messages of one handler, of any partitions of its topics. Before it is handed over, the holder shows in its
+slot what it is of, and then leaves out what is of an inactive assignment: see the argument in
 `penstock.consumer.execution.lanes.lane_processor`.
 """
 
@@ -34,8 +34,8 @@ from penstock.errors import BatchError, PenstockError
 from penstock.message import Message
 from penstock.routing import KeyState
 
-#: A message that waits, with its key.
-Waiting = tuple[Hashable, Item]
+#: A message that waits, with its key and its place behind that key's head.
+Waiting = tuple[Hashable, int, Item]
 
 
 class BatchProcessor:
@@ -50,18 +50,17 @@ class BatchProcessor:
         self._results = results
         self._name_of = set_aside.name_of
 
-    def process(
-        self, lane: ConsumerLane, aside: ConsumerAside, route: Route, slot: ExecutionSlot
-    ) -> Generator[Work, Outcome, bool]:
+    def process(self, lane: ConsumerLane, aside: ConsumerAside, slot: ExecutionSlot) -> Generator[Work, Outcome, bool]:
         """Hand over a batch of runs that were set aside. Returns whether no token is left."""
         batch, runs = Batch(), aside.runs
+        most = runs[0].owner.assignment.route.batch
         halt: RateLimited | None = None
         slot.started = self._now()
-        while runs and halt is None and len(batch) < route.batch:
+        while runs and halt is None and len(batch) < most:
             run, before = runs[0], runs[0].next
             slot.fetch = run.owner
             if run.owner.assignment.active:
-                halt = self._take(lane, run, route, batch, slot)
+                halt = self._take(lane, run, batch, slot)
             else:
                 run.next = len(run.records)
             aside.count -= run.next - before
@@ -70,7 +69,7 @@ class BatchProcessor:
         if not self._claim(batch, slot):
             batch = batch.of_active()
         if batch:
-            outcome = yield from self._hand_over(batch, route, slot)
+            outcome = yield from self._hand_over(batch, most, slot)
             now = self._now()
             slot.note_latency(now - slot.started, now, len(batch))
             if outcome is None:
@@ -81,10 +80,9 @@ class BatchProcessor:
         slot.fetches = ()
         return halt is not None and halt is not AFTER_BATCH
 
-    def _take(
-        self, lane: ConsumerLane, run: ConsumerRun, route: Route, batch: Batch, slot: ExecutionSlot
-    ) -> RateLimited | None:
+    def _take(self, lane: ConsumerLane, run: ConsumerRun, batch: Batch, slot: ExecutionSlot) -> RateLimited | None:
         """Add messages of a run to a batch until it is full; returns why the next has to wait, or None."""
+        route = run.owner.assignment.route
         if not (route.gated or route.filters or lane.parked or run.owner.has_unkeyed):
             _take_stretch(run, route, batch, slot)
         # What is left is looked at by itself: all of it, or what cannot be decoded, which is said again then.
@@ -107,24 +105,18 @@ class BatchProcessor:
         self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, first: Message, slot: ExecutionSlot
     ) -> Generator[Work, Outcome, None]:
         """Try the head of a parked key, with what may be tried with it, given the head's message."""
-        now, route = self._now(), parked.waiting[0][0].assignment.route
-        keys = [key]
-        found = [(key, parked.waiting[0], first)]
-        if route.batch > 1 and not parked.tried_alone:
+        now, most, keys = self._now(), 1, [key]
+        if not parked.tried_alone and (most := parked.waiting[0][0].assignment.route.batch) > 1:
             keys += self._ready_batch_keys(lane, parked, now)
-            found += self._gather_parked(lane, keys, now, slot)
-            found.sort(key=lambda entry: _place(entry[1]))
-        batch = Batch()
-        for entry in found:
-            batch.add(*entry)
+        batch = self._gather_parked(lane, keys, first, most, slot)
         if not self._claim(batch, slot):
             # The caller looks at the head again, and nothing that is inactive is found any more.
             return
-        heads = {mine: lane.parked[mine] for mine, _, _ in found}
+        heads = {mine: lane.parked[mine] for mine in keys if mine in batch}
         for head in heads.values():
             if head.attempts == 0:
                 head.since = now
-        outcome = yield from self._hand_over(batch, route, slot)
+        outcome = yield from self._hand_over(batch, parked.waiting[0][0].assignment.route.batch, slot)
         self._finish(lane, batch, outcome, slot, heads)
         slot.fetches = ()
         for other in keys[1:]:
@@ -154,40 +146,41 @@ class BatchProcessor:
         return batch_keys
 
     def _gather_parked(
-        self, lane: ConsumerLane, keys: list[Hashable], now: float, slot: ExecutionSlot
-    ) -> list[tuple[Hashable, Item, Message]]:
-        """Return what may be handed over now beside the head of the first of these keys, the oldest first."""
-        head = lane.parked[keys[0]].waiting[0]
-        route = head[0].assignment.route
-        found: list[tuple[Hashable, Item, Message]] = []
-        # Of each key, the place of its next message.
-        places = Counter(keys[:1])
-        lines = [self._line(key, lane.parked[key], head, places[key], route.batch) for key in keys]
+        self, lane: ConsumerLane, keys: list[Hashable], first: Message, most: int, slot: ExecutionSlot
+    ) -> Batch:
+        """Return the head of the first of these keys, given its message, with what may be handed over with it now.
+
+        The oldest come first; of each key in the order in which they wait.
+        """
+        batch, head, now = Batch(), lane.parked[keys[0]].waiting[0], self._now()
+        lines = [self._line(key, lane.parked[key], head, most) for key in keys]
         # Keys at whose next message nothing more may be handed over: that is decided when it is the head.
         ended: set[Hashable] = set()
-        for key, item in heapq.merge(*lines, key=lambda waiting: _place(waiting[1])):
-            if 1 + len(found) == route.batch or len(ended) == len(keys):
+        room = most - 1
+        for key, place, item in heapq.merge(*lines, key=lambda waiting: _place(waiting[2])):
+            if len(batch) == most or len(ended) == len(keys):
                 break
-            if key in ended:
-                continue
-            place, parked = places[key], lane.parked[key]
-            attempts = parked.tries_behind(place) if place else parked.tries
-            slot.record = item[2]
-            message = self._admission.readmit(route, key, item[2], now, attempts)
-            places[key] += 1
+            message: object = None
+            if item is head:
+                message, room = first, most
+            elif len(batch) < room and key not in ended:
+                parked = lane.parked[key]
+                attempts = parked.tries_behind(place) if place else parked.tries
+                slot.record = item[2]
+                message = self._admission.readmit(item[0].assignment.route, key, item[2], now, attempts)
             if isinstance(message, Message):
-                found.append((key, item, message))
+                batch.add(key, item, message)
             else:
                 ended.add(key)
-        return found
+        return batch
 
-    def _line(self, key: Hashable, parked: ConsumerParked, head: Item, first: int, limit: int) -> Iterator[Waiting]:
-        """Yield what waits for a key and may be in a batch with a head, from a place on."""
-        mine = self._name_of(head[0].assignment)
-        for item in islice(parked.waiting, first, limit):
-            if not self._is_of(mine, item):
+    def _line(self, key: Hashable, parked: ConsumerParked, head: Item, limit: int) -> Iterator[Waiting]:
+        """Yield what waits for a key and may be in a batch with a head."""
+        name = self._name_of(head[0].assignment)
+        for place, item in enumerate(islice(parked.waiting, limit)):
+            if not self._is_of(name, item):
                 return
-            yield key, item
+            yield key, place, item
 
     def _is_of(self, name: Hashable, item: Item) -> bool:
         """Tell whether a message that waits may be in a batch with others."""
@@ -201,10 +194,10 @@ class BatchProcessor:
         return all(fetch.assignment.active for fetch in fetches)
 
     @staticmethod
-    def _hand_over(batch: Batch, route: Route, slot: ExecutionSlot) -> Generator[Work, Outcome, Outcome]:
+    def _hand_over(batch: Batch, most: int, slot: ExecutionSlot) -> Generator[Work, Outcome, Outcome]:
         slot.fetches = batch.fetches
         slot.fetch, slot.record = slot.fetches[0], batch.records[0]
-        if route.batch == 1:
+        if most == 1:
             return (yield batch.messages[0])
         outcome = yield batch.messages
         if isinstance(outcome, DeferredCompletion):

@@ -112,6 +112,10 @@ class LaneProcessor:
                 return
         entered = None
         while runs:
+            for name, aside in self.set_aside.overtaken(lane) if lane.aside else ():
+                entered = None
+                if not (yield from self._process_aside(lane, name, aside, slot, deadline)):
+                    return
             run = runs[0]
             fetch = slot.fetch = run.owner
             assignment = fetch.assignment
@@ -130,7 +134,7 @@ class LaneProcessor:
                 or route.gated
                 or fetch.has_unkeyed
                 or (route.filters and parked_keys)
-                or (lane.aside and route in lane.aside)
+                or (lane.aside and route.token_bucket in lane.aside)
             ):
                 name, aside = self.set_aside.put(lane)
                 goes_on = aside.awaits_token or (yield from self._process_aside(lane, name, aside, slot, deadline))
@@ -259,13 +263,14 @@ class LaneProcessor:
             if aside.count < route.batch:
                 self.set_aside.add(lane, name, aside)
             until = fetch.arrived + route.linger
-            if aside.count < route.batch and now < until and not self.draining:
+            waits = aside.count < route.batch and now < until and not self.draining
+            if waits and not self.set_aside.is_overtaken(lane, aside):
                 self.set_aside.wake_at(until, now, lane, name, aside)
                 return True
             if now >= deadline:
                 self.set_aside.put_back(lane, aside)
                 return False
-            if (yield from self._batches.process(lane, aside, route, slot)):
+            if (yield from self._batches.process(lane, aside, slot)):
                 self.set_aside.await_token(lane, name, aside)
                 return True
             now = self._now()

@@ -1,8 +1,9 @@
 """Runs that were set aside: they wait for a token of their handler's rate, or for more of their batch.
 
-Meanwhile their lane goes on with others. A rate is one for all keys of a handler, and a batch is of any keys, so no key
-is parked: the runs step aside as they are, and later ones of their topic go behind. So a key keeps its order, and a
-throttled topic costs one waiter in its token bucket for each lane, however many messages wait.
+A rate is one for all keys of a handler, and a batch is of any keys, so no key is parked: the runs step aside as they
+are, and later ones of their handler go behind. So a key keeps its order, and a throttled handler costs one waiter in
+its token bucket for each lane, however many messages wait. A rate holds no other handler: the lane goes on meanwhile.
+For more of a batch runs wait only while no other handler's stand behind them, which may have the same keys.
 
 Runs that are set aside always have somebody who wakes them, as soon as their lane is given back: the token bucket where
 `awaits_token` is set, a timer where they wait for more of their batch, or they stand in `lane.due`. Each call is for a
@@ -23,7 +24,7 @@ from penstock.routing import RunsAside
 class SetAside:
     """Lets runs wait, and parked keys for tokens. Thread-safe: each call is for a lane that the caller holds.
 
-    What waits together, under one name in `Lane.aside`, is of one topic. With `one_partition` batches are of one
+    What waits together, under one name in `Lane.aside`, is of one handler. With `one_partition` batches are of one
     partition, so it is of one assignment there.
     """
 
@@ -37,7 +38,7 @@ class SetAside:
     def name_of(self, assignment: Assignment) -> Hashable:
         """Return under what messages of an assignment are set aside; those of a batch have it in common."""
         route = assignment.route
-        return assignment if self._one_partition and route.batch > 1 else route
+        return assignment if self._one_partition and route.batch > 1 else route.token_bucket
 
     def put(self, lane: ConsumerLane) -> tuple[Hashable, ConsumerAside]:
         """Set runs at the front of a lane aside; returns them with their name, and what waited under it before."""
@@ -57,6 +58,17 @@ class SetAside:
             aside.count += len(run.records) - run.next
             if aside.count >= assignment.route.batch:
                 return
+
+    @staticmethod
+    def is_overtaken(lane: ConsumerLane, aside: ConsumerAside) -> bool:
+        """Tell whether the runs of another handler stand behind what was set aside."""
+        mine = aside.runs[0].owner.assignment.route.token_bucket
+        return bool(lane.runs) and lane.runs[0].owner.assignment.route.token_bucket is not mine
+
+    def overtaken(self, lane: ConsumerLane) -> list[tuple[Hashable, ConsumerAside]]:
+        """Return, with their names, runs that wait for more of their batch before those of another handler."""
+        waiting = [(name, aside) for name, aside in lane.aside.items() if aside.runs and not aside.awaits_token]
+        return [(name, aside) for name, aside in waiting if self.is_overtaken(lane, aside)]
 
     @staticmethod
     def drop_first(aside: ConsumerAside) -> None:
