@@ -206,15 +206,17 @@ class Simulation:
     @staticmethod
     def _watch_what_is_given_up(instance: Instance) -> None:
         """Check that a message is given up only while its partition is here: else its next owner judges it."""
-        outlet: Any = instance.consumer.engine.dead_letter_publisher._outlet
-        forward = outlet.forward
+        outbox: Any = instance.consumer.engine.outbox
+        submit = outbox.submit
 
-        def check_and_forward(item: Item, *more: Any) -> None:
-            if not item[0].assignment.active:
-                raise InvariantBroken(f"{instance} gives up a message of {item[0].assignment}, which it gave back")
-            forward(item, *more)
+        def check_and_submit(items: Sequence[Item], messages: Any, then: Any, lane: Any = None) -> None:
+            assignment = items[0][0].assignment
+            is_owned = (assignment.topic, assignment.partition) in instance.owned
+            if lane is None and not (assignment.active and is_owned):
+                raise InvariantBroken(f"{instance} gives up a message of {assignment}, which it gave back")
+            submit(items, messages, then, lane)
 
-        outlet.forward = check_and_forward
+        outbox.submit = check_and_submit
 
     def _prepare(self, instance: Instance) -> None:
         """Change what an instance is connected with."""

@@ -22,7 +22,7 @@ from penstock.consumer.failures.parking import FailedBatch, Parking
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited, Route, UndecodableError
-from penstock.consumer.publishing.result_publisher import ResultTaker, Tries
+from penstock.consumer.outbox.handler_results import HandlerResults, Tries
 from penstock.errors import PenstockError
 from penstock.message import Message, Record
 from penstock.routing import KeyState
@@ -38,7 +38,7 @@ BatchOutcome = Failed | Results | None
 class BatchProcessor:
     """Thread-safe: each call is for a lane that the caller holds."""
 
-    def __init__(self, clock: Clock, admission: Admission, parking: Parking, results: ResultTaker) -> None:
+    def __init__(self, clock: Clock, admission: Admission, parking: Parking, results: HandlerResults) -> None:
         self._now = clock.monotonic
         self._admission = admission
         self._parking = parking

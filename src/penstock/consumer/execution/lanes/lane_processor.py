@@ -43,7 +43,7 @@ from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited, Route
-from penstock.consumer.publishing.result_publisher import RefusedResults, ResultTaker
+from penstock.consumer.outbox.handler_results import HandlerResults, RefusedResults
 from penstock.message import Record
 from penstock.routing import Scheduler
 
@@ -59,7 +59,7 @@ class LaneProcessor:
         scheduler: Scheduler[Fetch, Record],
         timers: Timers,
         publisher: DeadLetterPublisher,
-        results: ResultTaker,
+        results: HandlerResults,
         wake: Callable[[Sequence[int]], None],
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -340,8 +340,6 @@ class LaneProcessor:
         # `fetch` is read once: its owner clears it at any moment.
         busy = [slot.name for slot in slots if (fetch := slot.fetch) is not None and fetch.assignment in assignments]
         busy += ["a deferred completion" for fetch in list(self.deferred.values()) if fetch.assignment in assignments]
-        if self._results.has_any_of(assignments):
-            busy.append("results on their way")
         return busy
 
 

@@ -14,7 +14,7 @@ from penstock.consumer.failures.parking import NotDue, Parking
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited
-from penstock.consumer.publishing.result_publisher import ResultTaker, Tries
+from penstock.consumer.outbox.handler_results import HandlerResults, Tries
 from penstock.message import Message
 from penstock.routing.lanes import WAITING, KeyState
 
@@ -30,7 +30,7 @@ class ParkedKeyProcessor:
         throttling: Throttling,
         *,
         batches: BatchProcessor,
-        results: ResultTaker,
+        results: HandlerResults,
     ) -> None:
         self._now = clock.monotonic
         self._admission = admission
