@@ -220,9 +220,13 @@ def test_a_right_that_is_missing_is_passed_on_and_the_same_failure_is_logged_onc
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 
+@pytest.mark.parametrize("most", [1, 100])
 @pytest.mark.parametrize("kind", ["results", "dead letters"])
-def test_what_the_offset_map_has_no_room_for_waits_and_holds_back_nothing_that_gives_it_room(kind: str) -> None:
+def test_what_the_offset_map_has_no_room_for_waits_and_holds_back_nothing_that_gives_it_room(
+    kind: str, most: int
+) -> None:
     stepped = Stepped()
+    stepped.outbox._most = most
     stepped.map_chars = 0
     # The second is of the first one's key, and is handled after it; the third, of another, was quicker than both.
     first, second, third = (stepped.take_in() for _ in range(3))
@@ -343,7 +347,7 @@ def test_an_id_that_the_broker_cannot_free_is_left_for_another() -> None:
 def test_nothing_is_judged_for_a_partition_that_is_gone() -> None:
     stepped = Stepped()
     ended: list[Submission] = []
-    stepped.outbox.submit((stepped.take_in(),), [Result("dlq", b"refused", b"k", [], -1)], ended.append)
+    stepped.outbox.submit((stepped.take_in(),), [Result("out", b"refused", b"k", [], -1)], ended.append)
     stepped.runner.refused = {b"refused"}
     stepped.assignment.active = False
 

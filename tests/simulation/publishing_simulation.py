@@ -226,9 +226,9 @@ class PublishingSimulation(Simulation):
             self._let_others(instance, chance=0.5)
             return found
 
-        def take_and_note() -> Any:
-            found = take()
-            if outbox._silent and outbox._queue:
+        def take_and_note(aside: Any) -> Any:
+            found = take(aside)
+            if outbox._silent and found[1]:
                 self.meet("a silent topic")
             return found
 

@@ -39,7 +39,7 @@ class PlainOutbox(Outbox):
 
     def __init__(self) -> None:
         super().__init__()
-        self._make_producer: Callable[[], LastingProducer] | None = None
+        self._make_producer: Callable[[], LastingProducer]
         self._producer: LastingProducer | None = None
         # What the producer has, in the order in which it was submitted. Others read copies, made in one step.
         self._sent: dict[Submission, None] = {}
@@ -75,8 +75,6 @@ class PlainOutbox(Outbox):
 
     def _connected(self) -> LastingProducer:
         if self._producer is None:
-            if self._make_producer is None:
-                raise AssertionError("the engine connects before it handles messages")
             self._producer = self._make_producer()
         return self._producer
 

@@ -55,22 +55,45 @@ def without_room(
     ):
         return []
     without: list[Submission] = []
-    # Of what is held in a lane, the lowest offset of each assignment.
-    held: dict[ConsumerLane | None, dict[Assignment, int]] = {}
+    held = Held()
     for submission in inside:
-        assignment, lane = submission.assignment, submission.lane
-        offsets = [fetch.block.offsets[index] for fetch, index, _ in submission.items]
-        highest, behind = max(offsets), held.get(lane, {})
-        if highest >= done_below.get(assignment, 0) or any(
-            # What stands below in its partition is of another key, and the room may depend on it.
-            other is not assignment or lowest < highest
-            for other, lowest in behind.items()
-        ):
+        if max(_offsets_of(submission)) >= done_below.get(submission.assignment, 0) or submission in held:
             without.append(submission)
-            if lane is not None:
-                lowest_held = held.setdefault(lane, {})
-                lowest_held[assignment] = min(*offsets, lowest_held.get(assignment, highest))
+            held.add(submission)
     return without
+
+
+class Held:
+    """Tells which submissions must stay behind those that are kept.
+
+    They are the later ones of the same lane, save those below in its partition: they are of another key, and the room
+    of what is kept may depend on them. Nothing stays behind a parked message.
+    """
+
+    def __init__(self, kept: Iterable[Submission] = ()) -> None:
+        # Of each lane, the lowest offset of each assignment.
+        self._lowest: dict[ConsumerLane, dict[Assignment, int]] = {}
+        for submission in kept:
+            self.add(submission)
+
+    def add(self, submission: Submission) -> None:
+        """Keep one more."""
+        if submission.lane is not None:
+            lowest = self._lowest.setdefault(submission.lane, {})
+            offsets = _offsets_of(submission)
+            lowest[submission.assignment] = min(*offsets, lowest.get(submission.assignment, offsets[0]))
+
+    def __contains__(self, submission: Submission) -> bool:
+        """Whether a later submission must stay behind one that is kept."""
+        if submission.lane not in self._lowest:
+            return False
+        highest = max(_offsets_of(submission))
+        lowest = self._lowest[submission.lane]
+        return any(of is not submission.assignment or offset < highest for of, offset in lowest.items())
+
+
+def _offsets_of(submission: Submission) -> list[int]:
+    return [fetch.block.offsets[index] for fetch, index, _ in submission.items]
 
 
 def _done_below(assignment: Assignment, point: CommitPoint) -> int:

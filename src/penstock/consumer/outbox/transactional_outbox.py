@@ -39,9 +39,9 @@ from penstock.clients.cluster import Clock, Cluster
 from penstock.clients.kafka_errors import code_of, is_missing_right, is_rebalancing, reason
 from penstock.clients.transactional.end_watch import SURE_S, UnknownEndError
 from penstock.clients.transactional.errors import GivenUpError, IdLostError, NotOpenedError
-from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane
+from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.outbox.outbox import Outbox, Submission
-from penstock.consumer.outbox.transaction import Places, Transaction, places_of, without_room
+from penstock.consumer.outbox.transaction import Held, Places, Transaction, places_of, without_room
 from penstock.consumer.outbox.transaction_runner import TooSlowError, TransactionRunner
 from penstock.errors import raised
 from penstock.offsets import MAX_METADATA_CHARS, CommitPoint
@@ -248,52 +248,59 @@ class TransactionalOutbox(Outbox):
             self._note_failed(transaction, error)
 
     def _next(self) -> Transaction:
-        """Return the next transaction: what is first in the queue, and has its offset in the positions."""
-        inside = self._take()
-        positions = self.changed(places := places_of(inside))
-        while without := without_room(inside, places, positions):
-            inside = [submission for submission in inside if submission not in without]
-            self._put_back(without, inside)
+        """Return the next transaction: what is first in the queue, may go, and has its offset in the positions."""
+        aside: list[Submission] = []
+        while True:
+            inside, kept = self._take(aside)
             positions = self.changed(places := places_of(inside))
-        return Transaction(inside, places, positions)
+            while without := without_room(inside, places, positions):
+                inside = [submission for submission in inside if submission not in without]
+                # In front of what was kept, which is behind it where both are of one lane.
+                kept = [*without, *kept]
+                positions = self.changed(places := places_of(inside))
+            aside += kept
+            # What has no room gets it from what is below it, which may stand behind it in the queue.
+            if inside or not kept:
+                self._put_back(aside, inside)
+                return Transaction(inside, places, positions)
 
-    def _take(self) -> list[Submission]:
-        """Take from the queue what may be in one transaction; what is for a silent topic stays."""
+    def _take(self, aside: Sequence[Submission]) -> tuple[list[Submission], list[Submission]]:
+        """Take from the queue what may be in one transaction; and what is to be kept: for silent topics, or behind it.
+
+        What was put aside before stays so, with what is behind it.
+        """
         inside: list[Submission] = []
         gone: list[Submission] = []
         kept: list[Submission] = []
-        held: set[ConsumerLane] = set()
+        held, keeps = Held(aside), bool(self._silent or aside)
         now = self._clock.monotonic()
         messages = size_bytes = 0
         self._is_trial = False
         with self._lock:
             while self._queue and len(inside) < self._most and messages < _MOST_MESSAGES:
                 submission = self._queue[0]
-                if inside and size_bytes + submission.size_bytes > _MOST_BYTES:
+                until = self._silent_until(submission) if keeps else 0.0
+                is_kept = keeps and (until > now or submission in held)
+                # One of a topic that was silent is tried alone: it would fail all others.
+                if inside and not is_kept and (until or size_bytes + submission.size_bytes > _MOST_BYTES):
                     break
                 self._queue.popleft()
                 if submission.assignment.is_gone:
                     gone.append(submission)
-                    continue
-                if self._silent:
-                    lane, until = submission.lane, self._silent_until(submission)
-                    # One of a topic that is silent is tried alone: it would fail all others.
-                    if lane in held or until > now or (until and inside):
-                        kept.append(submission)
-                        if lane is not None:
-                            held.add(lane)
-                        continue
+                elif is_kept:
+                    kept.append(submission)
+                    held.add(submission)
+                else:
+                    inside.append(submission)
+                    messages += len(submission.messages)
+                    size_bytes += submission.size_bytes
                     if until:
-                        inside, self._is_trial = [submission], True
+                        self._is_trial = True
                         break
-                inside.append(submission)
-                messages += len(submission.messages)
-                size_bytes += submission.size_bytes
-            self._queue.extendleft(reversed(kept))
-            self._inside = inside
+            self._inside = [*aside, *inside, *kept]
         for submission in gone:
             submission.end(is_written=False)
-        return inside
+        return inside, kept
 
     def _silent_until(self, submission: Submission) -> float:
         """Return until when nothing is written to the topics of a submission; 0 where none of them is silent."""
