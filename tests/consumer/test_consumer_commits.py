@@ -7,6 +7,7 @@ import random
 import time
 from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -17,6 +18,7 @@ from penstock.consumer.assignments import Assignment, Assignments
 from penstock.consumer.handlers.options.ordering import Keyless, Order, Ordering
 from penstock.consumer.handlers.route import Route
 from penstock.consumer.polling.committing.consumer_commits import ConsumerCommits
+from penstock.consumer.polling.committing.transactional_commits import TransactionalCommits
 from penstock.offsets import decode
 from penstock.testing import TestClock
 
@@ -281,3 +283,17 @@ def test_a_revocation_whose_coordinator_is_away_ends_within_its_budget() -> None
     stepped.loop.leave()
 
     assert stepped.broker.clock.monotonic() - before <= 6
+
+
+@pytest.mark.parametrize(
+    ("ids", "is_taken"),
+    [(["m1", "m1"], True), (["", ""], False), ([None, None], False), (["m1", ""], False), (["m1", "m2"], False)],
+)
+def test_positions_are_committed_only_as_a_member_that_is_in_the_group(ids: list[Any], is_taken: bool) -> None:
+    # Kafka fences no positions that name no member: a zombie's results would become visible.
+    outbox: Any = Mock()
+    commits = TransactionalCommits(Assignments(), 1.0, time, outbox)
+
+    commits.note_rebalanced(Mock(memberid=Mock(side_effect=ids)))
+
+    assert outbox.set_metadata.called == is_taken

@@ -33,7 +33,6 @@ from penstock.consumer.outbox.transaction_runner import Faults, TransactionRunne
 from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
 from penstock.consumer.polling.committing import consumer_commits
 from penstock.consumer.polling.committing.consumer_commits import ConsumerCommits
-from penstock.consumer.polling.committing.transactional_commits import TransactionalCommits
 from penstock.consumer.polling.flow_control.back_pressure import BackPressure
 from penstock.consumer.polling.group.rebalance import Rebalance
 from penstock.offsets import CommitPoint, OffsetMap, Tracker
@@ -434,15 +433,6 @@ def believes_every_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EndWatch, "doubt", lambda self, took_s: None)
 
 
-def commits_as_nobody(patch: pytest.MonkeyPatch) -> None:
-    """A member that was put out commits without an id: a zombie's results become visible."""
-    patch.setattr(
-        TransactionalCommits,
-        "note_rebalanced",
-        lambda self, client: self._outbox.set_metadata(client.consumer_group_metadata()),
-    )
-
-
 def writes_dead_letters_without_their_offsets(patch: pytest.MonkeyPatch) -> None:
     """A transaction has a dead letter, and not the offset of its message."""
     patch.setattr(
@@ -569,7 +559,6 @@ PLANTS: list[tuple[Plant, Run, str]] = [
     (lets_results_pass_what_waits_for_a_silent_topic, EXACTLY_ONCE, "E5"),
     (takes_silence_for_a_refusal, EXACTLY_ONCE, "E5|I3|not done"),
     (believes_every_end, EXACTLY_ONCE, "E2|E3|E1|I3"),
-    (commits_as_nobody, EXACTLY_ONCE, "E1|E5|I3"),
     (writes_dead_letters_without_their_offsets, EXACTLY_ONCE, "E3|not done"),
     (commits_offsets_of_what_waits, EXACTLY_ONCE, "I3"),
     (publishes_what_the_map_has_no_room_for, EXACTLY_ONCE, "E3"),

@@ -164,9 +164,9 @@ class Rebalance:
         revoked = self.assignments.deactivate((partition.topic, partition.partition) for partition in partitions)
         begun = self.clock.monotonic()
         with collection_resumed():
+            # What ends meanwhile is committed meanwhile, as of the generation that takes the partitions away.
+            self.commits.note_rebalanced(client)
             while (busy := self.busy(revoked)) and self._left(begun) > 0:
-                # What ends meanwhile is committed meanwhile, as of the generation that takes the partitions away.
-                self.commits.note_rebalanced(client)
                 self.clock.sleep(_LOOK_S)
         if busy:
             _log.warning(
