@@ -1,6 +1,6 @@
 """An app that returns what it is given, one to three messages for each: run as a process of its own, to be killed.
 
-usage: publishing_child.py SERVERS SOURCE TARGET GUARANTEE SECONDS, the last what a call of the handler takes
+usage: publishing_child.py SERVERS SOURCE TARGET SECONDS, the last what a call of the handler takes
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ import time
 
 import penstock
 
-servers, source, target, guarantee, seconds = sys.argv[1:]
+servers, source, target, seconds = sys.argv[1:]
 app = penstock.App(
     f"group-{source}",
     bootstrap_servers=servers,
     workers=4,
     commit_interval=0.2,
-    exactly_once=guarantee == "exactly once",
-    config={
-        "session.timeout.ms": 6000,
-    },
+    exactly_once=True,
+    config={"session.timeout.ms": 6000},
 )
 
 

@@ -16,7 +16,6 @@ from penstock.consumer.execution.threads import call
 from penstock.consumer.execution_slot import ExecutionSlot, Outcome, message_by_message
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.route import Failed
-from penstock.consumer.publishing.outlet import ProducerOutlet
 from penstock.dead_letters.headers import HeaderList
 from penstock.message import FixedRecord
 from penstock.testing import TestClock
@@ -27,6 +26,8 @@ ONCE_A_SECOND = retry(attempts=3, wait=tenacity.wait_fixed(1))
 
 class Deliveries:
     """Stands for the producer: keeps what it was given and acknowledges when the test says so."""
+
+    failure = None
 
     def __init__(self) -> None:
         #: Topic and value of each message it was given.
@@ -39,11 +40,13 @@ class Deliveries:
         value: bytes | None,
         key: bytes | None,
         *,
+        partition: int,
         headers: HeaderList,
         on_delivery: Callable[[None, object], None],
     ) -> None:
         """Take a message."""
         assert headers is not None
+        assert partition == -1
         assert key is None or isinstance(key, bytes)
         self.sent.append((topic, value))
         self._callbacks.append(on_delivery)
@@ -73,9 +76,7 @@ class SteppedEngine:
         settings = ConsumerSettings(workers=1, pinned=True, run_seconds=run_seconds)
         self.engine = Engine("group", handlers, settings, self.clock, middlewares)
         self.deliveries = Deliveries()
-        self.engine.dead_letter_publisher.connect(
-            ProducerOutlet(lambda: self.deliveries)  # type: ignore[arg-type] # the part of a producer that is used
-        )
+        self.engine.outbox._make_producer = lambda: self.deliveries  # type: ignore[attr-defined] # the part of a producer that is used
         self.slots: list[ExecutionSlot] = []
         self.engine.executor = executor = ManualExecutor()
         executor.slots = self.slots
@@ -169,8 +170,8 @@ class SteppedEngine:
         self.serve()
 
     def send_out(self) -> None:
-        """Let the dead-letter publisher send what was put there; nothing of it is acknowledged yet."""
-        self.engine.dead_letter_publisher.serve()
+        """Let the outbox send what was submitted; nothing of it is acknowledged yet."""
+        self.engine.outbox.serve()
 
     def count(self, what: str) -> int:
         """Return the sum of one of the slots' counts."""

@@ -1,4 +1,4 @@
-"""Retries and dead letters on a real broker, and what a retry policy decides."""
+"""Retries on a real broker, and what a retry policy decides."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 
 import tenacity
 
-from kafka_tools import Recorder, committed, produce, read_all
+from kafka_tools import Recorder, produce
 from penstock.consumer import handler, retry
 from penstock.devbroker import DevBroker
 from penstock.errors import RetryLater
 from penstock.message import Message
-from support.consumers import NewTopic, PoisonError, consumer_of, group_of
+from support.consumers import NewTopic, PoisonError, consumer_of
 from waiting import wait_until
 
 QUICK = retry(attempts=3, wait=tenacity.wait_fixed(0.05))
@@ -43,46 +43,6 @@ def test_a_parked_key_delays_no_other_key_of_its_lane_and_keeps_its_own_order(
     bad = seen.by_key()[b"bad"]
     assert bad == sorted(bad)
     assert len(bad) == 21
-
-
-def test_an_exhausted_message_goes_to_the_dead_letters_with_all_that_is_known_of_it(
-    broker: DevBroker, new_topic: NewTopic
-) -> None:
-    topic, seen = new_topic(partitions=2), Recorder()
-    produce(broker.bootstrap_servers, topic, [(b"k", b"poison")], headers=[("own", b"\xff")])
-    produce(broker.bootstrap_servers, topic, [(b"k", b"after")])
-
-    def function(message: Message) -> None:
-        seen(message)
-        if message.value == b"poison":
-            raise PoisonError("cannot swallow this")
-
-    handlers = {topic: handler(function, retry=QUICK, on_failure="dead_letter")}
-    with consumer_of(broker, handlers) as consumer:
-        wait_until(lambda: len(seen.calls) == 4)
-        # A message is done a moment before it is counted.
-        wait_until(lambda: consumer.statistics().in_flight == 0 and consumer.statistics().handled == 1)
-        statistics = consumer.statistics()
-
-    (letter,) = read_all(broker.bootstrap_servers, f"dlq.{topic}")
-    headers = dict(letter.headers() or [])
-    poison = seen.calls[0]
-    assert (letter.key(), letter.value()) == (b"k", b"poison")
-    assert b"in function" in headers.pop("penstock-exception-stack")
-    assert headers.pop("penstock-exception-class").endswith(b"PoisonError")
-    assert headers == {
-        "own": b"\xff",
-        "__dlq.errors.topic": topic.encode(),
-        "__dlq.errors.partition": b"%d" % poison.partition,
-        "__dlq.errors.offset": b"%d" % poison.offset,
-        "__dlq.errors.group": group_of(topic).encode(),
-        "__dlq.errors.delivery.count": b"3",
-        "__dlq.errors.message": b"cannot swallow this",
-    }
-    assert [call.value for call in seen.calls] == [b"poison"] * 3 + [b"after"]
-    assert (statistics.dead_letters, statistics.handled, statistics.failed) == (1, 1, 3)
-    group = committed(broker.bootstrap_servers, group_of(topic), topic, 2)
-    assert sum(max(0, found.offset) for found in group.values()) == 2
 
 
 def test_the_delays_are_what_tenacity_says() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import chain
 
 from penstock.consumer.assignments import Assignment, ConsumerLane
 from penstock.consumer.message_sizes import OVERHEAD_BYTES
-from penstock.consumer.publishing.result_publisher import RefusedResults, ResultPublisher, Unpublished
-from penstock.consumer.publishing.transaction import ForwardedMessage
-from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
+from penstock.consumer.outbox.handler_results import RefusedResults
 from penstock.testing.stepped_engine import SteppedConsumer, SteppedWorker
 from simulation.invariant_checker import InvariantBroken
 
@@ -106,14 +103,8 @@ def _count(consumer: SteppedConsumer) -> dict[Assignment, Count]:
 
 def _count_unpublished(consumer: SteppedConsumer, counts: dict[Assignment, Count]) -> None:
     """Count what left its lane, and whose results are not written. What is to be written elsewhere is parked."""
-    results = consumer.engine.results
-    waiting: Iterable[Unpublished] = ()
-    if isinstance(results, TransactionalPublisher):
-        waiting = dict.fromkeys((*results._queue, *results._inside))
-    elif isinstance(results, ResultPublisher):
-        waiting = dict.fromkeys((*results._queue, *results._sent))
-    for one in waiting:
-        if not isinstance(one, ForwardedMessage):
+    for one in dict.fromkeys(consumer.engine.outbox.submissions()):
+        if one.lane is not None:
             for fetch, index, _ in one.items:
                 if not fetch.block.done[index]:
                     counts.setdefault(fetch.assignment, Count()).least += 1

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.app import App
-from penstock.consumer.assignments import Item
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.handler import Kind
 from penstock.consumer.handlers.options.ordering import Order
@@ -206,15 +205,17 @@ class Simulation:
     @staticmethod
     def _watch_what_is_given_up(instance: Instance) -> None:
         """Check that a message is given up only while its partition is here: else its next owner judges it."""
-        outlet: Any = instance.consumer.engine.dead_letter_publisher._outlet
-        forward = outlet.forward
+        parking: Any = instance.consumer.engine.processor._parking
+        give_up = parking._give_up
 
-        def check_and_forward(item: Item, *more: Any) -> None:
-            if not item[0].assignment.active:
-                raise InvariantBroken(f"{instance} gives up a message of {item[0].assignment}, which it gave back")
-            forward(item, *more)
+        def check_and_give_up(lane: Any, key: Any, parked: Any, *more: Any) -> None:
+            assignment = parked.waiting[0][0].assignment
+            is_owned = (assignment.topic, assignment.partition) in instance.owned
+            if not (assignment.active and is_owned):
+                raise InvariantBroken(f"{instance} gives up a message of {assignment}, which it gave back")
+            give_up(lane, key, parked, *more)
 
-        outlet.forward = check_and_forward
+        parking._give_up = check_and_give_up
 
     def _prepare(self, instance: Instance) -> None:
         """Change what an instance is connected with."""

@@ -18,8 +18,8 @@ from penstock.clients.cluster import DeliveryCallback
 from penstock.clients.transactional.writer import State as WriterState
 from penstock.consumer.assignments import ConsumerLane
 from penstock.consumer.message_sizes import OVERHEAD_BYTES
-from penstock.consumer.publishing.result_publisher import RefusedResults
-from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
+from penstock.consumer.outbox.handler_results import RefusedResults
+from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
 from penstock.consumer.settings import ConsumerSettings
 from penstock.testing.memory import codes
 from penstock.testing.memory.log.log import Outcome
@@ -172,9 +172,9 @@ class PublishingSimulation(Simulation):
             advance=lambda seconds: self._wait_for_brokers(instance, seconds),
         )
 
-        def make_writer(name: str, _config: Mapping[str, Any], *, apart: bool) -> MemoryTransactionalWriter:
-            self.meet("a writer apart" if apart else "a writer")
-            writer = self._writers[instance] = MemoryTransactionalWriter(name, network, apart=apart)
+        def make_writer(name: str, _config: Mapping[str, Any]) -> MemoryTransactionalWriter:
+            self.meet("a writer")
+            writer = self._writers[instance] = MemoryTransactionalWriter(name, network)
             return writer
 
         consumer.transactional_writer = make_writer
@@ -197,21 +197,8 @@ class PublishingSimulation(Simulation):
         client.consumer_group_metadata = lambda: self._metadata(instance)
         client.memberid = lambda: "" if (member := self._metadata(instance)[1]) is None else member.name
         engine = instance.consumer.engine
-        publisher = engine.results
-        assert isinstance(publisher, TransactionalPublisher)
-        if self.has_one_log:
-            # What is done above the watermark must wait: no map tells of it.
-            engine.commits._map_chars = _NO_MAP_CHARS
-        changed = publisher.changed
-
-        def changed_meanwhile(places: Any) -> Any:
-            self._let_others(instance)
-            found = changed(places)
-            self._let_others(instance, chance=0.5)
-            return found
-
-        publisher.changed = changed_meanwhile
-        wake = publisher._wake
+        self._watch(instance, engine.outbox)
+        wake = engine.results.wake
 
         def wake_meanwhile(lane: ConsumerLane, refused: RefusedResults) -> None:
             # A topic that is closed fails all that have a result for it, those not sent yet as well.
@@ -220,8 +207,37 @@ class PublishingSimulation(Simulation):
                 self.results.refuse_message((fetch.assignment.topic, fetch.assignment.partition), record.offset())
             wake(lane, refused)
 
-        publisher._wake = wake_meanwhile
+        engine.results.wake = wake_meanwhile
         return instance
+
+    def _watch(self, instance: Instance, outbox: Any) -> None:
+        """Let others work while a transaction is put together, and note what seldom happens to one."""
+        if self.has_one_log:
+            # What is done above the watermark must wait: no map tells of it.
+            outbox._map_chars = _NO_MAP_CHARS
+        changed, take, split = outbox.changed, outbox._take, outbox._split
+
+        def changed_meanwhile(*done: Any) -> Any:
+            if not done:
+                # The poll thread asks.
+                return changed()
+            self._let_others(instance)
+            found = changed(*done)
+            self._let_others(instance, chance=0.5)
+            return found
+
+        def take_and_note(aside: Any) -> Any:
+            found = take(aside)
+            if outbox._silent and found[1]:
+                self.meet("a silent topic")
+            return found
+
+        def split_and_note(*what: Any) -> Any:
+            if is_split := split(*what):
+                self.meet("a transaction is split")
+            return is_split
+
+        outbox.changed, outbox._take, outbox._split = changed_meanwhile, take_and_note, split_and_note
 
     def _metadata(self, instance: Instance) -> Metadata:
         """Return what the client knows of its membership; one that was put out names no member any more."""
@@ -278,21 +294,21 @@ class PublishingSimulation(Simulation):
 
     def publish(self, instance: Instance) -> bool:
         """Let the publisher of an instance run a transaction. Returns whether one was due."""
-        publisher = instance.consumer.engine.results
-        if not isinstance(publisher, TransactionalPublisher) or instance in self._publishing:
+        outbox = instance.consumer.engine.outbox
+        if not isinstance(outbox, TransactionalOutbox) or instance in self._publishing:
             return False
-        if instance.state in (State.FROZEN, State.GONE) or publisher.due_at > self.clock.monotonic():
+        if instance.state in (State.FROZEN, State.GONE) or outbox.due_at > self.clock.monotonic():
             return False
         self._note(f"{instance.name} publishes")
-        before, self._nested = publisher.transactions, self._nested + 1
+        before, self._nested = outbox.transactions, self._nested + 1
         self._publishing.add(instance)
         try:
-            publisher.transact()
+            outbox.transact()
         except ProcessKilled:
             self.meet("killed in a transaction")
         finally:
             self._publishing.discard(instance)
-        self.met["transactions"] = self.met.get("transactions", 0) + publisher.transactions - before
+        self.met["transactions"] = self.met.get("transactions", 0) + outbox.transactions - before
         return True
 
     def _let_others(self, instance: Instance, *, chance: float = 0.1) -> None:
@@ -351,21 +367,21 @@ class PublishingSimulation(Simulation):
         self._depth += _DEEPEST
         try:
             for instance in list(self.instances):
-                publisher = instance.consumer.engine.results
-                before = publisher.handled, publisher.waiting
+                engine = instance.consumer.engine
+                before = engine.results.handled, engine.outbox.waiting
                 for _ in range(_SETTLING):
                     if not self.publish(instance):
                         break
-                worked = worked or before != (publisher.handled, publisher.waiting)
+                worked = worked or before != (engine.results.handled, engine.outbox.waiting)
         finally:
             self._depth -= _DEEPEST
         return worked
 
     def _next_due(self, instance: Instance) -> float:
         due = super()._next_due(instance)
-        publisher = instance.consumer.engine.results
-        if isinstance(publisher, TransactionalPublisher) and publisher.waiting:
-            due = min(due, publisher.due_at)
+        outbox = instance.consumer.engine.outbox
+        if isinstance(outbox, TransactionalOutbox) and outbox.waiting:
+            due = min(due, outbox.due_at)
         return due
 
     def _judge(self) -> None:

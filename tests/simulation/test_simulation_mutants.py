@@ -14,26 +14,27 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from penstock.clients.transactional.end_watch import EndWatch
 from penstock.consumer.assignments import Assignments
 from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage, Fate
 from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.options.ordering import Ordering
-from penstock.consumer.polling.committing import commits
-from penstock.consumer.polling.committing.commits import Commits
-from penstock.consumer.polling.committing.transactional_commits import TransactionalCommits
+from penstock.consumer.outbox import plain_outbox, transactional_outbox
+from penstock.consumer.outbox.handler_results import HandlerResults
+from penstock.consumer.outbox.outbox import Submission
+from penstock.consumer.outbox.plain_outbox import PlainOutbox
+from penstock.consumer.outbox.transaction import Held, Transaction, places_of
+from penstock.consumer.outbox.transaction_runner import Faults, TransactionRunner
+from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
+from penstock.consumer.polling.committing import consumer_commits
+from penstock.consumer.polling.committing.consumer_commits import ConsumerCommits
 from penstock.consumer.polling.flow_control.back_pressure import BackPressure
 from penstock.consumer.polling.group.rebalance import Rebalance
-from penstock.consumer.publishing import result_publisher, transactional_publisher
-from penstock.consumer.publishing.result_publisher import ResultPublisher, Unpublished
-from penstock.consumer.publishing.transaction import ForwardedMessage, Transaction, places_of
-from penstock.consumer.publishing.transaction_runner import TransactionRunner
-from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
 from penstock.offsets import CommitPoint, OffsetMap, Tracker
 from penstock.routing import KeyState, Scheduler
 from penstock.routing.lanes import ParkedKey
@@ -66,7 +67,13 @@ def commits_one_too_many(patch: pytest.MonkeyPatch) -> None:
 
 def gives_up_what_cannot_be_written(patch: pytest.MonkeyPatch) -> None:
     """A dead letter that failed completes its offset."""
-    patch.setattr(DeadLetterPublisher, "_hold", lambda self, one, *rest, **options: (one.complete(), one.on_done()))
+
+    def give_up(self: DeadLetterPublisher, one: ExhaustedMessage, *_: object) -> None:
+        fetch, index, _record = one.item
+        fetch.assignment.tracker.complete(fetch.block, (index,))
+        one.settle(Fate.WRITTEN)
+
+    patch.setattr(DeadLetterPublisher, "_send_again", give_up)
 
 
 def keeps_handling_what_was_revoked(patch: pytest.MonkeyPatch) -> None:
@@ -153,13 +160,13 @@ def believes_more_than_was_done(patch: pytest.MonkeyPatch) -> None:
 def forgets_what_failed_to_be_committed(patch: pytest.MonkeyPatch) -> None:
     """A commit that failed is not made again."""
 
-    def note(self: Commits, why: str, partitions: Iterable[Any]) -> None:
+    def note(self: ConsumerCommits, why: str, partitions: Iterable[Any]) -> None:
         for assignment in self._assignments.all():
             assignment.acknowledged = True
 
-    patch.setattr(Commits, "_note_failure", note)
+    patch.setattr(ConsumerCommits, "_note_failure", note)
     # What is committed though nothing has changed would mend it by chance.
-    patch.setattr(commits, "_IDLE_S", inf)
+    patch.setattr(consumer_commits, "_IDLE_S", inf)
 
 
 def forgets_to_resume(patch: pytest.MonkeyPatch) -> None:
@@ -217,8 +224,8 @@ class _Lenient:
 def _goes_on(patch: pytest.MonkeyPatch, step: str, as_if: KeyState) -> None:
     take: Callable[..., None] = getattr(Parking, step)
 
-    def go_on(self: Parking, lane: Any, key: Any, parked: Any, *rest: Any) -> None:
-        take(self, lane, key, parked, *rest)
+    def go_on(self: Parking, lane: Any, key: Any, parked: Any, *rest: Any, **more: Any) -> None:
+        take(self, lane, key, parked, *rest, **more)
         if parked.is_out:
             parked.resolve(as_if)
             self._wake_key(lane, key)
@@ -261,15 +268,22 @@ def tries_the_last_that_waits_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def _completes_early(patch: pytest.MonkeyPatch, *, is_retry: bool) -> None:
-    publish = DeadLetterPublisher.publish
+    publish, complete = DeadLetterPublisher.publish, Submission.complete
+    early: set[tuple[object, int]] = set()
 
     def complete_and_publish(self: DeadLetterPublisher, one: ExhaustedMessage) -> None:
-        if (one.retry is not None) is is_retry:
-            one.complete()
-            one = replace(one, complete=lambda: None)
+        if (one.retry is not None) is is_retry and one.place not in early and one.assignment.active:
+            early.add(one.place)
+            fetch, index, _ = one.item
+            fetch.assignment.tracker.complete(fetch.block, (index,))
         publish(self, one)
 
+    def is_late(one: Submission) -> bool:
+        return one.lane is not None or (one.assignment, one.items[0][2].offset()) not in early
+
     patch.setattr(DeadLetterPublisher, "publish", complete_and_publish)
+    patch.setattr(Submission, "complete", lambda self: complete(self) if is_late(self) else None)
+    patch.setattr(transactional_outbox, "places_of", lambda inside: places_of(filter(is_late, inside)))
 
 
 def completes_before_a_dead_letter_is_written(patch: pytest.MonkeyPatch) -> None:
@@ -282,22 +296,17 @@ def completes_before_a_retry_topic_has_it(patch: pytest.MonkeyPatch) -> None:
     _completes_early(patch, is_retry=True)
 
 
-class _Active:
-    """An assignment that seems to be active."""
-
-    active = True
-
-    def __init__(self, assignment: Any) -> None:
-        self._assignment = assignment
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._assignment, name)
-
-
 def gives_up_what_was_revoked(patch: pytest.MonkeyPatch) -> None:
     """A failure is judged though its partition was revoked meanwhile."""
-    seeming = property(lambda self: SimpleNamespace(assignment=_Active(self.item[0].assignment)))
-    patch.setattr(ExhaustedMessage, "fetch", seeming)
+    judge: Any = Parking.fail_head
+
+    def judge_all(self: Parking, lane: Any, key: Any, parked: Any, *rest: Any, **more: Any) -> None:
+        assignment = parked.waiting[0][0].assignment
+        active, assignment.active = assignment.active, True
+        judge(self, lane, key, parked, *rest, **more)
+        assignment.active = active
+
+    patch.setattr(Parking, "fail_head", judge_all)
 
 
 # Planted defects, exactly once
@@ -307,10 +316,10 @@ def commits_offsets_of_results_that_are_missing(patch: pytest.MonkeyPatch) -> No
     """The offsets of messages are committed whose results are not in the transaction."""
     produce = TransactionRunner._run
 
-    def without_one(self: TransactionRunner, transaction: Transaction, metadata: Any) -> None:
+    def without_one(self: TransactionRunner, transaction: Transaction, *rest: Any) -> None:
         kept, transaction.inside = transaction.inside, transaction.inside[:-1]
         try:
-            produce(self, transaction, metadata)
+            produce(self, transaction, *rest)
         finally:
             transaction.inside = kept
 
@@ -319,83 +328,108 @@ def commits_offsets_of_results_that_are_missing(patch: pytest.MonkeyPatch) -> No
 
 def commits_offsets_before_their_results(patch: pytest.MonkeyPatch) -> None:
     """A message is done when its results are handed over, so that any transaction may commit its offset."""
-    submit, complete_now = TransactionalPublisher.submit, Unpublished.complete
+    submit, done = TransactionalOutbox.submit, set[tuple[Any, int]]()
 
-    def complete(self: TransactionalPublisher, lane: Any, items: Any, results: Any, tries: Any = None) -> None:
-        submit(self, lane, items, results, tries)
-        complete_now(Unpublished(lane, items, results, tries))
+    def complete(self: TransactionalOutbox, items: Any, messages: Any, then: Any, lane: Any = None) -> None:
+        submit(self, items, messages, then, lane)
+        for fetch, index, _ in items:
+            if (fetch.block, index) not in done:
+                done.add((fetch.block, index))
+                fetch.assignment.tracker.complete(fetch.block, (index,))
 
-    patch.setattr(TransactionalPublisher, "submit", complete)
-    patch.setattr(Unpublished, "complete", lambda self: None)
-    patch.setattr(transactional_publisher, "places_of", lambda inside: {})
-    patch.setattr(transactional_publisher, "without_room", lambda *_: [])
-
-
-class _Repeated(Unpublished):
-    """Results whose messages are done already."""
-
-    def complete(self) -> None:
-        """Nothing."""
+    patch.setattr(TransactionalOutbox, "submit", complete)
+    patch.setattr(transactional_outbox, "places_of", lambda inside: {})
+    patch.setattr(transactional_outbox, "without_room", lambda *_: [])
 
 
 def publishes_a_result_twice(patch: pytest.MonkeyPatch) -> None:
     """What was committed is now and then written again."""
-    note, chance = TransactionalPublisher._note_committed, random.Random(1)  # noqa: S311 - the same defect each time
+    note, chance = TransactionalOutbox._note_committed, random.Random(1)  # noqa: S311 - the same defect each time
+    repeated: set[Submission] = set()
 
-    def once_more(self: TransactionalPublisher, transaction: Transaction) -> None:
+    def once_more(self: TransactionalOutbox, transaction: Transaction) -> None:
         note(self, transaction)
         if transaction.inside and chance.random() < 0.1:
-            one = transaction.inside[0]
-            self._queue.append(_Repeated(one.lane, one.items, one.results, one.tries))
+            repeated.add(transaction.inside[0])
+            self._queue.append(transaction.inside[0])
 
-    patch.setattr(TransactionalPublisher, "_note_committed", once_more)
+    patch.setattr(TransactionalOutbox, "_note_committed", once_more)
+    patch.setattr(
+        transactional_outbox, "places_of", lambda inside: places_of(one for one in inside if one not in repeated)
+    )
 
 
 def takes_a_doubt_for_aborted(patch: pytest.MonkeyPatch) -> None:
     """A transaction that nobody knows the end of is done again."""
 
-    def is_settled(self: TransactionalPublisher) -> bool:
-        self._doubt = None
+    def is_settled(self: TransactionalOutbox) -> bool:
+        doubt, self._doubt = self._doubt, None
+        self._put_back(() if doubt is None else doubt.inside, [])
         return True
 
-    patch.setattr(TransactionalPublisher, "_is_settled", is_settled)
+    patch.setattr(TransactionalOutbox, "_is_settled", is_settled)
 
 
 def takes_a_doubt_for_committed(patch: pytest.MonkeyPatch) -> None:
     """A transaction that nobody knows the end of is done with."""
 
-    def is_settled(self: TransactionalPublisher) -> bool:
+    def is_settled(self: TransactionalOutbox) -> bool:
         doubt, self._doubt = self._doubt, None
         if doubt is not None:
             self._note_committed(doubt)
         return True
 
-    patch.setattr(TransactionalPublisher, "_is_settled", is_settled)
+    patch.setattr(TransactionalOutbox, "_is_settled", is_settled)
 
 
 def drops_what_was_aborted(patch: pytest.MonkeyPatch) -> None:
     """The results of a transaction that was aborted are forgotten, and their messages done."""
-    note = TransactionalPublisher._note_failed
+    note = TransactionalOutbox._note_failed
 
-    def forget(self: TransactionalPublisher, transaction: Transaction | None, error: BaseException) -> None:
+    def forget(self: TransactionalOutbox, transaction: Transaction | None, error: BaseException) -> None:
         note(self, transaction, error)
-        if transaction is not None and self._doubt is None and isinstance(error, KafkaException):
-            inside, self._inside = self._inside, []
-            for one in inside:
+        for one in transaction.inside if transaction is not None and isinstance(error, KafkaException) else ():
+            if self._doubt is None and one in self._queue:
+                self._queue.remove(one)
                 one.complete()
 
-    patch.setattr(TransactionalPublisher, "_note_failed", forget)
+    patch.setattr(TransactionalOutbox, "_note_failed", forget)
 
 
 def swaps_what_is_done_again(patch: pytest.MonkeyPatch) -> None:
     """What is done again is written in another order."""
-    note = TransactionalPublisher._note_failed
+    put_back = TransactionalOutbox._put_back
+    patch.setattr(
+        TransactionalOutbox, "_put_back", lambda self, taken, inside: put_back(self, list(reversed(taken)), inside)
+    )
 
-    def swap(self: TransactionalPublisher, transaction: Transaction | None, error: BaseException) -> None:
-        note(self, transaction, error)
-        self._inside = self._inside[::-1]
 
-    patch.setattr(TransactionalPublisher, "_note_failed", swap)
+def puts_what_is_done_again_behind_the_rest(patch: pytest.MonkeyPatch) -> None:
+    """What is done again comes after what was submitted later."""
+    put_back = TransactionalOutbox._put_back
+
+    def put_behind(self: TransactionalOutbox, taken: Sequence[Submission], inside: list[Submission]) -> None:
+        put_back(self, (), inside)
+        self._queue.extend(taken)
+
+    patch.setattr(TransactionalOutbox, "_put_back", put_behind)
+
+
+def lets_results_pass_what_waits_for_a_silent_topic(patch: pytest.MonkeyPatch) -> None:
+    """What is behind a result that waits for its topic goes on."""
+    patch.setattr(Held, "__contains__", lambda self, submission: False)
+
+
+def takes_silence_for_a_refusal(patch: pytest.MonkeyPatch) -> None:
+    """A topic that does not answer fails the messages that have results for it."""
+    faults = TransactionRunner.faults
+
+    def blame(self: TransactionRunner) -> Faults:
+        found = faults(self)
+        timed_out = KafkaError(KafkaError._MSG_TIMED_OUT)
+        return Faults({**dict.fromkeys(found.silent, timed_out), **found.topics}, found.message)
+
+    patch.setattr(TransactionRunner, "faults", blame)
 
 
 def believes_every_end(patch: pytest.MonkeyPatch) -> None:
@@ -403,38 +437,27 @@ def believes_every_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EndWatch, "doubt", lambda self, took_s: None)
 
 
-def commits_as_nobody(patch: pytest.MonkeyPatch) -> None:
-    """A member that was put out commits without an id: a zombie's results become visible."""
-    patch.setattr(
-        TransactionalCommits,
-        "note_rebalanced",
-        lambda self, client: self._publisher.set_metadata(client.consumer_group_metadata()),
-    )
-
-
 def writes_dead_letters_without_their_offsets(patch: pytest.MonkeyPatch) -> None:
     """A transaction has a dead letter, and not the offset of its message."""
     patch.setattr(
-        transactional_publisher,
-        "places_of",
-        lambda inside: places_of([one for one in inside if not isinstance(one, ForwardedMessage)]),
+        transactional_outbox, "places_of", lambda inside: places_of([one for one in inside if one.lane is not None])
     )
 
 
 def commits_offsets_of_what_waits(patch: pytest.MonkeyPatch) -> None:
     """A transaction commits the offsets of messages whose results are for the next one."""
-    take = TransactionalPublisher._next
+    take = TransactionalOutbox._next
 
-    def take_more(self: TransactionalPublisher) -> Transaction:
+    def take_more(self: TransactionalOutbox) -> Transaction:
         taken = take(self)
         return replace(taken, positions=self.changed(places_of([*taken.inside, *self._queue.copy()])))
 
-    patch.setattr(TransactionalPublisher, "_next", take_more)
+    patch.setattr(TransactionalOutbox, "_next", take_more)
 
 
 def publishes_what_the_map_has_no_room_for(patch: pytest.MonkeyPatch) -> None:
     """A result is in a transaction whose offset map was cut before its offset."""
-    patch.setattr(transactional_publisher, "without_room", lambda *_: [])
+    patch.setattr(transactional_outbox, "without_room", lambda *_: [])
 
 
 # Planted defects, at least once
@@ -442,43 +465,61 @@ def publishes_what_the_map_has_no_room_for(patch: pytest.MonkeyPatch) -> None:
 
 def is_done_before_its_results(patch: pytest.MonkeyPatch) -> None:
     """A message is done when its results were sent."""
-    send = ResultPublisher._send
+    send, complete, end = PlainOutbox._send, Submission.complete, HandlerResults._ended
+    done: set[Submission] = set()
 
-    def sent(self: ResultPublisher, producer: Any, number: int, one: Unpublished, result: Any) -> bool:
-        taken = send(self, producer, number, one, result)
-        if taken and one in self._sent and one.left and one.sent == len(one.results):
+    def sent(self: PlainOutbox, producer: Any, one: Submission, place: int) -> bool:
+        taken = send(self, producer, one, place)
+        if taken and one.left and not one.unsent and one.lane is not None:
             one.complete()
-            one.items = ()
         return taken
 
-    patch.setattr(ResultPublisher, "_send", sent)
+    def complete_once(one: Submission) -> None:
+        if one not in done:
+            done.add(one)
+            complete(one)
+
+    def end_once(self: HandlerResults, tries: Any, one: Submission) -> None:
+        if one not in done or one.is_written:
+            end(self, tries, one)
+
+    patch.setattr(PlainOutbox, "_send", sent)
+    patch.setattr(Submission, "complete", complete_once)
+    patch.setattr(HandlerResults, "_ended", end_once)
 
 
 def forgets_a_refusal(patch: pytest.MonkeyPatch) -> None:
     """What a broker refused is done."""
-    patch.setattr(Unpublished, "refuse", lambda self, error, wake: self.complete())
+    end = HandlerResults._ended
+
+    def forget(self: HandlerResults, tries: Any, one: Submission) -> None:
+        if one.refusal is not None:
+            one.complete()
+        else:
+            end(self, tries, one)
+
+    patch.setattr(HandlerResults, "_ended", forget)
 
 
 def sends_the_newest_first(patch: pytest.MonkeyPatch) -> None:
     """Results are not sent in the order in which they were handed over."""
+    submit = PlainOutbox.submit
 
-    def submit(self: ResultPublisher, lane: Any, items: Any, results: Any, tries: Any = None) -> None:
-        self.is_used = True
-        self._queue.appendleft(Unpublished(lane, items, results, tries))
+    def submit_first(self: PlainOutbox, *what: Any) -> None:
+        submit(self, *what)
+        self._queue.rotate(1)
 
-    patch.setattr(ResultPublisher, "submit", submit)
+    patch.setattr(PlainOutbox, "submit", submit_first)
 
 
 def loses_what_a_failed_producer_had(patch: pytest.MonkeyPatch) -> None:
     """What a producer had that failed for ever passes for written."""
-    delivered: Any = ResultPublisher._delivered
 
-    def pass_for_written(self: ResultPublisher, *of: Any) -> None:
-        *what, error, message = of
-        is_lost = error is not None and (error.fatal() or error.code() in result_publisher._FAILED_FOR_EVER)
-        delivered(self, *what, None if is_lost else error, message)
+    def pass_for_written(self: PlainOutbox, one: Submission, place: int, error: Any, _: object) -> None:
+        is_lost = error is not None and (error.fatal() or error.code() in plain_outbox._NOBODYS_FAULT)
+        self._answered(one, place, None if is_lost else error)
 
-    patch.setattr(ResultPublisher, "_delivered", pass_for_written)
+    patch.setattr(PlainOutbox, "_delivered", pass_for_written)
 
 
 Run = Callable[[int], object]
@@ -519,8 +560,10 @@ PLANTS: list[tuple[Plant, Run, str]] = [
     (takes_a_doubt_for_committed, EXACTLY_ONCE, "I3|I4|I2|not done|E"),
     (drops_what_was_aborted, EXACTLY_ONCE, "I3|I4|not done"),
     (swaps_what_is_done_again, EXACTLY_ONCE, "E5"),
+    (puts_what_is_done_again_behind_the_rest, EXACTLY_ONCE, "E5"),
+    (lets_results_pass_what_waits_for_a_silent_topic, EXACTLY_ONCE, "E5"),
+    (takes_silence_for_a_refusal, EXACTLY_ONCE, "E5|I3|not done"),
     (believes_every_end, EXACTLY_ONCE, "E2|E3|E1|I3"),
-    (commits_as_nobody, EXACTLY_ONCE, "E1|E5|I3"),
     (writes_dead_letters_without_their_offsets, EXACTLY_ONCE, "E3|not done"),
     (commits_offsets_of_what_waits, EXACTLY_ONCE, "I3"),
     (publishes_what_the_map_has_no_room_for, EXACTLY_ONCE, "E3"),

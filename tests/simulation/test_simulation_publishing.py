@@ -45,7 +45,8 @@ def test_every_fault_of_a_transaction_happens() -> None:
     everything = {
         "transactions",
         "a writer",
-        "a writer apart",
+        "a transaction is split",
+        "a silent topic",
         "a doubt is settled",
         "left behind",
         "frozen in a transaction",

@@ -282,7 +282,7 @@ class MemoryTransactionalProducer:
 class MemoryTransactionalWriter(TransactionalWriter):
     """penstock's own writer, on a producer in memory."""
 
-    def __init__(self, transactional_id: str, network: Network, *, apart: bool) -> None:
+    def __init__(self, transactional_id: str, network: Network) -> None:
         self._network = network
         super().__init__(
             "memory:0",
@@ -291,7 +291,7 @@ class MemoryTransactionalWriter(TransactionalWriter):
             log_topic="",
             ids_right=transactional_right(transactional_id),
             rights=MissingRights({}),
-            apart=apart,
+            apart=False,
             reports_all=False,
             step=lambda _name: None,
             now=lambda: network.now,
@@ -331,6 +331,10 @@ class SteppedCalls(Disposable):
             raise NotAnsweredError(f"{label} did not return in {limit_s:g} s: it was left behind") from None
         finally:
             self._network.leave_at = float("inf")
+
+    def leave(self, cleanup: Callable[[], object]) -> None:
+        """Let it end what it was made for, while its owner goes on."""
+        self.start("", cleanup)
 
     def close(self) -> None:
         """Nothing is left."""

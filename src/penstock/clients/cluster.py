@@ -169,10 +169,8 @@ class Cluster(Protocol):
     def producer(self, config: Mapping[str, Any]) -> ProducerClient:
         """Make a producer. `config` holds librdkafka's keys, without the addresses."""
 
-    def transactional_writer(
-        self, transactional_id: str, config: Mapping[str, Any], *, apart: bool
-    ) -> TransactionalWriter:
-        """Make a transactional producer; `apart`: each message is a batch, so that what is refused is named."""
+    def transactional_writer(self, transactional_id: str, config: Mapping[str, Any]) -> TransactionalWriter:
+        """Make a transactional producer."""
 
     def disposable(self, name: str, left: LeftBehind) -> Disposable:
         """Make a thread for calls of clients that may never return."""
@@ -242,9 +240,7 @@ class KafkaCluster:
         """Make a producer; `ConfigurationError` where the client refused a setting."""
         return clients.producer(self._bootstrap_servers, config)  # type: ignore[return-value] # takes more than is used
 
-    def transactional_writer(
-        self, transactional_id: str, config: Mapping[str, Any], *, apart: bool
-    ) -> TransactionalWriter:
+    def transactional_writer(self, transactional_id: str, config: Mapping[str, Any]) -> TransactionalWriter:
         """As `Cluster` says; nothing is connected yet."""
         from penstock.clients.transactional.missing_rights import MissingRights
         from penstock.clients.transactional.writer import TransactionalWriter
@@ -256,7 +252,7 @@ class KafkaCluster:
             log_topic="",
             ids_right=transactional_right(transactional_id.rpartition(".")[0] + "."),
             rights=MissingRights(config),
-            apart=apart,
+            apart=False,
             reports_all=False,
             step=lambda _name: None,
             pace=self._pace,

@@ -122,7 +122,7 @@ class LastingProducer:
         `KafkaException` where it is not taken; of a client that failed fatally, why that was: try again later.
         `ConfigurationError` where a new client was refused its configuration.
         """
-        if not self.renew():
+        if self._renewal.failure is not None and not self._replace():
             raise KafkaException(self.failure)
 
         def delivered(error: KafkaError | None, message: Message) -> None:

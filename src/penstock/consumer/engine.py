@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 
 from penstock.clients.cluster import Clock, Cluster
-from penstock.clients.renewal import LastingProducer
 from penstock.clients.rights import Right
 from penstock.consumer.assignments import Assignment, Assignments, ConsumerLane, Fetch
 from penstock.consumer.execution.executor import Executor, ManualExecutor
@@ -31,7 +30,12 @@ from penstock.consumer.inspection.drain_report import DrainLog
 from penstock.consumer.inspection.explain import Explanation, explain, no_topic, shut_out
 from penstock.consumer.inspection.statistics import ConsumerStatistics, partition_statistics
 from penstock.consumer.inspection.watchdog import Watchdog
+from penstock.consumer.outbox.handler_results import HandlerResults, RefusedResults
+from penstock.consumer.outbox.outbox import Outbox
+from penstock.consumer.outbox.plain_outbox import PlainOutbox
+from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
 from penstock.consumer.polling.committing.commits import Commits
+from penstock.consumer.polling.committing.consumer_commits import ConsumerCommits
 from penstock.consumer.polling.committing.transactional_commits import TransactionalCommits
 from penstock.consumer.polling.drain import Drain
 from penstock.consumer.polling.fetcher import Fetcher
@@ -50,9 +54,6 @@ from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.consumer.polling.poll_loop import PollLoop
 from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
-from penstock.consumer.publishing.outlet import Outlet, ProducerOutlet
-from penstock.consumer.publishing.result_publisher import Publisher, RefusedResults, ResultPublisher
-from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
 from penstock.consumer.routes import Routes
 from penstock.consumer.settings import ConsumerSettings
 from penstock.message import Record
@@ -92,17 +93,31 @@ class Engine:
         self.telemetry = self._telemetry()
         self.assignments = Assignments()
         self.timers = Timers()
+        self.outbox: Outbox
+        self.commits: Commits
+        when = settings.commit_interval, clock
+        if settings.exactly_once:
+            self.outbox = outbox = TransactionalOutbox(
+                group,
+                settings.transaction_interval,
+                clock,
+                assignments=self.assignments,
+                complete_finished=self._complete_finished,
+                fail=self.fail,
+            )
+            self.commits = TransactionalCommits(self.assignments, *when, outbox)
+        else:
+            self.outbox = PlainOutbox()
+            self.commits = ConsumerCommits(self.assignments, *when, self._complete_finished)
+        self.results = HandlerResults(self.outbox, self._wake_lane_for)
         self.dead_letter_publisher = DeadLetterPublisher(
             group,
             clock,
             self.timers,
             DeadLetterLimits(settings.dead_letter_limit, self._handled),
+            self.outbox,
             fail=self.fail,
         )
-        self.results: Publisher = ResultPublisher(self._wake_lane_for)
-        if settings.exactly_once:
-            interval_s = settings.transaction_interval
-            self.results = TransactionalPublisher(group, interval_s, clock, wake=self._wake_lane_for, fail=self.fail)
         self.processor = LaneProcessor(
             clock,
             settings.run_seconds,
@@ -118,7 +133,7 @@ class Engine:
         self.routes = Routes(
             group,
             clock,
-            self.lane_plan,
+            self.lane_plan.group_of,
             self.scheduler.lanes,
             middlewares=middlewares,
             contexts=contexts or ContextFactory(group),
@@ -144,11 +159,6 @@ class Engine:
             fetch_size=settings.fetch_size,
             is_paused_by_app=lambda handler: self.app_pauses.of(handler) is not None,
         )
-        made_of = (self.assignments, settings.commit_interval, clock, lambda: complete_finished(self.slots()))
-        self.commits = Commits(*made_of)
-        if isinstance(self.results, TransactionalPublisher):
-            self.commits = commits = TransactionalCommits(*made_of, self.results)
-            self.results.changed = commits.changed
         self.rebalance = Rebalance(
             assignments=self.assignments,
             commits=self.commits,
@@ -176,9 +186,13 @@ class Engine:
 
     def _busy(self, assignments: Sequence[Assignment]) -> list[str]:
         # Asked by the poll thread in a revocation: nobody else would learn of what brokers acknowledge meanwhile.
-        self.results.serve()
-        self.results.expedite()
-        return self.processor.busy_with(self.slots(), assignments)
+        busy = self.processor.busy_with(self.slots(), assignments)
+        self.outbox.serve()
+        self.outbox.expedite()
+        return [*busy, "the outbox"] if self.outbox.has_any_of(assignments) else busy
+
+    def _complete_finished(self) -> None:
+        complete_finished(self.slots())
 
     def slots(self) -> list[ExecutionSlot]:
         """Return where messages may be in a user's function. Any thread."""
@@ -234,16 +248,18 @@ class Engine:
         rights.need(self.needed_rights())
         topics = TopicWatch(self.routes.topics, cluster.ask_topic_ids)
         self.commits.on_missing_right = rights.check_now
-        producing = self.settings.producer_config()
+        self.dead_letter_publisher.principal = self.results.principal = cluster.principal
+        producing = self.settings.config
         if not self.settings.exactly_once:
+            producing = self.settings.producer_config()
             # Dropped at once: a setting that the client refuses ends the start, and not the first result.
             cluster.producer(producing)
-        # Also where no handler writes there: somebody may give a message up.
-        make = partial(LastingProducer, partial(cluster.producer, producing), self.clock)
-        outlet: Outlet = ProducerOutlet(make, at_once=any(map(writes_outputs, self.all_handlers)))
-        outlet = self.results if isinstance(self.results, TransactionalPublisher) else outlet
-        self.dead_letter_publisher.connect(outlet, cluster.principal)
-        self.results.connect(cluster, self.settings.config if self.settings.exactly_once else producing)
+        self.outbox.connect(
+            cluster,
+            producing,
+            # Else at the first submission: somebody may give a message up.
+            at_once=any(map(writes_outputs, self.all_handlers)),
+        )
         if self.telemetry is not None:
             self.dead_letter_publisher.trace = self.telemetry.sending
             self.commits.on_result = partial(_report_commit, self.telemetry)
@@ -278,8 +294,7 @@ class Engine:
             token_buckets=self.routes.token_buckets,
             executor=self.executor,
             timers=self.timers,
-            publisher=self.dead_letter_publisher,
-            results=self.results,
+            outbox=self.outbox,
             assignments=self.assignments,
             router=self.router,
             fetcher=Fetcher(
@@ -301,7 +316,7 @@ class Engine:
                 scheduler=self.scheduler,
                 processor=self.processor,
                 publisher=self.dead_letter_publisher,
-                results=self.results,
+                outbox=self.outbox,
                 back_pressure=self.back_pressure,
                 commits=self.commits,
                 token_buckets=self.routes.token_buckets,
@@ -350,7 +365,7 @@ class Engine:
             dead_letter_failures=publisher.failures,
             retry_topic=publisher.retries,
             published=self.results.published,
-            dropped=sum(slot.dropped for slot in slots) + publisher.dropped,
+            dropped=sum(slot.dropped for slot in slots),
             filtered=sum(slot.filtered_so_far for slot in slots),
             in_flight=sum(partition.in_flight for partition in partitions),
             parked_keys=sum(len(lane.parked) for lane in scheduler.lanes),
@@ -385,7 +400,7 @@ class Engine:
             self.dead_letter_publisher.states,
             loop.topic_watch.trouble,
             loop.rights_watch.trouble,
-            self.results.state_of,
+            self.outbox.state_of,
             loop.open_transactions.trouble,
             self.app_pauses.of,
         )

@@ -72,7 +72,7 @@ class Tracker:
     def __init__(self, start: int, restored: OffsetMap | None = None, owner: bytes = b"") -> None:
         self._owner = owner
         self._lock = threading.Lock()
-        self._updates: deque[tuple[Block, Sequence[int]] | tuple[None, tuple[int, int]]] = deque()
+        self._updates: deque[tuple[Block, Sequence[int]] | tuple[None, tuple[int, int, int]]] = deque()
         self._blocks: SortedDict[int, Block] = SortedDict()
         self._position = start
         self._restored = restored if restored is not None and restored.base == start else None
@@ -81,6 +81,7 @@ class Tracker:
         self._bytes_in_flight = 0
         self._parked = 0
         self._parked_bytes = 0
+        self._unsent_bytes = 0
 
     def register(self, offsets: Sequence[int], size_bytes: int = 0) -> Block:
         """Take a fetch in, of rising offsets. Those a former owner had done are marked in `block.done`: skip them.
@@ -139,9 +140,13 @@ class Tracker:
 
     def park(self, count: int, size_bytes: int) -> None:
         """Count messages in flight as parked; negative numbers take them back. Never waits."""
-        self._updates.append((None, (count, size_bytes)))
+        self._updates.append((None, (count, size_bytes, 0)))
         if len(self._updates) > _MAX_UPDATES:
             self._apply_if_free()
+
+    def count_unsent(self, size_bytes: int) -> None:
+        """Count bytes that wait to be sent for messages in flight; negative numbers take them back. Never waits."""
+        self._updates.append((None, (0, 0, size_bytes)))
 
     def _apply_if_free(self) -> None:
         """Apply what was queued. Readers do it as a rule; this bounds the queue should nobody read."""
@@ -160,6 +165,7 @@ class Tracker:
             if block is None:
                 self._parked += what[0]
                 self._parked_bytes += what[1]
+                self._unsent_bytes += what[2]
             elif block in completed:
                 completed[block].append(what)
             else:
@@ -225,6 +231,13 @@ class Tracker:
         with self._lock:
             self._apply_updates()
             return self._bytes_in_flight
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that wait to be sent for messages that are not done, beside those of the messages."""
+        with self._lock:
+            self._apply_updates()
+            return self._unsent_bytes
 
     @property
     def watermark(self) -> int:

@@ -15,16 +15,16 @@ from functools import partial
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import ConsumerLane, ConsumerParked, Fetch, Item
 from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage, Fate
 from penstock.consumer.failures.failure_text import attached, failure_text, raised_where
-from penstock.consumer.failures.give_ups import GiveUps
+from penstock.consumer.failures.give_ups import GiveUp, GiveUps
 from penstock.consumer.failures.timers import Timer, Timers
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.options.handler_options import OnFailure
 from penstock.consumer.handlers.results import ResultError
 from penstock.consumer.handlers.route import Failed, Route
 from penstock.consumer.message_sizes import size_in_bytes
-from penstock.consumer.publishing.result_publisher import RefusedResults
+from penstock.consumer.outbox.handler_results import RefusedResults
 from penstock.errors import GivenUpError, PenstockError, class_name
 from penstock.message import position_of
 from penstock.routing import KeyState
@@ -55,6 +55,14 @@ class FailedBatch:
     #: When it is tried again, or None for never, by the number of tries and the time of the first: its keys come back
     #: at one time.
     due_at: dict[tuple[int, float], float | None] = field(default_factory=dict)
+
+
+class _NoRetryError(Exception):
+    """No retry topic takes a message, whose last try failed with `failure`: its handler's choice is left."""
+
+    def __init__(self, failure: BaseException) -> None:
+        super().__init__()
+        self.failure = failure
 
 
 class Parking:
@@ -180,7 +188,15 @@ class Parking:
     ) -> None:
         """Decide what becomes of the failed head of a parked key; `failed_batch`: it failed with a whole batch."""
         fetch, _, record = parked.waiting[0]
+        if not fetch.assignment.active:
+            # Nothing is judged: its next owner handles it again. Read after the key was parked: a revocation that
+            # comes later wakes it, and here the lane's holder does.
+            lane.due.append(key)
+            return
         error, route = failure.error, fetch.assignment.route
+        if isinstance(error, _NoRetryError):
+            self._give_up(lane, key, parked, Failed(error.failure, permanent=True), slot)
+            return
         handler = route.handler
         slot.failed += 1
         parked.attempts += 1
@@ -235,8 +251,18 @@ class Parking:
         place = position_of(record)
         retried = route.retried(record) if route.retried is not None else 0
         again = retried if retried < len(handler.retry_delays) and not failure.permanent else None
-        if again is not None or handler.on_failure is OnFailure.DEAD_LETTER:
-            self._send(lane, key, parked, error, again)
+        if again is not None:
+            self._send(lane, key, parked, error, retry=again)
+            return
+        if handler.on_failure in (OnFailure.DEAD_LETTER, OnFailure.DROP):
+            try:
+                self._publisher.limits.check(place, error)
+            except PenstockError as too_many:
+                parked.state = KeyState.STOPPING
+                self._fail(too_many)
+                return
+        if handler.on_failure is OnFailure.DEAD_LETTER:
+            self._send(lane, key, parked, error)
             return
         what = f"{handler.name} failed it {parked.attempts} times, last with {type(error).__name__}"
         text = failure_text(error)
@@ -251,12 +277,6 @@ class Parking:
                 extra=attached(error),
             )
         elif handler.on_failure is OnFailure.DROP:
-            try:
-                self._publisher.limits.check(place, error)
-            except PenstockError as too_many:
-                parked.state = KeyState.STOPPING
-                self._fail(too_many)
-                return
             _log.error("%s was dropped: %s\n%s", place, what, text, extra=attached(error))
             self._complete(parked.waiting[0])
             slot.dropped += 1
@@ -278,9 +298,9 @@ class Parking:
         """
         if not parked.waiting:
             return False
-        item = fetch, _, record = parked.waiting[0]
-        assignment, before = fetch.assignment, parked.state
-        if before not in GIVEABLE or not assignment.active:
+        fetch, _, record = parked.waiting[0]
+        assignment = fetch.assignment
+        if parked.state not in GIVEABLE or not assignment.active:
             return False
         asked = self.give_ups.take((assignment, record.offset()))
         if asked is None:
@@ -290,28 +310,7 @@ class Parking:
             asked.end(f"{place} does not hold its partition: offset {assignment.tracker.watermark} does")
             return False
         parked.batch_keys = ()
-        is_written = False
-
-        def complete() -> None:
-            nonlocal is_written
-            is_written = True
-            self._complete(item)
-
-        def on_done() -> None:
-            parked.resolve(KeyState.DONE)
-            self._wake_key(lane, key)
-            asked.end(None if is_written else f"{place} went to another member of the group before it was written")
-
-        def hold() -> None:
-            parked.resolve(before)
-            self._wake_key(lane, key)
-            asked.end(f"{asked.topic} does not take {place}, without what we add either; the log says why")
-
-        parked.send_out(KeyState.SENDING)
-        error = GivenUpError(place, parked.tries, parked.failed_with)
-        self._publisher.publish(
-            ExhaustedMessage(item, error, parked.tries, None, complete, on_done, hold, is_asked_for=True)
-        )
+        self._send(lane, key, parked, GivenUpError(place, parked.tries, parked.failed_with), asked=asked)
         asked.taken.set()
         return True
 
@@ -328,22 +327,38 @@ class Parking:
         return known[tries]
 
     def _send(
-        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, error: BaseException, retry: int | None
+        self,
+        lane: ConsumerLane,
+        key: Hashable,
+        parked: ConsumerParked,
+        error: BaseException,
+        *,
+        retry: int | None = None,
+        asked: GiveUp | None = None,
     ) -> None:
         """Have the head written to another topic; its key waits until a broker has it or refuses it."""
-        item = parked.waiting[0]
+        item, before = parked.waiting[0], parked.state
 
-        def on_done() -> None:
-            parked.resolve(KeyState.DONE)
+        def settle(fate: Fate) -> None:
+            if fate is Fate.WRITTEN:
+                item[0].assignment.tracker.park(-1, -size_in_bytes(item[2]))
+            if fate is Fate.NO_RETRY:
+                parked.resolve(KeyState.FAILED, _NoRetryError(error))
+            else:
+                parked.resolve(before if fate is Fate.KEPT else KeyState.DONE)
             self._wake_key(lane, key)
-
-        def hold() -> None:
-            parked.resolve(KeyState.HELD)
-            self._wake_key(lane, key)
+            if asked is not None:
+                place = position_of(item[2])
+                asked.end(
+                    {
+                        Fate.GONE: f"{place} went to another member of the group before it was written",
+                        Fate.KEPT: f"{asked.topic} does not take {place}, without what we add either; the log says why",
+                    }.get(fate)
+                )
 
         parked.send_out(KeyState.SENDING)
-        complete = partial(self._complete, item)
-        self._publisher.publish(ExhaustedMessage(item, error, parked.tries, retry, complete, on_done, hold))
+        is_asked_for = asked is not None
+        self._publisher.publish(ExhaustedMessage(item, error, parked.tries, retry, settle, is_asked_for=is_asked_for))
 
     @staticmethod
     def _complete(item: Item) -> None:

@@ -11,10 +11,10 @@ from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.handlers.options.rate_limits import TokenBucket
 from penstock.consumer.inspection.drain_report import DrainLog
+from penstock.consumer.outbox.outbox import Outbox
 from penstock.consumer.polling.committing.commits import Commits
 from penstock.consumer.polling.flow_control.back_pressure import BackPressure
 from penstock.consumer.polling.stop_request import StopRequest
-from penstock.consumer.publishing.result_publisher import Publisher
 from penstock.message import Record
 from penstock.routing import KeyState, Scheduler
 
@@ -29,7 +29,7 @@ class Drain:
     scheduler: Scheduler[Fetch, Record]
     processor: LaneProcessor
     publisher: DeadLetterPublisher
-    results: Publisher
+    outbox: Outbox
     back_pressure: BackPressure
     commits: Commits
     token_buckets: Sequence[TokenBucket]
@@ -73,10 +73,10 @@ class Drain:
         waits = []
         if self.processor.deferred:
             waits.append("completions are put off")
-        if self.publisher.unwritten:
-            waits.append("dead letters or messages for a retry topic are not written")
-        if self.results.waiting:
-            waits.append("what handlers returned is not written")
+        if self.outbox.waiting:
+            waits.append("results, dead letters or messages for a retry topic are not written")
+        if self.publisher.held:
+            waits.append("dead letters or messages for a retry topic were refused, and are written again")
         if any(bucket.next_release(now) is not None for bucket in self.token_buckets):
             waits.append("some wait for their handler's rate")
         if self._has_retries_before(deadline):

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from penstock.clients.cluster import Clock
 from penstock.consumer.assignments import Assignments
 from penstock.consumer.execution.executor import Executor
-from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.options.rate_limits import TokenBucket
 from penstock.consumer.inspection.watchdog import Watchdog
+from penstock.consumer.outbox.outbox import Outbox
 from penstock.consumer.polling.committing.commits import Commits
 from penstock.consumer.polling.drain import Drain
 from penstock.consumer.polling.fetcher import SATURATED_S, Fetcher
@@ -29,7 +29,6 @@ from penstock.consumer.polling.health.topic_search import TopicSearch
 from penstock.consumer.polling.health.topic_watch import TopicWatch
 from penstock.consumer.polling.router import Router
 from penstock.consumer.polling.stop_request import StopRequest
-from penstock.consumer.publishing.result_publisher import Publisher
 from penstock.errors import raised
 
 _log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ _POLL_S = 0.05
 _RESULT_S = 0.005
 #: Seconds without a partition after which it is logged why that may be.
 _WAITING_S = 5.0
-#: Seconds that what was sent to other topics may take to be acknowledged when the group is left.
+#: Seconds that what was submitted may take to be acknowledged before the group is left; and the outbox, to end then.
 _FLUSH_S = 1.0
 
 
@@ -57,8 +56,7 @@ class PollLoop:
     token_buckets: Sequence[TokenBucket]
     executor: Executor
     timers: Timers
-    publisher: DeadLetterPublisher
-    results: Publisher
+    outbox: Outbox
     assignments: Assignments
     router: Router
     fetcher: Fetcher
@@ -82,7 +80,7 @@ class PollLoop:
     def run(self) -> None:
         """Consume until told to stop: the body of the poll thread."""
         try:
-            self.results.start()
+            self.outbox.start()
             self.membership.join()
             while not self.stop_request.is_requested:
                 self.step()
@@ -115,8 +113,7 @@ class PollLoop:
         client, now = self.membership.client, self.clock.monotonic()
         self.timers.serve(now)
         self._release_tokens(now)
-        self.publisher.serve()
-        self.results.serve()
+        self.outbox.serve()
         self.commits.tick(client, now)
         recreated = self.topic_watch.check(now)
         if self.topic_watch.all_same:
@@ -136,12 +133,10 @@ class PollLoop:
 
     def _poll_timeout(self, now: float) -> float:
         """Return the seconds that may be spent waiting for a message."""
-        if self.publisher.waiting or self._workers_wanted:
+        # What handlers return is sent by this thread, where the outbox has none of its own.
+        if self._workers_wanted or (self.outbox.needs_serving and self.outbox.waiting):
             return SATURATED_S
-        # What handlers return is sent by this thread.
-        if self.results.needs_serving and self.results.waiting:
-            return SATURATED_S
-        if self.results.needs_serving and self.results.is_used and self._some_in_flight():
+        if self.outbox.needs_serving and self.outbox.is_used and self._some_in_flight():
             return _RESULT_S
         times = [token_bucket.next_release(now) for token_bucket in self.token_buckets]
         times.append(self.timers.next_due())
@@ -169,12 +164,14 @@ class PollLoop:
         return self.fetcher.errors.shut_out()
 
     def leave(self) -> None:
-        """Write what was sent, commit, leave the group. The last thing this thread does."""
+        """Write what was submitted, commit, leave the group. The last thing this thread does."""
         self.membership.leaving.set()
         self.fetcher.collection_threshold.restore()
         try:
-            self.publisher.flush(_FLUSH_S)
-            self.results.flush(_FLUSH_S)
+            self.outbox.flush(_FLUSH_S)
             self.membership.leave()
         except:  # noqa: E722 - as in `run`
             self.stop_request.fail(raised())
+        finally:
+            # Not before: what handlers finish in the revocation is sent and committed.
+            self.outbox.close(_FLUSH_S)

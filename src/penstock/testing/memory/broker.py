@@ -145,8 +145,6 @@ class TestBroker:
         self,
         transactional_id: str,
         config: Mapping[str, Any],  # noqa: ARG002 - a cluster's method takes it
-        *,
-        apart: bool,  # noqa: ARG002 - as above
     ) -> NoReturn:
         """Raise `ConfigurationError`: there are no transactional producers here."""
         raise ConfigurationError(f"a broker in memory has no transactional producer {transactional_id}")

@@ -29,7 +29,7 @@ from penstock.consumer.failures.parking import FailedBatch, Parking
 from penstock.consumer.handlers.deferred import DeferredCompletion
 from penstock.consumer.handlers.results import Results
 from penstock.consumer.handlers.route import Failed, RateLimited, Route, UndecodableError
-from penstock.consumer.publishing.result_publisher import ResultTaker, Tries
+from penstock.consumer.outbox.handler_results import HandlerResults, Tries
 from penstock.errors import BatchError, PenstockError
 from penstock.message import Message
 from penstock.routing import KeyState
@@ -42,7 +42,7 @@ class BatchProcessor:
     """Thread-safe: each call is for a lane that the caller holds."""
 
     def __init__(
-        self, clock: Clock, admission: Admission, parking: Parking, set_aside: SetAside, results: ResultTaker
+        self, clock: Clock, admission: Admission, parking: Parking, set_aside: SetAside, results: HandlerResults
     ) -> None:
         self._now = clock.monotonic
         self._admission = admission

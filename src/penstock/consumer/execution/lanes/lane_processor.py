@@ -40,7 +40,7 @@ from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.parking import Parking
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.results import Results
-from penstock.consumer.publishing.result_publisher import RefusedResults, ResultTaker
+from penstock.consumer.outbox.handler_results import HandlerResults, RefusedResults
 from penstock.message import Record
 from penstock.routing import Scheduler
 
@@ -56,7 +56,7 @@ class LaneProcessor:
         scheduler: Scheduler[Fetch, Record],
         timers: Timers,
         publisher: DeadLetterPublisher,
-        results: ResultTaker,
+        results: HandlerResults,
         wake: Callable[[Sequence[int]], None],
         fail: Callable[[BaseException], None],
         one_partition: bool = False,
@@ -281,8 +281,6 @@ class LaneProcessor:
         """Return the names of the slots and completions that hold a message of one of these assignments."""
         busy = [slot.name for slot in slots if slot.is_at(assignments)]
         busy += ["a deferred completion" for fetch in list(self.deferred.values()) if fetch.assignment in assignments]
-        if self._results.has_any_of(assignments):
-            busy.append("results on their way")
         return busy
 
 

@@ -1,1 +1,1 @@
-"""How offsets are committed: by the consumer, or in the transactions of results."""
+"""How offsets are committed: by the consumer, or in the transactions of the outbox."""

@@ -1,100 +1,74 @@
-"""Commits by Kafka transactions: offsets go to the group with the results of their messages, by the publisher."""
+"""Commits by Kafka transactions: the outbox commits offsets with what goes to other topics for their messages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Collection, Sequence
 
 from penstock.clients.cluster import Clock, ConsumerClient
 from penstock.consumer.assignments import Assignment, Assignments
+from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
 from penstock.consumer.polling.committing.commits import Commits
-from penstock.consumer.publishing.transaction import Places
-from penstock.consumer.publishing.transactional_publisher import TransactionalPublisher
-from penstock.offsets import CommitPoint
 
-#: Seconds between two looks whether the publisher has committed.
+#: Seconds between two looks whether the outbox has committed.
 _LOOK_S = 0.005
-_NOTHING: Mapping[Assignment, Places] = MappingProxyType({})
 
 
 class TransactionalCommits(Commits):
-    """Has the publisher commit, and knows what it has committed. On the poll thread, save `changed`."""
+    """Has the outbox commit, and tells it the group's generation."""
 
     # Without its map, results that are visible would be written again.
     needs_offsets = True
 
-    def __init__(
-        self,
-        assignments: Assignments,
-        interval_s: float,
-        clock: Clock,
-        complete_finished: Callable[[], None],
-        publisher: TransactionalPublisher,
-    ) -> None:
-        super().__init__(assignments, interval_s, clock, complete_finished)
-        self._publisher = publisher
-
-    def changed(self, with_done: Mapping[Assignment, Places] = _NOTHING) -> dict[Assignment, CommitPoint]:
-        """Return what is to be committed once these places are done. Any thread."""
-        self._complete_finished()
-        found = {}
-        for assignment in self._assignments.all():
-            if assignment.known:
-                point = assignment.tracker.commit_point(self._map_chars, with_done=with_done.get(assignment, {}))
-                if point != assignment.committed or not assignment.acknowledged:
-                    found[assignment] = point
-        return found
+    def __init__(self, assignments: Assignments, interval_s: float, clock: Clock, outbox: TransactionalOutbox) -> None:
+        super().__init__(assignments, interval_s, clock)
+        self._outbox = outbox
 
     def tick(self, client: ConsumerClient, now: float) -> None:
-        """As `Commits`; and after a transaction that failed, tell the publisher the group's generation at once."""
-        if self._publisher.wants_metadata:
+        """As `Commits` says; and after a transaction that failed, tell the outbox the group's generation at once."""
+        if self._outbox.wants_metadata:
             self.note_rebalanced(client)
-        if self._publisher.lacks_right:
-            self._publisher.lacks_right = False
+        if self._outbox.lacks_right:
+            self._outbox.lacks_right = False
             self.on_missing_right()
-        super().tick(client, now)
+        if now >= self._next:
+            self._next = now + self.interval_s
+            self._advance_idle(client, self._assignments.all())
+            self._commit(client)
 
     def note_rebalanced(self, client: ConsumerClient) -> None:
-        """Positions are committed as of the group's new generation.
+        """Positions are committed as of this generation.
 
-        A member that was put out has no id, and Kafka fences no positions that name no member. So what the publisher
-        has stays then: it is refused. An id is never given twice; where it is the same after as before, it is the
+        A member that was put out has no id, and Kafka fences no positions that name no member. So what the outbox has
+        stays then: it is refused. An id is never given twice; where it is the same after as before, it is the
         metadata's.
         """
         member = client.memberid()
         metadata = client.consumer_group_metadata()
         if member and client.memberid() == member:
-            self._publisher.set_metadata(metadata)
+            self._outbox.set_metadata(metadata)
 
-    def _commit(
-        self,
-        client: ConsumerClient,
-        assignments: Sequence[Assignment],  # noqa: ARG002 - the publisher commits all that has changed
-        now: float,  # noqa: ARG002 - it has a clock of its own
-        map_chars: int,  # noqa: ARG002 - and knows how long a map may be
-    ) -> list[Assignment]:
+    def _commit(self, client: ConsumerClient) -> Collection[Assignment]:
+        """Have the outbox commit what has changed; return of which assignments that is."""
         self.note_rebalanced(client)
-        self.succeeded = self._publisher.transactions
-        if self.changed():
-            self._publisher.expedite()
-        return []
+        self.succeeded = self._outbox.transactions
+        changed = self._outbox.changed()
+        if changed:
+            self._outbox.expedite()
+        return changed
 
-    def repeat(self, client: ConsumerClient, now: float) -> None:
-        """A right that was taken away shows in the next transaction."""
-
-    def commit_drained(self, client: ConsumerClient, now: float) -> bool:
-        """Have the publisher commit what has changed; return whether the group has all of it."""
+    def commit_drained(self, client: ConsumerClient, now: float) -> bool:  # noqa: ARG002 - the outbox has a pace of its own
+        """As `Commits` says."""
         self._advance_idle(client, self._assignments.all())
-        self._commit(client, (), now, self._map_chars)
-        return not self._publisher.waiting and not self.changed()
+        return not self._commit(client) and not self._outbox.waiting
 
     def commit_revoked(self, client: ConsumerClient, assignments: Sequence[Assignment], wait_s: float) -> None:
-        """Have the publisher commit what has changed of revoked partitions, and wait for it at most so long.
+        """As `Commits` says.
 
         What is not committed then is given up: the positions of this generation are refused from now on, and the next
         owner waits for a transaction that is still open.
         """
         end = self._clock.monotonic() + wait_s
-        self._commit(client, assignments, 0.0, self._map_chars)
-        while self._clock.monotonic() < end and any(assignment in assignments for assignment in self.changed()):
+        while any(assignment in assignments for assignment in self._commit(client)):
+            if self._clock.monotonic() >= end or self._outbox.has_ended:
+                return
             self._clock.sleep(_LOOK_S)

@@ -110,6 +110,7 @@ class BackPressure:
             # In flight each message has the mean size of its fetch, parked it has its own. Small ones parked out of
             # large ones must not count as healthy for ever, nor large ones make room for others.
             healthy_bytes = max(0, in_bytes - max(parked_bytes, in_bytes * parked // max(1, in_flight)))
+            healthy_bytes += assignment.tracker.unsent_bytes
             # What it does not hold of its share is kept for it.
             taken += max(share, healthy_bytes)
             if healthy_bytes < share:

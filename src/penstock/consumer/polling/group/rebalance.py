@@ -40,7 +40,7 @@ class Rebalance:
     assignments: Assignments
     commits: Commits
     clock: Clock
-    #: Returns the names of slots and completions that hold messages of these assignments.
+    #: Returns the names of what holds messages of these assignments: slots, completions, the outbox.
     busy: Callable[[Sequence[Assignment]], Sequence[str]]
     #: Called once assignments are inactive: what waited for them goes on.
     on_dropped: Callable[[], None]
@@ -164,14 +164,16 @@ class Rebalance:
         revoked = self.assignments.deactivate((partition.topic, partition.partition) for partition in partitions)
         begun = self.clock.monotonic()
         with collection_resumed():
+            # What ends meanwhile is committed meanwhile, as of the generation that takes the partitions away.
+            self.commits.note_rebalanced(client)
             while (busy := self.busy(revoked)) and self._left(begun) > 0:
                 self.clock.sleep(_LOOK_S)
         if busy:
             _log.warning(
-                "%d handlers of %s still run after %.1f s; their messages will be handled again by the next owner",
-                len(busy),
+                "there is still work on %s after %.1f s (%s); its messages will be handled again by the next owner",
                 _names(partitions),
                 self.clock.monotonic() - begun,
+                ", ".join(busy),
             )
         self.commits.commit_revoked(client, revoked, max(_COMMIT_S, self._left(begun)))
         self._drop(client, partitions, revoked)

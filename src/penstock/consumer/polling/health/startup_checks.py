@@ -10,8 +10,8 @@ from penstock.clients.requests.topics import TopicSpec
 from penstock.clients.rights import Operation, Right, topic_right, transactional_right
 from penstock.consumer.handlers.handler import Handler
 from penstock.consumer.handlers.options.handler_options import OnFailure
+from penstock.consumer.outbox.transaction_runner import transactional_ids
 from penstock.consumer.polling.health.rights_watch import RightsWatch, needed_rights
-from penstock.consumer.publishing.transactional_publisher import transactional_ids
 from penstock.consumer.retry_topics import retry_topics
 
 #: Bytes that the headers of a dead letter may take, beside those that the message had.

@@ -25,7 +25,7 @@ from penstock.consumer.execution.lanes.lane_processor import LaneProcessor
 from penstock.consumer.execution.threads import serve
 from penstock.consumer.execution.threads_and_tasks import ThreadsAndTasks
 from penstock.consumer.execution_slot import ExecutionSlot
-from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher, ExhaustedMessage
+from penstock.consumer.failures.dead_letter_publisher import DeadLetterPublisher
 from penstock.consumer.failures.limits import DeadLetterLimit, DeadLetterLimits
 from penstock.consumer.failures.timers import Timers
 from penstock.consumer.handlers.context import ContextFactory
@@ -33,6 +33,7 @@ from penstock.consumer.handlers.environment.lifespan import enter_all
 from penstock.consumer.handlers.environment.middleware import MiddlewareSpec
 from penstock.consumer.handlers.environment.worker_resource import WorkerResource
 from penstock.consumer.handlers.handler import Handler, Kind
+from penstock.consumer.outbox.handler_results import HandlerResults
 from penstock.consumer.routes import Routes
 from penstock.consumer.settings import ConsumerSettings
 from penstock.errors import PenstockError, SinkError
@@ -87,18 +88,6 @@ class Progress(Tracker):
         return self.taken - self.done - self.waiting
 
 
-class TaskDeadLetters(DeadLetterPublisher):
-    """Puts dead letters among the task's results."""
-
-    #: Called when there is one: takes it, where the task's thread calls handlers itself, or wakes that thread.
-    wake: Callable[[], None]
-
-    def publish(self, message: ExhaustedMessage) -> None:
-        """Have a message written; may raise `PenstockError` where it is one too many. Any thread."""
-        super().publish(message)
-        self.wake()
-
-
 @dataclass(frozen=True, slots=True)
 class TaskWork:
     """What every task of a batch does: those settings of `HandlerSink` that tasks have. Picklable.
@@ -140,7 +129,8 @@ class TaskEngine:
         self._stretches = stretches
         #: What is left of the stretch at hand; None once there are no more rows.
         self._stretch: list[Record] | None = []
-        self._results = results
+        # Nothing is ever refused here: a batch that cannot be published fails as a whole.
+        self._results = HandlerResults(results, lambda _lane, _refused: None)
         self._failure: BaseException | None = None
         self._arrival = 0
         #: Whether nothing was under way, or to come, at the last look.
@@ -148,8 +138,7 @@ class TaskEngine:
         self._progress = Progress()
         self._timers = Timers()
         limits = DeadLetterLimits(work.dead_letter_limit, lambda: self._counts().handled, _ENDS)
-        self._publisher = TaskDeadLetters(work.group, time, self._timers, limits, fail=self._fail)
-        self._publisher.connect(results)
+        self._publisher = DeadLetterPublisher(work.group, time, self._timers, limits, results, fail=self._fail)
         settings = ConsumerSettings(workers=1, max_concurrency=work.max_concurrency)
         most = max(handler.batch for handler in work.handlers.values())
         #: More rows are put on lanes while fewer are on their way: enough for every lane of a handler to have a full
@@ -164,11 +153,10 @@ class TaskEngine:
             scheduler=self._scheduler,
             timers=self._timers,
             publisher=self._publisher,
-            results=results,
+            results=self._results,
             wake=self._wake,
             fail=self._fail,
         )
-        self._publisher.wake = self._progress.changed.set if has_tasks else self._publisher.serve
         #: Where the task's thread calls handlers itself.
         self._slot = ExecutionSlot(Kind.THREAD, f"penstock-task-{work.group}")
         #: What calls them else.
@@ -187,7 +175,7 @@ class TaskEngine:
         routes = Routes(
             work.group,
             time,
-            plan,
+            plan.group_of,
             self._scheduler.lanes,
             middlewares=work.middlewares,
             contexts=self._contexts,
@@ -228,7 +216,6 @@ class TaskEngine:
         self._progress.changed.clear()
         try:
             self._timers.serve(time.monotonic())
-            self._publisher.serve()
             if self._executor is None and (lane := self._scheduler.take(0)) is not None:
                 serve(lane, self._slot, self._processor, time.monotonic)
                 return True
@@ -254,7 +241,7 @@ class TaskEngine:
             handled=self._results.handled + sum(slot.handled for slot in slots),
             filtered=sum(slot.filtered for slot in slots),
             dead_letters=self._publisher.dead_letters,
-            dropped=self._publisher.dropped + sum(slot.dropped for slot in slots),
+            dropped=sum(slot.dropped for slot in slots),
             failed=sum(slot.failed for slot in slots),
             retried=sum(slot.retried for slot in slots),
             results=self._results.published,
@@ -304,7 +291,7 @@ class TaskEngine:
         if self._stretch is None and progress.done == progress.taken:
             return False
         due = self._timers.next_due() or math.inf
-        is_at_work = self._processor.deferred or progress.under_way or self._publisher.waiting
+        is_at_work = self._processor.deferred or progress.under_way
         is_idle = math.isinf(due) and not is_at_work and self._scheduler.idle
         if is_idle and self._was_idle:
             # Twice: a lane that is given back looks idle before it is queued again.

@@ -7,25 +7,23 @@ publish nothing too. The task's report is in a last row, so that one job is enou
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from penstock.consumer.assignments import Assignment, ConsumerLane, Item
+from penstock.consumer.assignments import ConsumerLane, Item
 from penstock.consumer.handlers.results import Result
-from penstock.consumer.publishing.outlet import Delivered, Outlet
-from penstock.consumer.publishing.result_publisher import ResultTaker, Tries
+from penstock.consumer.outbox.outbox import Submission, Then
 from penstock.errors import SinkError
-from penstock.message import Record
 from penstock.spark_sink.sinks.handlers.report import TaskReport, to_json
 from penstock.spark_sink.sinks.kafka_publication import MARK, PUBLISHED
 from penstock.spark_sink.sinks.position import STEP_BYTES, STEP_ROWS
 from penstock.spark_sink.source.plan import Offsets
 
 
-class ResultRows(ResultTaker, Outlet):
-    """Takes what handlers return, and dead letters; then their messages are done. Thread-safe.
+class ResultRows:
+    """The outbox of a task: takes what handlers return, and dead letters; then their messages are done. Thread-safe.
 
     `publishes` says whether the sink may publish anything, `whole` whether the batch is one transaction.
     """
@@ -37,20 +35,11 @@ class ResultRows(ResultTaker, Outlet):
         self._lock = threading.Lock()
         self._rows: list[tuple[Any, ...]] = []
         self._size = 0
-        #: Messages that were submitted with their results, and those results.
-        self.handled = 0
-        self.published = 0
-        # Called for the dead letters that were taken since the last `poll`. The task's thread's.
-        self._delivered: list[Delivered] = []
 
     def submit(
-        self,
-        lane: ConsumerLane,  # noqa: ARG002 - as the consumer's
-        items: Sequence[Item],
-        results: Sequence[Result],
-        tries: Sequence[Tries] | None = None,  # noqa: ARG002 - the same
+        self, items: Sequence[Item], messages: Sequence[Result], then: Then, lane: ConsumerLane | None = None
     ) -> None:
-        """Take what handlers returned for messages, which are done then.
+        """Take what handlers returned for messages, or a dead letter; the messages are done then.
 
         Raises `SinkError` where the sink publishes nothing, and for results of several messages together where a batch
         is not one transaction: of their source partitions one may be published and another not.
@@ -66,42 +55,20 @@ class ResultRows(ResultTaker, Outlet):
                 f"{name} returned messages for its batch as a whole, which the ledger cannot publish once: return a "
                 "list with what is for each message, as [[...], None, ...], or make the sink with atomic_batches=True"
             )
-        self._add(items[-1][2], results)
-        with self._lock:
-            self.handled += len(items)
-            self.published += len(results)
-        for fetch, index, _ in items:
-            fetch.assignment.tracker.complete(fetch.block, (index,))
-
-    def has_any_of(self, assignments: Sequence[Assignment]) -> bool:  # noqa: ARG002 - as the consumer's
-        """Tell that nothing is on its way: what was submitted is done."""
-        return False
-
-    def forward(self, item: Item, to: Result, complete: Callable[[], None], delivered: Delivered) -> None:
-        """Take a dead letter."""
-        self._add(item[2], [to])
-        complete()
-        self._delivered.append(delivered)
-
-    def poll(self) -> None:
-        """Report the dead letters that were taken as written."""
-        taken, self._delivered = self._delivered, []
-        for delivered in taken:
-            delivered(None)
-
-    def flush(self, timeout: float) -> None:  # noqa: ARG002 - as an outlet's
-        """Do as `poll`."""
-        self.poll()
-
-    def _add(self, record: Record, results: Sequence[Result]) -> None:
+        record = items[-1][2]
         position = (record.topic(), record.partition(), record.offset())
         rows = [
-            (*position, place, result.topic, result.partition, result.key, result.value, _as_bytes(result.headers))
-            for place, result in enumerate(results)
+            (*position, place, message.topic, message.partition, message.key, message.value, _as_bytes(message.headers))
+            for place, message in enumerate(messages)
         ]
+        submission = Submission(items, messages, then, lane)
         with self._lock:
             self._rows += rows
-            self._size += sum(len(result.key or b"") + len(result.value or b"") for result in results)
+            self._size += submission.size_bytes
+            submission.complete()
+            # Under the lock: who counts is called by one thread at a time.
+            submission.is_written = True
+            then(submission)
 
     def full(self) -> Iterator[pa.RecordBatch]:
         """Return what was taken as columns, where it is enough for that."""

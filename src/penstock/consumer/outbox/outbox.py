@@ -1,0 +1,176 @@
+"""The outbox: what goes to other topics, after which the messages that it is for are done.
+
+Results of handlers, dead letters and messages for retry topics are *submissions*. A transport sends them in the order
+in which they were submitted, and ends each of them once:
+
+- written: brokers have all of it, and the offsets of its items are done;
+- refused: a topic does not take it, and `then` judges that;
+- gone: its assignment is, or was given back before an answer came. Nothing is judged: the next owner handles it again.
+
+Silence is nobody's fault: what timed out is sent again, in its order, until it is answered, and no handler is called.
+What was submitted before an assignment is gone is sent, so what handlers finish in a revocation is written and
+committed within its budget.
+
+Who owns what: any thread appends to `_queue`. All else is written by the transport's thread, which also calls `then`:
+the poll thread (`PlainOutbox`), or a thread of its own (`TransactionalOutbox`). That thread waits for no other thread.
+For it waits the poll thread alone, in a revocation and at the end, within their budgets; holders of lanes never do.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from confluent_kafka import KafkaError
+
+from penstock.clients.cluster import Cluster
+from penstock.consumer.assignments import Assignment, ConsumerLane, Item
+from penstock.consumer.handlers.results import Result
+from penstock.consumer.message_sizes import OVERHEAD_BYTES
+
+#: Bytes of a submission from which on they count for back-pressure. Fewer are as nothing beside what its message takes.
+_COUNTED_BYTES = 1024
+
+
+class Submission:
+    """Messages for other topics, and the items that are done once those are written.
+
+    They are of one assignment, but those of a batch in the plain outbox: it is gone where all of its assignments are.
+
+    `lane` is the one in which later submissions must stay behind it; None for a parked message, whose key waits.
+    """
+
+    __slots__ = ("is_written", "items", "lane", "left", "messages", "refusal", "size_bytes", "then", "unsent")
+
+    def __init__(
+        self, items: Sequence[Item], messages: Sequence[Result], then: Then, lane: ConsumerLane | None
+    ) -> None:
+        self.items = items
+        self.messages = messages
+        self.then = then
+        self.lane = lane
+        size_bytes = OVERHEAD_BYTES * len(messages)
+        for message in messages:
+            size_bytes += len(message.value or b"") + len(message.key or b"")
+        self.size_bytes = size_bytes
+        #: What became of it when `then` is called. It is gone where it is neither written nor refused, by a topic.
+        self.is_written = False
+        self.refusal: tuple[str, KafkaError] | None = None
+        # The plain outbox's: places of messages that its producer does not have, the first last; and how many messages
+        # are not answered.
+        self.unsent = [0] if len(messages) == 1 else list(range(len(messages) - 1, -1, -1))
+        self.left = len(messages)
+
+    @property
+    def assignment(self) -> Assignment:
+        """What the items were fetched from; the first of them, where they are a batch of several partitions."""
+        return self.items[0][0].assignment
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the next owners handle all of it again. What is of other partitions too is written for their sake."""
+        return all(item[0].assignment.is_gone for item in self.items)
+
+    def count_bytes(self, sign: int) -> None:
+        """Count its bytes as waiting to be sent, or with -1 no more. A parked message counts as parked."""
+        if self.lane is not None:
+            self.assignment.tracker.count_unsent(sign * self.size_bytes)
+
+    def complete(self) -> None:
+        """Mark the offsets done."""
+        for fetch, index, _ in self.items:
+            fetch.assignment.tracker.complete(fetch.block, (index,))
+
+    def end(self, *, is_written: bool, refusal: tuple[str, KafkaError] | None = None) -> None:
+        """Say what became of it. A refusal is judged only while an assignment is here."""
+        if self.size_bytes >= _COUNTED_BYTES:
+            self.count_bytes(-1)
+        self.is_written = is_written
+        self.refusal = refusal if any(item[0].assignment.active for item in self.items) else None
+        self.then(self)
+
+
+#: Takes what became of a submission: called once, on the outbox's thread.
+Then = Callable[[Submission], None]
+
+
+class Submits(Protocol):
+    """The face of an outbox for those who have something for it."""
+
+    def submit(
+        self, items: Sequence[Item], messages: Sequence[Result], then: Then, lane: ConsumerLane | None = None
+    ) -> None:
+        """Have messages written, and then these items done. Any thread; of a lane, its holder.
+
+        Later submissions of the same `lane` are not written before them.
+        """
+
+
+class Outbox(ABC):
+    """A transport: the plain one, or that in Kafka transactions."""
+
+    #: Whether submissions move on by `serve` alone, so that the poll thread must come back soon.
+    needs_serving: bool
+    #: How many submissions that wait are sent without waiting for more.
+    _full = sys.maxsize
+
+    def __init__(self) -> None:
+        self._queue: deque[Submission] = deque()
+        #: Whether anything was ever submitted. Written by who submits.
+        self.is_used = False
+
+    def submit(
+        self, items: Sequence[Item], messages: Sequence[Result], then: Then, lane: ConsumerLane | None = None
+    ) -> None:
+        """As `Submits` says."""
+        self.is_used = True
+        submission = Submission(items, messages, then, lane)
+        if submission.size_bytes >= _COUNTED_BYTES:
+            submission.count_bytes(1)
+        self._queue.append(submission)
+        if len(self._queue) >= self._full:
+            self.expedite()
+
+    @abstractmethod
+    def connect(self, cluster: Cluster, config: Mapping[str, Any], *, at_once: bool) -> None:
+        """Take where to send; `at_once`: connect before there is something. Before the poll thread starts."""
+
+    def start(self) -> None:  # noqa: B027 - a hook
+        """Start the thread of its own, where it has one. By the poll thread."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """How many submissions have not ended. Any thread."""
+
+    @abstractmethod
+    def submissions(self) -> list[Submission]:
+        """Return those that have not ended. Any thread."""
+
+    def has_any_of(self, assignments: Sequence[Assignment]) -> bool:
+        """Tell whether something of these assignments has not ended. Any thread."""
+        return any(item[0].assignment in assignments for submission in self.submissions() for item in submission.items)
+
+    def state_of(self, assignment: Assignment, offset: int) -> str | None:
+        """Return where the results of a message are, in words; None where none are on their way. Any thread."""
+        for submission in self.submissions():
+            if any(item[0].assignment is assignment and item[2].offset() == offset for item in submission.items):
+                topics = ", ".join(sorted({message.topic for message in submission.messages}))
+                return f"what its handler returned is being written to {topics}"
+        return None
+
+    def serve(self) -> None:  # noqa: B027 - a hook
+        """Do what is due. By the poll thread."""
+
+    def expedite(self) -> None:  # noqa: B027 - a hook
+        """Send what is there without waiting for more. Any thread."""
+
+    @abstractmethod
+    def flush(self, timeout: float) -> None:
+        """Wait at most so many seconds until what is there has ended. By the poll thread, before it leaves."""
+
+    def close(self, timeout: float) -> None:  # noqa: B027 - a hook
+        """End the thread of its own, waiting at most so many seconds. By the poll thread, once it has left."""

@@ -1,0 +1,217 @@
+"""Runs Kafka transactions on a producer that can be left behind: nothing of the client library is without a bound.
+
+The library ignores the time-out of `send_offsets_to_transaction` while the group's coordinator is away
+(librdkafka#5456). So each call is made on a `Disposable`; one that does not answer in time is left behind with its
+producer, and the next producer fences it by their transactional id. A broker cannot end a transaction whose marker a
+partition does not take, and gives its id to nobody: then the next producer has another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from confluent_kafka import KafkaError, TopicPartition
+
+from penstock.clients.bounded_calls import Disposable, LeftBehind, NotAnsweredError
+from penstock.clients.cluster import Cluster
+from penstock.clients.transactional.end_watch import UnknownEndError
+from penstock.clients.transactional.errors import GivenUpError, NotOpenedError
+from penstock.clients.transactional.faults import is_forbidden
+from penstock.clients.transactional.writer import TransactionalWriter
+from penstock.consumer.outbox.transaction import Transaction
+from penstock.errors import PenstockError
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+#: Seconds in which something of a transaction must be stored; and of one to a topic that did not answer before, which
+#: all others wait for.
+_DELIVERY_S = 5.0
+_TRIAL_S = 1.0
+#: Seconds after which a transaction is left behind: its calls have limits of their own, that the library may ignore.
+_LIMIT_S = 12.0
+#: Seconds of one try to initialise a producer, and of all of them.
+_OPEN_S = 10.0
+#: What the writer does until all is stored.
+_DELIVERING = frozenset({"produce", "delivery"})
+
+
+class TooSlowError(PenstockError):
+    """Brokers stored some of a transaction, and not all of it in its time: it is too large for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What brokers found fault with in a transaction that failed."""
+
+    #: Topics that take nothing, each with the broker's error.
+    topics: Mapping[str, KafkaError] = field(default_factory=dict)
+    #: The topic that refused one of the messages, nobody knows which, and why; or None.
+    message: tuple[str, KafkaError] | None = None
+    #: Topics that did not answer.
+    silent: Collection[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.topics or self.message or self.silent)
+
+
+def transactional_ids(group: str) -> str:
+    """Return how the transactional ids of a group's members begin."""
+    return f"penstock.{group}."
+
+
+class TransactionRunner:
+    """For one thread. What is raised says that a transaction failed; then `discard` is to be called.
+
+    Args:
+        name: of the threads that make the calls.
+    """
+
+    def __init__(self, name: str, group: str, cluster: Cluster, config: Mapping[str, Any]) -> None:
+        self._name = name
+        self._group = group
+        self._cluster = cluster
+        self._config = config
+        self._left = LeftBehind(name)
+        self._calls: Disposable | None = None
+        self._writer: TransactionalWriter | None = None
+        self._take_id()
+
+    def _take_id(self) -> None:
+        # No other process has the id, so nobody fences this one but its own successor.
+        self._transactional_id = f"{transactional_ids(self._group)}{uuid.uuid4()}"
+
+    def require_open(self) -> None:
+        """Open a producer where none is. What a predecessor left open under its id has ended when this returns."""
+        if self._writer is None:
+            self._writer = self._call("opening a transactional producer", self._open)
+
+    def _open(self) -> TransactionalWriter:
+        writer = self._cluster.transactional_writer(self._transactional_id, self._config)
+        writer.open(_OPEN_S, _OPEN_S)
+        return writer
+
+    def committed(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Return the group's committed offsets with their metadata."""
+        return self._call(
+            "asking for the group's offsets", partial(self._cluster.stable_offsets, self._group, partitions)
+        )
+
+    def run(self, transaction: Transaction, group_metadata: Any, *, is_trial: bool = False) -> None:
+        """Write, add the positions as of the group's generation, commit; where it `is_trial`, do not wait for long.
+
+        `TooSlowError`, `GivenUpError`: it did not get as far as its end in time, and never will. `NotAnsweredError`:
+        nobody knows.
+        """
+        writer = self._writer
+        try:
+            self._call("a transaction", partial(self._run, transaction, group_metadata, is_trial))
+        except NotAnsweredError as error:
+            if writer is None or not writer.give_up():
+                raise
+            kind = TooSlowError if writer.doing in _DELIVERING else GivenUpError
+            raise kind(f"{error} in {writer.doing}") from error
+
+    def _run(self, transaction: Transaction, group_metadata: Any, is_trial: bool) -> None:
+        writer = self._writer
+        if writer is None:
+            raise NotOpenedError("the producer was given up")
+        writer.begin()
+        written = (
+            (to.topic, None if to.partition < 0 else to.partition, to.key, to.value, to.headers)
+            for submission in transaction.inside
+            for to in submission.messages
+        )
+        begun = self._cluster.clock.monotonic()
+        try:
+            writer.produce("", written, room_s=_DELIVERY_S)
+        except BufferError as error:
+            raise TooSlowError(str(error)) from error
+        if not writer.deliver(_TRIAL_S if is_trial else _DELIVERY_S):
+            took_s = self._cluster.clock.monotonic() - begun
+            is_slow = took_s > _DELIVERY_S and not self.faults()
+            raise (TooSlowError if is_slow else BufferError)(writer.blame.cause)
+        positions = [
+            TopicPartition(assignment.topic, assignment.partition, point.offset, metadata=point.metadata)
+            for assignment, point in transaction.positions.items()
+        ]
+        writer.send_positions(positions, group_metadata)
+        writer.commit()
+
+    def faults(self) -> Faults:
+        """Return what brokers found fault with in the transaction that failed."""
+        writer = self._writer
+        if writer is None:
+            return Faults()
+        blame = writer.blame
+        topics = {topic: _not_let_in(why) for topic, why in writer.not_let_in().items()}
+        topics |= {topic: blame.errors[topic] for topic in blame.topics}
+        refused = blame.messages.get("")
+        return Faults(topics, None if refused is None else (refused[0], blame.errors[""]), frozenset(blame.silent))
+
+    def discard(self, *, abort: bool, is_lost: bool = False) -> None:
+        """Give the producer up after a failure, with an abort where the end of its transaction is not in doubt.
+
+        With `is_lost` its id too, for the broker may not be able to end what is open under it.
+        """
+        writer, self._writer = self._writer, None
+        calls = self._calls
+        if is_lost:
+            self._take_id()
+            self._calls = None
+        if calls is None:
+            return
+        end = partial(_end, writer, abort=abort)
+        if is_lost:
+            calls.leave(end)
+        else:
+            calls.start("closing", end)
+
+    def close(self) -> None:
+        """Give the producer up, and the thread that makes the calls."""
+        self.discard(abort=False)
+        if self._calls is not None:
+            self._calls.close()
+
+    def _call(self, label: str, function: Callable[[], T]) -> T:
+        if self._calls is None:
+            self._left.require_few()
+            self._calls = self._cluster.disposable(f"{self._name}-calls", self._left)
+        writer = self._writer
+        try:
+            return self._calls.run(
+                label,
+                function,
+                _LIMIT_S,
+                lambda: None if writer is None else writer.close(),
+                lambda: writer is not None and writer.is_stuck,
+            )
+        except NotAnsweredError:
+            self._calls = self._writer = None
+            raise
+
+
+def _not_let_in(why: str) -> KafkaError:
+    """Return the error of a topic that was not let into a transaction, which only the client's log tells."""
+    if is_forbidden(why):
+        return KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    return KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, why)
+
+
+def _end(writer: TransactionalWriter | None, *, abort: bool) -> None:
+    """Abort what a writer has open, so that it holds no readers back, and discard it. On its own thread."""
+    if writer is None:
+        return
+    try:
+        if abort:
+            writer.abort()
+    except UnknownEndError as error:
+        _log.info("%s; its successor ends it", error)
+    finally:
+        writer.close()

@@ -1,0 +1,456 @@
+"""The transactional outbox: submissions and the offsets they are for, in one Kafka transaction; readers see each once.
+
+A thread of its own takes what has come together since the last transaction (`interval_s`), writes it, adds the group's
+offsets of exactly those messages that are done with it, with the offset map, and commits. Handlers go on meanwhile, and
+what they return waits for the next one.
+
+What was in a transaction that was aborted is written again, from the messages at hand, before anything else: no handler
+is called for it. One in doubt is settled first: a successor under the same id has ended it, so that the group's
+committed offsets tell whether it was committed. Offsets are done in their trackers once the transaction is committed;
+its positions are taken from the trackers as if they were. A submission goes in only with its offset: one that the
+offset map has no room for waits, with what is behind it in its lane.
+
+A transaction that fails for what is in it is *split*: the next has half of it, so that the one submission which a
+broker refuses, or which is too large to be delivered in time, is alone in the end; then it is refused. Topics that do
+not answer are *silent*: what is for them waits, with what is behind it in its lane, and one submission is tried alone
+now and then; the others go on.
+
+Fencing is by the group's generation: positions of a member that was put out are refused, so a zombie's results never
+become visible. The next owner of a partition asks for stable offsets, and so waits for a transaction that is open.
+
+Who owns what: any thread appends to `_queue`, and the outbox's takes from it; `_is_expedited` and `_inside` are
+changed under the lock; `_metadata` is written by the poll thread; all else is the outbox's own thread's. If that thread
+dies, the consumer stops with what ended it, and nobody waits for it any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from penstock.clients.bounded_calls import NotAnsweredError
+from penstock.clients.cluster import Clock, Cluster
+from penstock.clients.kafka_errors import code_of, is_missing_right, is_rebalancing, reason
+from penstock.clients.transactional.end_watch import SURE_S, UnknownEndError
+from penstock.clients.transactional.errors import GivenUpError, IdLostError, NotOpenedError
+from penstock.consumer.assignments import Assignment, Assignments
+from penstock.consumer.outbox.outbox import Outbox, Submission
+from penstock.consumer.outbox.transaction import Held, Places, Transaction, places_of, without_room
+from penstock.consumer.outbox.transaction_runner import TooSlowError, TransactionRunner
+from penstock.errors import raised
+from penstock.offsets import MAX_METADATA_CHARS, CommitPoint
+
+_log = logging.getLogger(__name__)
+
+_NOTHING: Mapping[Assignment, Places] = MappingProxyType({})
+#: What a transaction fails with, beside what the client library raises.
+_FAILURES = (TooSlowError, GivenUpError, NotAnsweredError, UnknownEndError, NotOpenedError, IdLostError)
+#: Seconds between two tries of what failed for no message's fault.
+_AGAIN_S = 0.2
+#: Seconds that an answer may take which says that a transaction in doubt was not committed.
+_QUICK_S = 1.0
+#: Seconds between two log lines about failures of one kind.
+_LOG_AGAIN_S = 10.0
+#: Seconds between two looks of the poll thread whether all is sent.
+_LOOK_S = 0.005
+#: Messages in one transaction, and their bytes, at most.
+_MOST_MESSAGES = 20_000
+_MOST_BYTES = 32 * 1024 * 1024
+#: Bytes below which one submission alone is not to blame for a transaction that takes too long.
+_LARGE_BYTES = 1024 * 1024
+#: Seconds before a silent topic is tried again; how many brokers that are well may take for it is the runner's to know.
+_SILENT_S = 5.0
+
+
+class TransactionalOutbox(Outbox):
+    """Sends in Kafka transactions, exactly once.
+
+    Args:
+        interval_s: seconds between the beginnings of two transactions, at least.
+        assignments: of which positions are committed.
+        complete_finished: completes what handlers finished of the runs that they are still at.
+        fail: stops the consumer.
+    """
+
+    #: It has a thread of its own.
+    needs_serving = False
+    _full = 5_000
+
+    def __init__(
+        self,
+        group: str,
+        interval_s: float,
+        clock: Clock,
+        *,
+        assignments: Assignments,
+        complete_finished: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__()
+        self._group = group
+        self._interval_s = interval_s
+        self._clock = clock
+        self._assignments = assignments
+        self._complete_finished = complete_finished
+        self._fail = fail
+        self._runner: TransactionRunner
+        # Guards what wakes the thread, and moves from the queue to what is inside. Whoever appends to the queue does
+        # without: holders of lanes are many, and would stand in line for it (measured: half of the throughput).
+        self._lock = threading.Condition()
+        self._began_at = 0.0
+        # Until when a failure is not tried again.
+        self._again_at = 0.0
+        self._is_expedited = False
+        self._stopped = False
+        #: Whether its thread has ended: then nothing is sent any more.
+        self.has_ended = False
+        # The group's metadata, of the generation in which positions are committed.
+        self._metadata: Any = None
+        #: Whether a transaction failed, so that the metadata may be of a generation that is over.
+        self.wants_metadata = False
+        #: Whether one failed for want of a right. Taken back by the poll thread.
+        self.lacks_right = False
+        # When a failure was logged last, by its kind.
+        self._logged_at: dict[object, float] = {}
+        # What the transaction under way has, or the one in doubt. Others read the reference.
+        self._inside: list[Submission] = []
+        self._doubt: Transaction | None = None
+        # When the group's offsets did not have the one in doubt, for the first time.
+        self._denied_at: float | None = None
+        # Characters of an offset map, at most.
+        self._map_chars = MAX_METADATA_CHARS
+        # Submissions of a transaction, at most, and the one that was alone in the last, which took too long.
+        self._most = _MOST_MESSAGES
+        self._slow: Submission | None = None
+        # Topics that did not answer, each with the time until which nothing is written there.
+        self._silent: dict[str, float] = {}
+        # Whether the transaction under way is one submission for such a topic.
+        self._is_trial = False
+        self._thread = threading.Thread(target=self._main, name=f"penstock-outbox-{group}", daemon=True)
+        #: Transactions that were committed.
+        self.transactions = 0
+
+    def connect(self, cluster: Cluster, config: Mapping[str, Any], *, at_once: bool) -> None:  # noqa: ARG002 - its thread connects
+        """As `Outbox` says."""
+        self._runner = TransactionRunner(self._thread.name, self._group, cluster, config)
+
+    def start(self) -> None:
+        """Start the thread. Who steps the engine calls `transact` instead, whenever `due_at` has come."""
+        self._thread.start()
+
+    # Other threads
+
+    def expedite(self) -> None:
+        """Begin the next transaction at once. Any thread."""
+        # Read without the lock, which many would stand in line for: who misses it by a moment waits for the interval.
+        if self._is_expedited:
+            return
+        with self._lock:
+            self._is_expedited = True
+            self._lock.notify()
+
+    @property
+    def waiting(self) -> int:
+        """As `Outbox` says."""
+        with self._lock:
+            return len(self._queue) + len(self._inside)
+
+    def submissions(self) -> list[Submission]:
+        """As `Outbox` says; none where the thread has ended, for nothing is to be waited for then."""
+        with self._lock:
+            return [] if self.has_ended else [*self._inside, *self._queue.copy()]
+
+    def flush(self, timeout: float) -> None:
+        """As `Outbox` says."""
+        self.expedite()
+        end = self._clock.monotonic() + timeout
+        while self._thread.is_alive() and self.waiting and self._clock.monotonic() < end:
+            self._clock.sleep(_LOOK_S)
+
+    def close(self, timeout: float) -> None:
+        """As `Outbox` says."""
+        with self._lock:
+            self._stopped = True
+            self._lock.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def set_metadata(self, metadata: Any) -> None:
+        """Take the group's metadata. By the poll thread, whenever the generation may have changed."""
+        self._metadata, self.wants_metadata = metadata, False
+
+    def changed(self, done: Mapping[Assignment, Places] = _NOTHING) -> dict[Assignment, CommitPoint]:
+        """Return what is to be committed once these places are done; only what the group does not have."""
+        self._complete_finished()
+        found = {}
+        for assignment in self._assignments.all():
+            if assignment.known:
+                point = assignment.tracker.commit_point(self._map_chars, with_done=done.get(assignment, {}))
+                if point != assignment.committed or not assignment.acknowledged:
+                    found[assignment] = point
+        return found
+
+    # The outbox's own thread
+
+    def _main(self) -> None:
+        try:
+            while self._wait():
+                self.transact()
+        except:  # noqa: E722 - see `raised`; the consumer must not go on without its outbox
+            self._fail(raised())
+        finally:
+            self.has_ended = True
+            self._runner.close()
+
+    def _wait(self) -> bool:
+        """Wait until a transaction is to begin; return False where nothing is left to do."""
+        with self._lock:
+            while (left := self.due_at - self._clock.monotonic()) > 0:
+                self._lock.wait(left)
+            return not self._stopped or bool(self._queue or self._inside)
+
+    @property
+    def due_at(self) -> float:
+        """When the next transaction begins, on the engine's clock."""
+        if self._stopped or self._is_expedited:
+            return self._again_at
+        return max(self._again_at, self._began_at + self._interval_s)
+
+    def transact(self) -> None:
+        """Run one transaction with what has come together."""
+        with self._lock:
+            self._is_expedited = False
+            self._began_at = self._clock.monotonic()
+        transaction: Transaction | None = None
+        try:
+            self._runner.require_open()
+            if not self._is_settled():
+                self._again_at = self._clock.monotonic() + SURE_S
+                return
+            # Read first: of a partition that goes away from here on, the group's generation is over then. The next one
+            # would let this member commit what is another's.
+            metadata = self._metadata
+            if metadata is None:
+                # The group has not given this member an id yet, or has taken it back.
+                self.wants_metadata, self._again_at = True, self._clock.monotonic() + _AGAIN_S
+                return
+            transaction = self._next()
+            if transaction.inside or transaction.positions:
+                self._runner.run(transaction, metadata, is_trial=self._is_trial)
+                self._note_committed(transaction)
+        except (*_FAILURES, KafkaException, BufferError) as error:
+            self._note_failed(transaction, error)
+
+    def _next(self) -> Transaction:
+        """Return the next transaction: what is first in the queue, may go, and has its offset in the positions."""
+        aside: list[Submission] = []
+        while True:
+            inside, kept = self._take(aside)
+            positions = self.changed(places := places_of(inside))
+            while without := without_room(inside, places, positions):
+                inside = [submission for submission in inside if submission not in without]
+                # In front of what was kept, which is behind it where both are of one lane.
+                kept = [*without, *kept]
+                positions = self.changed(places := places_of(inside))
+            aside += kept
+            # What has no room gets it from what is below it, which may stand behind it in the queue.
+            if inside or not kept:
+                self._put_back(aside, inside)
+                return Transaction(inside, places, positions)
+
+    def _take(self, aside: Sequence[Submission]) -> tuple[list[Submission], list[Submission]]:
+        """Take from the queue what may be in one transaction; and what is to be kept: for silent topics, or behind it.
+
+        What was put aside before stays so, with what is behind it.
+        """
+        inside: list[Submission] = []
+        gone: list[Submission] = []
+        kept: list[Submission] = []
+        held, keeps = Held(aside), bool(self._silent or aside)
+        now = self._clock.monotonic()
+        messages = size_bytes = 0
+        self._is_trial = False
+        with self._lock:
+            while self._queue and len(inside) < self._most and messages < _MOST_MESSAGES:
+                submission = self._queue[0]
+                until = self._silent_until(submission) if keeps else 0.0
+                is_kept = keeps and (until > now or submission in held)
+                # One of a topic that was silent is tried alone: it would fail all others.
+                if inside and not is_kept and (until or size_bytes + submission.size_bytes > _MOST_BYTES):
+                    break
+                self._queue.popleft()
+                if submission.assignment.is_gone:
+                    gone.append(submission)
+                elif is_kept:
+                    kept.append(submission)
+                    held.add(submission)
+                else:
+                    inside.append(submission)
+                    messages += len(submission.messages)
+                    size_bytes += submission.size_bytes
+                    if until:
+                        self._is_trial = True
+                        break
+            self._inside = [*aside, *inside, *kept]
+        for submission in gone:
+            submission.end(is_written=False)
+        return inside, kept
+
+    def _silent_until(self, submission: Submission) -> float:
+        """Return until when nothing is written to the topics of a submission; 0 where none of them is silent."""
+        return max(
+            (self._silent[message.topic] for message in submission.messages if message.topic in self._silent),
+            default=0.0,
+        )
+
+    def _put_back(self, submissions: Sequence[Submission], inside: list[Submission]) -> None:
+        """Put submissions back to where they were taken from; `inside` is what is left of the transaction."""
+        with self._lock:
+            self._queue.extendleft(reversed(submissions))
+            self._inside = inside
+
+    def _is_settled(self) -> bool:
+        """Find out whether the transaction in doubt was committed: its successor under the same id has ended it.
+
+        That it was not is believed when it is answered at once, and again some seconds later: a broker that stood still
+        tells what was, until it hears that another coordinates the group now. False: ask again.
+        """
+        if (doubt := self._doubt) is None:
+            return True
+        begun = self._clock.monotonic()
+        found = self._runner.committed(
+            [TopicPartition(position.topic, position.partition) for position in doubt.positions]
+        )
+        stands = {(partition.topic, partition.partition): partition for partition in found}
+        # A partition that is gone may have been moved on by its next owner.
+        ours = [
+            (stands.get((assignment.topic, assignment.partition)), sent)
+            for assignment, sent in doubt.positions.items()
+            if not assignment.is_gone and sent != assignment.committed
+        ]
+        for at, _ in ours:
+            if at is not None and at.error is not None:
+                # A partition without an answer is not known: it may have been committed.
+                raise KafkaException(at.error)
+        # It took effect whole or not at all.
+        if any(at is not None and (at.offset, at.metadata or "") == (sent.offset, sent.metadata) for at, sent in ours):
+            self._doubt = None
+            self._note_committed(doubt)
+            return True
+        now = self._clock.monotonic()
+        if ours and (self._denied_at is None or now - begun > _QUICK_S or now < self._denied_at + SURE_S):
+            self._denied_at = now if self._denied_at is None else self._denied_at
+            return False
+        self._doubt = None
+        self._put_back(doubt.inside, [])
+        return True
+
+    def _note_committed(self, transaction: Transaction) -> None:
+        for assignment, blocks in transaction.places.items():
+            for block, indexes in blocks.items():
+                assignment.tracker.complete(block, indexes)
+        for assignment, point in transaction.positions.items():
+            assignment.committed, assignment.acknowledged = point, True
+        self.transactions += 1
+        self._most, self._slow = min(2 * self._most, _MOST_MESSAGES), None
+        if self._silent:
+            for message in chain.from_iterable(submission.messages for submission in transaction.inside):
+                self._silent.pop(message.topic, None)
+        for submission in transaction.inside:
+            submission.end(is_written=True)
+        # Last: who waits for what is on its way must see the offsets done.
+        with self._lock:
+            self._inside = []
+
+    def _note_failed(self, transaction: Transaction | None, error: BaseException) -> None:
+        """Leave what was in it to be done again, without what the broker refused."""
+        if transaction is not None and isinstance(error, UnknownEndError) and error.is_committed:
+            self._note_committed(transaction)
+            self._runner.discard(abort=False)
+            _log.info("%s: its producer is replaced", error)
+            return
+        self._again_at = self._clock.monotonic() + _AGAIN_S
+        is_lost = isinstance(error, IdLostError)
+        if transaction is not None:
+            # What is left behind in its end may return, and be committed, until a successor has taken its id.
+            if isinstance(error, UnknownEndError | NotAnsweredError):
+                self._doubt, self._denied_at = transaction, None
+            else:
+                is_lost = self._judge(transaction.inside, error)
+        self._runner.discard(abort=self._doubt is None, is_lost=is_lost)
+        self.wants_metadata = True
+        if isinstance(error, KafkaException):
+            self.lacks_right = self.lacks_right or is_missing_right(error)
+        self._log_failure(error)
+
+    def _judge(self, inside: Sequence[Submission], error: BaseException) -> bool:
+        """Refuse what brokers find fault with, split where that is not known, and leave the rest to be done again.
+
+        Returns whether topics are silent: a broker may not be able to end the transaction there.
+        """
+        faults = self._runner.faults()
+        refused: dict[Submission, tuple[str, KafkaError]] = {}
+        for topic, why in faults.topics.items():
+            refused |= dict.fromkeys(_with_messages_for(topic, inside), (topic, why))
+        if not refused and faults.message is not None:
+            suspects = _with_messages_for(faults.message[0], inside)
+            if not self._split(inside, suspects):
+                refused = dict.fromkeys(suspects, faults.message)
+        elif inside and isinstance(error, TooSlowError) and not self._split(inside, inside):
+            refused = self._too_slow(inside[0])
+        for submission, refusal in refused.items():
+            submission.end(is_written=False, refusal=refusal)
+        # After: who waits for what is on its way must see the lanes woken.
+        self._put_back([submission for submission in inside if submission not in refused], [])
+        for topic in faults.silent:
+            if topic not in self._silent:
+                _log.warning("%s does not answer: what is for it waits, everything else goes on", topic)
+            self._silent[topic] = self._clock.monotonic() + _SILENT_S
+        return bool(faults.silent)
+
+    def _split(self, inside: Sequence[Submission], suspects: Sequence[Submission]) -> bool:
+        """Have half of it in the next transaction where several are to blame; return whether they are."""
+        if len(suspects) < 2:  # noqa: PLR2004 - several
+            return False
+        self._most, self._again_at = len(inside) // 2, 0.0
+        self.expedite()
+        return True
+
+    def _too_slow(self, submission: Submission) -> dict[Submission, tuple[str, KafkaError]]:
+        """Refuse a large one that was alone in a transaction, and was not delivered in its time for the second time."""
+        # Once may be by chance.
+        former, self._slow = self._slow, submission
+        if submission is not former or submission.size_bytes < _LARGE_BYTES:
+            return {}
+        self._slow = None
+        why = f"{submission.size_bytes} bytes are not delivered in the time of one Kafka transaction"
+        return {submission: (submission.messages[0].topic, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, why))}
+
+    def _log_failure(self, error: BaseException) -> None:
+        """Log why a transaction failed: the same one now and then only, for it is tried again at once."""
+        kind: object = type(error)
+        said: object = error
+        if isinstance(error, KafkaException):
+            kind, said = code_of(error), reason(error)
+        now = self._clock.monotonic()
+        level = logging.DEBUG
+        if now - self._logged_at.get(kind, -_LOG_AGAIN_S) >= _LOG_AGAIN_S:
+            routine = isinstance(error, KafkaException) and is_rebalancing(error)
+            self._logged_at[kind], level = now, logging.INFO if routine else logging.WARNING
+        _log.log(
+            level,
+            "a Kafka transaction of group %s was not committed: %s; %s",
+            self._group,
+            said,
+            "the group's offsets will tell" if self._doubt is not None else "it is done again from the results at hand",
+        )
+
+
+def _with_messages_for(topic: str, submissions: Sequence[Submission]) -> list[Submission]:
+    return [submission for submission in submissions if any(message.topic == topic for message in submission.messages)]

@@ -1,0 +1,356 @@
+"""Rules of the transactional outbox that simulated runs meet too seldom; `simulation` has all others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from penstock.clients.transactional.end_watch import UnknownEndError
+from penstock.clients.transactional.errors import GivenUpError, IdLostError
+from penstock.consumer import handler
+from penstock.consumer.assignments import Assignment, Assignments, Fetch, Item
+from penstock.consumer.handlers.results import Result
+from penstock.consumer.outbox.handler_results import HandlerResults, RefusedResults
+from penstock.consumer.outbox.outbox import Submission
+from penstock.consumer.outbox.transaction import Places, Transaction
+from penstock.consumer.outbox.transaction_runner import Faults, TooSlowError
+from penstock.consumer.outbox.transactional_outbox import TransactionalOutbox
+from penstock.offsets import MAX_METADATA_CHARS, CommitPoint
+from penstock.testing import TestClock
+
+
+class Runner:
+    """Stands in for a `TransactionRunner`: what is committed, and what is to go wrong, once each."""
+
+    def __init__(self) -> None:
+        self.committed_values: list[bytes | None] = []
+        self.positions: dict[tuple[str, int], CommitPoint] = {}
+        self.generations: list[object] = []
+        self.errors: list[Exception] = []
+        #: Values that are refused, that take too long together with others or alone, and topics that do not answer.
+        self.refused: set[bytes] = set()
+        self.slow: set[bytes] = set()
+        self.silent: set[str] = set()
+        #: The values of each transaction that was tried, whether it was committed or not.
+        self.tried: list[list[bytes | None]] = []
+        self.lost_ids = 0
+        self._faults = Faults()
+        #: Whether a transaction takes effect whose end is not known.
+        self.takes_effect = True
+        self.require_open = lambda: None
+
+    def discard(self, *, is_lost: bool = False, **_: bool) -> None:
+        self.lost_ids += is_lost
+
+    def run(self, transaction: Transaction, metadata: object, **_: bool) -> None:
+        self.generations.append(metadata)
+        messages = [message for one in transaction.inside for message in one.messages]
+        self.tried.append([message.value for message in messages])
+        fault = self.errors.pop() if self.errors else self._found(messages)
+        if fault is None or (isinstance(fault, UnknownEndError) and self.takes_effect):
+            self.committed_values += [message.value for message in messages]
+            self.positions.update(((one.topic, one.partition), at) for one, at in transaction.positions.items())
+        if fault is not None:
+            raise fault
+
+    def _found(self, messages: list[Result]) -> Exception | None:
+        self._faults = Faults(silent={message.topic for message in messages} & self.silent)
+        values = {message.value for message in messages}
+        if values & self.refused:
+            self._faults = Faults(message=("out", KafkaError(KafkaError.INVALID_RECORD)))
+        if values & self.slow:
+            return TooSlowError("it takes too long")
+        return BufferError("a topic says no, or nothing") if self._faults else None
+
+    def faults(self) -> Faults:
+        return self._faults
+
+    def committed(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        known = [(one, self.positions.get((one.topic, one.partition))) for one in partitions]
+        return [
+            TopicPartition(one.topic, one.partition, at.offset, metadata=at.metadata)
+            for one, at in known
+            if at is not None
+        ]
+
+
+class Stepped:
+    """A publisher whose transactions are run by hand, and one partition."""
+
+    def __init__(self) -> None:
+        self.runner, self.clock = Runner(), TestClock()
+        self.assignment = Assignment("in", 0, cast("Any", SimpleNamespace(handler=handler(print))), start=0)
+        self.others: dict[Assignment, CommitPoint] = {}
+        self.outbox = TransactionalOutbox(
+            "g", 0.0, self.clock, assignments=Assignments(), complete_finished=lambda: None, fail=pytest.fail
+        )
+        self.outbox._runner = cast("Any", self.runner)
+        self.outbox.changed = self.changed  # type: ignore[method-assign] # what would be committed of one partition
+        self.outbox.set_metadata("generation")
+        self.woken: list[RefusedResults] = []
+        self.results = HandlerResults(self.outbox, lambda _lane, refused: self.woken.append(refused))
+        self.map_chars = MAX_METADATA_CHARS
+        self._next = 0
+
+    def changed(self, done: Mapping[Assignment, Places]) -> dict[Assignment, CommitPoint]:
+        point = self.assignment.tracker.commit_point(self.map_chars, with_done=done.get(self.assignment, {}))
+        mine = {} if point == self.assignment.committed else {self.assignment: point}
+        return {one: at for one, at in (mine | self.others).items() if not one.is_gone}
+
+    def take_in(self) -> Item:
+        block = self.assignment.tracker.register([self._next], 1)
+        self._next += 1
+        return Fetch(self.assignment, block, 0.0), 0, cast("Any", None)
+
+    def submit(self, value: bytes, item: Item | None = None, *, topic: str = "out", lane: Any = "a lane") -> None:
+        self.results.submit(lane, (item or self.take_in(),), [Result(topic, value, b"k", [], -1)])
+
+    def give_up(self, value: bytes, item: Item) -> None:
+        self.outbox.submit((item,), [Result("dlq", value, b"k", [], -1)], lambda _: None)
+
+    def transact(self, times: int = 5) -> None:
+        for _ in range(times):
+            self.outbox.transact()
+            self.clock.advance(1)
+
+
+def test_positions_go_with_the_generation_that_was_the_groups_before_they_were_gathered() -> None:
+    stepped = Stepped()
+
+    def changed_in_a_rebalance(with_done: Mapping[Assignment, Places]) -> dict[Assignment, CommitPoint]:
+        found = stepped.changed(with_done)
+        # By now their partition may be another member's, who is in this generation, too.
+        stepped.outbox.set_metadata("next generation")
+        return found
+
+    stepped.outbox.changed = changed_in_a_rebalance  # type: ignore[method-assign] # as above
+    stepped.submit(b"1")
+    stepped.transact(1)
+
+    assert stepped.runner.generations == ["generation"]
+
+
+@pytest.mark.parametrize("was_committed", [True, False])
+def test_a_doubt_is_settled_by_the_partitions_that_are_left(was_committed: bool) -> None:
+    stepped = Stepped()
+    other = Assignment("in", 1, stepped.assignment.route, start=0)
+    stepped.others = {other: CommitPoint(3, "")}
+    stepped.runner.takes_effect = was_committed
+    stepped.runner.errors = [UnknownEndError("no answer")]
+    stepped.submit(b"1")
+    stepped.transact(1)
+    # Its next owner has gone on, or has come to the same place by itself.
+    other.is_gone = True
+    stepped.runner.positions["in", 1] = CommitPoint(9 if was_committed else 3, "")
+
+    stepped.transact()
+
+    assert stepped.runner.committed_values == [b"1"]
+    assert stepped.runner.positions["in", 0].offset == 1
+    assert stepped.results.handled == 1
+
+
+def test_a_broker_that_tells_what_was_is_not_believed_before_results_are_written_again() -> None:
+    stepped = Stepped()
+    stepped.runner.errors = [UnknownEndError("no answer")]
+    stepped.submit(b"1")
+    stepped.transact(1)
+    tells = stepped.runner.committed
+    # It stood still, and does not know yet that another one coordinates the group.
+    stepped.runner.committed = lambda _: [TopicPartition("in", 0, 0, metadata="")]  # type: ignore[method-assign] # a fault
+    stepped.transact(2)
+    stepped.runner.committed = tells  # type: ignore[method-assign] # mended
+
+    stepped.transact()
+
+    assert stepped.runner.committed_values == [b"1"]
+    assert stepped.results.handled == 1
+
+
+@pytest.mark.parametrize(
+    "known",
+    [UnknownEndError("its end was sent more than once", is_committed=True), GivenUpError("its end had not begun")],
+)
+def test_nobody_is_asked_about_a_transaction_of_which_it_is_known_how_it_ends(known: Exception) -> None:
+    stepped = Stepped()
+    stepped.runner.committed = lambda _: pytest.fail("asked")  # type: ignore[method-assign] # as it says
+    stepped.runner.takes_effect = isinstance(known, UnknownEndError)
+    stepped.runner.errors = [known]
+    stepped.submit(b"1")
+
+    stepped.transact()
+
+    assert stepped.runner.committed_values == [b"1"]
+    assert (stepped.outbox.waiting, stepped.results.handled) == (0, 1)
+
+
+def test_a_doubt_about_a_partition_that_is_gone_is_dropped_with_its_results() -> None:
+    stepped = Stepped()
+    stepped.runner.errors = [UnknownEndError("no answer")]
+    stepped.submit(b"1")
+    stepped.transact(1)
+    stepped.assignment.active, stepped.assignment.is_gone = False, True
+    # Moved on by its next owner.
+    stepped.runner.positions["in", 0] = CommitPoint(9, "")
+
+    stepped.transact()
+
+    assert stepped.runner.committed_values == [b"1"]
+    assert (stepped.outbox.waiting, stepped.results.handled) == (0, 0)
+
+
+def test_a_right_that_is_missing_is_passed_on_and_the_same_failure_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stepped = Stepped()
+    stepped.runner.errors = [KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)) for _ in range(3)]
+    # Routine in a rebalance: no warning.
+    stepped.runner.errors += [KafkaException(KafkaError(KafkaError.ILLEGAL_GENERATION))]
+    stepped.submit(b"1")
+
+    stepped.transact(5)
+
+    assert stepped.runner.committed_values == [b"1"]
+    assert stepped.outbox.lacks_right
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
+@pytest.mark.parametrize("most", [1, 100])
+@pytest.mark.parametrize("kind", ["results", "dead letters"])
+def test_what_the_offset_map_has_no_room_for_waits_and_holds_back_nothing_that_gives_it_room(
+    kind: str, most: int
+) -> None:
+    stepped = Stepped()
+    stepped.outbox._most = most
+    stepped.map_chars = 0
+    # The second is of the first one's key, and is handled after it; the third, of another, was quicker than both.
+    first, second, third = (stepped.take_in() for _ in range(3))
+    put = stepped.submit if kind == "results" else stepped.give_up
+    put(b"third", third)
+    stepped.transact(1)
+    alone = list(stepped.runner.committed_values)
+    put(b"first", first)
+    stepped.transact(1)
+    room_for_one = list(stepped.runner.committed_values)
+    put(b"second", second)
+
+    stepped.transact()
+
+    assert (alone, room_for_one) == ([], [b"first"])
+    assert stepped.runner.committed_values == [b"first", b"third", b"second"]
+    assert (stepped.outbox.waiting, stepped.runner.positions["in", 0].offset) == (0, 3)
+
+
+def test_what_a_topic_refuses_is_found_by_halves_and_fails_its_message_alone() -> None:
+    stepped = Stepped()
+    stepped.runner.refused = {b"5"}
+    for number in range(8):
+        stepped.submit(b"%d" % number)
+
+    stepped.transact(12)
+
+    assert stepped.runner.committed_values == [b"%d" % number for number in range(8) if number != 5]
+    assert [str(refused.item[1]) for refused in stepped.woken] == ["0"]
+    assert (stepped.outbox.waiting, stepped.results.handled) == (0, 7)
+
+
+def test_a_transaction_that_takes_too_long_is_split_until_it_does_not() -> None:
+    stepped = Stepped()
+    values = [b"%d" % number for number in range(8)]
+    for value in values:
+        stepped.submit(value)
+    run = stepped.runner.run
+    stepped.runner.run = lambda transaction, metadata, **more: (  # type: ignore[method-assign] # slow brokers
+        setattr(stepped.runner, "slow", set(values) if len(transaction.inside) > 2 else set()),
+        run(transaction, metadata, **more),
+    )
+
+    stepped.transact(12)
+
+    assert [len(tried) for tried in stepped.runner.tried[:3]] == [8, 4, 2]
+    assert stepped.runner.committed_values == values
+    assert stepped.woken == []
+
+
+@pytest.mark.parametrize(("size", "is_refused"), [(10, False), (2 << 20, True)])
+def test_only_a_large_one_that_is_too_slow_alone_and_again_fails_its_message(size: int, is_refused: bool) -> None:
+    stepped = Stepped()
+    large = b"x" * size
+    stepped.runner.slow = {large}
+    stepped.submit(large)
+    stepped.transact(1)
+    once = list(stepped.woken)
+
+    stepped.transact(2)
+
+    assert once == []
+    assert bool(stepped.woken) == is_refused
+    if is_refused:
+        assert "bytes are not delivered in the time of one Kafka transaction" in str(stepped.woken[0].error)
+
+
+def test_a_transaction_is_bounded_by_bytes() -> None:
+    stepped = Stepped()
+    for number in range(3):
+        stepped.submit(b"%d" % number * (20 << 20))
+
+    stepped.transact(3)
+
+    assert [len(tried) for tried in stepped.runner.tried] == [1, 1, 1]
+
+
+def test_a_topic_that_does_not_answer_waits_with_what_is_behind_it_and_all_else_goes_on() -> None:
+    stepped = Stepped()
+    stepped.runner.silent = {"away"}
+    stepped.submit(b"1", topic="away", lane="lane 1")
+    stepped.submit(b"2", lane="lane 2")
+    stepped.submit(b"3", lane="lane 1")
+    stepped.transact(3)
+    while_away = list(stepped.runner.committed_values)
+    # Tried alone now and then.
+    stepped.clock.advance(6)
+    stepped.submit(b"4", lane="lane 2")
+    stepped.transact(2)
+    stepped.runner.silent = set()
+    stepped.clock.advance(6)
+
+    stepped.transact(2)
+
+    assert while_away == [b"2"]
+    assert stepped.runner.tried[2] == [b"1"]
+    assert stepped.runner.committed_values == [b"2", b"4", b"1", b"3"]
+    # The broker may not be able to end what was open there.
+    assert stepped.runner.lost_ids == 2
+    assert (stepped.woken, stepped.outbox.waiting) == ([], 0)
+
+
+def test_an_id_that_the_broker_cannot_free_is_left_for_another() -> None:
+    stepped = Stepped()
+    stepped.submit(b"1")
+    open_id = stepped.runner.require_open
+
+    def lost() -> None:
+        stepped.runner.require_open = open_id
+        raise IdLostError("the broker cannot end a transaction of it")
+
+    stepped.runner.require_open = lost
+    stepped.transact(2)
+
+    assert (stepped.runner.lost_ids, stepped.runner.committed_values) == (1, [b"1"])
+
+
+def test_nothing_is_judged_for_a_partition_that_is_gone() -> None:
+    stepped = Stepped()
+    ended: list[Submission] = []
+    stepped.outbox.submit((stepped.take_in(),), [Result("out", b"refused", b"k", [], -1)], ended.append)
+    stepped.runner.refused = {b"refused"}
+    stepped.assignment.active = False
+
+    stepped.transact(1)
+
+    assert [(one.is_written, one.refusal) for one in ended] == [(False, None)]
