@@ -31,7 +31,7 @@ def echo(message: Message) -> penstock.Outgoing:
 
 @pytest.mark.parametrize("value", [b"good", b"bad"], ids=["a result", "a dead letter"])
 def test_what_handlers_finish_in_a_revocation_is_written_and_committed(value: bytes) -> None:
-    broker, handling = TestBroker(0), handler(echo, retry_policy=ONCE, on_failure="dead_letter")
+    broker, handling = TestBroker(0), handler(echo, retry=ONCE, on_failure="dead_letter")
     for topic in ("out", "dlq.in"):
         broker.create_topic(topic, 1)
 
@@ -68,7 +68,7 @@ def test_nothing_is_judged_for_a_partition_that_is_gone_and_its_key_goes_on_when
             stepped.revoke("t")
             raise ValueError("no good")
 
-    stepped = SteppedEngine({"t": handler(function, retry_policy=retry(attempts=1), on_failure=on_failure)})
+    stepped = SteppedEngine({"t": handler(function, retry=retry(attempts=1), on_failure=on_failure)})
     stepped.feed("t", (b"k", b"bad"))
     stepped.serve()
     stepped.send_out()
