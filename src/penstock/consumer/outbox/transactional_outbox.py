@@ -404,8 +404,8 @@ class TransactionalOutbox(Outbox):
                 refused = dict.fromkeys(suspects, faults.message)
         elif inside and isinstance(error, TooSlowError) and not self._split(inside, inside):
             refused = self._too_slow(inside[0])
-        for submission, why in refused.items():
-            submission.end(is_written=False, refusal=why)
+        for submission, refusal in refused.items():
+            submission.end(is_written=False, refusal=refusal)
         # After: who waits for what is on its way must see the lanes woken.
         self._put_back([submission for submission in inside if submission not in refused], [])
         for topic in faults.silent:
