@@ -6,13 +6,14 @@ flight of its topic needs it, and so does the topic when it comes back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.clients.cluster import Clock
 from penstock.consumer.handlers.context import ContextFactory
-from penstock.consumer.handlers.environment.middleware import MiddlewareSpec, wrap
+from penstock.consumer.handlers.environment.middleware import MiddlewareSpec, cancelled_after, wrap
 from penstock.consumer.handlers.handler import Handler, Kind, SpaceNumbers, ordering_of
 from penstock.consumer.handlers.options.rate_limits import TokenBucket
 from penstock.consumer.handlers.results import ResultMaker, with_results
@@ -40,6 +41,7 @@ class Routes(Mapping[str, Route]):
         middlewares: Sequence[MiddlewareSpec],
         contexts: ContextFactory,
         telemetry: ConsumerTelemetry | None,
+        time_limit: float | None = None,
     ) -> None:
         self._group = group
         self._clock = clock
@@ -47,6 +49,8 @@ class Routes(Mapping[str, Route]):
         self._middlewares = middlewares
         self._contexts = contexts
         self._telemetry = telemetry
+        # Of handlers that state none.
+        self._time_limit = time_limit
         self._spaces: SpaceNumbers = {}
         self._by_topic: Mapping[str, Route] = {}
         #: The handlers of the topics that are consumed, without retry topics.
@@ -110,9 +114,14 @@ class Routes(Mapping[str, Route]):
     def _route(self, handler: Handler) -> Route:
         ordering = ordering_of(handler, self._lanes, self._spaces, batches=True)
         maker = ResultMaker.of(handler)
-        invoke = self._traced(handler, wrap(handler, self._middlewares, self._contexts), maker)
+        invoke = wrap(handler, self._middlewares, self._contexts)
+        limit = self._time_limit if handler.time_limit is None else handler.time_limit
+        limit = None if limit == math.inf else limit
+        if limit is not None and handler.kind is Kind.TASK:
+            invoke = cancelled_after(limit, handler.name, invoke)
+        invoke = self._traced(handler, invoke, maker)
         shares = next(iter(self.of_handler(handler)), None)
-        route = Route(handler, ordering, invoke, results_by=maker, shares=shares)
+        route = Route(handler, ordering, invoke, results_by=maker, time_limit=limit, shares=shares)
         if shares is None:
             self.token_buckets.append(route.token_bucket)
         return route
@@ -123,6 +132,7 @@ class Routes(Mapping[str, Route]):
             shares.handler,
             shares.ordering,
             shares.invoke,
+            time_limit=shares.time_limit,
             source=topic,
             shares=shares,
             not_before=partial(self._due_at, headers),

@@ -31,6 +31,7 @@ OPTIONS: Final[Mapping[str, type]] = {
     "stop_timeout": float,
     "revoke_timeout": float,
     "stall_after": float,
+    "time_limit": float,
     "exactly_once": bool,
     "transaction_interval": float,
     "exception_texts": bool,

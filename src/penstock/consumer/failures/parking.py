@@ -25,7 +25,7 @@ from penstock.consumer.handlers.results import ResultError
 from penstock.consumer.handlers.route import Failed, Route
 from penstock.consumer.message_sizes import size_in_bytes
 from penstock.consumer.publishing.result_publisher import RefusedResults
-from penstock.errors import GivenUpError, PenstockError, class_name
+from penstock.errors import GivenUpError, HandlerTimeLimitError, PenstockError, class_name
 from penstock.message import position_of
 from penstock.routing import KeyState
 
@@ -119,8 +119,18 @@ class Parking:
 
     def append(self, lane: ConsumerLane, key: Hashable, item: Item) -> None:
         """Let a message of a parked key wait behind its head."""
-        lane.parked[key].waiting.append(item)
+        parked = lane.parked[key]
+        parked.waiting.append(item)
         item[0].assignment.tracker.park(1, size_in_bytes(item[2]))
+        if self.give_ups or parked.is_blocked:
+            # It may be asked for already, or be the message of the call that blocks it, once more.
+            lane.due.append(key)
+
+    @staticmethod
+    def release(lane: ConsumerLane, key: Hashable) -> None:
+        """Park a key no more behind which nothing waits, unless a call for it goes on."""
+        if not lane.parked[key].is_blocked:
+            del lane.parked[key]
 
     def next_head(self, parked: ConsumerParked, slot: ExecutionSlot) -> None:
         """Go on to the message behind a head that is done with."""
@@ -182,9 +192,13 @@ class Parking:
         fetch, _, record = parked.waiting[0]
         error, route = failure.error, fetch.assignment.route
         handler = route.handler
-        slot.failed += 1
-        parked.attempts += 1
-        parked.failed_with = class_name(error)
+        self._note_failure(lane, key, parked, failure, slot)
+        if not fetch.assignment.active:
+            # Its next owner handles it, and judges.
+            lane.due.append(key)
+            return
+        if self.give_ups and self.give_up_if_asked(lane, key, parked):
+            return
         if isinstance(error, ResultError) and not failure.permanent:
             failure = Failed(error, permanent=True)
         now = self._now()
@@ -223,6 +237,21 @@ class Parking:
             lane.due.append(key)
             return
         self._give_up(lane, key, parked, failure, slot)
+
+    def _note_failure(
+        self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot
+    ) -> None:
+        """Count a failure; where its call goes on, have the key wait for that."""
+        slot.failed += 1
+        parked.attempts += 1
+        parked.failed_with = class_name(failure.error)
+        limit = parked.waiting[0][0].assignment.route.time_limit
+        if isinstance(failure.error, HandlerTimeLimitError) and limit is not None:
+            slot.over_time_limit += 1
+            parked.over_time_limit += 1
+        if failure.call is not None:
+            parked.call = failure.call
+            failure.call.ended.add_done_callback(lambda _: self._wake_key(lane, key))
 
     def _give_up(
         self, lane: ConsumerLane, key: Hashable, parked: ConsumerParked, failure: Failed, slot: ExecutionSlot

@@ -74,6 +74,7 @@ class Handler:
     rate: float | None
     key_rate: float | None
     deferred_timeout: float | None
+    time_limit: float | None
 
     @property
     def name(self) -> str:
@@ -116,6 +117,8 @@ def handler(
     warn_without_keys(name_of(function), order, about_keys)
     check_batch(options["batch"], options["linger"], options["deferred_timeout"])
     check_rates(order, options["rate"], options["key_rate"])
+    if options["time_limit"] is not None:
+        check.positive("time_limit", options["time_limit"])
     fate, written_to, letter_format = _on_failure(options)
     return Handler(
         function=collected(function),
@@ -139,6 +142,7 @@ def handler(
         rate=options["rate"],
         key_rate=options["key_rate"],
         deferred_timeout=options["deferred_timeout"],
+        time_limit=options["time_limit"],
     )
 
 

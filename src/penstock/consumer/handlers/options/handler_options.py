@@ -55,6 +55,7 @@ class HandlerOptions(TypedDict, total=False):
     rate: float | None
     key_rate: float | None
     deferred_timeout: float | None
+    time_limit: float | None
 
 
 #: What counts for an option that is left out.
@@ -77,4 +78,5 @@ DEFAULTS: Final = HandlerOptions(
     rate=None,
     key_rate=None,
     deferred_timeout=None,
+    time_limit=None,
 )
