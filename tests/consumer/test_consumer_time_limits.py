@@ -252,6 +252,29 @@ def on_threads(
         consumer._executor.stop(0)
 
 
+def test_a_thread_is_interrupted_in_the_middle_of_a_slice_and_goes_on_with_the_next_message() -> None:
+    done: list[bytes | None] = []
+
+    def handle(message: Message) -> None:
+        if message.value == b"hangs" and message.attempt == 0:
+            waits_in_python(message)
+        done.append(message.value)
+
+    options = {"time_limit": LIMIT_S, "retry": retry(2, wait=wait_none()), "workers": 1, "lanes_per_worker": 1}
+    with on_threads(handle, **options) as (consumer, until, broker):
+        values = [b"%d" % number for number in range(20)]
+        for value in [*values[:10], b"hangs", *values[10:]]:
+            broker.produce("t", value, key=b"k")
+        until(lambda: len(done) == 10)
+        for seconds in (0, LIMIT_S):
+            broker.advance(seconds)
+            until(lambda: True)
+        until(lambda: len(done) == 21)
+
+        assert done == [*values[:10], b"hangs", *values[10:]]
+        assert (consumer.statistics().over_time_limit, consumer.statistics().failed) == (1, 1)
+
+
 def hang_over(until: Any, broker: TestBroker, hangs: Callable[[], bool]) -> None:
     """Let a handler hang for so long that its thread is left behind."""
     until(hangs)
